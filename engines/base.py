@@ -1,0 +1,108 @@
+"""The engine contract: spans of tokens in, logits out.
+
+An engine extends slots of a KV cache by spans of tokens. It knows nothing of requests, drafts, sampling or sockets;
+prefill, decode and verify are one operation, told apart only by their shapes. Pure: standard library and numpy.
+
+Invariants every engine keeps (held by ``tests/engines/contract.py``):
+
+* I1  The logits of a span depend only on the tokens of that slot up to that position: on no other row, no padding and
+  no token beyond ``start`` left there by an earlier, longer extend (truncation moves no data).
+* I2  Where ``Engine.is_row_invariant`` is true, they are the same bits whatever the batch, the span length and the
+  cache capacity were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+class SpeculativeError(Exception):
+    """Base of every error of this project; never raised itself."""
+
+
+class BundleError(SpeculativeError):
+    """A bundle or checkpoint does not fit its manifest; raised at load only."""
+
+
+class EngineError(SpeculativeError):
+    """A backend failed inside a step; chained from the library's own error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What an engine can hold and run.
+
+    Attributes:
+        max_batch: slots.
+        max_context: tokens of one slot that may ever be valid.
+        max_extend: tokens of one span at most.
+        vocab_size: width V of a row of logits.
+    """
+
+    max_batch: int
+    max_context: int
+    max_extend: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Tokens to append to one slot.
+
+    Attributes:
+        slot: row of the KV cache.
+        start: tokens of the slot that stay valid; the span's keys and values are written from there on, so a start
+            below what was computed before truncates the slot.
+        tokens: ids to feed; empty for a live row that takes no part in this extend.
+        num_logits: the logits of the span's last ``num_logits`` tokens are wanted, 0..len(tokens).
+    """
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    num_logits: int
+
+
+class Engine(Protocol):
+    """One loaded model with its KV cache. Not thread-safe: one thread owns it."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities of this engine."""
+        ...
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether this backend promises I2."""
+        ...
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """Append spans to consecutive slots and return the wanted logits.
+
+        Args:
+            spans: one per slot of a contiguous range, ascending; rows that take no part pass an empty span.
+
+        Returns:
+            [B, R, V] float32 on the engine's device, valid until the next extend of this engine; entry (b, j) for
+            j < spans[b].num_logits follows the (num_logits - j)-th last token of the span, later columns are padding.
+
+        Raises:
+            EngineError: the backend failed; the caches of the given slots are then undefined.
+        """
+        ...
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copy the first ``length`` cached tokens of one slot over another."""
+        ...
+
+    def close(self) -> None:
+        """Free the device's memory; the engine is unusable afterwards."""
+        ...

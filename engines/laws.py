@@ -1,0 +1,147 @@
+"""The sampler contract: which law a token is drawn from, and what a verification answers.
+
+Pure value types and one protocol. The numpy oracle in ``runtime.core`` and every device sampler implement the same
+laws; nothing here draws a random number or knows an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from engines.base import FloatArray, IntArray
+
+
+class ExactnessMode(StrEnum):
+    """How a draft token is judged.
+
+    MAX_ACCEPT: ratio test with residual for sampled drafts, sample and match for point masses; the target's law.
+    SEED_STABLE: draft and target share Gumbel noise keyed by (seed, position, token); the very tokens of plain seeded
+        sampling, for any drafter.
+    LENIENT: Leviathan et al. 2023, appendix A.5; not exact, no token above p / lenience.
+    """
+
+    MAX_ACCEPT = "max_accept"
+    SEED_STABLE = "seed_stable"
+    LENIENT = "lenient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingLaw:
+    """Everything that turns a row of logits into the law of the next token.
+
+    Applied in this order: allowed ids and bad words, logit bias, repetition penalty (prompt and output), presence and
+    frequency penalties (output only), min_tokens ban of ``end_token_ids``; temperature; top-k (exactly k, ties by lower
+    id; 0 or >= V is off); top-p (kept while the mass before is < top_p); min-p relative to the row's maximum;
+    renormalise. Temperature 0 is greedy: all mass on the lowest id of the greatest logit.
+
+    Attributes:
+        bad_words: token sequences; the last token is banned wherever the ones before it have just been produced.
+        min_tokens: ``end_token_ids`` are banned until this many output tokens exist.
+        end_token_ids: EOS (unless ignored) and stop ids.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the law is a point mass on the greatest logit."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRow:
+    """One row to draw for or to judge.
+
+    The token after ``history + draft_tokens[:i]`` has position ``len(history) + i``; the round started at
+    ``len(history)``.
+
+    Attributes:
+        index: row b of the logits [B, R, V] passed along.
+        slot: key under which proposed probability rows are kept until judged.
+        seed: 64-bit seed of the request.
+        history: [n] int64, prompt and committed output.
+        num_prompt: leading tokens of ``history`` that are prompt.
+        draft_tokens: drafted so far this round (propose), or the whole draft (judge).
+        is_sampled_draft: judge only; whether the draft's probability rows were kept by ``propose``. False for point
+            masses (retrieval, greedy drafts).
+        num_logprobs: top entries wanted beside each emitted token's logprob; None for no logprobs.
+    """
+
+    index: int
+    slot: int
+    law: SamplingLaw
+    mode: ExactnessMode
+    lenience: float
+    seed: int
+    history: IntArray
+    num_prompt: int
+    draft_tokens: tuple[int, ...] = ()
+    is_sampled_draft: bool = False
+    num_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities under the target's unadjusted softmax (temperature 1, no processors), natural logarithm."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one verification yields for one row.
+
+    Attributes:
+        num_accepted: leading draft tokens kept, 0..gamma.
+        next_token: recovered (num_accepted < gamma) or bonus token; None when the row's logits were not finite, in
+            which case nothing may be emitted.
+        overlaps: sum of min(p, q) at each position reached, where probability rows exist; else empty.
+        num_fallbacks: residuals of (numerically) zero mass replaced by p.
+        logprobs: one per emitted token (num_accepted + 1), or empty.
+    """
+
+    num_accepted: int
+    next_token: int | None
+    overlaps: tuple[float, ...] = ()
+    num_fallbacks: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class Sampler(Protocol):
+    """Draws and judges on the engine's device; only integers (and asked-for logprobs) reach the host."""
+
+    def propose(
+        self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
+    ) -> list[int]:
+        """Draw one draft token per row and keep its law for ``judge`` where the mode needs it.
+
+        Args:
+            logits: [B, R, V_draft] float32 of the draft model; column 0 of each row is used.
+            rows: rows to draw for; ``len(draft_tokens)`` is the draft position.
+            vocab_size: the target's V; ids at or beyond it are never proposed.
+        """
+        ...
+
+    def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
+        """Judge whole drafts; a row without draft tokens is plain decoding.
+
+        Args:
+            logits: [B, R, V] float32 of the target; columns 0..gamma of a row follow the last committed token and each
+                draft token.
+        """
+        ...

@@ -1,0 +1,148 @@
+"""What a request asks for and what it is told: the values that cross the border between service and worker.
+
+Pure values; validation against the bundle's limits is in ``runtime.core.validate``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engines.laws import ExactnessMode, SamplingLaw, TokenLogprobs
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended well."""
+
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+
+
+class Provenance(StrEnum):
+    """Where an emitted token came from."""
+
+    ACCEPTED = "accepted"
+    RECOVERED = "recovered"
+    BONUS = "bonus"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationParams:
+    """How a request is drafted for.
+
+    Attributes:
+        drafter: registry name ("model", "lookup", "none"); None takes the server's default.
+        gamma: draft tokens per step; None takes the server's default; 0 is plain decoding.
+        lenience: l of the lenient mode, in (0, 1].
+    """
+
+    is_enabled: bool = True
+    drafter: str | None = None
+    gamma: int | None = None
+    mode: ExactnessMode = ExactnessMode.MAX_ACCEPT
+    lenience: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSpec:
+    """A validated request.
+
+    Attributes:
+        internal_id: unique in the process; ``request_id`` is the caller's name for it.
+        deadline_s: time on the worker's monotonic clock after which the request ends, or None.
+        law: ``end_token_ids`` already holds EOS (unless ignored) and the stop ids.
+        skip_special_tokens: whether the text leaves special tokens out.
+    """
+
+    internal_id: str
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    law: SamplingLaw
+    seed: int
+    max_tokens: int
+    stop_strings: tuple[str, ...] = ()
+    include_stop: bool = False
+    num_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmittedToken:
+    """One token of the answer."""
+
+    token: int
+    provenance: Provenance
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    """One target pass of a request, for ``--trace``: what was drafted and how it was judged."""
+
+    draft_tokens: tuple[int, ...]
+    num_accepted: int
+    next_token: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationReport:
+    """Acceptance figures of one request.
+
+    Attributes:
+        alpha_hat: accepted / trials reached, an estimate of the paper's alpha; None without trials.
+        draft_utilization: accepted / drafted (not alpha); None without drafts.
+        tokens_per_step: mean emitted tokens per target pass.
+        accepted_by_position: entry i counts rounds whose draft token i was accepted.
+        drafted_by_position: entry i counts rounds that drafted at least i + 1 tokens.
+        off_reason: why speculation was off or degraded for (part of) the request; None when it was on throughout.
+    """
+
+    is_on: bool
+    off_reason: str | None
+    drafter: str
+    mode: ExactnessMode
+    lenience: float
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+    alpha_hat: float | None
+    draft_utilization: float | None
+    tokens_per_step: float | None
+    accepted_by_position: tuple[int, ...]
+    drafted_by_position: tuple[int, ...]
+    num_fallbacks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """Event: a step emitted tokens. ``text`` is what became safe to show, possibly empty."""
+
+    tokens: tuple[EmittedToken, ...]
+    text: str
+    trace: StepTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Terminal event: the completion ended well. ``text`` is the held-back rest, to append."""
+
+    reason: FinishReason
+    stop: str | int | None
+    text: str
+    num_prompt: int
+    num_output: int
+    report: SpeculationReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Terminal event: the request ended with an error of ``runtime.core.errors``."""
+
+    error: Exception
+    num_output: int
+
+
+Event = Progressed | Finished | Failed
