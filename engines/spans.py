@@ -1,0 +1,87 @@
+"""What every backend checks of a list of spans before it computes anything.
+
+A span that breaks a limit is a bug of the caller, not of the backend; refusing it before the first write keeps the
+caches of all slots as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engines.base import EngineError, EngineLimits, Span
+
+
+def check_spans(
+    spans: Sequence[Span], limits: EngineLimits, lengths: Sequence[int]
+) -> tuple[int, int]:
+    """Refuse spans that no engine with these limits may run.
+
+    Args:
+        spans: as given to ``Engine.extend``.
+        limits: of the engine.
+        lengths: [max_batch] valid tokens of every slot before this extend.
+
+    Returns:
+        Longest span and greatest ``num_logits``.
+
+    Raises:
+        EngineError: naming the slot and the rule it breaks; nothing was computed.
+    """
+    if not spans:
+        raise EngineError("extend needs at least one span")
+    first = spans[0].slot
+    if first < 0 or first + len(spans) > limits.max_batch:
+        raise EngineError(
+            f"slots {first}..{first + len(spans) - 1} are outside 0..{limits.max_batch - 1}"
+        )
+    longest = most_wanted = 0
+    for row, span in enumerate(spans):
+        num_tokens = len(span.tokens)
+        # One comparison chain per rule keeps the good path short: this runs in every step.
+        if (
+            span.slot != first + row
+            or not 0 <= span.start <= lengths[span.slot]
+            or num_tokens > limits.max_extend
+            or span.start + num_tokens > limits.max_context
+            or not 0 <= span.num_logits <= num_tokens
+        ):
+            raise EngineError(_broken_rule(span, first + row, limits, lengths))
+        if num_tokens:
+            longest = max(longest, num_tokens)
+            most_wanted = max(most_wanted, span.num_logits)
+            if min(span.tokens) < 0 or max(span.tokens) >= limits.vocab_size:
+                raise EngineError(
+                    f"slot {span.slot}: a token id is outside 0..{limits.vocab_size - 1}"
+                )
+    return longest, most_wanted
+
+
+def check_move(source: int, destination: int, length: int, lengths: Sequence[int]) -> None:
+    """Refuse a move outside the slots or of more tokens than the source holds.
+
+    Raises:
+        EngineError: naming the rule; nothing was moved.
+    """
+    max_batch = len(lengths)
+    if not (0 <= source < max_batch and 0 <= destination < max_batch):
+        raise EngineError(f"move {source} -> {destination}: slots are 0..{max_batch - 1}")
+    if not 0 <= length <= lengths[source]:
+        raise EngineError(f"move of {length} tokens: slot {source} holds {lengths[source]}")
+
+
+def _broken_rule(span: Span, slot: int, limits: EngineLimits, lengths: Sequence[int]) -> str:
+    num_tokens = len(span.tokens)
+    if span.slot != slot:
+        return f"slot {span.slot} follows {slot - 1}: slots must be consecutive"
+    if span.start < 0:
+        return f"slot {slot}: start {span.start} must be >= 0"
+    if span.start > lengths[slot]:
+        return f"slot {slot}: start {span.start} is beyond its {lengths[slot]} valid tokens"
+    if num_tokens > limits.max_extend:
+        return f"slot {slot}: span of {num_tokens} tokens, limit max_extend = {limits.max_extend}"
+    if span.start + num_tokens > limits.max_context:
+        return (
+            f"slot {slot}: start {span.start} + {num_tokens} tokens, "
+            f"limit max_context = {limits.max_context}"
+        )
+    return f"slot {slot}: num_logits {span.num_logits} must be 0..{num_tokens}"
