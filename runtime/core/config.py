@@ -1,0 +1,74 @@
+"""Settings of a server, checked once at start-up.
+
+Pure values; where they come from (file, flags) is the business of the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How much a server takes on and how it drafts.
+
+    Attributes:
+        max_running: requests that may hold a slot at once; the engine's slots bound it too.
+        max_queued: requests that may wait for a slot.
+        max_queued_tokens: prompt tokens of all waiting requests together.
+        queue_timeout_s: seconds a request may wait for a slot.
+        default_gamma: draft tokens per step where a request does not say.
+        default_drafter: registry name of the drafter where a request does not say; "model" without a draft in the
+            bundle means "none".
+        lookup_min_ngram: shortest suffix the lookup drafter searches for.
+        lookup_max_ngram: longest suffix the lookup drafter searches for.
+        prefill_chunk: prompt tokens fed to one row in one step; running streams wait at most this much per step. The
+            engine's ``max_extend`` bounds it too.
+        drain_timeout_s: seconds running requests get to finish when the server shuts down.
+        lb_delay_s: seconds between "not ready" and refusing, for load balancers to notice.
+        max_unsent_chunks: chunks of one stream waiting to be read before it is cut off.
+        retry_after_s: seconds a refused caller is told to wait.
+        num_threads: threads of a CPU backend.
+    """
+
+    max_running: int = 64
+    max_queued: int = 256
+    max_queued_tokens: int = 262_144
+    queue_timeout_s: float = 30.0
+    default_gamma: int = 4
+    default_drafter: str = "model"
+    lookup_min_ngram: int = 2
+    lookup_max_ngram: int = 4
+    prefill_chunk: int = 256
+    drain_timeout_s: float = 30.0
+    lb_delay_s: float = 5.0
+    max_unsent_chunks: int = 2048
+    retry_after_s: float = 1.0
+    num_threads: int = 2
+
+    def __post_init__(self) -> None:
+        """Check every setting.
+
+        Raises:
+            ConfigError: a setting is out of range; names the key and the rule.
+        """
+        for key in ("max_running", "prefill_chunk", "max_unsent_chunks", "num_threads"):
+            _check(getattr(self, key) >= 1, key, "must be at least 1")
+        for key in ("max_queued", "max_queued_tokens", "default_gamma"):
+            _check(getattr(self, key) >= 0, key, "must be at least 0")
+        for key in ("queue_timeout_s", "drain_timeout_s", "lb_delay_s", "retry_after_s"):
+            _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
+        _check(bool(self.default_drafter), "default_drafter", "must name a drafter")
+        _check(self.lookup_min_ngram >= 1, "lookup_min_ngram", "must be at least 1")
+        _check(
+            self.lookup_max_ngram >= self.lookup_min_ngram,
+            "lookup_max_ngram",
+            "must be at least lookup_min_ngram",
+        )
+
+
+def _check(holds: bool, key: str, rule: str) -> None:
+    if not holds:
+        raise ConfigError(key, rule)

@@ -1,0 +1,227 @@
+"""Every way a request or a start-up can end badly, ordered by whose fault it is.
+
+Each class carries the reason code callers branch on; messages name the field, the rule and the limit and never a value,
+a prompt or an output. Deliberately knows no transport: one table in the service maps classes to statuses.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from engines.base import SpeculativeError
+
+
+class ServingError(SpeculativeError):
+    """Base of the errors a request can end with; never raised itself.
+
+    Attributes:
+        reason: stable code of this kind of error.
+    """
+
+    reason: str = "INTERNAL"
+
+
+class ConfigError(SpeculativeError):
+    """A setting is outside what it may be; raised at start-up only.
+
+    Attributes:
+        key: name of the setting.
+        rule: what it must satisfy.
+    """
+
+    reason: str = "CONFIG"
+
+    def __init__(self, key: str, rule: str) -> None:
+        super().__init__(f"{key}: {rule}")
+        self.key = key
+        self.rule = rule
+
+
+class MalformedRequest(ServingError):
+    """The request's bytes cannot be read as a message at all."""
+
+    reason: str = "MALFORMED_REQUEST"
+
+    def __init__(self) -> None:
+        super().__init__("the request is not a well-formed message")
+
+
+class RequestError(ServingError):
+    """The caller asked for something outside the rules.
+
+    Attributes:
+        field: path of the offending field.
+        rule: the rule it broke, with its limit.
+    """
+
+    reason: str = "INVALID_PARAMETER"
+
+    def __init__(self, field: str, rule: str) -> None:
+        super().__init__(f"{field}: {rule}")
+        self.field = field
+        self.rule = rule
+
+
+class ContextTooLong(RequestError):
+    """Prompt and answer together do not fit a slot.
+
+    Attributes:
+        limit: tokens a slot holds.
+        given: tokens the request would need.
+    """
+
+    reason: str = "CONTEXT_LENGTH_EXCEEDED"
+
+    def __init__(self, field: str, rule: str, *, limit: int, given: int) -> None:
+        super().__init__(field, rule)
+        self.limit = limit
+        self.given = given
+
+
+class UnsupportedOption(RequestError):
+    """The option is known but this server cannot honour it."""
+
+    reason: str = "UNSUPPORTED_OPTION"
+
+
+class DuplicateRequestId(ServingError):
+    """A request of this name is already queued or running."""
+
+    reason: str = "DUPLICATE_REQUEST_ID"
+
+    def __init__(self) -> None:
+        super().__init__("request_id: a request of this id is already in flight")
+
+
+class ModelNotFound(ServingError):
+    """The named model is not the one being served."""
+
+    reason: str = "MODEL_NOT_FOUND"
+
+    def __init__(self) -> None:
+        super().__init__("model: not served here; ask for the served model or leave it empty")
+
+
+class Overloaded(ServingError):
+    """The queue is full; nothing was kept of the request.
+
+    Attributes:
+        retry_after_s: seconds after which another try is reasonable.
+    """
+
+    reason: str = "QUEUE_FULL"
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("the queue is full; try again later or elsewhere")
+        self.retry_after_s = retry_after_s
+
+
+class QueueTimeout(ServingError):
+    """The request waited for a slot for too long.
+
+    Attributes:
+        waited_s: seconds it waited.
+    """
+
+    reason: str = "QUEUE_TIMEOUT"
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__("no slot became free within the queue timeout")
+        self.waited_s = waited_s
+
+
+class DeadlineExceeded(ServingError):
+    """The caller's deadline passed.
+
+    Attributes:
+        num_output: tokens emitted before it did.
+    """
+
+    reason: str = "DEADLINE"
+
+    def __init__(self, num_output: int) -> None:
+        super().__init__("the request's deadline passed")
+        self.num_output = num_output
+
+
+class Cancelled(ServingError):
+    """Someone asked for the request to end.
+
+    Attributes:
+        by: "client" when the call was cancelled, "abort" when the abort method named it.
+        reason: CLIENT_CANCELLED or ABORTED_BY_RPC accordingly.
+    """
+
+    def __init__(self, by: Literal["client", "abort"] = "client") -> None:
+        super().__init__("the request was cancelled")
+        self.by = by
+        self.reason = "CLIENT_CANCELLED" if by == "client" else "ABORTED_BY_RPC"
+
+
+class SlowConsumer(ServingError):
+    """The client did not read its stream fast enough."""
+
+    reason: str = "SLOW_CONSUMER"
+
+    def __init__(self) -> None:
+        super().__init__("too many chunks are waiting to be read")
+
+
+class NotReady(ServingError):
+    """The server is still starting."""
+
+    reason: str = "NOT_READY"
+
+    def __init__(self) -> None:
+        super().__init__("the server is still warming up")
+
+
+class Draining(ServingError):
+    """The server is shutting down and takes nothing new."""
+
+    reason: str = "DRAINING"
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down; try another replica")
+
+
+class DrainDeadline(ServingError):
+    """The request was still running when the time to drain was over.
+
+    Attributes:
+        num_output: tokens emitted before the end, from which a caller can resume.
+    """
+
+    reason: str = "DRAIN_DEADLINE"
+
+    def __init__(self, num_output: int = 0) -> None:
+        super().__init__("the server shut down before the request was finished")
+        self.num_output = num_output
+
+
+class RequestFailed(ServingError):
+    """The backend failed in a step this request took part in.
+
+    Attributes:
+        error_id: what to look for in the server's log.
+    """
+
+    reason: str = "ENGINE_FAILED"
+
+    def __init__(self, error_id: str) -> None:
+        super().__init__(f"the engine failed; error id {error_id}")
+        self.error_id = error_id
+
+
+class InternalError(ServingError):
+    """An invariant of the server is broken: our bug.
+
+    Attributes:
+        error_id: what to look for in the server's log.
+    """
+
+    reason: str = "INTERNAL"
+
+    def __init__(self, error_id: str) -> None:
+        super().__init__(f"internal error; error id {error_id}")
+        self.error_id = error_id
