@@ -1,0 +1,1 @@
+"""Generated wire types of ``outrider.v1``; regenerate with ``scripts/gen_proto.py``."""

@@ -1,0 +1,366 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ExactnessMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXACTNESS_MODE_UNSPECIFIED: _ClassVar[ExactnessMode]
+    EXACTNESS_MODE_MAX_ACCEPT: _ClassVar[ExactnessMode]
+    EXACTNESS_MODE_SEED_STABLE: _ClassVar[ExactnessMode]
+    EXACTNESS_MODE_LENIENT: _ClassVar[ExactnessMode]
+
+class Provenance(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROVENANCE_UNSPECIFIED: _ClassVar[Provenance]
+    PROVENANCE_ACCEPTED: _ClassVar[Provenance]
+    PROVENANCE_RECOVERED: _ClassVar[Provenance]
+    PROVENANCE_BONUS: _ClassVar[Provenance]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP_TOKEN: _ClassVar[FinishReason]
+    FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+EXACTNESS_MODE_UNSPECIFIED: ExactnessMode
+EXACTNESS_MODE_MAX_ACCEPT: ExactnessMode
+EXACTNESS_MODE_SEED_STABLE: ExactnessMode
+EXACTNESS_MODE_LENIENT: ExactnessMode
+PROVENANCE_UNSPECIFIED: Provenance
+PROVENANCE_ACCEPTED: Provenance
+PROVENANCE_RECOVERED: Provenance
+PROVENANCE_BONUS: Provenance
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP_TOKEN: FinishReason
+FINISH_REASON_STOP_STRING: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("request_id", "text", "tokens", "sampling", "max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "skip_special_tokens", "return_provenance", "return_trace", "speculation", "model", "n", "prompt_logprobs", "regex", "json_schema", "grammar", "adapter")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TRACE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    text: str
+    tokens: TokenIds
+    sampling: Sampling
+    max_tokens: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    logprobs: int
+    skip_special_tokens: bool
+    return_provenance: bool
+    return_trace: bool
+    speculation: Speculation
+    model: str
+    n: int
+    prompt_logprobs: int
+    regex: str
+    json_schema: str
+    grammar: str
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., return_provenance: _Optional[bool] = ..., return_trace: _Optional[bool] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., model: _Optional[str] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., regex: _Optional[str] = ..., json_schema: _Optional[str] = ..., grammar: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "seed")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    min_tokens: int
+    seed: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Speculation(_message.Message):
+    __slots__ = ("enabled", "drafter", "gamma", "mode", "lenience")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    drafter: str
+    gamma: int
+    mode: ExactnessMode
+    lenience: float
+    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., gamma: _Optional[int] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("text", "tokens", "steps", "finish")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    tokens: _containers.RepeatedCompositeFieldContainer[Token]
+    steps: _containers.RepeatedCompositeFieldContainer[Step]
+    finish: Finish
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+
+class Token(_message.Message):
+    __slots__ = ("id", "provenance", "logprob", "top")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    provenance: Provenance
+    logprob: float
+    top: _containers.RepeatedCompositeFieldContainer[TopToken]
+    def __init__(self, id: _Optional[int] = ..., provenance: _Optional[_Union[Provenance, str]] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopToken, _Mapping]]] = ...) -> None: ...
+
+class TopToken(_message.Message):
+    __slots__ = ("id", "logprob")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    logprob: float
+    def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("drafted", "num_accepted", "next_token", "drafted_text", "next_text")
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TEXT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    drafted: _containers.RepeatedScalarFieldContainer[int]
+    num_accepted: int
+    next_token: int
+    drafted_text: _containers.RepeatedScalarFieldContainer[str]
+    next_text: str
+    def __init__(self, drafted: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., next_token: _Optional[int] = ..., drafted_text: _Optional[_Iterable[str]] = ..., next_text: _Optional[str] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("reason", "stop_string", "stop_token", "usage", "speculation", "seed", "request_id")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    reason: FinishReason
+    stop_string: str
+    stop_token: int
+    usage: Usage
+    speculation: SpeculationReport
+    seed: int
+    request_id: str
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationReport, _Mapping]] = ..., seed: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("prompt_tokens", "output_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    output_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+
+class SpeculationReport(_message.Message):
+    __slots__ = ("is_on", "off_reason", "drafter", "mode", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization", "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "is_exact")
+    IS_ON_FIELD_NUMBER: _ClassVar[int]
+    OFF_REASON_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_HAT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
+    NUM_FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
+    is_on: bool
+    off_reason: str
+    drafter: str
+    mode: ExactnessMode
+    lenience: float
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+    alpha_hat: float
+    draft_utilization: float
+    tokens_per_step: float
+    accepted_by_position: _containers.RepeatedScalarFieldContainer[int]
+    drafted_by_position: _containers.RepeatedScalarFieldContainer[int]
+    num_fallbacks: int
+    is_exact: bool
+    def __init__(self, is_on: _Optional[bool] = ..., off_reason: _Optional[str] = ..., drafter: _Optional[str] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., alpha_hat: _Optional[float] = ..., draft_utilization: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., num_fallbacks: _Optional[int] = ..., is_exact: _Optional[bool] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("request_ids",)
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ("aborted",)
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    aborted: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, aborted: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("text", "add_special_tokens")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    add_special_tokens: bool
+    def __init__(self, text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
+
+class TokenizeResponse(_message.Message):
+    __slots__ = ("ids", "tokens", "max_context")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[str]
+    max_context: int
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., max_context: _Optional[int] = ...) -> None: ...
+
+class GetServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServerInfoResponse(_message.Message):
+    __slots__ = ("server_version", "model", "vocab_size", "eos_token_ids", "limits", "speculation", "load", "certificate_json")
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    server_version: str
+    model: str
+    vocab_size: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    limits: Limits
+    speculation: SpeculationInfo
+    load: Load
+    certificate_json: str
+    def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("max_context", "max_prompt_bytes", "max_tokens", "default_max_tokens", "max_stop_strings", "max_stop_bytes", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_logprobs", "max_bad_words", "max_running", "max_queued", "max_queued_tokens", "queue_timeout_s", "max_request_s", "max_message_bytes")
+    MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    MAX_PROMPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STOP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    max_context: int
+    max_prompt_bytes: int
+    max_tokens: int
+    default_max_tokens: int
+    max_stop_strings: int
+    max_stop_bytes: int
+    max_stop_token_ids: int
+    max_logit_bias: int
+    max_allowed_token_ids: int
+    max_logprobs: int
+    max_bad_words: int
+    max_running: int
+    max_queued: int
+    max_queued_tokens: int
+    queue_timeout_s: float
+    max_request_s: float
+    max_message_bytes: int
+    def __init__(self, max_context: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_bytes: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., queue_timeout_s: _Optional[float] = ..., max_request_s: _Optional[float] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+
+class SpeculationInfo(_message.Message):
+    __slots__ = ("drafters", "default_drafter", "max_gamma", "default_gamma")
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MAX_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    default_drafter: str
+    max_gamma: int
+    default_gamma: int
+    def __init__(self, drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., max_gamma: _Optional[int] = ..., default_gamma: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("num_running", "num_queued", "num_slots", "num_free_slots", "is_draining")
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    num_running: int
+    num_queued: int
+    num_slots: int
+    num_free_slots: int
+    is_draining: bool
+    def __init__(self, num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_slots: _Optional[int] = ..., num_free_slots: _Optional[int] = ..., is_draining: _Optional[bool] = ...) -> None: ...

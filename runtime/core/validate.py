@@ -1,0 +1,316 @@
+"""What a request may ask for: the table of limits, and the way from wire values to a ``RequestSpec``.
+
+Nothing that a caller controls reaches an engine unbounded: counts, bytes and every index are checked here, before text
+is tokenised where that is possible. Pure; knows neither the wire's types nor a tokenizer. Messages name field, rule and
+limit, never the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engines.laws import ExactnessMode, SamplingLaw
+from runtime.core.errors import ContextTooLong, ModelNotFound, RequestError, UnsupportedOption
+from runtime.core.params import RequestSpec, SpeculationParams
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
+SMALLEST_DIVISOR = 0.01
+MAX_SEED = 2**64 - 1
+# The caller may leave these out or say the only value that is served.
+ONLY_VALUES: Mapping[str, object] = {
+    "n": 1,
+    "prompt_logprobs": 0,
+    "regex": "",
+    "json_schema": "",
+    "grammar": "",
+    "adapter": "",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """Bounds of one request; ``GetServerInfo`` reports them.
+
+    Attributes:
+        max_prompt_bytes: UTF-8 bytes of a text prompt, checked before it is tokenised.
+        max_tokens: output tokens at most; the context bounds them too.
+        default_max_tokens: output tokens where a request does not say.
+        max_request_s: seconds a request may take in all, whatever the client's deadline.
+        max_message_bytes: bytes of a request message.
+    """
+
+    max_prompt_bytes: int = 1 << 20
+    max_tokens: int = 4096
+    default_max_tokens: int = 256
+    max_stop_strings: int = 8
+    max_stop_bytes: int = 256
+    max_stop_token_ids: int = 64
+    max_logit_bias: int = 300
+    max_allowed_token_ids: int = 10_000
+    max_bad_words: int = 64
+    max_logprobs: int = 20
+    max_abort_ids: int = 256
+    max_request_s: float = 600.0
+    max_message_bytes: int = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What requests are checked against.
+
+    Attributes:
+        max_context: tokens of prompt and output together.
+        max_gamma: draft tokens per step at most.
+        drafters: names a request may ask for.
+    """
+
+    name: str
+    vocab_size: int
+    max_context: int
+    max_gamma: int
+    eos_token_ids: tuple[int, ...]
+    drafters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateFields:
+    """A request as it arrived, defaults filled in; nothing is checked yet.
+
+    Attributes:
+        text: prompt as text, or None when it came as ``tokens``.
+        max_tokens: None takes the default.
+        options: values of the options in ``ONLY_VALUES``, by name.
+    """
+
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+    request_id: str = ""
+    model: str = ""
+    law: SamplingLaw = field(default_factory=SamplingLaw)
+    bad_words: tuple[str, ...] = ()
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    num_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What the service adds to a request when it lets it in.
+
+    Attributes:
+        prompt_tokens: the prompt, tokenised.
+        bad_words: token sequences of the bad words.
+        deadline_s: on the worker's monotonic clock.
+    """
+
+    internal_id: str
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    bad_words: tuple[tuple[int, ...], ...]
+    seed: int
+    deadline_s: float | None
+
+
+def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
+    """Refuse what can be refused before the prompt is tokenised.
+
+    Raises:
+        RequestError: a field breaks its rule; names the field and the rule.
+        UnsupportedOption: an option this server does not have.
+        ModelNotFound: another model was named.
+    """
+    if fields.model not in ("", model.name):
+        raise ModelNotFound
+    for name, value in fields.options.items():
+        if value != ONLY_VALUES[name]:
+            raise UnsupportedOption(name, "is not supported by this server; leave it out")
+    if fields.request_id and not REQUEST_ID.fullmatch(fields.request_id):
+        raise RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
+    _check_prompt(fields, limits, model)
+    _check_stops(fields, limits, model)
+    _check_law(fields.law, limits, model)
+    _check_texts("sampling.bad_words", fields.bad_words, limits.max_bad_words, limits)
+    _check_range("sampling.seed", fields.seed or 0, 0, MAX_SEED)
+    if fields.max_tokens is not None:
+        _check_range("max_tokens", fields.max_tokens, 1, limits.max_tokens)
+    if fields.num_logprobs is not None:
+        most = min(limits.max_logprobs, model.vocab_size)
+        _check_range("logprobs", fields.num_logprobs, 0, most)
+    _check_speculation(fields.speculation, model)
+
+
+def build_spec(
+    fields: GenerateFields, admission: Admission, limits: RequestLimits, model: ServedModel
+) -> RequestSpec:
+    """The validated request.
+
+    ``fields`` have passed ``check_fields``; what is left depends on the tokenised prompt and bad words.
+
+    Raises:
+        ContextTooLong: prompt and output together do not fit the context.
+        RequestError: the prompt is empty, min_tokens exceeds max_tokens, or no token could ever be drawn.
+    """
+    if not admission.prompt_tokens:
+        raise RequestError("prompt", "must have at least one token")
+    max_tokens = _resolve_max_tokens(
+        fields.max_tokens, len(admission.prompt_tokens), limits, model.max_context
+    )
+    law = fields.law
+    _check_range("sampling.min_tokens", law.min_tokens, 0, max_tokens)
+    eos = () if fields.ignore_eos else model.eos_token_ids
+    end_token_ids = tuple(dict.fromkeys((*eos, *fields.stop_token_ids)))
+    _check_drawable(law, admission.bad_words, end_token_ids, model.vocab_size)
+    return RequestSpec(
+        internal_id=admission.internal_id,
+        request_id=admission.request_id,
+        prompt_tokens=admission.prompt_tokens,
+        law=replace(law, bad_words=admission.bad_words, end_token_ids=end_token_ids),
+        seed=admission.seed,
+        max_tokens=max_tokens,
+        stop_strings=fields.stop_strings,
+        include_stop=fields.include_stop,
+        num_logprobs=fields.num_logprobs,
+        skip_special_tokens=fields.skip_special_tokens,
+        speculation=fields.speculation,
+        deadline_s=admission.deadline_s,
+    )
+
+
+def check_text(name: str, text: str, limits: RequestLimits) -> None:
+    """Refuse a text too long to be tokenised (tokenizers can be super-linear).
+
+    Raises:
+        RequestError: it is.
+    """
+    # Characters are at least one byte each: the cheap test first.
+    if len(text) > limits.max_prompt_bytes or len(text.encode()) > limits.max_prompt_bytes:
+        raise RequestError(name, f"must be at most {limits.max_prompt_bytes} bytes of UTF-8")
+
+
+def check_abort_ids(request_ids: Sequence[str], limits: RequestLimits) -> None:
+    """Refuse an abort without ids, with too many or with impossible ones.
+
+    Raises:
+        RequestError: it is one.
+    """
+    _check_range("request_ids", len(request_ids), 1, limits.max_abort_ids, "number must be in {}")
+    if not all(REQUEST_ID.fullmatch(request_id) for request_id in request_ids):
+        raise RequestError("request_ids", "each must be 1..128 characters of [A-Za-z0-9._:-]")
+
+
+def _check_prompt(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
+    if fields.text is not None:
+        check_text("text", fields.text, limits)
+    elif fields.tokens is None:
+        raise RequestError("prompt", "one of text and tokens is required")
+    else:
+        _check_context(len(fields.tokens), model.max_context)
+        _check_ids("tokens.ids", fields.tokens, model.vocab_size)
+
+
+def _check_stops(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
+    _check_texts("stop", fields.stop_strings, limits.max_stop_strings, limits)
+    _check_count("stop_token_ids", fields.stop_token_ids, limits.max_stop_token_ids)
+    _check_ids("stop_token_ids", fields.stop_token_ids, model.vocab_size)
+
+
+def _check_law(law: SamplingLaw, limits: RequestLimits, model: ServedModel) -> None:
+    if law.temperature != 0.0:
+        rule = f"must be 0 or in [{SMALLEST_DIVISOR}, 2]"
+        _check_range("sampling.temperature", law.temperature, SMALLEST_DIVISOR, 2.0, rule)
+    _check_range("sampling.top_k", law.top_k, 0, model.vocab_size - 1)
+    if not 0.0 < law.top_p <= 1.0:
+        raise RequestError("sampling.top_p", "must be in (0, 1]")
+    _check_range("sampling.min_p", law.min_p, 0.0, 1.0)
+    _check_range("sampling.repetition_penalty", law.repetition_penalty, SMALLEST_DIVISOR, 2.0)
+    _check_range("sampling.presence_penalty", law.presence_penalty, -2.0, 2.0)
+    _check_range("sampling.frequency_penalty", law.frequency_penalty, -2.0, 2.0)
+    _check_count("sampling.logit_bias", law.logit_bias, limits.max_logit_bias)
+    _check_ids("sampling.logit_bias", [token for token, _ in law.logit_bias], model.vocab_size)
+    for _, bias in law.logit_bias:
+        _check_range("sampling.logit_bias", bias, -100.0, 100.0)
+    name = "sampling.allowed_token_ids"
+    _check_count(name, law.allowed_token_ids, limits.max_allowed_token_ids)
+    _check_ids(name, law.allowed_token_ids, model.vocab_size)
+    _check_range("sampling.min_tokens", law.min_tokens, 0, limits.max_tokens)
+
+
+def _check_speculation(params: SpeculationParams, model: ServedModel) -> None:
+    if params.drafter is not None and params.drafter not in model.drafters:
+        rule = f"must be one of {', '.join(model.drafters)}"
+        raise RequestError("speculation.drafter", rule)
+    if params.gamma is not None:
+        _check_range("speculation.gamma", params.gamma, 0, model.max_gamma)
+    if not 0.0 < params.lenience <= 1.0:
+        raise RequestError("speculation.lenience", "must be in (0, 1]")
+    if params.lenience != 1.0 and params.mode is not ExactnessMode.LENIENT:
+        raise RequestError("speculation.lenience", "must be 1 unless mode is LENIENT")
+
+
+def _resolve_max_tokens(
+    asked: int | None, num_prompt: int, limits: RequestLimits, max_context: int
+) -> int:
+    _check_context(num_prompt, max_context)
+    if asked is None:
+        return min(limits.default_max_tokens, limits.max_tokens, max_context - num_prompt)
+    if num_prompt + asked > max_context:
+        rule = f"prompt tokens and max_tokens together must be at most {max_context}"
+        raise ContextTooLong("max_tokens", rule, limit=max_context, given=num_prompt + asked)
+    return asked
+
+
+def _check_context(num_prompt: int, max_context: int) -> None:
+    if num_prompt >= max_context:
+        rule = f"must be at most {max_context - 1} tokens"
+        raise ContextTooLong("prompt", rule, limit=max_context - 1, given=num_prompt)
+
+
+def _check_drawable(
+    law: SamplingLaw,
+    bad_words: tuple[tuple[int, ...], ...],
+    end_token_ids: tuple[int, ...],
+    vocab_size: int,
+) -> None:
+    """Refuse a law under which some step might have no token left to draw."""
+    banned = {words[-1] for words in bad_words}
+    if law.min_tokens > 0:
+        banned.update(end_token_ids)
+    drawable = law.allowed_token_ids or range(vocab_size)
+    if len(banned) >= len(set(drawable)) and banned.issuperset(drawable):
+        rule = "must leave a token that bad_words and min_tokens do not ban"
+        raise RequestError("sampling.allowed_token_ids", rule)
+
+
+def _check_texts(name: str, texts: Collection[str], most: int, limits: RequestLimits) -> None:
+    _check_count(name, texts, most)
+    for text in texts:
+        if not 1 <= len(text.encode()) <= limits.max_stop_bytes:
+            raise RequestError(name, f"each must be 1..{limits.max_stop_bytes} bytes of UTF-8")
+
+
+def _check_count(name: str, values: Collection[object], most: int) -> None:
+    if len(values) > most:
+        raise RequestError(name, f"must have at most {most} entries")
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise RequestError(name, f"token ids must be in [0, {vocab_size})")
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float, rule: str = "must be in {}"
+) -> None:
+    """NaN compares false with everything, so it is refused too."""
+    if not low <= value <= high:
+        raise RequestError(name, rule.format(f"[{low}, {high}]"))
