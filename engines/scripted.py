@@ -1,8 +1,9 @@
 """A deterministic engine whose logits are computable by hand.
 
-A real implementation of the contract: it keeps the tokens of every slot instead of keys and values, and asks a function
-for the logits that follow a prefix. Stricter than a device in what it tells tests: padding columns are NaN, and a slot
-whose extend failed must be rebuilt from ``start`` 0.
+A real implementation of the contract: it keeps the tokens of every slot instead of keys and
+values, and asks a function for the logits that follow a prefix. Stricter than a device in what it
+tells tests: padding columns are NaN, and a slot whose extend failed must be rebuilt from ``start``
+0.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ class ScriptedEngine:
     """Engine over a function from a token prefix to the next token's logits.
 
     Args:
-        logits_of: prefix -> [V] float32; called once per wanted position, never with an empty prefix.
+        logits_of: prefix -> [V] float32; called once per wanted position, never with no token.
         limits: capacities; V is ``limits.vocab_size``.
-        failing_extends: 0-based numbers of the extends that raise EngineError after the slots were touched.
+        failing_extends: 0-based numbers of the extends that raise EngineError and lose the slots
+            they were given.
     """
 
     def __init__(
@@ -68,7 +70,8 @@ class ScriptedEngine:
             [B, R, V] float32, R the greatest ``num_logits``; padding columns are NaN.
 
         Raises:
-            EngineError: a span breaks a limit, this extend is scripted to fail, or the engine is closed.
+            EngineError: a span breaks a limit, this extend is scripted to fail, or the engine is
+                closed.
         """
         if self._is_closed:
             raise EngineError("extend on a closed engine")

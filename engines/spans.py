@@ -1,7 +1,7 @@
 """What every backend checks of a list of spans before it computes anything.
 
-A span that breaks a limit is a bug of the caller, not of the backend; refusing it before the first write keeps the
-caches of all slots as they were.
+A span that breaks a limit is a bug of the caller, not of the backend; refusing it before the first
+write keeps the caches of all slots as they were.
 """
 
 from __future__ import annotations

@@ -1,0 +1,280 @@
+"""The exported directory: names of the tensors of its graphs, its manifest, and how it is checked.
+
+Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
+it, and ``draft/`` likewise. The manifest lists every other file with its size and SHA-256; a file
+that is missing, changed, unlisted or reached over a link is refused. Knows no inference library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+
+from engines.base import BundleError
+from engines.manifest_fields import FieldReader
+from engines.onnx_files import external_data_paths
+
+SCHEMA_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+MODEL_FILE = "model.onnx"
+
+TOKENS = "tokens"
+START = "start"
+LOGIT_POSITIONS = "logit_positions"
+LOGITS = "logits"
+
+_READ_BYTES = 1 << 20
+
+
+def key_name(layer: int) -> str:
+    """Input of a layer's cached keys, [batch, H, capacity, D] float32."""
+    return f"key.{layer}"
+
+
+def value_name(layer: int) -> str:
+    """Input of a layer's cached values, [batch, H, capacity, D] float32."""
+    return f"value.{layer}"
+
+
+def new_key_name(layer: int) -> str:
+    """Output of a layer's updated keys, bound to the memory of ``key_name(layer)``."""
+    return f"new_key.{layer}"
+
+
+def new_value_name(layer: int) -> str:
+    """Output of a layer's updated values, bound to the memory of ``value_name(layer)``."""
+    return f"new_value.{layer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """One model of a bundle.
+
+    Attributes:
+        path: folder inside the bundle, POSIX; the graph is ``model.onnx`` in it.
+        num_kv_heads: H of the cache.
+        head_size: D of the cache.
+        vocab_size: V of the logits.
+        weights: storage of the weights, for example "float32" or "int8".
+    """
+
+    path: str
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    weights: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """Fingerprint of one file; ``size`` in bytes, ``sha256`` in lower-case hexadecimal."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a bundle declares of itself.
+
+    Attributes:
+        max_context: tokens of one slot that may ever be valid.
+        max_batch: slots at most.
+        max_gamma: draft tokens per step at most.
+        max_extend: tokens of one span at most.
+        files: every file of the bundle but the manifest, by POSIX path inside it.
+        versions: of the packages that made it.
+        certificate: what the parity check found; JSON values.
+    """
+
+    target: ModelEntry
+    draft: ModelEntry | None
+    max_context: int
+    max_batch: int
+    max_gamma: int
+    max_extend: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    certificate: Mapping[str, object] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> str:
+        """Text of the manifest, keys sorted, so that equal manifests are equal files."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Manifest of a text.
+
+        Raises:
+            BundleError: not JSON, another schema version, or a field that is missing or of the
+                wrong kind, named.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise BundleError(f"{MANIFEST_FILE}: not JSON: {error}") from error
+        reader = FieldReader(data, where=MANIFEST_FILE)
+        schema_version = reader.count("schema_version", at_least=0)
+        if schema_version != SCHEMA_VERSION:
+            raise BundleError(
+                f"{MANIFEST_FILE}: schema_version {schema_version}, this server reads "
+                f"{SCHEMA_VERSION}; export the bundle again"
+            )
+        draft = reader.optional_section("draft")
+        return cls(
+            target=_model_entry(reader.section("target")),
+            draft=None if draft is None else _model_entry(draft),
+            max_context=reader.count("max_context"),
+            max_batch=reader.count("max_batch"),
+            max_gamma=reader.count("max_gamma", at_least=0),
+            max_extend=reader.count("max_extend"),
+            eos_token_ids=reader.counts("eos_token_ids"),
+            bos_token_id=reader.optional_count("bos_token_id"),
+            files={
+                name: FileEntry(sha256=entry.text("sha256"), size=entry.count("size", at_least=0))
+                for name, entry in reader.section("files").sections()
+            },
+            versions=reader.section("versions").texts(),
+            certificate=reader.section("certificate").values,
+            schema_version=schema_version,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A verified bundle: every file of ``manifest.files`` lies under ``root`` as declared."""
+
+    root: Path
+    manifest: Manifest
+
+    def model_path(self, entry: ModelEntry) -> Path:
+        """Graph file of one of the bundle's models."""
+        return self.root / entry.path / MODEL_FILE
+
+
+def hash_files(root: Path) -> dict[str, FileEntry]:
+    """Fingerprints of every file under ``root`` but the manifest, by POSIX path.
+
+    Raises:
+        BundleError: a link or special file lies in the folder.
+    """
+    return {name: _fingerprint(root / name) for name in _list_files(root)}
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json`` whole or not at all."""
+    draft = root / (MANIFEST_FILE + ".new")
+    draft.write_text(manifest.to_json(), encoding="utf-8")
+    draft.replace(root / MANIFEST_FILE)
+
+
+def load_bundle(root: Path) -> Bundle:
+    """Bundle at ``root`` after checking every file against the manifest.
+
+    Raises:
+        BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
+            hard link, outside the folder, or a graph whose weights lie outside it.
+    """
+    root = root.absolute()
+    if not root.is_dir():
+        raise BundleError(f"{root}: no such bundle folder")
+    names = _list_files(root)
+    manifest_path = root / MANIFEST_FILE
+    if not manifest_path.is_file():
+        raise BundleError(f"{root}: {MANIFEST_FILE} is missing")
+    try:
+        manifest = Manifest.from_json(manifest_path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{MANIFEST_FILE}: not UTF-8") from error
+    for name in manifest.files:
+        _check_inside(name)
+    _check_listing(names, manifest)
+    for name, declared in manifest.files.items():
+        _check_file(root, name, declared)
+    for entry in (manifest.target, manifest.draft):
+        if entry is not None:
+            _check_model(root, entry, manifest)
+    return Bundle(root=root, manifest=manifest)
+
+
+def _model_entry(reader: FieldReader) -> ModelEntry:
+    return ModelEntry(
+        path=reader.text("path"),
+        num_layers=reader.count("num_layers"),
+        num_kv_heads=reader.count("num_kv_heads"),
+        head_size=reader.count("head_size"),
+        vocab_size=reader.count("vocab_size"),
+        weights=reader.text("weights"),
+    )
+
+
+def _list_files(root: Path) -> list[str]:
+    """POSIX paths of all regular files but the manifest; refuses everything that is a link."""
+    names = []
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        status = path.lstat()
+        if stat.S_ISDIR(status.st_mode):
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            raise BundleError(f"{name}: symbolic links and special files are refused")
+        if status.st_nlink > 1:
+            raise BundleError(f"{name}: hard links are refused; copy the file")
+        if name != MANIFEST_FILE:
+            names.append(name)
+    return names
+
+
+def _fingerprint(path: Path) -> FileEntry:
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            digest.update(piece)
+            size += len(piece)
+    return FileEntry(sha256=digest.hexdigest(), size=size)
+
+
+def _check_inside(name: str) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name:
+        raise BundleError(f"{name}: the path leaves the bundle or is not in its plain form")
+
+
+def _check_listing(names: list[str], manifest: Manifest) -> None:
+    found = set(names)
+    for name in manifest.files:
+        if name not in found:
+            raise BundleError(f"{name}: listed in {MANIFEST_FILE} but missing")
+    for name in names:
+        if name not in manifest.files:
+            raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
+
+
+def _check_file(root: Path, name: str, declared: FileEntry) -> None:
+    size = (root / name).stat().st_size
+    if size != declared.size:
+        raise BundleError(f"{name}: {size} bytes, {MANIFEST_FILE} says {declared.size}")
+    if _fingerprint(root / name).sha256 != declared.sha256:
+        raise BundleError(f"{name}: content differs from its sha256 in {MANIFEST_FILE}")
+
+
+def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
+    _check_inside(entry.path)
+    graph = PurePosixPath(entry.path) / MODEL_FILE
+    if graph.as_posix() not in manifest.files:
+        raise BundleError(f"{graph}: the graph of a model is missing")
+    for location in external_data_paths(root / graph):
+        name = (PurePosixPath(entry.path) / location).as_posix()
+        _check_inside(name)
+        if name not in manifest.files:
+            raise BundleError(f"{graph}: weights at {location!r}, not a file of the bundle")
