@@ -1,0 +1,1 @@
+"""The offline stage: a Hugging Face checkpoint pair becomes a bundle."""

@@ -1,0 +1,1 @@
+"""The online stage: pure decisions, drafters, step, worker, service, command line."""
