@@ -20,12 +20,12 @@ class ServerConfig:
         max_queued_tokens: prompt tokens of all waiting requests together.
         queue_timeout_s: seconds a request may wait for a slot.
         default_gamma: draft tokens per step where a request does not say.
-        default_drafter: registry name of the drafter where a request does not say; "model" without a draft in the
-            bundle means "none".
+        default_drafter: registry name of the drafter where a request does not say; "model" without
+            a draft in the bundle means "none".
         lookup_min_ngram: shortest suffix the lookup drafter searches for.
         lookup_max_ngram: longest suffix the lookup drafter searches for.
-        prefill_chunk: prompt tokens fed to one row in one step; running streams wait at most this much per step. The
-            engine's ``max_extend`` bounds it too.
+        prefill_chunk: prompt tokens fed to one row in one step; running streams wait at most this
+            much per step. The engine's ``max_extend`` bounds it too.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
         lb_delay_s: seconds between "not ready" and refusing, for load balancers to notice.
         max_unsent_chunks: chunks of one stream waiting to be read before it is cut off.

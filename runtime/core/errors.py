@@ -1,8 +1,12 @@
 """Every way a request or a start-up can end badly, ordered by whose fault it is.
 
-Each class carries the reason code callers branch on; messages name the field, the rule and the limit and never a value,
-a prompt or an output. Deliberately knows no transport: one table in the service maps classes to statuses.
+Each class carries the reason code callers branch on; messages name the field, the rule and the
+limit and never a value, a prompt or an output. Deliberately knows no transport: one table in the
+service maps classes to statuses.
 """
+
+# The names say what happened to the request; every one of them is an error.
+# ruff: noqa: N818
 
 from __future__ import annotations
 

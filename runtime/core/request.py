@@ -1,0 +1,291 @@
+"""One request from admission to its terminal event.
+
+Invariants between steps, where n is ``num_known``:
+
+* R1  A decoding request has ``num_computed == n - 1``: the last committed token has no keys yet.
+* R2  ``draft_computed <= n - 1``.
+* R3  A request holds a slot exactly while it is prefilling or decoding.
+
+``Request.commit`` is the only place where tokens, pointers, text and figures change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from engines.base import IntArray, SpeculativeError
+from engines.laws import TokenLogprobs, Verdict
+from runtime.core.params import (
+    EmittedToken,
+    FinishReason,
+    Progressed,
+    Provenance,
+    RequestSpec,
+    SpeculationReport,
+    StepTrace,
+)
+from runtime.core.stats import DEGRADED, SpeculationStats
+from runtime.core.text import (
+    CompletionText,
+    Decoder,
+    IncrementalDecoder,
+    StopMatch,
+    StopScanner,
+)
+
+
+class State(Enum):
+    """Where a request is in its life."""
+
+    QUEUED = auto()
+    PREFILLING = auto()
+    DECODING = auto()
+    FINISHED = auto()
+    FAILED = auto()
+
+
+class Happening(Enum):
+    """What can happen to a request."""
+
+    ADMITTED = auto()
+    PROMPT_COMPUTED = auto()
+    STOPPED = auto()
+    ENDED_BY_ERROR = auto()
+
+
+LIFECYCLE: dict[tuple[State, Happening], State] = {
+    (State.QUEUED, Happening.ADMITTED): State.PREFILLING,
+    (State.QUEUED, Happening.ENDED_BY_ERROR): State.FAILED,
+    (State.PREFILLING, Happening.PROMPT_COMPUTED): State.DECODING,
+    (State.PREFILLING, Happening.ENDED_BY_ERROR): State.FAILED,
+    (State.DECODING, Happening.STOPPED): State.FINISHED,
+    (State.DECODING, Happening.ENDED_BY_ERROR): State.FAILED,
+}
+"""Every legal transition; any other pair is a bug."""
+
+
+class IllegalTransition(SpeculativeError):  # noqa: N818 - reads as what happened
+    """A request was told something that cannot happen to it in its state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a completion ended well, with the stop that did it and the text still held back."""
+
+    reason: FinishReason
+    stop: str | int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """How a request is drafted for, with defaults and availability resolved.
+
+    Attributes:
+        drafter: registry name.
+        gamma: draft tokens per step.
+        off_reason: why speculation is off; None when it is on.
+    """
+
+    drafter: str
+    gamma: int
+    off_reason: str | None
+
+
+class Request:
+    """The mutable state of one request; its owner is the worker.
+
+    Attributes:
+        spec: what was asked for.
+        state: changed through ``transition`` only.
+        slot: row of the KV cache, None while it holds none.
+        order: admission number.
+        submitted_at: seconds on the worker's clock.
+        num_known: prompt and committed output tokens.
+        num_computed: leading tokens valid in the target's cache.
+        draft_computed: leading tokens valid in the draft's cache.
+    """
+
+    def __init__(
+        self,
+        spec: RequestSpec,
+        *,
+        speculation: Speculation,
+        max_context: int,
+        decoder: Decoder,
+        submitted_at: float,
+    ) -> None:
+        num_prompt = len(spec.prompt_tokens)
+        self.spec = spec
+        self.speculation = speculation
+        self.submitted_at = submitted_at
+        self.state = State.QUEUED
+        self.slot: int | None = None
+        self.order = 0
+        self.num_prompt = num_prompt
+        self.num_known = num_prompt
+        self.num_computed = 0
+        self.draft_computed = 0
+        self.max_output = min(spec.max_tokens, max_context - num_prompt)
+        self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
+        self._end_tokens = frozenset(spec.law.end_token_ids)
+        self._tokens = np.zeros(num_prompt + self.max_output, dtype=np.int64)
+        self._tokens[:num_prompt] = spec.prompt_tokens
+        self._text = CompletionText(
+            IncrementalDecoder(
+                decoder, spec.prompt_tokens, skip_special_tokens=spec.skip_special_tokens
+            ),
+            StopScanner(spec.stop_strings, include_stop=spec.include_stop),
+        )
+
+    @property
+    def history(self) -> IntArray:
+        """[num_known] int64 view of prompt and committed output."""
+        return self._tokens[: self.num_known]
+
+    @property
+    def num_output(self) -> int:
+        """Committed output tokens."""
+        return self.num_known - self.num_prompt
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_output - self.num_output
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens per step wanted now."""
+        return 0 if self.speculation.off_reason else self.speculation.gamma
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the terminal event was decided."""
+        return self.state in (State.FINISHED, State.FAILED)
+
+    def transition(self, happening: Happening) -> None:
+        """Move along the lifecycle.
+
+        Raises:
+            IllegalTransition: the pair is not in ``LIFECYCLE``; the state is unchanged.
+        """
+        following = LIFECYCLE.get((self.state, happening))
+        if following is None:
+            raise IllegalTransition(f"{happening.name} cannot happen while {self.state.name}")
+        self.state = following
+
+    def admit(self, *, slot: int, order: int) -> None:
+        """Give the request its slot; a prompt of one token has nothing to prefill."""
+        self.transition(Happening.ADMITTED)
+        self.slot = slot
+        self.order = order
+        self._note_prompt_computed()
+
+    def commit_prefill(self, num_computed: int) -> None:
+        """Move the target's pointer over prompt tokens that were fed."""
+        self.num_computed = num_computed
+        self._note_prompt_computed()
+
+    def commit_draft_cache(self, num_computed: int) -> None:
+        """Move the draft's pointer; never beyond the token before the last known one (R2)."""
+        self.draft_computed = min(num_computed, self.num_known - 1)
+
+    def degrade(self) -> None:
+        """Go on without drafts, because the drafter failed."""
+        self.draft_computed = 0
+        self.speculation = Speculation(
+            drafter=self.speculation.drafter, gamma=0, off_reason=DEGRADED
+        )
+
+    def fail(self) -> None:
+        """End with an error; the slot is the caller's to free."""
+        self.transition(Happening.ENDED_BY_ERROR)
+
+    def commit(
+        self, draft_tokens: tuple[int, ...], verdict: Verdict
+    ) -> tuple[Progressed, Ending | None]:
+        """Append what was verified, up to the first stop; everything after it is discarded.
+
+        Args:
+            draft_tokens: the whole draft.
+            verdict: its judgement, with a next token.
+
+        Returns:
+            What to tell the caller, and the ending if this was it.
+        """
+        assert verdict.next_token is not None
+        run = (*draft_tokens[: verdict.num_accepted], verdict.next_token)
+        text, num_kept, ending = self._cut(run)
+        self._tokens[self.num_known : self.num_known + num_kept] = run[:num_kept]
+        self.num_known += num_kept
+        self.num_computed = self.num_known - 1
+        self.stats.record(
+            gamma=len(draft_tokens),
+            num_accepted=verdict.num_accepted,
+            num_emitted=num_kept,
+            num_fallbacks=verdict.num_fallbacks,
+        )
+        if ending is not None:
+            self.transition(Happening.STOPPED)
+        progress = Progressed(
+            tokens=_emitted(run[:num_kept], verdict, len(draft_tokens)),
+            text=text,
+            trace=StepTrace(
+                draft_tokens=draft_tokens,
+                num_accepted=verdict.num_accepted,
+                next_token=verdict.next_token,
+            ),
+        )
+        return progress, ending
+
+    def report(self) -> SpeculationReport:
+        """Acceptance figures so far."""
+        return self.stats.report(
+            drafter=self.speculation.drafter,
+            mode=self.spec.speculation.mode,
+            lenience=self.spec.speculation.lenience,
+            off_reason=self.speculation.off_reason,
+        )
+
+    def _note_prompt_computed(self) -> None:
+        if self.num_computed == self.num_known - 1:
+            self.transition(Happening.PROMPT_COMPUTED)
+
+    def _cut(self, run: tuple[int, ...]) -> tuple[str, int, Ending | None]:
+        """Text to show, tokens to keep, and the ending: the first of stop token, string, length."""
+        pieces: list[str] = []
+        for num_kept, token in enumerate(run, start=1):
+            is_end = token in self._end_tokens
+            if not is_end or self.spec.include_stop:
+                shown = self._text.push(token)
+                if isinstance(shown, StopMatch) and not is_end:
+                    pieces.append(shown.text)
+                    ending = Ending(reason=FinishReason.STOP_STRING, stop=shown.stop, text="")
+                    return "".join(pieces), num_kept, ending
+                pieces.append(shown.text if isinstance(shown, StopMatch) else shown)
+            if is_end or self.num_output + num_kept >= self.max_output:
+                return "".join(pieces), num_kept, self._ending(token if is_end else None)
+        return "".join(pieces), len(run), None
+
+    def _ending(self, stop_token: int | None) -> Ending:
+        reason = FinishReason.LENGTH if stop_token is None else FinishReason.STOP_TOKEN
+        return Ending(reason=reason, stop=stop_token, text=self._text.finish())
+
+
+def _emitted(
+    tokens: tuple[int, ...], verdict: Verdict, num_drafted: int
+) -> tuple[EmittedToken, ...]:
+    was_rejected = verdict.num_accepted < num_drafted
+    last = Provenance.RECOVERED if was_rejected else Provenance.BONUS
+    logprobs: tuple[TokenLogprobs | None, ...] = verdict.logprobs or (None,) * len(tokens)
+    return tuple(
+        EmittedToken(
+            token=token,
+            provenance=Provenance.ACCEPTED if index < verdict.num_accepted else last,
+            logprobs=logprobs[index],
+        )
+        for index, token in enumerate(tokens)
+    )

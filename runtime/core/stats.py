@@ -1,0 +1,81 @@
+"""Acceptance figures of one request, by counts."""
+
+from __future__ import annotations
+
+from engines.laws import ExactnessMode
+from runtime.core.params import SpeculationReport
+
+DISABLED = "DISABLED"
+NO_DRAFT = "NO_DRAFT"
+DEGRADED = "DEGRADED"
+
+
+class SpeculationStats:
+    """Counts rounds and builds a ``SpeculationReport``.
+
+    alpha_hat is the maximum-likelihood estimate for the truncated geometric law of the number
+    accepted A: sum of A over sum of min(A + 1, gamma) (Leviathan et al. 2023, arXiv:2211.17192,
+    section 3.1 defines alpha; the estimator counts the positions that were reached).
+    """
+
+    def __init__(self, *, max_gamma: int) -> None:
+        self._accepted_by_position = [0] * max_gamma
+        self._drafted_by_position = [0] * max_gamma
+        self._num_trials = 0
+        self.num_steps = 0
+        self.num_emitted = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
+        self.num_fallbacks = 0
+
+    def record(self, *, gamma: int, num_accepted: int, num_emitted: int, num_fallbacks: int) -> int:
+        """Count one target pass.
+
+        Args:
+            gamma: tokens drafted for it.
+            num_accepted: A, as judged.
+            num_emitted: tokens kept after the cut, at most A + 1; what was cut off counts nowhere.
+            num_fallbacks: residuals of zero mass.
+
+        Returns:
+            The accepted tokens that count.
+        """
+        kept = min(num_accepted, num_emitted)
+        was_cut = num_emitted <= num_accepted
+        self.num_steps += 1
+        self.num_emitted += num_emitted
+        self.num_drafted += gamma
+        self.num_accepted += kept
+        self.num_fallbacks += num_fallbacks
+        self._num_trials += kept if was_cut else min(num_accepted + 1, gamma)
+        for position in range(gamma):
+            self._drafted_by_position[position] += 1
+        for position in range(kept):
+            self._accepted_by_position[position] += 1
+        return kept
+
+    def report(
+        self, *, drafter: str, mode: ExactnessMode, lenience: float, off_reason: str | None
+    ) -> SpeculationReport:
+        """The figures so far; positions that were never drafted are left out."""
+        width = sum(1 for count in self._drafted_by_position if count)
+        return SpeculationReport(
+            is_on=off_reason is None,
+            off_reason=off_reason,
+            drafter=drafter,
+            mode=mode,
+            lenience=lenience,
+            num_steps=self.num_steps,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
+            alpha_hat=_ratio(self.num_accepted, self._num_trials),
+            draft_utilization=_ratio(self.num_accepted, self.num_drafted),
+            tokens_per_step=_ratio(self.num_emitted, self.num_steps),
+            accepted_by_position=tuple(self._accepted_by_position[:width]),
+            drafted_by_position=tuple(self._drafted_by_position[:width]),
+            num_fallbacks=self.num_fallbacks,
+        )
+
+
+def _ratio(numerator: int, denominator: int) -> float | None:
+    return numerator / denominator if denominator else None

@@ -1,0 +1,145 @@
+"""From tokens to text that is safe to show.
+
+Two hold-backs, one after the other: bytes that do not yet form a character, and characters that
+may yet turn out to begin a stop string. Invariant: what has been shown is a prefix of the final
+text, whatever tokens follow and however they were grouped into steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+NUM_CONTEXT_TOKENS = 6
+"""Prompt tokens decoded along, for tokenizers whose first token loses its leading space."""
+
+MAX_WINDOW = 64
+"""Tokens without a clean character border after which the bytes are taken as they are."""
+
+REPLACEMENT = "\ufffd"
+
+
+class Decoder(Protocol):
+    """The tokenizer's way back."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that form no character become U+FFFD."""
+        ...
+
+
+class IncrementalDecoder:
+    """Decodes one token after another, never showing half a character."""
+
+    def __init__(
+        self, decoder: Decoder, prompt_tokens: Sequence[int], *, skip_special_tokens: bool
+    ) -> None:
+        self._decoder = decoder
+        self._skip_special_tokens = skip_special_tokens
+        self._window = list(prompt_tokens[-NUM_CONTEXT_TOKENS:])
+        self._num_clean = len(self._window)
+        self._num_shown = len(self._decode(self._window))
+
+    def push(self, token: int) -> str:
+        """The characters that ``token`` completed."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        is_clean = not text.endswith(REPLACEMENT) or len(self._window) > MAX_WINDOW
+        stable = len(text) if is_clean else len(text.rstrip(REPLACEMENT))
+        new = text[self._num_shown : stable]
+        if is_clean and len(text) > self._num_shown:
+            self._start_window()
+        else:
+            self._num_shown = max(self._num_shown, stable)
+        return new
+
+    def flush(self) -> str:
+        """What is still held back, incomplete characters included."""
+        text = self._decode(self._window)
+        new = text[self._num_shown :]
+        self._num_shown = max(self._num_shown, len(text))
+        return new
+
+    def _start_window(self) -> None:
+        """Keep the tokens since the last clean border as context for the next ones."""
+        self._window = self._window[self._num_clean :]
+        self._num_clean = len(self._window)
+        self._num_shown = len(self._decode(self._window))
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._decoder.decode(tokens, skip_special_tokens=self._skip_special_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StopMatch:
+    """A stop string that was completed, and the text before (or with) it."""
+
+    stop: str
+    text: str
+
+
+class StopScanner:
+    """Finds the stop string that is completed first, across any borders."""
+
+    def __init__(self, stop_strings: Sequence[str], *, include_stop: bool) -> None:
+        self._stop_strings = tuple(stop for stop in stop_strings if stop)
+        self._include_stop = include_stop
+        self._held = ""
+
+    def push(self, text: str) -> str | StopMatch:
+        """Text that can no longer be part of a stop string, or the match.
+
+        Where several stop strings are completed by the same character, the longest wins.
+        """
+        pending = self._held + text
+        match = self._first_match(pending)
+        if match is not None:
+            end, stop = match
+            self._held = ""
+            return StopMatch(stop, pending[: end if self._include_stop else end - len(stop)])
+        num_held = self._num_held(pending)
+        self._held = pending[len(pending) - num_held :]
+        return pending[: len(pending) - num_held]
+
+    def flush(self) -> str:
+        """What was held back and turned out to be no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        found = [
+            (position + len(stop), -len(stop), stop)
+            for stop in self._stop_strings
+            if (position := text.find(stop)) >= 0
+        ]
+        if not found:
+            return None
+        end, _, stop = min(found)
+        return end, stop
+
+    def _num_held(self, text: str) -> int:
+        longest = max((len(stop) for stop in self._stop_strings), default=1) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stop_strings):
+                return length
+        return 0
+
+
+class CompletionText:
+    """The text of one answer, token by token."""
+
+    def __init__(self, decoder: IncrementalDecoder, scanner: StopScanner) -> None:
+        self._decoder = decoder
+        self._scanner = scanner
+
+    def push(self, token: int) -> str | StopMatch:
+        """Text that became safe to show, or the stop string that ``token`` completed."""
+        text = self._decoder.push(token)
+        return self._scanner.push(text) if text else ""
+
+    def finish(self) -> str:
+        """The rest, once no token can follow."""
+        rest = self._scanner.push(self._decoder.flush())
+        if isinstance(rest, StopMatch):
+            return rest.text
+        return rest + self._scanner.flush()
