@@ -1,0 +1,322 @@
+"""Canonical graphs on ONNX Runtime.
+
+The cache's memory is bound both as the graph's past and as its present, so that a step writes its
+few new keys and values in place. What a call costs beside the graph is Python, so everything that
+depends on shapes only (a ``_Call``) is built once per shape and kept.
+
+Bits: no span runs narrower than two columns and no fewer than two logits are taken per row, since
+one-row matrix products use other kernels than many-row ones. Above that ONNX Runtime's CPU kernels
+give a row the same bits whatever is beside it (I2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as library
+
+from engines.base import BundleError, EngineError, EngineLimits, FloatArray, IntArray, Span
+from engines.bundle import (
+    LOGIT_POSITIONS,
+    LOGITS,
+    START,
+    TOKENS,
+    Bundle,
+    ModelEntry,
+    key_name,
+    new_key_name,
+    new_value_name,
+    value_name,
+)
+from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
+from engines.spans import check_move, check_spans
+
+_MIN_WANTED = 2
+# A server sees few decode and verify shapes but many prefill tails; beyond this many the kept
+# calls are dropped and built anew.
+_MAX_CALLS = 512
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# ONNX Runtime's exceptions have no common base but Exception.
+_LIBRARY_ERRORS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    *(
+        kind
+        for kind in vars(library).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Everything of a call that its shape fixes; the arrays are filled before each run.
+
+    Attributes:
+        tokens: [B, T] int64.
+        start: [B] int64.
+        logit_positions: [B, R] int64.
+        logits_shape: (B, R, V).
+    """
+
+    binding: onnxruntime.IOBinding
+    tokens: IntArray
+    start: IntArray
+    logit_positions: IntArray
+    logits_shape: tuple[int, int, int]
+
+
+class DeviceBuffer:
+    """Zeroed memory of an ONNX Runtime device; reads and writes copy over the host."""
+
+    def __init__(self, shape: tuple[int, ...], *, device: str) -> None:
+        values = np.zeros(shape, dtype=np.float32)
+        self._value = onnxruntime.OrtValue.ortvalue_from_numpy(values, device, 0)
+        self.pointer: int = self._value.data_ptr()
+
+    def read(self) -> FloatArray:
+        """A copy on the host."""
+        values: FloatArray = self._value.numpy()
+        return values
+
+    def write(self, values: FloatArray) -> None:
+        """Replace the content."""
+        self._value.update_inplace(np.ascontiguousarray(values))
+
+
+class OnnxEngine:
+    """One model of a bundle with its KV cache.
+
+    Args:
+        bundle: a verified bundle (``load_bundle``), so that the graph's weights are its own.
+        entry: which of its models.
+        device: "cpu" or "cuda". On "cuda" logits are copied to the host, and truncating or moving
+            a slot copies whole buffers over the host.
+        num_threads: of the pool that all sessions of the process share; two pools that spin on
+            the same cores run speculation at 0.8x of plain decoding instead of 1.9x.
+        max_batch: slots; None for all the bundle allows.
+
+    Raises:
+        BundleError: the graph does not fit its entry.
+        EngineError: the library cannot load it, or the shared pool has another size already.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        entry: ModelEntry,
+        *,
+        device: str = "cpu",
+        num_threads: int = 2,
+        max_batch: int | None = None,
+    ) -> None:
+        manifest = bundle.manifest
+        if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
+            raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
+        self._limits = EngineLimits(
+            max_batch=max_batch or manifest.max_batch,
+            max_context=manifest.max_context,
+            max_extend=manifest.max_extend,
+            vocab_size=entry.vocab_size,
+        )
+        self._entry = entry
+        self._device = device
+        self._session: onnxruntime.InferenceSession | None = _open_session(
+            str(bundle.model_path(entry)), device, num_threads
+        )
+        _check_graph(self._session, entry)
+        self._cache = KvCache(
+            num_layers=entry.num_layers,
+            num_kv_heads=entry.num_kv_heads,
+            head_size=entry.head_size,
+            limits=self._limits,
+            allocate=self._allocate,
+        )
+        self._past_names = cache_names(entry.num_layers, key_name, value_name)
+        self._present_names = cache_names(entry.num_layers, new_key_name, new_value_name)
+        self._calls: dict[tuple[int, int, int, int], _Call] = {}
+        self._logits = self._allocate((_MIN_WANTED * entry.vocab_size,))
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities of this engine."""
+        return self._limits
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether I2 holds: measured for the CPU kernels, not for CUDA's."""
+        return self._device == "cpu"
+
+    @property
+    def capacity(self) -> int:
+        """S, tokens a slot of the cache has room for at present."""
+        return self._cache.capacity
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """Append spans and return the wanted logits; see ``Engine.extend``.
+
+        Returns:
+            [B, R, V] float32 on the host, valid until the next extend; padding columns repeat a
+            column of the same row.
+
+        Raises:
+            EngineError: a span breaks a limit (nothing was computed), or ONNX Runtime failed (the
+                given slots are undefined and must be extended from ``start`` 0).
+        """
+        session = self._require_open()
+        cache = self._cache
+        longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
+        num_tokens = max(MIN_SPAN, longest)
+        num_wanted = max(_MIN_WANTED, most_wanted)
+        if cache.reserve(max(span.start for span in spans) + num_tokens):
+            self._calls.clear()
+        call = self._call(spans[0].slot, len(spans), num_tokens, num_wanted)
+        for row, span in enumerate(spans):
+            _fill_row(call, row, span)
+            cache.begin_write(span.slot, span.start, num_tokens)
+            cache.lengths[span.slot] = 0
+        try:
+            session.run_with_iobinding(call.binding)
+        except _LIBRARY_ERRORS as error:
+            raise EngineError(f"ONNX Runtime failed: {error}") from error
+        for span in spans:
+            cache.lengths[span.slot] = span.start + len(span.tokens)
+        return self._logits.read()[: math.prod(call.logits_shape)].reshape(call.logits_shape)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copy the first ``length`` cached tokens of one slot over another.
+
+        Raises:
+            EngineError: a slot is outside the engine, or the source holds fewer tokens.
+        """
+        self._require_open()
+        check_move(source, destination, length, self._cache.lengths)
+        self._cache.move(source, destination, length)
+
+    def close(self) -> None:
+        """Free the session and the cache; a later call raises EngineError."""
+        self._session = None
+        self._calls.clear()
+        del self._cache
+
+    def _require_open(self) -> onnxruntime.InferenceSession:
+        if self._session is None:
+            raise EngineError("this engine is closed")
+        return self._session
+
+    def _allocate(self, shape: tuple[int, ...]) -> DeviceBuffer | HostBuffer:
+        if self._device == "cpu":
+            return HostBuffer(shape)
+        return DeviceBuffer(shape, device=self._device)
+
+    def _call(self, slot: int, num_rows: int, num_tokens: int, num_wanted: int) -> _Call:
+        """The kept call of a shape, for the capacity of now."""
+        shape = (slot, num_rows, num_tokens, num_wanted)
+        call = self._calls.get(shape)
+        if call is None:
+            if len(self._calls) >= _MAX_CALLS:
+                self._calls.clear()
+            call = self._build_call(*shape)
+            self._calls[shape] = call
+        return call
+
+    def _build_call(self, slot: int, num_rows: int, num_tokens: int, num_wanted: int) -> _Call:
+        logits_shape = (num_rows, num_wanted, self._limits.vocab_size)
+        self._reserve_logits(math.prod(logits_shape))
+        call = _Call(
+            binding=self._require_open().io_binding(),
+            tokens=np.zeros((num_rows, num_tokens), dtype=np.int64),
+            start=np.zeros(num_rows, dtype=np.int64),
+            logit_positions=np.zeros((num_rows, num_wanted), dtype=np.int64),
+            logits_shape=logits_shape,
+        )
+        for name, array in (
+            (TOKENS, call.tokens),
+            (START, call.start),
+            (LOGIT_POSITIONS, call.logit_positions),
+        ):
+            call.binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
+        rows = self._cache.slots_shape(num_rows)
+        pointers = self._cache.pointers(slot)
+        for past, present, pointer in zip(
+            self._past_names, self._present_names, pointers, strict=True
+        ):
+            call.binding.bind_input(past, self._device, 0, np.float32, rows, pointer)
+            call.binding.bind_output(present, self._device, 0, np.float32, rows, pointer)
+        call.binding.bind_output(
+            LOGITS, self._device, 0, np.float32, logits_shape, self._logits.pointer
+        )
+        return call
+
+    def _reserve_logits(self, num_values: int) -> None:
+        """Make the one buffer of logits, shared by all calls, large enough."""
+        if num_values > self._logits.read().size:
+            self._calls.clear()
+            self._logits = self._allocate((num_values,))
+
+
+def _fill_row(call: _Call, row: int, span: Span) -> None:
+    """Write a span into a call, its last token and last wanted position repeated as padding."""
+    num_tokens = len(span.tokens)
+    call.start[row] = span.start
+    tokens, positions = call.tokens[row], call.logit_positions[row]
+    if num_tokens == 0:
+        tokens.fill(0)
+        positions.fill(0)
+        return
+    tokens[:num_tokens] = span.tokens
+    tokens[num_tokens:] = span.tokens[-1]
+    positions[: span.num_logits] = range(num_tokens - span.num_logits, num_tokens)
+    positions[span.num_logits :] = num_tokens - 1
+
+
+@cache
+def _share_thread_pool(num_threads: int) -> None:
+    """Set the size of the process's one pool; once per size, and the library allows one size."""
+    try:
+        onnxruntime.set_global_thread_pool_sizes(num_threads, 1)
+    except _LIBRARY_ERRORS as error:
+        raise EngineError(
+            f"num_threads {num_threads}: the pool all engines share has another size already"
+        ) from error
+
+
+def _open_session(path: str, device: str, num_threads: int) -> onnxruntime.InferenceSession:
+    if device not in _PROVIDERS:
+        raise EngineError(f"device {device!r}: must be one of {', '.join(_PROVIDERS)}")
+    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
+        raise EngineError(f"device {device!r}: this onnxruntime has no {_PROVIDERS[device]}")
+    _share_thread_pool(num_threads)
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=[_PROVIDERS[device]])
+    except _LIBRARY_ERRORS as error:
+        raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
+
+
+def _check_graph(session: onnxruntime.InferenceSession, entry: ModelEntry) -> None:
+    """Refuse a graph whose tensors are not those its manifest entry declares."""
+    past = cache_names(entry.num_layers, key_name, value_name)
+    present = cache_names(entry.num_layers, new_key_name, new_value_name)
+    inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+    outputs = {tensor.name: tensor.shape for tensor in session.get_outputs()}
+    graph = f"{entry.path}/model.onnx"
+    for found, declared in (
+        (set(inputs), {TOKENS, START, LOGIT_POSITIONS, *past}),
+        (set(outputs), {LOGITS, *present}),
+    ):
+        if found != declared:
+            raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
+    for name in past:
+        if [inputs[name][1], inputs[name][3]] != [entry.num_kv_heads, entry.head_size]:
+            raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")
+    if outputs[LOGITS][2] != entry.vocab_size:
+        raise BundleError(f"{graph}: logits are {outputs[LOGITS]}, vocab_size {entry.vocab_size}")

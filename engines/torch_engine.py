@@ -1,0 +1,111 @@
+"""The reference: a checkpoint's own PyTorch model behind the engine contract.
+
+Simple and slow on purpose. It keeps the tokens of every slot and computes each span from the
+first token on, without a cache, one slot at a time: nothing that could hide a mistake of the
+faster engines. Serving never imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
+from engines.spans import check_move, check_spans
+
+
+class TorchEngine:
+    """Engine over a causal language model.
+
+    Args:
+        model: maps ``input_ids`` [1, n] int64 to an output with ``logits`` [1, n, V]; put into
+            evaluation mode here.
+        limits: capacities; V must be the model's.
+    """
+
+    def __init__(self, model: torch.nn.Module, limits: EngineLimits) -> None:
+        self._model: torch.nn.Module | None = model.eval()
+        self._limits = limits
+        self._slots: list[tuple[int, ...]] = [()] * limits.max_batch
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities of this engine."""
+        return self._limits
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """False: PyTorch picks kernels by the number of rows."""
+        return False
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """Append spans and return the wanted logits; see ``Engine.extend``.
+
+        Returns:
+            [B, R, V] float32, R the greatest ``num_logits``; padding columns are 0.
+
+        Raises:
+            EngineError: a span breaks a limit, the model failed, or the engine is closed.
+        """
+        if self._model is None:
+            raise EngineError("this engine is closed")
+        _, num_wanted = check_spans(spans, self._limits, [len(held) for held in self._slots])
+        shape = (len(spans), num_wanted, self._limits.vocab_size)
+        logits = np.zeros(shape, dtype=np.float32)
+        for row, span in enumerate(spans):
+            held = self._slots[span.slot][: span.start] + span.tokens
+            self._slots[span.slot] = held
+            if span.num_logits:
+                logits[row, : span.num_logits] = self._logits_of(held)[-span.num_logits :]
+        return logits
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copy the first ``length`` tokens of one slot over another.
+
+        Raises:
+            EngineError: a slot is outside the engine, or the source holds fewer tokens.
+        """
+        check_move(source, destination, length, [len(held) for held in self._slots])
+        self._slots[destination] = self._slots[source][:length]
+
+    def close(self) -> None:
+        """Let go of the model; a later extend raises EngineError."""
+        self._model = None
+
+    def _logits_of(self, tokens: tuple[int, ...]) -> FloatArray:
+        """[n, V] float32: the logits after each of n tokens."""
+        assert self._model is not None
+        try:
+            with torch.inference_mode():
+                output = self._model(input_ids=torch.tensor([tokens]), use_cache=False)
+                logits: FloatArray = output.logits[0].float().cpu().numpy()
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise EngineError(f"PyTorch failed: {error}") from error
+        return logits
+
+
+def open_checkpoint(
+    path: Path, *, max_batch: int, max_context: int, max_extend: int
+) -> TorchEngine:
+    """Engine over a Hugging Face checkpoint folder, in float32.
+
+    Raises:
+        BundleError: the folder holds no causal language model.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path.name}: not a causal language model: {error}") from error
+    limits = EngineLimits(
+        max_batch=max_batch,
+        max_context=max_context,
+        max_extend=max_extend,
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+    )
+    return TorchEngine(model, limits)
