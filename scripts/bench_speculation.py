@@ -1,0 +1,157 @@
+"""Speculation on against off in one run: speed-up, what theory predicts, runtime overhead, share of sampling.
+
+Prediction: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification cost)
+S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step (T = 2).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from engines.base import Engine, Span
+from engines.laws import SamplingLaw
+from runtime.core.params import SpeculationParams
+from scripts.bench_common import Rig, code_prompts, open_rig
+
+CONTEXT = 200
+REPEATS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One cell: a batch size, a temperature, a gamma; medians over rounds."""
+
+    batch: int
+    temperature: float
+    gamma: int
+    tokens_per_s: float
+    alpha_hat: float | None
+    tokens_per_step: float
+    engine_share: float
+    sampling_share: float
+
+
+def call_cost_s(engine: Engine, num_rows: int, num_tokens: int) -> float:
+    """Median seconds of one extend of ``num_tokens`` tokens for ``num_rows`` slots at the benchmark's context."""
+    rng = np.random.default_rng(0)
+    tokens = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, num_tokens))
+    spans = [
+        Span(slot=slot, start=CONTEXT, tokens=tokens, num_logits=num_tokens)
+        for slot in range(num_rows)
+    ]
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        engine.extend(spans)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def predicted(alpha: float, gamma: int, c: float, v: float) -> float:
+    """Speed-up factor of the generalised Theorem 3.8 without overhead."""
+    expected = gamma + 1 if alpha == 1.0 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    return expected / (gamma * c + v)
+
+
+def measure(
+    rig: Rig,
+    prompts: Sequence[Sequence[int]],
+    batch: int,
+    temperature: float,
+    gamma: int,
+    max_tokens: int,
+) -> Measurement:
+    """Run the prompts in batches of ``batch`` and relate the parts to the whole."""
+    law = SamplingLaw(temperature=temperature)
+    speculation = SpeculationParams(
+        is_enabled=gamma > 0, drafter="model" if gamma else None, gamma=gamma
+    )
+    engine_before, sampling_before = rig.engine_s(), rig.sampler.total_s
+    wall_s, reports, num_output = 0.0, [], 0
+    for first in range(0, len(prompts) - batch + 1, batch):
+        finished, took_s = rig.run(prompts[first : first + batch], law, speculation, max_tokens)
+        wall_s += took_s
+        reports += [one.report for one in finished]
+        num_output += sum(one.num_output for one in finished)
+    engine_s, sampling_s = rig.engine_s() - engine_before, rig.sampler.total_s - sampling_before
+    trials = sum(report.num_accepted for report in reports if report.alpha_hat)
+    reached = sum(report.num_accepted / report.alpha_hat for report in reports if report.alpha_hat)
+    return Measurement(
+        batch=batch, temperature=temperature, gamma=gamma, tokens_per_s=num_output / wall_s,
+        alpha_hat=trials / reached if reached else None,
+        tokens_per_step=num_output / sum(report.num_steps for report in reports),
+        engine_share=engine_s / wall_s, sampling_share=sampling_s / wall_s,
+    )  # fmt: skip
+
+
+def median_cell(rounds: Sequence[Measurement]) -> Measurement:
+    """The round of median speed."""
+    return sorted(rounds, key=lambda one: one.tokens_per_s)[len(rounds) // 2]
+
+
+def main(
+    bundle: Path,
+    gammas: Annotated[str, typer.Option(help="comma-separated; 0 is always measured")] = "1,2,4,8",
+    batches: str = "1,8",
+    temperatures: str = "0,1",
+    num_prompts: int = 16,
+    max_tokens: int = 96,
+    rounds: int = 3,
+    json_out: Path | None = None,
+) -> None:
+    """Measure every cell ``rounds`` times, interleaved, and print medians beside the prediction."""
+    rig = open_rig(bundle)
+    prompts = [rig.tokenizer.encode(text).ids for text in code_prompts(num_prompts)]
+    wanted = [0, *(int(gamma) for gamma in gammas.split(","))]
+    table = Table(
+        title=f"{bundle.name}: medians of {rounds} interleaved rounds, {num_prompts} x {max_tokens} tokens"
+    )
+    for head in ("batch", "T", "gamma", "tokens/s", "speed-up", "predicted", "ratio", "alpha_hat", "tokens/step",
+                 "engine share", "sampling share"):  # fmt: skip
+        table.add_column(head, justify="right")
+    results = []
+    for batch in (int(one) for one in batches.split(",")):
+        plain_s = call_cost_s(rig.target, batch, 2)
+        c = call_cost_s(rig.draft, batch, 2) / plain_s if rig.draft else 0.0
+        for temperature in (float(one) for one in temperatures.split(",")):
+            cells: dict[int, list[Measurement]] = {gamma: [] for gamma in wanted}
+            for _ in range(rounds):
+                for gamma in wanted:
+                    cells[gamma].append(
+                        measure(rig, prompts, batch, temperature, gamma, max_tokens)
+                    )
+            base = median_cell(cells[0])
+            for gamma in wanted:
+                cell = median_cell(cells[gamma])
+                v = call_cost_s(rig.target, batch, gamma + 1) / plain_s if gamma else 1.0
+                expected = (
+                    predicted(cell.alpha_hat, gamma, c, v) if cell.alpha_hat is not None else 1.0
+                )
+                speedup = cell.tokens_per_s / base.tokens_per_s
+                table.add_row(
+                    str(batch), f"{temperature:g}", str(gamma), f"{cell.tokens_per_s:.0f}", f"{speedup:.2f}",
+                    f"{expected:.2f}", f"{speedup / expected:.2f}",
+                    "-" if cell.alpha_hat is None else f"{cell.alpha_hat:.2f}", f"{cell.tokens_per_step:.2f}",
+                    f"{cell.engine_share:.2f}", f"{cell.sampling_share:.3f}",
+                )  # fmt: skip
+                results.append(
+                    {**asdict(cell), "speedup": speedup, "predicted": expected, "c": c, "v": v}
+                )
+    Console(width=150).print(table)
+    if json_out:
+        json_out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
