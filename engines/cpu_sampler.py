@@ -1,0 +1,268 @@
+"""The sampler of CPU engines: draws draft tokens and judges drafts with numpy on the logits where they lie.
+
+Knows neither requests nor engines. Rows are adjusted one at a time and only as far as the judgement gets, so a
+rejection at the first position costs one softmax. Invariants, which the exactness of the output rests on:
+
+* J1  A draft row kept by ``propose`` is the law the draft token was drawn from, bit for bit.
+* J2  The target row at draft position i is adjusted with the history plus the first i draft tokens.
+* J3  Every token emitted by a judgement has a positive probability in its adjusted target row (mode lenient excepted).
+* J4  A row of logits that is not finite stops its own judgement and touches no other.
+
+Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1 and appendix A.5; p is the target row, q the draft row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from engines.adjust import Logits, adjusted_row, greatest_token, has_processors, process_logits
+from engines.base import FloatArray
+from engines.draws import (
+    draw_token,
+    overlap,
+    race_winner,
+    raw_logprobs,
+    residual_row,
+)
+from engines.laws import ExactnessMode, SamplingRow, Verdict
+from engines.noise import CounterNoise, NoiseSource, Purpose
+
+
+class CpuSampler:
+    """Implements ``engines.laws.Sampler`` in numpy. Not thread-safe: the thread that owns the engines owns it.
+
+    Args:
+        max_batch: slots, an upper bound of ``SamplingRow.slot``.
+        max_gamma: draft tokens of a row at most.
+        vocab_size: V of the target.
+        noise: where random numbers come from.
+    """
+
+    def __init__(
+        self, *, max_batch: int, max_gamma: int, vocab_size: int, noise: NoiseSource | None = None
+    ) -> None:
+        self._max_gamma = max_gamma
+        self._vocab_size = vocab_size
+        self._noise: NoiseSource = CounterNoise() if noise is None else noise
+        # Per slot [max_gamma, V] float32, allocated when the slot first drafts: 64 slots of 8 rows of a large
+        # vocabulary are 300 MB that greedy and retrieved drafts never need.
+        self._draft_rows: list[FloatArray | None] = [None] * max_batch
+
+    def propose(
+        self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
+    ) -> list[int]:
+        """Draw one draft token per row; see ``engines.laws.Sampler``.
+
+        A draft row that is not finite proposes token 0 as a point mass: a poor draft, and still an exact one.
+
+        Args:
+            logits: [B, R, V_draft] float32; column 0 of each row is used.
+            rows: rows to draw for.
+            vocab_size: ids at or beyond it are never proposed.
+        """
+        if _is_plain_greedy(rows):
+            indices = [row.index for row in rows]
+            return [int(token) for token in logits[indices, 0, :vocab_size].argmax(axis=-1)]
+        return [self._propose_row(logits[row.index, 0, :vocab_size], row) for row in rows]
+
+    def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
+        """Judge whole drafts; see ``engines.laws.Sampler``.
+
+        Args:
+            logits: [B, R, V] float32; columns 0..gamma of a row follow the last committed token and each draft token.
+            rows: rows to judge.
+        """
+        if _is_plain_greedy(rows):
+            verdicts = _judge_plain_greedy(logits, rows)
+        else:
+            verdicts = [self._judge_row(logits[row.index], row) for row in rows]
+        return [
+            _with_logprobs(verdict, logits[row.index], row)
+            for verdict, row in zip(verdicts, rows, strict=True)
+        ]
+
+    def _propose_row(self, logits: FloatArray, row: SamplingRow) -> int:
+        position = len(row.history) + len(row.draft_tokens)
+        processed = _processed(logits, row, len(row.draft_tokens))
+        if row.law.is_greedy:
+            return greatest_token(processed) or 0
+        probs = adjusted_row(processed, row.law)
+        if row.mode is ExactnessMode.SEED_STABLE:
+            return 0 if probs is None else self._race(probs, row, position)
+        if probs is None:
+            probs = np.zeros(len(logits), dtype=np.float32)
+            probs[0] = 1.0
+        self._keep_draft_row(probs, row)
+        return draw_token(probs, self._uniform(row, Purpose.DRAFT, position))
+
+    def _keep_draft_row(self, probs: FloatArray, row: SamplingRow) -> None:
+        kept = self._draft_rows[row.slot]
+        if kept is None:
+            kept = np.zeros((self._max_gamma, self._vocab_size), dtype=np.float32)
+            self._draft_rows[row.slot] = kept
+        kept_row = kept[len(row.draft_tokens)]
+        kept_row[: len(probs)] = probs
+        kept_row[len(probs) :] = 0.0
+
+    def _judge_row(self, logits: FloatArray, row: SamplingRow) -> Verdict:
+        is_lenient = row.mode is ExactnessMode.LENIENT and row.lenience != 1.0
+        if row.law.is_greedy:
+            return self._judge_greedy(logits, row, row.lenience if is_lenient else 1.0)
+        is_match = row.mode is ExactnessMode.SEED_STABLE or not row.draft_tokens
+        if is_match or not (row.is_sampled_draft or is_lenient):
+            return self._judge_by_match(logits, row)
+        return self._judge_by_ratio(logits, row, row.lenience if is_lenient else 1.0)
+
+    def _judge_greedy(self, logits: FloatArray, row: SamplingRow, lenience: float) -> Verdict:
+        """Keep draft tokens that are the greatest, or at lenience l have l times its probability (A.5)."""
+        for index in range(len(row.draft_tokens) + 1):
+            processed = _processed(logits[index], row, index)
+            best = greatest_token(processed)
+            if best is None:
+                return Verdict(num_accepted=0, next_token=None)
+            if index == len(row.draft_tokens):
+                break
+            token = row.draft_tokens[index]
+            if token == best:
+                continue
+            if lenience == 1.0 or not _is_token(token, len(processed)):
+                break
+            ratio = np.exp(np.float64(processed[token]) - np.float64(processed[best]))
+            if not ratio >= lenience:
+                break
+        return Verdict(num_accepted=index, next_token=best)
+
+    def _judge_by_match(self, logits: FloatArray, row: SamplingRow) -> Verdict:
+        """Draw the target's own token at each position and keep the draft as long as it agrees.
+
+        The token is drawn once per position and emitted at the first disagreement, so the draft never influences what
+        is emitted: exact whatever the draft's law was.
+        """
+        start = len(row.history)
+        for index in range(len(row.draft_tokens) + 1):
+            probs = adjusted_row(_processed(logits[index], row, index), row.law)
+            if probs is None:
+                return Verdict(num_accepted=0, next_token=None)
+            drawn = self._target_token(probs, row, start + index)
+            if index == len(row.draft_tokens) or drawn != row.draft_tokens[index]:
+                break
+        return Verdict(num_accepted=index, next_token=drawn)
+
+    def _judge_by_ratio(self, logits: FloatArray, row: SamplingRow, lenience: float) -> Verdict:
+        """Keep token x where u * l * q(x) < p(x); after a rejection draw from the residual norm((p - q)+)."""
+        start = len(row.history)
+        overlaps: list[float] = []
+        for index, token in enumerate(row.draft_tokens):
+            target_row = adjusted_row(_processed(logits[index], row, index), row.law)
+            if target_row is None:
+                return Verdict(num_accepted=0, next_token=None)
+            draft_row = self._draft_row(row, index)
+            if row.is_sampled_draft:
+                overlaps.append(overlap(target_row, draft_row))
+            coin = self._uniform(row, Purpose.ACCEPT, start + index)
+            if _is_token(token, len(target_row)):
+                threshold = coin * lenience * float(draft_row[token])
+                if threshold < float(target_row[token]):
+                    continue
+            residual, is_fallback = residual_row(target_row, draft_row)
+            next_token = draw_token(residual, self._uniform(row, Purpose.RECOVER, start + index))
+            return Verdict(
+                num_accepted=index,
+                next_token=next_token,
+                overlaps=tuple(overlaps),
+                num_fallbacks=int(is_fallback),
+            )
+        gamma = len(row.draft_tokens)
+        target_row = adjusted_row(_processed(logits[gamma], row, gamma), row.law)
+        if target_row is None:
+            return Verdict(num_accepted=0, next_token=None)
+        next_token = draw_token(target_row, self._uniform(row, Purpose.BONUS, start + gamma))
+        return Verdict(num_accepted=gamma, next_token=next_token, overlaps=tuple(overlaps))
+
+    def _draft_row(self, row: SamplingRow, index: int) -> FloatArray:
+        """[V] float32 law of draft token ``index``: the kept row (J1), or a point mass."""
+        if row.is_sampled_draft:
+            kept = self._draft_rows[row.slot]
+            assert kept is not None, "a sampled draft was proposed by this sampler"
+            kept_row: FloatArray = kept[index]
+            return kept_row
+        point_mass = np.zeros(self._vocab_size, dtype=np.float32)
+        token = row.draft_tokens[index]
+        if _is_token(token, self._vocab_size):
+            point_mass[token] = 1.0
+        return point_mass
+
+    def _target_token(self, probs: FloatArray, row: SamplingRow, position: int) -> int:
+        if row.mode is ExactnessMode.SEED_STABLE:
+            return self._race(probs, row, position)
+        coin = self._noise.uniforms(
+            row.seed, purpose=Purpose.MATCH, position=position, round_start=None, count=1
+        )
+        return draw_token(probs, float(coin[0]))
+
+    def _race(self, probs: FloatArray, row: SamplingRow, position: int) -> int:
+        return race_winner(probs, self._noise.exponentials(row.seed, position, len(probs)))
+
+    def _uniform(self, row: SamplingRow, purpose: Purpose, position: int) -> float:
+        drawn = self._noise.uniforms(
+            row.seed, purpose=purpose, position=position, round_start=len(row.history), count=1
+        )
+        return float(drawn[0])
+
+
+def _is_token(token: int, vocab_size: int) -> bool:
+    return 0 <= token < vocab_size
+
+
+def _is_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
+    """Whether every row is decided by the position of its greatest raw logit."""
+    return all(
+        row.law.is_greedy
+        and not has_processors(row.law)
+        and (row.mode is not ExactnessMode.LENIENT or row.lenience == 1.0)
+        for row in rows
+    )
+
+
+def _processed(logits: FloatArray, row: SamplingRow, num_drafted: int) -> Logits:
+    """One row of logits after bans, bias and penalties, for history plus ``num_drafted`` draft tokens (J2)."""
+    if not has_processors(row.law):
+        return logits
+    tentative = np.array(row.draft_tokens[:num_drafted], dtype=np.int64)
+    history = np.concatenate([row.history, tentative])
+    return process_logits(logits, row.law, history, row.num_prompt)
+
+
+def _judge_plain_greedy(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
+    """One argmax over the columns of the longest draft instead of one per row and position."""
+    width = 1 + max((len(row.draft_tokens) for row in rows), default=0)
+    greatest = logits[:, :width].argmax(axis=-1)
+    verdicts = []
+    for row in rows:
+        best = [int(token) for token in greatest[row.index, : len(row.draft_tokens) + 1]]
+        agreed = [token == drafted for token, drafted in zip(best, row.draft_tokens, strict=False)]
+        num_accepted = agreed.index(False) if False in agreed else len(agreed)
+        columns = np.arange(num_accepted + 1)
+        is_finite = np.isfinite(logits[row.index, columns, best[: num_accepted + 1]]).all()
+        if is_finite:
+            verdicts.append(Verdict(num_accepted=num_accepted, next_token=best[num_accepted]))
+        else:
+            verdicts.append(Verdict(num_accepted=0, next_token=None))
+    return verdicts
+
+
+def _with_logprobs(verdict: Verdict, logits: FloatArray, row: SamplingRow) -> Verdict:
+    """The verdict with the raw log-probabilities of its emitted tokens, where the row asks for them."""
+    if row.num_logprobs is None or verdict.next_token is None:
+        return verdict
+    emitted = (*row.draft_tokens[: verdict.num_accepted], verdict.next_token)
+    return replace(
+        verdict,
+        logprobs=tuple(
+            raw_logprobs(logits[index], token, row.num_logprobs)
+            for index, token in enumerate(emitted)
+        ),
+    )
