@@ -126,19 +126,14 @@ def _gamma(row: Progress, limits: StepLimits) -> int:
     return max(0, min(bounds))
 
 
-def decode_spans(
-    rows: Sequence[Progress],
-    num_computed: Sequence[int],
-    fed: Sequence[tuple[int, ...] | None],
-) -> list[Span]:
+def decode_spans(starts: Sequence[int], fed: Sequence[tuple[int, ...] | None]) -> list[Span]:
     """Spans over the whole live prefix.
 
     Args:
-        rows: row i holds slot i.
-        num_computed: per row, the tokens that stay valid.
-        fed: per row, the tokens to feed, all of whose logits are wanted; None takes no part.
+        starts: per slot, the tokens that stay valid.
+        fed: per slot, the tokens to feed, all of whose logits are wanted; None takes no part.
     """
     return [
         Span(slot=slot, start=start, tokens=tokens or (), num_logits=len(tokens or ()))
-        for slot, (_, start, tokens) in enumerate(zip(rows, num_computed, fed, strict=True))
+        for slot, (start, tokens) in enumerate(zip(starts, fed, strict=True))
     ]

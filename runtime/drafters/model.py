@@ -1,0 +1,116 @@
+"""A smaller model drafts, one token after another, for all chosen rows in lockstep.
+
+Between steps the draft's cache of a row holds ``num_computed <= n - 1`` of its n committed tokens.
+Before drafting the missing ones are fed: one after a rejection, two after a full acceptance, more
+after steps without a draft. A row that misses more than a round can leave behind is lagging: it is
+fed alone, so that it pads nobody, and at most one row by at most one chunk per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engines.base import Engine, Span
+from engines.laws import ExactnessMode, Sampler
+from runtime.drafters.base import Draft, DraftRow
+
+MAX_SHARED_MISSING = 2
+"""Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
+
+
+class ModelDrafter:
+    """Proposes what a draft model would say."""
+
+    def __init__(
+        self, engine: Engine, sampler: Sampler, *, target_vocab_size: int, chunk: int
+    ) -> None:
+        self._engine = engine
+        self._sampler = sampler
+        self._target_vocab_size = target_vocab_size
+        self._chunk = min(chunk, engine.limits.max_extend)
+
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """Draft for the chosen rows that are, or can be brought, up to date.
+
+        Raises:
+            EngineError: the draft model failed; its caches of all live slots are undefined.
+        """
+        computed = [row.num_computed for row in live]
+        usable = [slot for slot in chosen if self._can_feed(live[slot])]
+        self._catch_up(live, usable, computed)
+        gammas = {
+            slot: gamma
+            for slot in usable
+            if _num_missing(live, slot, computed) <= MAX_SHARED_MISSING
+            and (gamma := self._gamma(live[slot])) > 0
+        }
+        tokens = self._draft_in_lockstep(live, gammas, computed)
+        return [
+            Draft(
+                tokens=tuple(tokens.get(slot, ())),
+                is_sampled=_is_sampled(live[slot]),
+                num_computed=computed[slot],
+            )
+            for slot in chosen
+        ]
+
+    def _can_feed(self, row: DraftRow) -> bool:
+        """Whether the draft model knows the tokens it misses and has room for them."""
+        missing = row.sampling.history[row.num_computed :]
+        limits = self._engine.limits
+        return len(row.sampling.history) <= limits.max_context and bool(
+            missing.max() < limits.vocab_size
+        )
+
+    def _gamma(self, row: DraftRow) -> int:
+        """The last draft token is never fed, so n - 1 + gamma tokens must fit."""
+        return min(row.gamma, self._engine.limits.max_context + 1 - len(row.sampling.history))
+
+    def _catch_up(
+        self, live: Sequence[DraftRow], slots: Sequence[int], computed: list[int]
+    ) -> None:
+        lagging = [s for s in slots if _num_missing(live, s, computed) > MAX_SHARED_MISSING]
+        if not lagging:
+            return
+        # The one that misses least is ready first; a stream that lags never waits for a prompt.
+        slot = min(lagging, key=lambda s: _num_missing(live, s, computed))
+        start = computed[slot]
+        end = min(start + self._chunk, len(live[slot].sampling.history) - 1)
+        tokens = tuple(live[slot].sampling.history[start:end].tolist())
+        self._engine.extend([Span(slot=slot, start=start, tokens=tokens, num_logits=0)])
+        computed[slot] = end
+
+    def _draft_in_lockstep(
+        self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
+    ) -> dict[int, list[int]]:
+        drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
+        fed = {
+            slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
+        }
+        while fed:
+            spans = [
+                Span(slot=slot, start=start, tokens=fed.get(slot, ()), num_logits=int(slot in fed))
+                for slot, start in enumerate(computed)
+            ]
+            logits = self._engine.extend(spans)
+            rows = [replace(live[slot].sampling, draft_tokens=tuple(drafted[slot])) for slot in fed]
+            tokens = self._sampler.propose(logits, rows, vocab_size=self._target_vocab_size)
+            following: dict[int, tuple[int, ...]] = {}
+            for slot, token in zip(fed, tokens, strict=True):
+                computed[slot] += len(fed[slot])
+                drafted[slot].append(token)
+                is_end = token in live[slot].sampling.law.end_token_ids
+                if len(drafted[slot]) < gammas[slot] and not is_end:
+                    following[slot] = (token,)
+            fed = following
+        return drafted
+
+
+def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -> int:
+    return len(live[slot].sampling.history) - computed[slot]
+
+
+def _is_sampled(row: DraftRow) -> bool:
+    """Whether verification needs the law of the draft: not for greedy, nor under shared noise."""
+    return not row.sampling.law.is_greedy and row.sampling.mode is not ExactnessMode.SEED_STABLE
