@@ -1,0 +1,380 @@
+"""One thread owns the engines and serves all requests.
+
+Other threads reach it through ``submit``, ``cancel``, ``drain`` and ``stop``, which only leave word
+under one lock; everything else happens between two steps, on the worker's thread. Invariants:
+
+* W1  Every request that ``submit`` took gets exactly one terminal event.
+* W2  A request's slot is free again before its terminal event is delivered.
+* W3  ``live[i]`` holds slot i.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from engines.base import Engine, EngineError
+from engines.laws import Sampler
+from runtime.core.config import ServerConfig
+from runtime.core.errors import (
+    ConfigError,
+    ContextTooLong,
+    DeadlineExceeded,
+    DrainDeadline,
+    Draining,
+    DuplicateRequestId,
+    InternalError,
+    Overloaded,
+    QueueTimeout,
+    RequestFailed,
+)
+from runtime.core.params import Event, Failed, Finished, RequestSpec
+from runtime.core.request import Ending, Request, Speculation
+from runtime.core.scheduler import StepLimits, num_to_admit
+from runtime.core.slots import SlotAllocator
+from runtime.core.stats import DISABLED, NO_DRAFT
+from runtime.core.text import Decoder
+from runtime.core.totals import Totals, WorkerSnapshot
+from runtime.drafters import build_drafters
+from runtime.drafters.base import DrafterParts
+from runtime.step import StepParts, StepResult, run_step
+
+__all__ = ["Worker", "WorkerSnapshot"]
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 10.0
+"""Seconds beyond its timeout that ``stop`` waits for a step that is under way."""
+
+Deliver = Callable[[Event], None]
+
+
+class Worker:
+    """Runs requests on one target and, where there is one, its draft.
+
+    The engines stay the caller's to close, after ``stop``.
+
+    Args:
+        max_gamma: draft tokens per step the bundle allows.
+        clock: monotonic seconds; deadlines are on it.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Engine,
+        draft: Engine | None,
+        sampler: Sampler,
+        config: ServerConfig,
+        max_gamma: int,
+        decoder: Decoder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        engines = [target] if draft is None else [target, draft]
+        chunk = min(config.prefill_chunk, target.limits.max_extend)
+        self._engines = engines
+        self._config = config
+        self._decoder = decoder
+        self._clock = clock
+        self._limits = StepLimits(
+            max_context=target.limits.max_context,
+            max_gamma=min(max_gamma, target.limits.max_extend - 1),
+            prefill_chunk=chunk,
+        )
+        self._parts = StepParts(
+            target=target,
+            sampler=sampler,
+            drafters=build_drafters(
+                DrafterParts(
+                    draft=draft,
+                    sampler=sampler,
+                    vocab_size=target.limits.vocab_size,
+                    chunk=chunk,
+                    min_ngram=config.lookup_min_ngram,
+                    max_ngram=config.lookup_max_ngram,
+                )
+            ),
+            limits=self._limits,
+        )
+        if config.default_drafter not in (*self._parts.drafters, "model"):
+            raise ConfigError("default_drafter", "must name a known drafter")
+        self._slots = SlotAllocator(
+            min(config.max_running, *(engine.limits.max_batch for engine in engines))
+        )
+        self._totals = Totals()
+        self._live: list[Request] = []
+        self._num_admitted = 0
+        self._thread: threading.Thread | None = None
+        # Everything below is shared with other threads and guarded by the lock.
+        self._wake = threading.Condition()
+        self._queue: deque[Request] = deque()
+        self._deliver_to: dict[str, Deliver] = {}
+        self._request_ids: set[str] = set()
+        self._cancelled: dict[str, Exception] = {}
+        self._is_draining = False
+        self._stop_at: float | None = None
+
+    def start(self) -> None:
+        """Start the thread that runs steps until ``stop``."""
+        self._thread = threading.Thread(target=self._loop, name="outrider-worker", daemon=True)
+        self._thread.start()
+
+    def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
+        """Queue a request; its events go to ``deliver``, on the worker's thread.
+
+        Raises:
+            ContextTooLong: the prompt leaves no room for a token.
+            Draining: the server is shutting down.
+            DuplicateRequestId: a request of this name is queued or running.
+            Overloaded: the queue is full.
+        """
+        request = self._new_request(spec)
+        with self._wake:
+            self._check_admission(spec)
+            self._queue.append(request)
+            self._deliver_to[spec.internal_id] = deliver
+            self._request_ids.add(spec.request_id)
+            self._wake.notify_all()
+
+    def cancel(self, internal_id: str, error: Exception) -> None:
+        """End a request with ``error`` before the next step; one that has ended is left alone."""
+        with self._wake:
+            if internal_id in self._deliver_to:
+                self._cancelled.setdefault(internal_id, error)
+                self._wake.notify_all()
+
+    def drain(self) -> None:
+        """Refuse new requests and end the queued ones; running ones go on."""
+        with self._wake:
+            self._is_draining = True
+            self._wake.notify_all()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Drain, give running requests ``timeout_s``, end the rest, and end the thread.
+
+        Returns:
+            Whether everything ended; False when a step is stuck in a backend.
+        """
+        with self._wake:
+            self._is_draining = True
+            self._stop_at = self._clock() + timeout_s
+            self._wake.notify_all()
+        if self._thread is None:
+            while self.run_step():
+                pass
+            return True
+        self._thread.join(timeout_s + STOP_GRACE_S)
+        return not self._thread.is_alive()
+
+    def snapshot(self) -> WorkerSnapshot:
+        """Where the worker stands; callable from any thread."""
+        with self._wake:
+            return self._totals.snapshot(
+                num_running=self._slots.num_live,
+                num_queued=len(self._queue),
+                num_queued_tokens=sum(request.num_prompt for request in self._queue),
+                num_slots=self._slots.num_slots,
+                is_draining=self._is_draining,
+            )
+
+    def run_step(self) -> bool:
+        """Do what was asked since the last step, then run one; False when there was nothing to run.
+
+        For the worker's thread, or for tests and benchmarks that never call ``start``.
+        """
+        try:
+            self._end_overdue()
+            self._admit()
+            if not self._live:
+                return False
+            result = run_step(self._parts, self._live)
+            self._totals.step_count += 1
+            self._totals.last_step_at = self._clock()
+            self._settle(result)
+        except Exception:  # the root of the thread: a bug ends requests, never the worker
+            error_id = _new_error_id()
+            logger.exception("a step broke an invariant; error id %s", error_id)
+            self._end_with_errors([(r, InternalError(error_id)) for r in self._live])
+        return True
+
+    def _loop(self) -> None:
+        while True:
+            if self.run_step():
+                continue
+            with self._wake:
+                if self._queue or self._cancelled:
+                    continue
+                if self._stop_at is not None:
+                    return
+                self._wake.wait()
+
+    def _new_request(self, spec: RequestSpec) -> Request:
+        if len(spec.prompt_tokens) >= self._limits.max_context:
+            raise ContextTooLong(
+                "prompt",
+                "must leave room for one token",
+                limit=self._limits.max_context,
+                given=len(spec.prompt_tokens) + 1,
+            )
+        return Request(
+            spec,
+            speculation=self._resolve(spec),
+            max_context=self._limits.max_context,
+            decoder=self._decoder,
+            submitted_at=self._clock(),
+        )
+
+    def _resolve(self, spec: RequestSpec) -> Speculation:
+        wanted = spec.speculation
+        drafter = wanted.drafter or self._config.default_drafter
+        gamma = self._config.default_gamma if wanted.gamma is None else wanted.gamma
+        gamma = min(gamma, self._limits.max_gamma)
+        if not wanted.is_enabled or drafter == "none" or gamma == 0:
+            return Speculation(drafter="none", gamma=0, off_reason=DISABLED)
+        if drafter not in self._parts.drafters:
+            return Speculation(drafter="none", gamma=0, off_reason=NO_DRAFT)
+        return Speculation(drafter=drafter, gamma=gamma, off_reason=None)
+
+    def _check_admission(self, spec: RequestSpec) -> None:
+        if self._is_draining:
+            raise Draining
+        if spec.request_id in self._request_ids or spec.internal_id in self._deliver_to:
+            raise DuplicateRequestId
+        # Requests that a free slot awaits do not count as waiting.
+        num_waiting = len(self._queue) - self._slots.num_free
+        num_tokens = sum(request.num_prompt for request in self._queue)
+        is_long = num_tokens + len(spec.prompt_tokens) > self._config.max_queued_tokens
+        if num_waiting >= self._config.max_queued or (is_long and num_waiting >= 0):
+            raise Overloaded(self._config.retry_after_s)
+
+    def _end_overdue(self) -> None:
+        """End what was cancelled, is out of time, or may not run any more."""
+        now = self._clock()
+        with self._wake:
+            cancelled, self._cancelled = self._cancelled, {}
+            requests = [*self._live, *self._queue]
+            endings = [(r, e) for r in requests if (e := self._overdue(r, cancelled, now))]
+            ended = {id(request) for request, _ in endings}
+            self._queue = deque(r for r in self._queue if id(r) not in ended)
+        self._end_with_errors(endings)
+
+    def _overdue(
+        self, request: Request, cancelled: dict[str, Exception], now: float
+    ) -> Exception | None:
+        spec = request.spec
+        is_queued = request.slot is None
+        if spec.internal_id in cancelled:
+            return cancelled[spec.internal_id]
+        if spec.deadline_s is not None and now >= spec.deadline_s:
+            return DeadlineExceeded(request.num_output)
+        if is_queued and self._is_draining:
+            return Draining()
+        if is_queued and now - request.submitted_at > self._config.queue_timeout_s:
+            return QueueTimeout(now - request.submitted_at)
+        if self._stop_at is not None and now >= self._stop_at:
+            return DrainDeadline(request.num_output)
+        return None
+
+    def _admit(self) -> None:
+        with self._wake:
+            for _ in range(num_to_admit(len(self._queue), self._slots.num_free)):
+                request = self._queue.popleft()
+                request.admit(slot=self._slots.allocate(), order=self._num_admitted)
+                self._num_admitted += 1
+                self._live.append(request)
+
+    def _settle(self, result: StepResult) -> None:
+        """Free the slots of what ended, then tell everyone."""
+        if result.degraded is not None:
+            logger.error("the draft model failed; going on without", exc_info=result.degraded)
+        ended = [request for request, _, ending in result.progressed if ending is not None]
+        lost = self._free(ended)
+        for request, progressed, ending in result.progressed:
+            self._totals.count(progressed)
+            self._deliver(request, progressed)
+            if ending is not None:
+                self._totals.num_finished += 1
+                self._end(request, _finished(request, ending))
+        self._end_with_errors([*self._explain(result), *lost])
+
+    def _explain(self, result: StepResult) -> list[tuple[Request, Exception]]:
+        if not result.failed:
+            return []
+        error_id = _new_error_id()
+        cause = next((error for _, error in result.failed if error is not None), None)
+        logger.error("the target failed; error id %s", error_id, exc_info=cause)
+        return [(request, RequestFailed(error_id)) for request, _ in result.failed]
+
+    def _end_with_errors(self, endings: Sequence[tuple[Request, Exception]]) -> None:
+        pending = deque(endings)
+        pending.extend(self._free([r for r, _ in endings if r.slot is not None]))
+        for request, error in pending:
+            if not request.has_ended:
+                request.fail()
+                self._totals.num_failed += 1
+                self._end(request, Failed(error=error, num_output=request.num_output))
+
+    def _free(self, requests: Sequence[Request]) -> list[tuple[Request, Exception]]:
+        """Give slots back, highest first so that only rows that go on are moved.
+
+        Returns:
+            Requests whose row could not be moved, with the error to end them with.
+        """
+        lost: list[tuple[Request, Exception]] = []
+        with self._wake:
+            for slot in sorted((r.slot for r in requests if r.slot is not None), reverse=True):
+                self._live[slot].slot = None
+                move = self._slots.free(slot)
+                last = self._live.pop()
+                if move is None:
+                    continue
+                self._live[slot] = last
+                last.slot = slot
+                if not self._move(last, move.source):
+                    lost.append((last, RequestFailed(_new_error_id())))
+        return lost
+
+    def _move(self, request: Request, source: int) -> bool:
+        assert request.slot is not None
+        lengths = (request.num_computed, request.draft_computed)
+        try:
+            for engine, length in zip(self._engines, lengths, strict=False):
+                if length > 0:
+                    engine.move_slot(source, request.slot, length)
+        except EngineError:
+            logger.exception("a row could not be moved")
+            return False
+        return True
+
+    def _end(self, request: Request, event: Event) -> None:
+        self._deliver(request, event)
+        with self._wake:
+            del self._deliver_to[request.spec.internal_id]
+            self._request_ids.discard(request.spec.request_id)
+
+    def _deliver(self, request: Request, event: Event) -> None:
+        with self._wake:
+            deliver = self._deliver_to[request.spec.internal_id]
+        try:
+            deliver(event)
+        except Exception:  # a receiver that is gone must not end its neighbours
+            logger.exception("an event could not be delivered")
+
+
+def _finished(request: Request, ending: Ending) -> Finished:
+    return Finished(
+        reason=ending.reason,
+        stop=ending.stop,
+        text=ending.text,
+        num_prompt=request.num_prompt,
+        num_output=request.num_output,
+        report=request.report(),
+    )
+
+
+def _new_error_id() -> str:
+    return uuid.uuid4().hex[:16]
