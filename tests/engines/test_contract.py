@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines import open_engine
+from engines.base import EngineLimits, FloatArray
+from engines.bundle import load_bundle
+from engines.scripted import ScriptedEngine
+from engines.torch_engine import open_checkpoint
+from tests.engines.contract import EngineContract, MakeEngine
+
+V = 11
+
+
+def scripted_logits(prefix: tuple[int, ...]) -> FloatArray:
+    """A row that depends on every token of the prefix and on its place."""
+    weighed = sum((place + 1) * (token + 1) for place, token in enumerate(prefix))
+    return np.sin(weighed * np.arange(1, V + 1)).astype(np.float32)
+
+
+class TestScripted(EngineContract):
+    @pytest.fixture
+    def make_engine(self) -> MakeEngine:
+        limits = EngineLimits(max_batch=3, max_context=32, max_extend=9, vocab_size=V)
+        return lambda: ScriptedEngine(scripted_logits, limits)
+
+
+class TestTorch(EngineContract):
+    atol = 1e-5
+
+    @pytest.fixture
+    def make_engine(self, tiny_checkpoints: tuple[Path, Path]) -> MakeEngine:
+        return lambda: open_checkpoint(
+            tiny_checkpoints[0], max_batch=3, max_context=33, max_extend=9
+        )
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+class TestOnnx(EngineContract):
+    @pytest.fixture
+    def make_engine(self, tiny_bundle: Path, which: str) -> MakeEngine:
+        bundle = load_bundle(tiny_bundle)
+        return lambda: open_engine(bundle, which, max_batch=3)
