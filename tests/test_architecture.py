@@ -1,0 +1,211 @@
+"""Import directions, held by reading every file's syntax tree."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = ("engines", "export", "runtime", "outrider")
+PURE = {"numpy"}
+CORE = {"engines.base", "engines.laws", "engines.noise", "runtime.core"}
+GRPC = {"grpc", "grpc_status", "grpc_health", "google", "outrider.v1"}
+SERVICE = {
+    "runtime.metrics",
+    "runtime.outbox",
+    "runtime.service",
+    "runtime.serving",
+    "runtime.status",
+    "runtime.stream",
+    "runtime.tokenizer",
+    "runtime.wire",
+    "runtime.worker",
+}
+ANY = {"*"}
+
+# Module prefix -> prefixes it may import beside the standard library and itself. The longest
+# prefix that fits a module decides.
+RULES: dict[str, set[str]] = {
+    "engines": PURE | {"engines"},
+    "engines.base": PURE,
+    "engines.laws": PURE | {"engines.base"},
+    "engines.noise": PURE | {"engines.base", "engines.laws"},
+    "engines.bundle": {"engines.base", "engines.manifest_fields", "engines.onnx_files"},
+    "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
+    "engines.tensorrt_engine": PURE | {"engines", "tensorrt", "cuda"},
+    "engines.torch_engine": PURE | {"engines", "torch", "transformers"},
+    # A new file of runtime needs a line here.
+    "runtime": set(),
+    "runtime.core": PURE | CORE,
+    "runtime.drafters": PURE | CORE | {"runtime.drafters"},
+    "runtime.step": PURE | CORE | {"runtime.drafters.base"},
+    # The worker is given engines and builds its drafters over them.
+    "runtime.worker": PURE
+    | CORE
+    | {"runtime.step", "runtime.drafters.base", "runtime.drafters.build_drafters"},
+    "runtime.metrics": CORE | {"runtime.worker", "prometheus_client"},
+    "runtime.tokenizer": CORE | {"tokenizers"},
+    "runtime.outbox": CORE,
+    "runtime.status": CORE | GRPC,
+    "runtime.wire": CORE | {"outrider.v1", "google"},
+    "runtime.serving": CORE | {"runtime.worker", "runtime.tokenizer", "outrider.v1"},
+    "runtime.stream": CORE | SERVICE | GRPC,
+    "runtime.service": PURE | CORE | SERVICE | GRPC,
+    "runtime.server": ANY,
+    "runtime.cli": ANY,
+    "export": ANY,
+    "outrider": {"grpc", "grpc_status", "google", "outrider"},
+}
+# A heavy library may appear only under these prefixes.
+HEAVY: dict[str, set[str]] = {
+    "torch": {"engines.torch_engine", "export"},
+    "transformers": {"engines.torch_engine", "export"},
+    "optimum": {"export"},
+    "onnx": {"export"},
+    "onnxscript": {"export"},
+    "onnxruntime": {"engines.onnx_engine", "export"},
+    "tensorrt": {"engines.tensorrt_engine", "export"},
+    "grpc": {
+        "runtime.service",
+        "runtime.status",
+        "runtime.stream",
+        "runtime.server",
+        "runtime.cli",
+        "outrider",
+    },
+    "prometheus_client": {"runtime.metrics", "runtime.server"},
+    "tokenizers": {"runtime.tokenizer", "export"},
+    "typer": {"runtime.cli"},
+}
+LAZY = {"engines", "runtime.cli"}
+# Nothing but the command line may reach the exporter, and nothing at all scripts or tests.
+NOBODY_IMPORTS = {"scripts": set[str](), "tests": set[str](), "export": {"export", "runtime.cli"}}
+
+
+def is_under(module: str, prefixes: set[str]) -> bool:
+    return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def project_files() -> list[tuple[str, Path]]:
+    files = [
+        (module_name(path, root), path)
+        for root, folders in (
+            (ROOT, ("engines", "export", "runtime")),
+            (ROOT / "proto", ("outrider",)),
+        )
+        for folder in folders
+        for path in sorted((root / folder).rglob("*.py"))
+    ]
+    return [
+        (module, path) for module, path in files if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+    ]
+
+
+def imported_names(node: ast.AST, module: str, is_package: bool) -> Iterator[str]:
+    """Absolute dotted names of an import statement, ``from a import b`` as ``a.b``."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        package = module.split(".")[: None if is_package else -1]
+        base = package[: len(package) - node.level + 1] if node.level else []
+        source = ".".join([*base, *([node.module] if node.module else [])])
+        yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def lazy_imports(tree: ast.Module) -> set[ast.AST]:
+    """Import statements inside functions or ``if TYPE_CHECKING`` blocks."""
+    return {
+        inner
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        or (isinstance(outer, ast.If) and "TYPE_CHECKING" in ast.dump(outer.test))
+        for inner in ast.walk(outer)
+        if isinstance(inner, ast.Import | ast.ImportFrom)
+    }
+
+
+def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """Every offence of a file, as "module:line: imports name: rule"."""
+    tree = ast.parse(source)
+    lazy = lazy_imports(tree)
+    rule = max((prefix for prefix in RULES if is_under(module, {prefix})), key=len)
+    found = []
+    for node in ast.walk(tree):
+        for name in imported_names(node, module, is_package):
+            reason = offence(module, name, RULES[rule])
+            if reason is None and node in lazy and module not in LAZY:
+                reason = "lazy imports belong in " + ", ".join(sorted(LAZY))
+            if reason is not None:
+                found.append(f"{module}:{getattr(node, 'lineno', 0)}: imports {name}: {reason}")
+    return found
+
+
+def offence(module: str, name: str, allowed: set[str]) -> str | None:
+    top = name.split(".")[0]
+    if top in NOBODY_IMPORTS and not is_under(module, NOBODY_IMPORTS[top]):
+        return f"only {sorted(NOBODY_IMPORTS[top]) or 'nobody'} may import {top}"
+    if top in HEAVY and not is_under(module, HEAVY[top]):
+        return f"{top} belongs in {sorted(HEAVY[top])}"
+    if top in sys.stdlib_module_names or allowed == ANY or is_under(name, allowed):
+        return None
+    return f"allowed: {sorted(allowed)}"
+
+
+@pytest.mark.parametrize(("module", "path"), project_files(), ids=lambda value: str(value)[-40:])
+def test_imports_keep_their_directions(module: str, path: Path) -> None:
+    found = broken_rules(
+        module, path.read_text(encoding="utf-8"), is_package=path.stem == "__init__"
+    )
+    assert not found, "\n".join(found)
+
+
+def test_every_file_is_seen() -> None:
+    modules = {module for module, _ in project_files()}
+    assert {"engines", "engines.base", "runtime.core.params"} <= modules
+    assert all(module.split(".")[0] in PROJECT for module in modules)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "offender"),
+    [
+        ("runtime.core.slots", "import torch", "1: imports torch"),
+        ("runtime.core.slots", "import grpc", "1: imports grpc"),
+        ("runtime.core.slots", "x = 1\nfrom engines import bundle", "2: imports engines.bundle"),
+        ("runtime.core.slots", "from ..worker import Worker", "imports runtime.worker.Worker"),
+        ("runtime.drafters.model", "from runtime.step import run", "imports runtime.step.run"),
+        ("runtime.step", "import runtime.worker", "imports runtime.worker"),
+        ("runtime.worker", "import engines.onnx_engine", "imports engines.onnx_engine"),
+        ("runtime.server", "import torch", "torch belongs in"),
+        ("runtime.server", "import export.pipeline", "may import export"),
+        ("runtime.server", "def f():\n    import engines.onnx_engine", "2: imports"),
+        ("engines.base", "import engines.bundle", "imports engines.bundle"),
+        ("engines.kv_cache", "import onnxruntime", "onnxruntime belongs in"),
+        ("export.parity", "import tests.conftest", "nobody"),
+        ("outrider.client", "from runtime.core import errors", "imports runtime.core.errors"),
+        ("outrider.client", "import numpy", "imports numpy"),
+    ],
+)
+def test_an_offending_line_is_named(module: str, source: str, offender: str) -> None:
+    found = broken_rules(module, source)
+    assert len(found) == 1
+    assert offender in found[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("engines", "def f():\n    from engines.onnx_engine import OnnxEngine"),
+        ("runtime.cli", "def f():\n    import export.pipeline"),
+        ("runtime.core.slots", "import heapq\nimport numpy as np\nfrom engines.base import Span"),
+        ("runtime.worker", "import threading\nfrom runtime.core.params import Event"),
+    ],
+)
+def test_lawful_imports_pass(module: str, source: str) -> None:
+    assert broken_rules(module, source) == []
