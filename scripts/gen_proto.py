@@ -1,6 +1,7 @@
 """Regenerate the committed stubs of ``proto/outrider/v1`` from their .proto files.
 
-``python scripts/gen_proto.py`` writes them in place; ``--out DIR`` writes elsewhere, for the test that compares.
+``python scripts/gen_proto.py`` writes them in place; ``--out DIR`` writes elsewhere, for the test
+that compares.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a request may ask for: the table of limits, and the way from wire values to a ``RequestSpec``.
+"""What a request may ask for: the table of limits, and from wire values to a ``RequestSpec``.
 
-Nothing that a caller controls reaches an engine unbounded: counts, bytes and every index are checked here, before text
-is tokenised where that is possible. Pure; knows neither the wire's types nor a tokenizer. Messages name field, rule and
-limit, never the value.
+Nothing that a caller controls reaches an engine unbounded: counts, bytes and every index are
+checked here, before text is tokenised where that is possible. Pure; knows neither the wire's types
+nor a tokenizer. Messages name field, rule and limit, never the value.
 """
 
 from __future__ import annotations
@@ -154,14 +154,15 @@ def build_spec(
 ) -> RequestSpec:
     """The validated request.
 
-    ``fields`` have passed ``check_fields``; what is left depends on the tokenised prompt and bad words.
+    ``fields`` have passed ``check_fields``; the rest depends on the tokenised prompt and bad words.
 
     Raises:
         ContextTooLong: prompt and output together do not fit the context.
-        RequestError: the prompt is empty, min_tokens exceeds max_tokens, or no token could ever be drawn.
+        RequestError: the prompt is empty, min_tokens exceeds max_tokens, or no token could be drawn.
     """
     if not admission.prompt_tokens:
         raise RequestError("prompt", "must have at least one token")
+    _check_ids("prompt", admission.prompt_tokens, model.vocab_size)
     max_tokens = _resolve_max_tokens(
         fields.max_tokens, len(admission.prompt_tokens), limits, model.max_context
     )

@@ -1,0 +1,199 @@
+"""The async client that other services install: stream completions, tokenise, ask, abort.
+
+Calls that were refused before anything was streamed are retried by gRPC itself, by the service config below; a stream
+that has begun is never retried silently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from outrider.errors import decode_error
+from outrider.v1 import inference_pb2 as wire
+from outrider.v1 import inference_pb2_grpc
+
+SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
+
+# grpc.health.v1 by hand, so that the client needs no further package: HealthCheckRequest{service = 1} and
+# HealthCheckResponse{status = 1, SERVING = 1} in wire format.
+_HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
+_HEALTH_REQUEST = bytes((0x0A, len(SERVICE))) + SERVICE.encode()
+_HEALTH_SERVING = b"\x08\x01"
+
+SERVICE_CONFIG: Mapping[str, Any] = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": SERVICE},
+    "methodConfig": [
+        {
+            "name": [{"service": SERVICE}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.2s",
+                "maxBackoff": "5s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
+}
+
+CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
+    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+    ("grpc.enable_retries", 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A reader that stalls makes the server stop within some 100 KiB instead of several MiB.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 65_536),
+)
+
+
+class Client:
+    """A connection to one server, or to all replicas behind one name.
+
+    ``async with Client("host:port") as client: async for chunk in client.generate("def main"): ...``
+
+    Args:
+        address: gRPC target, for example ``localhost:50051`` or ``dns:///service:50051``.
+        credentials: TLS of the channel; None is plain text.
+        options: channel options, added to (and winning over) ``CHANNEL_OPTIONS``.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        options: Sequence[tuple[str, str | int]] = (),
+    ) -> None:
+        merged = tuple({**dict(CHANNEL_OPTIONS), **dict(options)}.items())
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, options=merged)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, options=merged)
+        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls in flight end cancelled."""
+        await self._channel.close()
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int] | wire.GenerateRequest,
+        *,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> AsyncIterator[wire.GenerateResponse]:
+        """Stream a completion; leaving the loop or cancelling the task cancels the request.
+
+        Args:
+            prompt: text, token ids, or a whole request.
+            timeout_s: deadline of the call in seconds.
+            options: fields of ``GenerateRequest`` and of its ``Sampling``, by name; ``speculation`` takes a mapping.
+
+        Yields:
+            Deltas; the last one has ``finish`` set.
+
+        Raises:
+            CallError: the call did not end OK.
+            TypeError: no field has the name of an option.
+        """
+        request = build_request(prompt, **options)
+        call = self._stub.Generate(request, timeout=timeout_s)
+        try:
+            with _decoded_errors():
+                async for response in call:
+                    yield response
+        finally:
+            call.cancel()
+
+    async def abort(self, *request_ids: str, timeout_s: float | None = None) -> list[str]:
+        """End live requests by id and say which of them there were."""
+        with _decoded_errors():
+            request = wire.AbortRequest(request_ids=request_ids)
+            return list((await self._stub.Abort(request, timeout=timeout_s)).aborted)
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, timeout_s: float | None = None
+    ) -> list[int]:
+        """Token ids of a text, as ``generate`` would see it."""
+        with _decoded_errors():
+            request = wire.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+            return list((await self._stub.Tokenize(request, timeout=timeout_s)).ids)
+
+    async def info(self, *, timeout_s: float | None = None) -> wire.GetServerInfoResponse:
+        """What is served, within which limits, under which load."""
+        with _decoded_errors():
+            request = wire.GetServerInfoRequest()
+            return await self._stub.GetServerInfo(request, timeout=timeout_s)
+
+    async def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Return once the server says that it is serving.
+
+        Raises:
+            DeadlineExceeded: it did not within ``timeout_s``.
+        """
+        watch = self._channel.unary_stream(_HEALTH_WATCH)
+        call = watch(_HEALTH_REQUEST, timeout=timeout_s, wait_for_ready=True)
+        try:
+            with _decoded_errors():
+                async for status in call:
+                    if status == _HEALTH_SERVING:
+                        return
+        finally:
+            call.cancel()
+
+
+def build_request(
+    prompt: str | Sequence[int] | wire.GenerateRequest, **options: Any
+) -> wire.GenerateRequest:
+    """A request from a prompt and options named as in ``Client.generate``.
+
+    Raises:
+        TypeError: no field has the name of an option.
+    """
+    request = wire.GenerateRequest()
+    if isinstance(prompt, wire.GenerateRequest):
+        request.CopyFrom(prompt)
+    elif isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.tokens.ids.extend(prompt)
+        request.tokens.SetInParent()
+    in_sampling = wire.Sampling.DESCRIPTOR.fields_by_name
+    in_request = wire.GenerateRequest.DESCRIPTOR.fields_by_name
+    if unknown := set(options) - set(in_sampling) - set(in_request):
+        raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
+    sampling = {name: value for name, value in options.items() if name in in_sampling}
+    request.sampling.MergeFrom(wire.Sampling(**sampling))
+    rest = {name: value for name, value in options.items() if name not in in_sampling}
+    request.MergeFrom(wire.GenerateRequest(**rest))
+    return request
+
+
+@contextmanager
+def _decoded_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise decode_error(error) from error

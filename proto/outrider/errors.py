@@ -1,0 +1,115 @@
+"""The server's error answers as exceptions, told apart by whose turn it is to act."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+DOMAIN = "outrider"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldViolation:
+    """A field of the request and the rule it broke."""
+
+    field: str
+    rule: str
+
+
+class CallError(Exception):
+    """A call did not end OK.
+
+    Attributes:
+        code: gRPC status code.
+        reason: the server's reason, for example ``QUEUE_FULL``; empty when the answer came from the transport.
+        metadata: facts that belong to the reason, for example ``limit``, ``given``, ``emitted``, ``error_id``.
+        violations: fields that broke a rule.
+        retry_after_s: seconds the server asked to wait before another try, or None.
+    """
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *,
+        reason: str = "",
+        metadata: Mapping[str, str] | None = None,
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{reason or code.name}: {message}")
+        self.code = code
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+        self.violations = violations
+        self.retry_after_s = retry_after_s
+
+
+class RequestRefused(CallError):
+    """The request itself is at fault; sending it again is of no use."""
+
+
+class Overloaded(CallError):
+    """The server has too much to do; try later or elsewhere."""
+
+
+class Unavailable(CallError):
+    """The server cannot be reached, is starting or shutting down; try another one."""
+
+
+class DeadlineExceeded(CallError):
+    """The call's deadline or the server's queue timeout passed."""
+
+
+class CallCancelled(CallError):
+    """The request was ended by Abort or by a cancellation."""
+
+
+class ServerFailed(CallError):
+    """The server's fault; ``metadata["error_id"]`` finds it in its log."""
+
+
+_CLASS_OF_CODE: Mapping[grpc.StatusCode, type[CallError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
+    grpc.StatusCode.NOT_FOUND: RequestRefused,
+    grpc.StatusCode.ALREADY_EXISTS: RequestRefused,
+    grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
+    grpc.StatusCode.UNIMPLEMENTED: RequestRefused,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: CallCancelled,
+    grpc.StatusCode.INTERNAL: ServerFailed,
+}
+
+
+def decode_error(error: grpc.aio.AioRpcError) -> CallError:
+    """The exception that says what the server's rich status said."""
+    kind = _CLASS_OF_CODE.get(error.code(), CallError)
+    reason, metadata, violations, retry_after_s = "", {}, (), None
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    bad_request = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            reason, metadata = info.reason, dict(info.metadata)
+        elif detail.Unpack(bad_request):
+            violations = tuple(
+                FieldViolation(field=violation.field, rule=violation.description)
+                for violation in bad_request.field_violations
+            )
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+    return kind(
+        error.code(),
+        error.details() or "",
+        reason=reason,
+        metadata=metadata,
+        violations=violations,
+        retry_after_s=retry_after_s,
+    )

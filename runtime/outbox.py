@@ -1,0 +1,83 @@
+"""The bounded outbox of one stream: filled by the worker's thread, emptied on the event loop.
+
+It coalesces instead of blocking, so the worker never waits for a client: who reads slowly gets
+fewer, larger deltas, who does not read at all is reported as overflowing. Knows neither gRPC nor
+the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime.core.params import EmittedToken, Event, Failed, Finished, Progressed, StepTrace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """All that became ready since the last take, in order.
+
+    Attributes:
+        end: the terminal event, if it was among them.
+    """
+
+    tokens: tuple[EmittedToken, ...]
+    text: str
+    steps: tuple[StepTrace, ...]
+    end: Finished | Failed | None
+
+
+class Outbox:
+    """Events of one request on their way to its stream.
+
+    Args:
+        loop: the event loop that takes.
+        max_events: events that may wait; one more calls ``on_overflow``, once.
+        on_overflow: called on the loop; expected to make the worker end the request.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, max_events: int, on_overflow: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._max_events = max_events
+        self._on_overflow = on_overflow
+        self._progress: list[Progressed] = []
+        self._end: Finished | Failed | None = None
+        self._has_events = asyncio.Event()
+        self._has_overflowed = False
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the terminal event has arrived."""
+        return self._end is not None
+
+    def deliver(self, event: Event) -> None:
+        """Hand over an event from any thread."""
+        # The loop is closed only when the process is going away: nobody is left to tell.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._put, event)
+
+    async def take(self) -> Batch:
+        """Wait for events and return all there are as one batch."""
+        await self._has_events.wait()
+        self._has_events.clear()
+        progress, self._progress = self._progress, []
+        return Batch(
+            tokens=tuple(token for event in progress for token in event.tokens),
+            text="".join(event.text for event in progress),
+            steps=tuple(event.trace for event in progress),
+            end=self._end,
+        )
+
+    def _put(self, event: Event) -> None:
+        if isinstance(event, Progressed):
+            self._progress.append(event)
+        else:
+            self._end = event
+        self._has_events.set()
+        if len(self._progress) > self._max_events and not self._has_overflowed:
+            self._has_overflowed = True
+            self._on_overflow()

@@ -1,0 +1,96 @@
+"""One completion on its way to the client: batches of events in, responses out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+from outrider.v1 import inference_pb2 as wire
+
+from runtime.core import errors
+from runtime.core.params import Failed, Finished, FinishReason, RequestSpec, StepTrace
+from runtime.metrics import Metrics
+from runtime.outbox import Batch, Outbox
+from runtime.serving import Serving
+from runtime.wire import finish_of, step_of, token_of
+
+
+class CompletionStream:
+    """Writes the responses of one admitted request.
+
+    Args:
+        request: as it arrived, for what the answer should carry.
+        context: of the call.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        metrics: Metrics,
+        request: wire.GenerateRequest,
+        spec: RequestSpec,
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        self._serving = serving
+        self._metrics = metrics
+        self._request = request
+        self._spec = spec
+        self._context = context
+        self._started_s = serving.clock()
+        self._last_s: float | None = None
+
+    async def run(self, outbox: Outbox) -> FinishReason:
+        """Write responses until the request ends.
+
+        Raises:
+            ServingError: it did not end well.
+        """
+        while True:
+            batch = await outbox.take()
+            end = batch.end
+            if isinstance(end, Finished) or batch.tokens:
+                await self._write(self._response(batch))
+                self._observe(batch)
+            if isinstance(end, Failed):
+                raise end.error
+            if isinstance(end, Finished):
+                self._metrics.request_s.observe(self._serving.clock() - self._started_s)
+                self._metrics.count_speculation(end.report)
+                return end.reason
+
+    async def _write(self, response: wire.GenerateResponse) -> None:
+        try:
+            async with asyncio.timeout(self._serving.stall_timeout_s):
+                await self._context.write(response.SerializeToString())
+        except TimeoutError as error:
+            raise errors.SlowConsumer from error
+
+    def _response(self, batch: Batch) -> wire.GenerateResponse:
+        has_provenance = self._request.return_provenance
+        response = wire.GenerateResponse(
+            text=batch.text, tokens=[token_of(token, has_provenance) for token in batch.tokens]
+        )
+        if self._request.return_trace:
+            response.steps.extend(self._step(step) for step in batch.steps)
+        if isinstance(batch.end, Finished):
+            response.text += batch.end.text
+            response.finish.CopyFrom(finish_of(batch.end, self._spec.seed, self._spec.request_id))
+        return response
+
+    def _step(self, step: StepTrace) -> wire.Step:
+        drafted_text = [self._text(token) for token in step.draft_tokens]
+        next_text = "" if step.next_token is None else self._text(step.next_token)
+        return step_of(step, drafted_text, next_text)
+
+    def _text(self, token: int) -> str:
+        return self._serving.codec.decode((token,), skip_special_tokens=False)
+
+    def _observe(self, batch: Batch) -> None:
+        now_s = self._serving.clock()
+        if batch.tokens:
+            self._metrics.output_tokens.inc(len(batch.tokens))
+            if self._last_s is None:
+                self._metrics.first_token_s.observe(now_s - self._started_s)
+            else:
+                self._metrics.gap_s.observe(now_s - self._last_s)
+            self._last_s = now_s

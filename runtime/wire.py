@@ -1,0 +1,170 @@
+"""Between the messages of ``outrider.v1`` and the runtime's own values; decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from outrider.v1 import inference_pb2 as wire
+
+from engines.laws import ExactnessMode, SamplingLaw
+from runtime.core.errors import MalformedRequest, RequestError
+from runtime.core.params import (
+    EmittedToken,
+    Finished,
+    FinishReason,
+    Provenance,
+    SpeculationParams,
+    SpeculationReport,
+    StepTrace,
+)
+from runtime.core.validate import ONLY_VALUES, GenerateFields
+
+M = TypeVar("M", bound=Message)
+
+MODES = {
+    wire.EXACTNESS_MODE_UNSPECIFIED: ExactnessMode.MAX_ACCEPT,
+    wire.EXACTNESS_MODE_MAX_ACCEPT: ExactnessMode.MAX_ACCEPT,
+    wire.EXACTNESS_MODE_SEED_STABLE: ExactnessMode.SEED_STABLE,
+    wire.EXACTNESS_MODE_LENIENT: ExactnessMode.LENIENT,
+}
+WIRE_MODES = {mode: number for number, mode in MODES.items()}
+REASONS = {
+    FinishReason.STOP_TOKEN: wire.FINISH_REASON_STOP_TOKEN,
+    FinishReason.STOP_STRING: wire.FINISH_REASON_STOP_STRING,
+    FinishReason.LENGTH: wire.FINISH_REASON_LENGTH,
+}
+PROVENANCES = {
+    Provenance.ACCEPTED: wire.PROVENANCE_ACCEPTED,
+    Provenance.RECOVERED: wire.PROVENANCE_RECOVERED,
+    Provenance.BONUS: wire.PROVENANCE_BONUS,
+}
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """A message from its bytes.
+
+    Raises:
+        MalformedRequest: they are not one.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise MalformedRequest from error
+
+
+def fields_of(request: wire.GenerateRequest) -> GenerateFields:
+    """The request's values with defaults filled in, unchecked.
+
+    Raises:
+        RequestError: the exactness mode is not one that this version knows.
+    """
+    prompt = request.WhichOneof("prompt")
+    return GenerateFields(
+        text=request.text if prompt == "text" else None,
+        tokens=tuple(request.tokens.ids) if prompt == "tokens" else None,
+        request_id=request.request_id,
+        model=request.model,
+        law=_law(request.sampling),
+        bad_words=tuple(request.sampling.bad_words),
+        seed=_optional(request.sampling, "seed", None),
+        max_tokens=_optional(request, "max_tokens", None),
+        stop_strings=tuple(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids),
+        include_stop=request.include_stop_str_in_output,
+        ignore_eos=request.ignore_eos,
+        num_logprobs=_optional(request, "logprobs", None),
+        skip_special_tokens=_optional(request, "skip_special_tokens", True),
+        speculation=_speculation(request.speculation),
+        options={name: _optional(request, name, only) for name, only in ONLY_VALUES.items()},
+    )
+
+
+def token_of(token: EmittedToken, has_provenance: bool) -> wire.Token:
+    """One token of the answer."""
+    message = wire.Token(id=token.token)
+    if has_provenance:
+        message.provenance = PROVENANCES[token.provenance]
+    if token.logprobs is not None:
+        message.logprob = token.logprobs.logprob
+        message.top.extend(wire.TopToken(id=i, logprob=value) for i, value in token.logprobs.top)
+    return message
+
+
+def step_of(step: StepTrace, drafted_text: list[str], next_text: str) -> wire.Step:
+    """One pass of the target."""
+    return wire.Step(
+        drafted=step.draft_tokens,
+        num_accepted=step.num_accepted,
+        next_token=step.next_token,
+        drafted_text=drafted_text,
+        next_text=next_text,
+    )
+
+
+def finish_of(end: Finished, seed: int, request_id: str) -> wire.Finish:
+    """The last response's account of the completion."""
+    return wire.Finish(
+        reason=REASONS[end.reason],
+        stop_string=end.stop if isinstance(end.stop, str) else None,
+        stop_token=end.stop if isinstance(end.stop, int) else None,
+        usage=wire.Usage(prompt_tokens=end.num_prompt, output_tokens=end.num_output),
+        speculation=_report(end.report),
+        seed=seed,
+        request_id=request_id,
+    )
+
+
+def _law(sampling: wire.Sampling) -> SamplingLaw:
+    return SamplingLaw(
+        temperature=_optional(sampling, "temperature", 1.0),
+        top_k=sampling.top_k,
+        top_p=_optional(sampling, "top_p", 1.0),
+        min_p=sampling.min_p,
+        repetition_penalty=_optional(sampling, "repetition_penalty", 1.0),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        logit_bias=tuple(sorted(sampling.logit_bias.items())),
+        allowed_token_ids=tuple(sampling.allowed_token_ids),
+        min_tokens=sampling.min_tokens,
+    )
+
+
+def _speculation(speculation: wire.Speculation) -> SpeculationParams:
+    if speculation.mode not in MODES:
+        raise RequestError("speculation.mode", "must be a known mode")
+    return SpeculationParams(
+        is_enabled=_optional(speculation, "enabled", True),
+        drafter=speculation.drafter or None,
+        gamma=_optional(speculation, "gamma", None),
+        mode=MODES[speculation.mode],
+        lenience=_optional(speculation, "lenience", 1.0),
+    )
+
+
+def _report(report: SpeculationReport) -> wire.SpeculationReport:
+    return wire.SpeculationReport(
+        is_on=report.is_on,
+        off_reason=report.off_reason or "",
+        drafter=report.drafter,
+        mode=WIRE_MODES[report.mode],
+        lenience=report.lenience,
+        num_steps=report.num_steps,
+        num_drafted=report.num_drafted,
+        num_accepted=report.num_accepted,
+        alpha_hat=report.alpha_hat,
+        draft_utilization=report.draft_utilization,
+        tokens_per_step=report.tokens_per_step,
+        accepted_by_position=report.accepted_by_position,
+        drafted_by_position=report.drafted_by_position,
+        num_fallbacks=report.num_fallbacks,
+        is_exact=report.mode is not ExactnessMode.LENIENT,
+    )
+
+
+def _optional(message: Message, name: str, default: object) -> Any:
+    """Value of a field, or the default where presence says that it was left out."""
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if field.has_presence and not message.HasField(name):
+        return default
+    return getattr(message, name)
