@@ -198,7 +198,7 @@ class Worker:
         except Exception:  # the root of the thread: a bug ends requests, never the worker
             error_id = _new_error_id()
             logger.exception("a step broke an invariant; error id %s", error_id)
-            self._end_with_errors([(r, InternalError(error_id)) for r in self._live])
+            self._end_with_errors([(r, InternalError(error_id)) for r in list(self._live)])
         return True
 
     def _loop(self) -> None:
@@ -244,11 +244,11 @@ class Worker:
             raise Draining
         if spec.request_id in self._request_ids or spec.internal_id in self._deliver_to:
             raise DuplicateRequestId
-        # Requests that a free slot awaits do not count as waiting.
         num_waiting = len(self._queue) - self._slots.num_free
-        num_tokens = sum(request.num_prompt for request in self._queue)
-        is_long = num_tokens + len(spec.prompt_tokens) > self._config.max_queued_tokens
-        if num_waiting >= self._config.max_queued or (is_long and num_waiting >= 0):
+        if num_waiting < 0:
+            return  # a free slot awaits it
+        num_tokens = sum(request.num_prompt for request in self._queue) + len(spec.prompt_tokens)
+        if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
             raise Overloaded(self._config.retry_after_s)
 
     def _end_overdue(self) -> None:
@@ -292,14 +292,15 @@ class Worker:
         if result.degraded is not None:
             logger.error("the draft model failed; going on without", exc_info=result.degraded)
         ended = [request for request, _, ending in result.progressed if ending is not None]
-        lost = self._free(ended)
+        lost = self._free([*ended, *(request for request, _ in result.failed)])
         for request, progressed, ending in result.progressed:
             self._totals.count(progressed)
             self._deliver(request, progressed)
             if ending is not None:
                 self._totals.num_finished += 1
                 self._end(request, _finished(request, ending))
-        self._end_with_errors([*self._explain(result), *lost])
+        self._end_with_errors(self._explain(result))
+        self._end_with_errors(lost)
 
     def _explain(self, result: StepResult) -> list[tuple[Request, Exception]]:
         if not result.failed:
@@ -310,13 +311,14 @@ class Worker:
         return [(request, RequestFailed(error_id)) for request, _ in result.failed]
 
     def _end_with_errors(self, endings: Sequence[tuple[Request, Exception]]) -> None:
-        pending = deque(endings)
-        pending.extend(self._free([r for r, _ in endings if r.slot is not None]))
-        for request, error in pending:
-            if not request.has_ended:
-                request.fail()
+        while endings:
+            lost = self._free([request for request, _ in endings])
+            for request, error in endings:
+                if not request.has_ended:
+                    request.fail()
                 self._totals.num_failed += 1
                 self._end(request, Failed(error=error, num_output=request.num_output))
+            endings = lost
 
     def _free(self, requests: Sequence[Request]) -> list[tuple[Request, Exception]]:
         """Give slots back, highest first so that only rows that go on are moved.
@@ -325,17 +327,17 @@ class Worker:
             Requests whose row could not be moved, with the error to end them with.
         """
         lost: list[tuple[Request, Exception]] = []
-        with self._wake:
-            for slot in sorted((r.slot for r in requests if r.slot is not None), reverse=True):
-                self._live[slot].slot = None
+        for slot in sorted((r.slot for r in requests if r.slot is not None), reverse=True):
+            self._live[slot].slot = None
+            with self._wake:
                 move = self._slots.free(slot)
-                last = self._live.pop()
-                if move is None:
-                    continue
-                self._live[slot] = last
-                last.slot = slot
-                if not self._move(last, move.source):
-                    lost.append((last, RequestFailed(_new_error_id())))
+            last = self._live.pop()
+            if move is None:
+                continue
+            self._live[slot] = last
+            last.slot = slot
+            if not self._move(last, move.source):
+                lost.append((last, RequestFailed(_new_error_id())))
         return lost
 
     def _move(self, request: Request, source: int) -> bool:

@@ -1,0 +1,200 @@
+"""Engines over order-1 Markov chains and a worker around them, for the tests of the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engines.base import Engine, EngineLimits, FloatArray
+from engines.cpu_sampler import CpuSampler
+from engines.laws import ExactnessMode, SamplingLaw
+from engines.scripted import ScriptedEngine
+from runtime.core.config import ServerConfig
+from runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec, SpeculationParams
+from runtime.core.request import Request
+from runtime.worker import Worker
+
+MAX_GAMMA = 8
+MAX_CONTEXT = 96
+
+
+class LetterDecoder:
+    """Token i is the i-th letter."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(ord("a") + token) for token in ids)
+
+
+class Clock:
+    """A clock that moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def limits(vocab_size: int, *, max_batch: int = 5, max_context: int = MAX_CONTEXT) -> EngineLimits:
+    return EngineLimits(
+        max_batch=max_batch, max_context=max_context, max_extend=16, vocab_size=vocab_size
+    )
+
+
+def counting_logits(prefix: tuple[int, ...]) -> FloatArray:
+    """F3, target: the successor modulo 10."""
+    logits = np.zeros(10, dtype=np.float32)
+    logits[(prefix[-1] + 1) % 10] = 8.0
+    return logits
+
+
+def erring_logits(prefix: tuple[int, ...]) -> FloatArray:
+    """F3, draft: the successor, but wrong wherever the length is a multiple of three."""
+    logits = np.zeros(10, dtype=np.float32)
+    logits[(prefix[-1] + (2 if len(prefix) % 3 == 0 else 1)) % 10] = 8.0
+    return logits
+
+
+def markov_logits(seed: int, vocab_size: int = 4, *, like: int | None = None):
+    """F4: a random order-1 chain; ``like`` mixes in another chain's so that they often agree."""
+    table = np.random.default_rng(seed).normal(size=(vocab_size, vocab_size))
+    if like is not None:
+        table = 0.5 * table + np.random.default_rng(like).normal(size=(vocab_size, vocab_size))
+    table = (2.0 * table).astype(np.float32)
+    return lambda prefix: table[prefix[-1]]
+
+
+PAIRS = {
+    "F3": (10, counting_logits, erring_logits),
+    "F4": (4, markov_logits(1), markov_logits(2, like=1)),
+}
+
+
+class Harness:
+    """A worker without a thread, with everything it owns at hand."""
+
+    def __init__(
+        self,
+        pair: str = "F3",
+        *,
+        max_batch: int = 5,
+        target: Engine | None = None,
+        draft: Engine | None = None,
+        has_draft: bool = True,
+        **settings: object,
+    ) -> None:
+        vocab_size, target_logits, draft_logits = PAIRS[pair]
+        bounds = limits(vocab_size, max_batch=max_batch)
+        self.target = target or ScriptedEngine(target_logits, bounds)
+        self.draft = draft or (ScriptedEngine(draft_logits, bounds) if has_draft else None)
+        self.clock = Clock()
+        self.worker = Worker(
+            target=self.target,
+            draft=self.draft,
+            sampler=CpuSampler(
+                max_batch=max_batch, max_gamma=MAX_GAMMA, vocab_size=self.target.limits.vocab_size
+            ),
+            config=ServerConfig(**{"prefill_chunk": 4, **settings}),
+            max_gamma=MAX_GAMMA,
+            decoder=LetterDecoder(),
+            clock=self.clock,
+        )
+        self.events: dict[str, list[Event]] = {}
+
+    @property
+    def live(self) -> list[Request]:
+        return self.worker._live
+
+    def submit(self, name: str, prompt: Sequence[int] = (1, 2, 3), **options: object) -> None:
+        request = spec(name, prompt, **options)
+        received: list[Event] = []
+        self.worker.submit(request, received.append)
+        self.events[name] = received
+
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.worker.run_step():
+                return
+            self.check_invariants()
+        raise AssertionError("the worker never came to rest")
+
+    def check_invariants(self) -> None:
+        """W3, R1, R2 and the audit of both caches (T30), to hold after every step."""
+        assert self.worker.snapshot().num_running == len(self.live)
+        for slot, request in enumerate(self.live):
+            known = tuple(request.history.tolist())
+            assert request.slot == slot
+            assert not request.has_ended
+            assert request.num_computed <= request.num_known - 1
+            if request.num_output:
+                assert request.num_computed == request.num_known - 1
+            assert request.draft_computed <= request.num_known - 1
+            self._check_cache(self.target, slot, known, request.num_computed)
+            if self.draft is not None:
+                self._check_cache(self.draft, slot, known, request.draft_computed)
+
+    @staticmethod
+    def _check_cache(engine: object, slot: int, known: tuple[int, ...], computed: int) -> None:
+        if isinstance(engine, ScriptedEngine):
+            assert engine.tokens_of(slot)[:computed] == known[:computed]
+
+    def tokens(self, name: str) -> list[int]:
+        return [
+            emitted.token
+            for event in self.events[name]
+            if isinstance(event, Progressed)
+            for emitted in event.tokens
+        ]
+
+    def text(self, name: str) -> str:
+        return "".join(e.text for e in self.events[name] if not isinstance(e, Failed))
+
+    def ending(self, name: str) -> Finished | Failed:
+        """The terminal event: exactly one, and last."""
+        terminal = [e for e in self.events[name] if not isinstance(e, Progressed)]
+        assert len(terminal) == 1
+        assert self.events[name][-1] is terminal[0]
+        return terminal[0]
+
+    def finished(self, name: str) -> Finished:
+        ending = self.ending(name)
+        assert isinstance(ending, Finished), ending
+        return ending
+
+    def error(self, name: str) -> Exception:
+        ending = self.ending(name)
+        assert isinstance(ending, Failed)
+        return ending.error
+
+    def check_is_idle(self) -> None:
+        snapshot = self.worker.snapshot()
+        assert snapshot.num_free_slots == snapshot.num_slots
+        assert snapshot.num_running == snapshot.num_queued == 0
+
+
+def spec(
+    name: str,
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    max_tokens: int = 12,
+    temperature: float = 0.0,
+    mode: ExactnessMode = ExactnessMode.MAX_ACCEPT,
+    drafter: str | None = None,
+    gamma: int | None = None,
+    is_enabled: bool = True,
+    end_tokens: tuple[int, ...] = (),
+    law: SamplingLaw | None = None,
+    **fields: object,
+) -> RequestSpec:
+    return RequestSpec(
+        internal_id=f"internal-{name}",
+        request_id=name,
+        prompt_tokens=tuple(prompt),
+        law=law or SamplingLaw(temperature=temperature, end_token_ids=end_tokens),
+        max_tokens=max_tokens,
+        speculation=SpeculationParams(
+            is_enabled=is_enabled, drafter=drafter, gamma=gamma, mode=mode
+        ),
+        **{"seed": 7, **fields},
+    )
