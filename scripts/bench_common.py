@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engines.cpu_sampler import CpuSampler
 from runtime.server import TokenizerText
-from runtime.worker import Worker
 from tokenizers import Tokenizer
 
 from engines import open_engine
 from engines.base import Engine, EngineLimits, FloatArray, Span
 from engines.bundle import Bundle, load_bundle
+from engines.cpu_sampler import CpuSampler
 from engines.laws import SamplingLaw, SamplingRow, Verdict
 from runtime.core.config import ServerConfig
 from runtime.core.params import Event, Failed, Finished, RequestSpec, SpeculationParams
+from runtime.worker import Worker
 
 PROMPT_MODULES = (
     "argparse",
@@ -46,10 +46,7 @@ def code_prompts(count: int, num_lines: int = 12) -> list[str]:
             for i, line in enumerate(lines)
             if line.startswith(("def ", "class ")) and i >= num_lines
         ]
-        prompts += [
-            "".join(lines[head - num_lines + 2 : head + 2])
-            for head in heads[: -(-count // len(PROMPT_MODULES))]
-        ]
+        prompts += ["".join(lines[head - num_lines + 2 : head + 2]) for head in heads[:per_module]]
     return prompts[:count]
 
 

@@ -70,12 +70,9 @@ def main(
         "seed_stable": (1.0, ExactnessMode.SEED_STABLE),
     }
     plain: dict[str, list[tuple[int, ...]]] = {}
-    jobs = [
-        (name, drafter, int(batch))
-        for name in laws
-        for batch in batches.split(",")
-        for drafter in drafters.split(",")
-    ]
+    jobs = list(
+        itertools.product(laws, drafters.split(","), (int(batch) for batch in batches.split(",")))
+    )
     for name, drafter, batch in track(jobs, description="comparing"):
         temperature, mode = laws[name]
         law = SamplingLaw(temperature=temperature)
