@@ -1,0 +1,85 @@
+"""T40, prompt lookup: the hand examples and their edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
+from runtime.drafters.base import DraftRow
+from runtime.drafters.lookup import LookupDrafter, find_continuation
+
+
+def find(history: list[int], length: int, shortest: int, longest: int) -> tuple[int, ...]:
+    return find_continuation(
+        np.array(history, dtype=np.int64),
+        max_length=length,
+        min_ngram=shortest,
+        max_ngram=longest,
+    )
+
+
+@pytest.mark.parametrize(
+    ("history", "length", "ngrams", "expected"),
+    [
+        ([1, 2, 3, 4, 2, 3], 4, (2, 3), (4, 2, 3)),
+        ([1, 2, 3, 4, 2, 3], 2, (2, 3), (4, 2)),
+        ([5, 5, 5], 3, (1, 1), (5,)),
+        ([1, 2, 3], 4, (2, 4), ()),
+        ([1], 4, (1, 4), ()),
+        ([7, 7], 4, (2, 4), ()),
+        # The most recent of two matches of equal length.
+        ([1, 2, 8, 1, 2, 9, 1, 2], 1, (2, 4), (9,)),
+        # A longer match wins over a more recent one.
+        ([6, 1, 2, 8, 1, 2, 9, 6, 1, 2], 1, (2, 4), (8,)),
+    ],
+)
+def test_hand_examples(
+    history: list[int], length: int, ngrams: tuple[int, int], expected: tuple[int, ...]
+) -> None:
+    assert find(history, length, *ngrams) == expected
+
+
+def slow_find(history: list[int], length: int, shortest: int, longest: int) -> tuple[int, ...]:
+    for size in range(longest, shortest - 1, -1):
+        suffix = history[-size:]
+        for start in range(len(history) - size - 1, -1, -1):
+            if len(suffix) == size and history[start : start + size] == suffix:
+                return tuple(history[start + size : start + size + length])
+    return ()
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+def test_it_finds_what_a_plain_search_finds(
+    history: list[int], length: int, shortest: int, more: int
+) -> None:
+    longest = shortest + more
+    assert find(history, length, shortest, longest) == slow_find(history, length, shortest, longest)
+
+
+def test_a_draft_is_cut_after_its_first_end_token() -> None:
+    row = DraftRow(
+        sampling=SamplingRow(
+            index=0,
+            slot=0,
+            law=SamplingLaw(end_token_ids=(4,)),
+            mode=ExactnessMode.MAX_ACCEPT,
+            lenience=1.0,
+            seed=0,
+            history=np.array([2, 3, 9, 4, 5, 2, 3], dtype=np.int64),
+            num_prompt=7,
+        ),
+        gamma=4,
+        num_computed=0,
+    )
+    (draft,) = LookupDrafter(min_ngram=2, max_ngram=4).propose([row], [0])
+    assert draft.tokens == (9, 4)
+    assert not draft.is_sampled
+    assert draft.num_computed is None

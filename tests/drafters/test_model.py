@@ -1,0 +1,148 @@
+"""The draft model's cache holds committed tokens only, and catches up when it must."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engines.base import EngineLimits, Span
+from engines.cpu_sampler import CpuSampler
+from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
+from engines.scripted import ScriptedEngine
+from runtime.drafters import DRAFTER_NAMES, build_drafters
+from runtime.drafters.base import DrafterParts, DraftRow
+from runtime.drafters.model import ModelDrafter
+from runtime.drafters.none import NoDrafter
+
+VOCAB_SIZE = 10
+
+
+class Recorder(ScriptedEngine):
+    """Keeps the spans it was given."""
+
+    def __init__(self, *, max_context: int = 40) -> None:
+        def logits(prefix: tuple[int, ...]) -> np.ndarray:
+            return np.eye(VOCAB_SIZE, dtype=np.float32)[(prefix[-1] + 1) % VOCAB_SIZE] * 9.0
+
+        bounds = EngineLimits(
+            max_batch=3, max_context=max_context, max_extend=8, vocab_size=VOCAB_SIZE
+        )
+        super().__init__(logits, bounds)
+        self.fed: list[list[tuple[int, ...]]] = []
+
+    def extend(self, spans: list[Span]) -> np.ndarray:
+        self.fed.append([span.tokens for span in spans])
+        return super().extend(spans)
+
+
+def sampler() -> CpuSampler:
+    return CpuSampler(max_batch=3, max_gamma=6, vocab_size=VOCAB_SIZE)
+
+
+def row(
+    slot: int,
+    history: list[int],
+    *,
+    gamma: int = 3,
+    num_computed: int = 0,
+    temperature: float = 0.0,
+    mode: ExactnessMode = ExactnessMode.MAX_ACCEPT,
+    end_tokens: tuple[int, ...] = (),
+) -> DraftRow:
+    return DraftRow(
+        sampling=SamplingRow(
+            index=slot,
+            slot=slot,
+            law=SamplingLaw(temperature=temperature, end_token_ids=end_tokens),
+            mode=mode,
+            lenience=1.0,
+            seed=3,
+            history=np.array(history, dtype=np.int64),
+            num_prompt=1,
+        ),
+        gamma=gamma,
+        num_computed=num_computed,
+    )
+
+
+def drafter(engine: Recorder, chunk: int = 4) -> ModelDrafter:
+    return ModelDrafter(engine, sampler(), target_vocab_size=VOCAB_SIZE, chunk=chunk)
+
+
+def test_rows_draft_in_lockstep_and_drop_out() -> None:
+    engine = Recorder()
+    rows = [row(0, [1], gamma=3), row(1, [5], gamma=0), row(2, [7, 8], gamma=1)]
+    first, last = drafter(engine).propose(rows, [0, 2])
+    assert (first.tokens, first.num_computed) == ((2, 3, 4), 3)
+    assert (last.tokens, last.num_computed) == ((9,), 2)
+    assert engine.fed == [[(1,), (), (7, 8)], [(2,), (), ()], [(3,), (), ()]]
+
+
+def test_a_row_stops_drafting_after_an_end_token() -> None:
+    (draft,) = drafter(Recorder()).propose([row(0, [1], gamma=6, end_tokens=(3,))], [0])
+    assert draft.tokens == (2, 3)
+
+
+def test_a_long_history_is_fed_alone_in_chunks_before_it_drafts() -> None:
+    engine = Recorder()
+    history = [1, 2, 3, 4, 5, 6, 7]
+    model = drafter(engine)
+    (draft,) = model.propose([row(0, history)], [0])
+    assert (draft.tokens, draft.num_computed) == ((), 4)
+    (draft,) = model.propose([row(0, history, num_computed=4)], [0])
+    assert (draft.tokens, draft.num_computed) == ((8, 9, 0), 9)
+    assert engine.fed[:3] == [[(1, 2, 3, 4)], [(5, 6)], [(7,)]]
+    assert engine.tokens_of(0) == (1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def test_at_most_one_lagging_row_is_fed_in_a_step() -> None:
+    engine = Recorder()
+    rows = [row(0, [1, 2, 3, 4, 5]), row(1, [1, 2, 3, 4]), row(2, [1])]
+    drafts = drafter(engine).propose(rows, [0, 1, 2])
+    assert [len(draft.tokens) for draft in drafts] == [0, 3, 3]
+    assert [draft.num_computed for draft in drafts] == [0, 6, 3]
+
+
+def test_a_draft_ends_where_the_draft_models_context_does() -> None:
+    history = [1, 2, 3, 4]
+    for max_context, num_drafted in ((3, 0), (4, 1), (5, 2)):
+        (draft,) = drafter(Recorder(max_context=max_context), chunk=8).propose(
+            [row(0, history)], [0]
+        )
+        assert len(draft.tokens) == num_drafted
+
+
+@pytest.mark.parametrize(
+    ("temperature", "mode", "is_sampled"),
+    [
+        (0.0, ExactnessMode.MAX_ACCEPT, False),
+        (1.0, ExactnessMode.MAX_ACCEPT, True),
+        (1.0, ExactnessMode.LENIENT, True),
+        (1.0, ExactnessMode.SEED_STABLE, False),
+    ],
+)
+def test_drafts_say_whether_their_law_was_kept(
+    temperature: float, mode: ExactnessMode, is_sampled: bool
+) -> None:
+    (draft,) = drafter(Recorder()).propose([row(0, [1], temperature=temperature, mode=mode)], [0])
+    assert draft.is_sampled is is_sampled
+
+
+@pytest.mark.parametrize("has_draft", [True, False])
+def test_the_registry_offers_what_the_parts_allow(has_draft: bool) -> None:
+    drafters = build_drafters(
+        DrafterParts(
+            draft=Recorder() if has_draft else None,
+            sampler=sampler(),
+            vocab_size=VOCAB_SIZE,
+            chunk=4,
+            min_ngram=2,
+            max_ngram=4,
+        )
+    )
+    assert set(drafters) == set(DRAFTER_NAMES) - (set() if has_draft else {"model"})
+
+
+def test_no_drafter_drafts_nothing() -> None:
+    (draft,) = NoDrafter().propose([row(0, [1])], [0])
+    assert draft.tokens == ()
