@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.server import TokenizerText
-from tokenizers import Tokenizer
-
 from engines import open_engine
 from engines.base import Engine, EngineLimits, FloatArray, Span
 from engines.bundle import Bundle, load_bundle
@@ -18,6 +15,7 @@ from engines.cpu_sampler import CpuSampler
 from engines.laws import SamplingLaw, SamplingRow, Verdict
 from runtime.core.config import ServerConfig
 from runtime.core.params import Event, Failed, Finished, RequestSpec, SpeculationParams
+from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker
 
 PROMPT_MODULES = (
@@ -117,7 +115,7 @@ class Rig:
     target: TimedEngine
     draft: TimedEngine | None
     sampler: TimedSampler
-    tokenizer: Tokenizer
+    tokenizer: TokenizersCodec
     worker: Worker
     next_id: int = 0
     finished: list[Finished] = field(default_factory=list)
@@ -179,10 +177,10 @@ def open_rig(root: Path, *, max_batch: int = 8, num_threads: int = 2) -> Rig:
     sampler = TimedSampler(
         CpuSampler(max_batch=max_batch, max_gamma=max_gamma, vocab_size=target.limits.vocab_size)
     )
-    tokenizer = Tokenizer.from_file(str(root / "tokenizer.json"))
+    tokenizer = TokenizersCodec(root / "tokenizer.json")
     worker = Worker(
         target=target, draft=draft, sampler=sampler, config=ServerConfig(max_running=max_batch),
-        max_gamma=max_gamma, decoder=TokenizerText(tokenizer),
+        max_gamma=max_gamma, decoder=tokenizer,
     )  # fmt: skip
     return Rig(
         bundle=bundle,

@@ -112,7 +112,7 @@ def main(
 ) -> None:
     """Measure every cell ``rounds`` times, interleaved, and print medians beside the prediction."""
     rig = open_rig(bundle)
-    prompts = [rig.tokenizer.encode(text).ids for text in code_prompts(num_prompts)]
+    prompts = [rig.tokenizer.encode(text) for text in code_prompts(num_prompts)]
     wanted = [0, *(int(gamma) for gamma in gammas.split(","))]
     table = Table(
         title=f"{bundle.name}: medians of {rounds} interleaved rounds, {num_prompts} x {max_tokens} tokens"

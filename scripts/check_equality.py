@@ -77,7 +77,7 @@ def main(
         temperature, mode = laws[name]
         law = SamplingLaw(temperature=temperature)
         rig = open_rig(bundle, max_batch=batch)
-        prompts = [rig.tokenizer.encode(text).ids for text in code_prompts(num_prompts)]
+        prompts = [rig.tokenizer.encode(text) for text in code_prompts(num_prompts)]
         if name not in plain:
             off = SpeculationParams(is_enabled=False, mode=mode)
             alone = open_rig(bundle, max_batch=1)
