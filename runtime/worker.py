@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from engines.base import Engine, EngineError
@@ -23,24 +22,19 @@ from runtime.core.config import ServerConfig
 from runtime.core.errors import (
     ConfigError,
     ContextTooLong,
-    DeadlineExceeded,
-    DrainDeadline,
-    Draining,
-    DuplicateRequestId,
     InternalError,
-    Overloaded,
-    QueueTimeout,
     RequestFailed,
 )
 from runtime.core.params import Event, Failed, Finished, RequestSpec
 from runtime.core.request import Ending, Request, Speculation
-from runtime.core.scheduler import StepLimits, num_to_admit
+from runtime.core.scheduler import StepLimits
 from runtime.core.slots import SlotAllocator
 from runtime.core.stats import DISABLED, NO_DRAFT
 from runtime.core.text import Decoder
 from runtime.core.totals import Totals, WorkerSnapshot
 from runtime.drafters import build_drafters
 from runtime.drafters.base import DrafterParts
+from runtime.inbox import Deliver, Inbox
 from runtime.step import StepParts, StepResult, run_step
 
 __all__ = ["Worker", "WorkerSnapshot"]
@@ -49,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 10.0
 """Seconds beyond its timeout that ``stop`` waits for a step that is under way."""
-
-Deliver = Callable[[Event], None]
 
 
 class Worker:
@@ -109,14 +101,7 @@ class Worker:
         self._live: list[Request] = []
         self._num_admitted = 0
         self._thread: threading.Thread | None = None
-        # Everything below is shared with other threads and guarded by the lock.
-        self._wake = threading.Condition()
-        self._queue: deque[Request] = deque()
-        self._deliver_to: dict[str, Deliver] = {}
-        self._request_ids: set[str] = set()
-        self._cancelled: dict[str, Exception] = {}
-        self._is_draining = False
-        self._stop_at: float | None = None
+        self._inbox = Inbox(config, self._slots)
 
     def start(self) -> None:
         """Start the thread that runs steps until ``stop``."""
@@ -132,26 +117,15 @@ class Worker:
             DuplicateRequestId: a request of this name is queued or running.
             Overloaded: the queue is full.
         """
-        request = self._new_request(spec)
-        with self._wake:
-            self._check_admission(spec)
-            self._queue.append(request)
-            self._deliver_to[spec.internal_id] = deliver
-            self._request_ids.add(spec.request_id)
-            self._wake.notify_all()
+        self._inbox.put(self._new_request(spec), deliver)
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """End a request with ``error`` before the next step; one that has ended is left alone."""
-        with self._wake:
-            if internal_id in self._deliver_to:
-                self._cancelled.setdefault(internal_id, error)
-                self._wake.notify_all()
+        self._inbox.cancel(internal_id, error)
 
     def drain(self) -> None:
         """Refuse new requests and end the queued ones; running ones go on."""
-        with self._wake:
-            self._is_draining = True
-            self._wake.notify_all()
+        self._inbox.close()
 
     def stop(self, timeout_s: float) -> bool:
         """Drain, give running requests ``timeout_s``, end the rest, and end the thread.
@@ -159,10 +133,7 @@ class Worker:
         Returns:
             Whether everything ended; False when a step is stuck in a backend.
         """
-        with self._wake:
-            self._is_draining = True
-            self._stop_at = self._clock() + timeout_s
-            self._wake.notify_all()
+        self._inbox.close(self._clock() + timeout_s)
         if self._thread is None:
             while self.run_step():
                 pass
@@ -172,14 +143,14 @@ class Worker:
 
     def snapshot(self) -> WorkerSnapshot:
         """Where the worker stands; callable from any thread."""
-        with self._wake:
-            return self._totals.snapshot(
-                num_running=self._slots.num_live,
-                num_queued=len(self._queue),
-                num_queued_tokens=sum(request.num_prompt for request in self._queue),
-                num_slots=self._slots.num_slots,
-                is_draining=self._is_draining,
-            )
+        num_queued, num_queued_tokens = self._inbox.queued()
+        return self._totals.snapshot(
+            num_running=self._slots.num_live,
+            num_queued=num_queued,
+            num_queued_tokens=num_queued_tokens,
+            num_slots=self._slots.num_slots,
+            is_draining=self._inbox.is_draining,
+        )
 
     def run_step(self) -> bool:
         """Do what was asked since the last step, then run one; False when there was nothing to run.
@@ -187,8 +158,8 @@ class Worker:
         For the worker's thread, or for tests and benchmarks that never call ``start``.
         """
         try:
-            self._end_overdue()
-            self._admit()
+            self._end_with_errors(self._inbox.take_overdue(self._live, self._clock()))
+            self._inbox.admit(self._admit)
             if not self._live:
                 return False
             result = run_step(self._parts, self._live)
@@ -202,15 +173,8 @@ class Worker:
         return True
 
     def _loop(self) -> None:
-        while True:
-            if self.run_step():
-                continue
-            with self._wake:
-                if self._queue or self._cancelled:
-                    continue
-                if self._stop_at is not None:
-                    return
-                self._wake.wait()
+        while self.run_step() or self._inbox.wait():
+            pass
 
     def _new_request(self, spec: RequestSpec) -> Request:
         if len(spec.prompt_tokens) >= self._limits.max_context:
@@ -239,53 +203,10 @@ class Worker:
             return Speculation(drafter="none", gamma=0, off_reason=NO_DRAFT)
         return Speculation(drafter=drafter, gamma=gamma, off_reason=None)
 
-    def _check_admission(self, spec: RequestSpec) -> None:
-        if self._is_draining:
-            raise Draining
-        if spec.request_id in self._request_ids or spec.internal_id in self._deliver_to:
-            raise DuplicateRequestId
-        num_waiting = len(self._queue) - self._slots.num_free
-        if num_waiting < 0:
-            return  # a free slot awaits it
-        num_tokens = sum(request.num_prompt for request in self._queue) + len(spec.prompt_tokens)
-        if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
-            raise Overloaded(self._config.retry_after_s)
-
-    def _end_overdue(self) -> None:
-        """End what was cancelled, is out of time, or may not run any more."""
-        now = self._clock()
-        with self._wake:
-            cancelled, self._cancelled = self._cancelled, {}
-            requests = [*self._live, *self._queue]
-            endings = [(r, e) for r in requests if (e := self._overdue(r, cancelled, now))]
-            ended = {id(request) for request, _ in endings}
-            self._queue = deque(r for r in self._queue if id(r) not in ended)
-        self._end_with_errors(endings)
-
-    def _overdue(
-        self, request: Request, cancelled: dict[str, Exception], now: float
-    ) -> Exception | None:
-        spec = request.spec
-        is_queued = request.slot is None
-        if spec.internal_id in cancelled:
-            return cancelled[spec.internal_id]
-        if spec.deadline_s is not None and now >= spec.deadline_s:
-            return DeadlineExceeded(request.num_output)
-        if is_queued and self._is_draining:
-            return Draining()
-        if is_queued and now - request.submitted_at > self._config.queue_timeout_s:
-            return QueueTimeout(now - request.submitted_at)
-        if self._stop_at is not None and now >= self._stop_at:
-            return DrainDeadline(request.num_output)
-        return None
-
-    def _admit(self) -> None:
-        with self._wake:
-            for _ in range(num_to_admit(len(self._queue), self._slots.num_free)):
-                request = self._queue.popleft()
-                request.admit(slot=self._slots.allocate(), order=self._num_admitted)
-                self._num_admitted += 1
-                self._live.append(request)
+    def _admit(self, request: Request) -> None:
+        request.admit(slot=self._slots.allocate(), order=self._num_admitted)
+        self._num_admitted += 1
+        self._live.append(request)
 
     def _settle(self, result: StepResult) -> None:
         """Free the slots of what ended, then tell everyone."""
@@ -329,8 +250,7 @@ class Worker:
         lost: list[tuple[Request, Exception]] = []
         for slot in sorted((r.slot for r in requests if r.slot is not None), reverse=True):
             self._live[slot].slot = None
-            with self._wake:
-                move = self._slots.free(slot)
+            move = self._slots.free(slot)
             last = self._live.pop()
             if move is None:
                 continue
@@ -354,15 +274,11 @@ class Worker:
 
     def _end(self, request: Request, event: Event) -> None:
         self._deliver(request, event)
-        with self._wake:
-            del self._deliver_to[request.spec.internal_id]
-            self._request_ids.discard(request.spec.request_id)
+        self._inbox.forget(request)
 
     def _deliver(self, request: Request, event: Event) -> None:
-        with self._wake:
-            deliver = self._deliver_to[request.spec.internal_id]
         try:
-            deliver(event)
+            self._inbox.deliver_to(request)(event)
         except Exception:  # a receiver that is gone must not end its neighbours
             logger.exception("an event could not be delivered")
 

@@ -1,0 +1,156 @@
+"""What other threads tell the worker, under one lock: requests, cancellations, the end.
+
+Knows no engine and runs nothing; the worker asks it, between two steps, what is to be admitted and
+what must end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from runtime.core.config import ServerConfig
+from runtime.core.errors import (
+    DeadlineExceeded,
+    DrainDeadline,
+    Draining,
+    DuplicateRequestId,
+    Overloaded,
+    QueueTimeout,
+)
+from runtime.core.params import Event
+from runtime.core.request import Request
+from runtime.core.scheduler import num_to_admit
+from runtime.core.slots import SlotAllocator
+
+Deliver = Callable[[Event], None]
+
+
+class Inbox:
+    """The bounded queue and everything else that crosses threads.
+
+    Args:
+        config: bounds of the queue.
+        slots: read to tell who waits from who only has to be picked up; the worker changes it
+            inside ``admit`` or between its own steps.
+    """
+
+    def __init__(self, config: ServerConfig, slots: SlotAllocator) -> None:
+        self._config = config
+        self._slots = slots
+        self._wake = threading.Condition()
+        self._queue: deque[Request] = deque()
+        self._deliver_to: dict[str, Deliver] = {}
+        self._request_ids: set[str] = set()
+        self._cancelled: dict[str, Exception] = {}
+        self._is_draining = False
+        self._stop_at: float | None = None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._is_draining
+
+    def queued(self) -> tuple[int, int]:
+        """Requests that wait for a slot, and their prompt tokens together."""
+        with self._wake:
+            return len(self._queue), self._num_queued_tokens()
+
+    def put(self, request: Request, deliver: Deliver) -> None:
+        """Queue a request.
+
+        Raises:
+            Draining: the server is shutting down.
+            DuplicateRequestId: a request of this name is queued or running.
+            Overloaded: the queue is full.
+        """
+        with self._wake:
+            self._check_admission(request)
+            self._queue.append(request)
+            self._deliver_to[request.spec.internal_id] = deliver
+            self._request_ids.add(request.spec.request_id)
+            self._wake.notify_all()
+
+    def cancel(self, internal_id: str, error: Exception) -> None:
+        """Have a request end with ``error``; the first one given wins."""
+        with self._wake:
+            if internal_id in self._deliver_to:
+                self._cancelled.setdefault(internal_id, error)
+                self._wake.notify_all()
+
+    def close(self, stop_at: float | None = None) -> None:
+        """Refuse new requests; with a time, end whatever still runs then."""
+        with self._wake:
+            self._is_draining = True
+            self._stop_at = stop_at if stop_at is not None else self._stop_at
+            self._wake.notify_all()
+
+    def admit(self, admit: Callable[[Request], None]) -> None:
+        """Hand over queued requests, oldest first, as long as slots are free."""
+        with self._wake:
+            for _ in range(num_to_admit(len(self._queue), self._slots.num_free)):
+                admit(self._queue.popleft())
+
+    def take_overdue(self, live: Sequence[Request], now: float) -> list[tuple[Request, Exception]]:
+        """Requests that must end before the next step, and why; no longer queued."""
+        with self._wake:
+            cancelled, self._cancelled = self._cancelled, {}
+            requests = [*live, *self._queue]
+            endings = [(r, e) for r in requests if (e := self._overdue(r, cancelled, now))]
+            ended = {id(request) for request, _ in endings}
+            self._queue = deque(r for r in self._queue if id(r) not in ended)
+        return endings
+
+    def deliver_to(self, request: Request) -> Deliver:
+        """Where a request's events go."""
+        with self._wake:
+            return self._deliver_to[request.spec.internal_id]
+
+    def forget(self, request: Request) -> None:
+        """A request ended; its name is free again."""
+        with self._wake:
+            del self._deliver_to[request.spec.internal_id]
+            self._request_ids.discard(request.spec.request_id)
+
+    def wait(self) -> bool:
+        """Sleep until there is something to do; False when the end has come."""
+        with self._wake:
+            while not (self._queue or self._cancelled):
+                if self._stop_at is not None:
+                    return False
+                self._wake.wait()
+        return True
+
+    def _num_queued_tokens(self) -> int:
+        return sum(request.num_prompt for request in self._queue)
+
+    def _check_admission(self, request: Request) -> None:
+        spec = request.spec
+        if self._is_draining:
+            raise Draining
+        if spec.request_id in self._request_ids or spec.internal_id in self._deliver_to:
+            raise DuplicateRequestId
+        num_waiting = len(self._queue) - self._slots.num_free
+        if num_waiting < 0:
+            return  # a free slot awaits it
+        num_tokens = self._num_queued_tokens() + request.num_prompt
+        if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
+            raise Overloaded(self._config.retry_after_s)
+
+    def _overdue(
+        self, request: Request, cancelled: dict[str, Exception], now: float
+    ) -> Exception | None:
+        spec = request.spec
+        is_queued = request.slot is None
+        if spec.internal_id in cancelled:
+            return cancelled[spec.internal_id]
+        if spec.deadline_s is not None and now >= spec.deadline_s:
+            return DeadlineExceeded(request.num_output)
+        if is_queued and self._is_draining:
+            return Draining()
+        if is_queued and now - request.submitted_at > self._config.queue_timeout_s:
+            return QueueTimeout(now - request.submitted_at)
+        if self._stop_at is not None and now >= self._stop_at:
+            return DrainDeadline(request.num_output)
+        return None
