@@ -12,7 +12,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -42,7 +42,7 @@ INLINE_TEXT = 4096
 
 log = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext
+Context: TypeAlias = grpc.aio.ServicerContext
 
 
 T = TypeVar("T")
@@ -63,6 +63,9 @@ class InferenceService:
         self._live: dict[str, str] = {}
         self._is_ready = False
         self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_cut = 0
 
     def set_ready(self) -> None:
         """Take requests from now on."""
@@ -76,6 +79,15 @@ class InferenceService:
     def num_streams(self) -> int:
         """Streams that have not ended."""
         return len(self._live)
+
+    @property
+    def num_cut(self) -> int:
+        """Streams that the end of a drain cut short."""
+        return self._num_cut
+
+    async def wait_idle(self) -> None:
+        """Return once no stream is open."""
+        await self._idle.wait()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """All methods, for ``server.add_generic_rpc_handlers``."""
@@ -119,6 +131,7 @@ class InferenceService:
             log.exception("%s: internal error %s", method, failure.error_id)
         code, message, trailing = trailing_status(failure)
         await context.abort(code, message, trailing)
+        raise AssertionError("abort raises")
 
     async def _generate(self, data: bytes, context: Context) -> None:
         try:
@@ -139,7 +152,8 @@ class InferenceService:
         finally:
             if not outbox.is_ended:
                 self._serving.worker.cancel(spec.internal_id, errors.Cancelled("client"))
-            del self._live[spec.request_id]
+            self._forget(spec.request_id)
+            self._num_cut += reason == errors.DrainDeadline.reason
             self._metrics.finished.labels(code=code.name, reason=reason).inc()
 
     async def _admit(self, request: wire.GenerateRequest, context: Context) -> RequestSpec:
@@ -179,9 +193,15 @@ class InferenceService:
         )
         worker.submit(spec, outbox.deliver)
         self._live[spec.request_id] = spec.internal_id
+        self._idle.clear()
         self._metrics.admitted.inc()
         self._metrics.prompt_tokens.inc(len(spec.prompt_tokens))
         return outbox
+
+    def _forget(self, request_id: str) -> None:
+        del self._live[request_id]
+        if not self._live:
+            self._idle.set()
 
     async def _prompt_tokens(self, fields: GenerateFields) -> tuple[int, ...]:
         if fields.tokens is not None:

@@ -1,5 +1,8 @@
 """The server's error answers as exceptions, told apart by whose turn it is to act."""
 
+# Named after what happened, as the reasons are.
+# ruff: noqa: N818
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,0 +1,69 @@
+"""A completion as figure 1 of the paper prints it: one line per pass of the target.
+
+Accepted draft tokens green, the rejected one red, the token that the target put in its place blue;
+without a terminal the same by marks: ``+accepted``, ``-rejected``, ``=target's``.
+
+Source: Leviathan et al. 2023 (arXiv:2211.17192), figure 1.
+"""
+
+from __future__ import annotations
+
+from outrider.v1 import inference_pb2 as wire
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+STYLES = {"+": "green", "-": "red strike", "=": "bold blue"}
+
+
+def step_line(step: wire.Step) -> list[tuple[str, str]]:
+    """Marks and texts of one pass; draft tokens after the first rejected one were never judged."""
+    accepted = [("+", text) for text in step.drafted_text[: step.num_accepted]]
+    rejected = [("-", text) for text in step.drafted_text[step.num_accepted :][:1]]
+    added = [("=", step.next_text)] if step.HasField("next_token") else []
+    return accepted + rejected + added
+
+
+def print_step(console: Console, number: int, step: wire.Step) -> None:
+    """One line: in colours on a terminal, with marks elsewhere."""
+    line = Text(f"{number:4d} ")
+    for mark, text in step_line(step):
+        shown = text.replace("\n", "\\n").replace("\t", "\\t")
+        if console.is_terminal:
+            line.append(shown, style=STYLES[mark])
+        else:
+            line.append(f"{mark}{shown!r} ")
+    console.print(line, soft_wrap=True)
+
+
+def print_report(console: Console, finish: wire.Finish) -> None:
+    """The acceptance figures of a completion as a table."""
+    report = finish.speculation
+    table = Table(title="speculation" if report.is_on else f"speculation off: {report.off_reason}")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in _figures(finish):
+        table.add_row(name, value)
+    console.print(table)
+
+
+def _figures(finish: wire.Finish) -> list[tuple[str, str]]:
+    report = finish.speculation
+    mode = wire.ExactnessMode.Name(report.mode).removeprefix("EXACTNESS_MODE_").lower()
+    figures = [
+        ("finish", wire.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()),
+        ("prompt tokens", str(finish.usage.prompt_tokens)),
+        ("output tokens", str(finish.usage.output_tokens)),
+        ("seed", str(finish.seed)),
+        ("drafter", report.drafter),
+        ("mode", mode if report.is_exact else f"{mode} ({report.lenience:g}), not exact"),
+        ("target passes", str(report.num_steps)),
+        ("drafted / accepted", f"{report.num_drafted} / {report.num_accepted}"),
+    ]
+    for name in ("alpha_hat", "draft_utilization", "tokens_per_step"):
+        if report.HasField(name):
+            figures.append((name, f"{getattr(report, name):.3f}"))
+    pairs = zip(report.accepted_by_position, report.drafted_by_position, strict=False)
+    for position, (accepted, drafted) in enumerate(pairs, start=1):
+        figures.append((f"accepted at position {position}", f"{accepted} / {drafted}"))
+    return figures
