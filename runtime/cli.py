@@ -1,0 +1,243 @@
+"""The ``outrider`` command.
+
+Subcommands import what they need when they run: serving must not import torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="outrider",
+    help="Exact speculative decoding: export a pair of models, serve it, stream completions.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+DEFAULT_ADDRESS = "localhost:50051"
+
+Address = Annotated[str, typer.Option(help="Server, as HOST:PORT.")]
+
+
+@app.command()
+def export(
+    target: Annotated[Path, typer.Option(help="Checkpoint of the target model.")],
+    out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
+    draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
+    weights: Annotated[str, typer.Option(help="float32, float16, int8 or int4.")] = "float32",
+    draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
+    max_context: Annotated[int | None, typer.Option(min=2, help="Tokens of a slot.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
+    max_gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step.")] = 8,
+) -> None:
+    """Turn a checkpoint pair into a bundle."""
+    from export.pipeline import export_bundle
+
+    with _refusals():
+        export_bundle(
+            target=target,
+            draft=draft,
+            out=out,
+            weights=weights,
+            draft_weights=draft_weights or weights,
+            max_context=max_context,
+            max_batch=max_batch,
+            max_gamma=max_gamma,
+        )
+
+
+@app.command()
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="Bundle to serve.")],
+    host: Annotated[str, typer.Option(help="Interface to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 50051,
+    port_file: Annotated[Path | None, typer.Option(help="Written with the bound port.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Prometheus on the loopback.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    model_name: Annotated[str | None, typer.Option(help="Default: the folder's name.")] = None,
+    max_running: Annotated[int, typer.Option(help="Requests that hold a slot.")] = 64,
+    max_queued: Annotated[int, typer.Option(help="Requests that wait for one.")] = 256,
+    queue_timeout_s: Annotated[float, typer.Option(help="Longest wait, seconds.")] = 30.0,
+    gamma: Annotated[int, typer.Option(help="Draft tokens per step.")] = 4,
+    drafter: Annotated[str, typer.Option(help="model, lookup or none.")] = "model",
+    drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
+    lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
+    threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
+) -> None:
+    """Serve a bundle over gRPC until SIGTERM."""
+    from runtime.core.config import ServerConfig
+    from runtime.server import ServeOptions
+    from runtime.server import serve as serve_bundle
+
+    with _refusals():
+        config = ServerConfig(
+            max_running=max_running,
+            max_queued=max_queued,
+            queue_timeout_s=queue_timeout_s,
+            default_gamma=gamma,
+            default_drafter=drafter,
+            drain_timeout_s=drain_timeout_s,
+            lb_delay_s=lb_delay_s,
+            num_threads=threads,
+        )
+        options = ServeOptions(
+            address=f"{host}:{port}",
+            port_file=port_file,
+            metrics_port=metrics_port,
+            device=device,
+            model_name=model_name,
+            config=config,
+        )
+        code = asyncio.run(serve_bundle(bundle, options))
+    raise typer.Exit(code)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Option(help="Text to complete; - reads standard input.")],
+    address: Address = DEFAULT_ADDRESS,
+    max_tokens: Annotated[int | None, typer.Option(help="Output tokens at most.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="0 is off.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
+    speculate: Annotated[bool, typer.Option(help="Draft at all.")] = True,
+    drafter: Annotated[str | None, typer.Option(help="model, lookup or none.")] = None,
+    gamma: Annotated[int | None, typer.Option(help="Draft tokens per step.")] = None,
+    mode: Annotated[str, typer.Option(help="max_accept, seed_stable, lenient.")] = "max_accept",
+    lenience: Annotated[float | None, typer.Option(help="Of mode lenient.")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="Deadline, seconds.")] = None,
+    trace: Annotated[bool, typer.Option(help="One line per pass of the target.")] = False,
+) -> None:
+    """Stream one completion to standard output."""
+    from outrider.v1 import inference_pb2 as wire
+
+    names = wire.ExactnessMode.DESCRIPTOR.values_by_name
+    if (mode_name := f"EXACTNESS_MODE_{mode.upper()}") not in names:
+        raise typer.BadParameter("must be max_accept, seed_stable or lenient", param_hint="--mode")
+    speculation = {
+        "enabled": speculate,
+        "drafter": drafter,
+        "gamma": gamma,
+        "mode": names[mode_name].number,
+        "lenience": lenience,
+    }
+    given = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    options["speculation"] = {k: v for k, v in speculation.items() if v is not None}
+    options["return_trace"] = trace
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with _refusals():
+        asyncio.run(_generate(address, text, timeout_s, options))
+
+
+@app.command()
+def info(address: Address = DEFAULT_ADDRESS) -> None:
+    """Print what a server serves, within which limits, under which load."""
+    with _refusals():
+        typer.echo(asyncio.run(_info(address)))
+
+
+@app.command()
+def parity(
+    bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
+    target: Annotated[Path, typer.Option(help="Checkpoint it was made from.")],
+    draft: Annotated[Path | None, typer.Option(help="Checkpoint of its draft.")] = None,
+) -> None:
+    """Hold a bundle's graphs against the checkpoints again."""
+    import json
+
+    from export.parity import check_bundle
+
+    with _refusals():
+        certificate = check_bundle(bundle, target=target, draft=draft)
+    typer.echo(json.dumps(certificate, indent=2, sort_keys=True))
+
+
+@app.command("verify-sampler")
+def verify_sampler(
+    bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
+    samples: Annotated[int, typer.Option(min=200, help="Completions per side.")] = 2000,
+    false_alarm: Annotated[float, typer.Option(help="Chance to fail a correct bundle.")] = 1e-6,
+    seed: Annotated[int, typer.Option(help="First of the seeds used.")] = 0,
+) -> None:
+    """Prove on this bundle that speculation leaves the target's distribution alone."""
+    from runtime.verify_sampler import verify
+
+    with _refusals():
+        report = verify(bundle, num_samples=samples, false_alarm=false_alarm, seed=seed)
+    typer.echo(report.table())
+    raise typer.Exit(0 if report.has_passed else EXIT_FAILED)
+
+
+async def _generate(
+    address: str, prompt: str, timeout_s: float | None, options: dict[str, Any]
+) -> None:
+    from outrider import Client
+    from rich.console import Console
+
+    from runtime.trace import print_report, print_step
+
+    console = Console()
+    num_steps = 0
+    async with Client(address) as client:
+        async for response in client.generate(prompt, timeout_s=timeout_s, **options):
+            if not options["return_trace"]:
+                typer.echo(response.text, nl=False)
+            for step in response.steps:
+                num_steps += 1
+                print_step(console, num_steps, step)
+            if response.HasField("finish"):
+                typer.echo()
+                if options["return_trace"]:
+                    print_report(console, response.finish)
+
+
+async def _info(address: str) -> str:
+    from outrider import Client
+
+    async with Client(address) as client:
+        return str(await client.info()).rstrip()
+
+
+class _refusals:  # noqa: N801  (reads as a phrase in a with statement)
+    """Known errors as one line on standard error and an exit code, without a traceback."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        from outrider import CallError
+
+        from engines.base import SpeculativeError
+
+        if isinstance(error, (SpeculativeError, CallError)):
+            typer.echo(f"outrider: {error}", err=True)
+            raise typer.Exit(EXIT_REFUSED) from error
+
+
+def main() -> None:
+    """Entry point of the ``outrider`` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

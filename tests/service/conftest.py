@@ -1,0 +1,119 @@
+import contextlib
+import string
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from outrider import Client
+
+from engines.base import EngineLimits, FloatArray
+from engines.cpu_sampler import CpuSampler
+from engines.scripted import ScriptedEngine
+from runtime.core.config import ServerConfig
+from runtime.core.validate import RequestLimits, ServedModel
+from runtime.server import Server
+from runtime.serving import Serving
+from runtime.worker import Worker
+
+ALPHABET = string.ascii_lowercase + " é"
+EOS = len(ALPHABET)
+VOCAB = EOS + 1
+CONTEXT = 4200
+MAX_GAMMA = 4
+
+
+class LetterCodec:
+    """A tokenizer of one token per letter, so that texts can be written down in tests."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(ALPHABET.index(letter) for letter in text)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(
+            ALPHABET[i] if i < EOS else "" if skip_special_tokens else "</s>" for i in ids
+        )
+
+    def spell(self, token: int) -> str:
+        return self.decode((token,), skip_special_tokens=False)
+
+
+def next_letter(prefix: tuple[int, ...]) -> FloatArray:
+    """The alphabet in a circle, without end of sequence; the draft is wrong after every e."""
+    logits = np.zeros(VOCAB, dtype=np.float32)
+    logits[(prefix[-1] + 1) % 26] = 9.0
+    logits[EOS] = -9.0
+    return logits
+
+
+def wrong_after_e(prefix: tuple[int, ...]) -> FloatArray:
+    return next_letter((prefix[-1] + 7,)) if prefix[-1] == 4 else next_letter(prefix)
+
+
+@dataclass(frozen=True)
+class Running:
+    client: Client
+    server: Server
+    serving: Serving
+    address: str
+
+
+Start = Callable[..., AbstractAsyncContextManager[Running]]
+
+
+@contextlib.asynccontextmanager
+async def running(
+    *,
+    config: ServerConfig | None = None,
+    limits: RequestLimits | None = None,
+    max_batch: int = 4,
+    target: Callable[[tuple[int, ...]], FloatArray] = next_letter,
+    failing_extends: Sequence[int] = (),
+    stall_timeout_s: float = 30.0,
+    options: Sequence[tuple[str, Any]] = (),
+) -> AsyncIterator[Running]:
+    config = config or ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0)
+    engine_limits = EngineLimits(
+        max_batch=max_batch, max_context=CONTEXT, max_extend=512, vocab_size=VOCAB
+    )
+    codec = LetterCodec()
+    worker = Worker(
+        target=ScriptedEngine(target, engine_limits, failing_extends=failing_extends),
+        draft=ScriptedEngine(wrong_after_e, engine_limits),
+        sampler=CpuSampler(max_batch=max_batch, max_gamma=MAX_GAMMA, vocab_size=VOCAB),
+        config=config,
+        max_gamma=MAX_GAMMA,
+        decoder=codec,
+    )
+    model = ServedModel(
+        name="letters",
+        vocab_size=VOCAB,
+        max_context=CONTEXT,
+        max_gamma=MAX_GAMMA,
+        eos_token_ids=(EOS,),
+        drafters=("model", "lookup", "none"),
+    )
+    serving = Serving(
+        worker=worker,
+        codec=codec,
+        model=model,
+        config=config,
+        limits=limits or RequestLimits(),
+        stall_timeout_s=stall_timeout_s,
+    )
+    server = Server(serving)
+    port = await server.start("127.0.0.1:0")
+    address = f"127.0.0.1:{port}"
+    async with Client(address, options=(("grpc.enable_retries", 0), *options)) as client:
+        try:
+            yield Running(client, server, serving, address)
+        finally:
+            server.hurry()
+            await server.drain()
+
+
+@pytest.fixture
+def start() -> Start:
+    return running
