@@ -25,6 +25,7 @@ from runtime.core.errors import (
     InternalError,
     RequestFailed,
 )
+from runtime.core.inbox import Deliver, Inbox
 from runtime.core.params import Event, Failed, Finished, RequestSpec
 from runtime.core.request import Ending, Request, Speculation
 from runtime.core.scheduler import StepLimits
@@ -34,7 +35,6 @@ from runtime.core.text import Decoder
 from runtime.core.totals import Totals, WorkerSnapshot
 from runtime.drafters import build_drafters
 from runtime.drafters.base import DrafterParts
-from runtime.inbox import Deliver, Inbox
 from runtime.step import StepParts, StepResult, run_step
 
 __all__ = ["Worker", "WorkerSnapshot"]
@@ -101,7 +101,8 @@ class Worker:
         self._live: list[Request] = []
         self._num_admitted = 0
         self._thread: threading.Thread | None = None
-        self._inbox = Inbox(config, self._slots)
+        self._wake = threading.Condition()
+        self._inbox = Inbox(config, self._slots)  # guarded by the condition
 
     def start(self) -> None:
         """Start the thread that runs steps until ``stop``."""
@@ -117,15 +118,22 @@ class Worker:
             DuplicateRequestId: a request of this name is queued or running.
             Overloaded: the queue is full.
         """
-        self._inbox.put(self._new_request(spec), deliver)
+        request = self._new_request(spec)
+        with self._wake:
+            self._inbox.put(request, deliver)
+            self._wake.notify_all()
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """End a request with ``error`` before the next step; one that has ended is left alone."""
-        self._inbox.cancel(internal_id, error)
+        with self._wake:
+            self._inbox.cancel(internal_id, error)
+            self._wake.notify_all()
 
     def drain(self) -> None:
         """Refuse new requests and end the queued ones; running ones go on."""
-        self._inbox.close()
+        with self._wake:
+            self._inbox.close()
+            self._wake.notify_all()
 
     def stop(self, timeout_s: float) -> bool:
         """Drain, give running requests ``timeout_s``, end the rest, and end the thread.
@@ -133,7 +141,9 @@ class Worker:
         Returns:
             Whether everything ended; False when a step is stuck in a backend.
         """
-        self._inbox.close(self._clock() + timeout_s)
+        with self._wake:
+            self._inbox.close(self._clock() + timeout_s)
+            self._wake.notify_all()
         if self._thread is None:
             while self.run_step():
                 pass
@@ -143,7 +153,8 @@ class Worker:
 
     def snapshot(self) -> WorkerSnapshot:
         """Where the worker stands; callable from any thread."""
-        num_queued, num_queued_tokens = self._inbox.queued()
+        with self._wake:
+            num_queued, num_queued_tokens = self._inbox.queued()
         return self._totals.snapshot(
             num_running=self._slots.num_live,
             num_queued=num_queued,
@@ -158,8 +169,11 @@ class Worker:
         For the worker's thread, or for tests and benchmarks that never call ``start``.
         """
         try:
-            self._end_with_errors(self._inbox.take_overdue(self._live, self._clock()))
-            self._inbox.admit(self._admit)
+            with self._wake:
+                overdue = self._inbox.take_overdue(self._live, self._clock())
+            self._end_with_errors(overdue)
+            with self._wake:
+                self._inbox.admit(self._admit)
             if not self._live:
                 return False
             result = run_step(self._parts, self._live)
@@ -173,8 +187,17 @@ class Worker:
         return True
 
     def _loop(self) -> None:
-        while self.run_step() or self._inbox.wait():
+        while self.run_step() or self._wait():
             pass
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False when the end has come."""
+        with self._wake:
+            while not self._inbox.has_work:
+                if self._inbox.is_stopping:
+                    return False
+                self._wake.wait()
+        return True
 
     def _new_request(self, spec: RequestSpec) -> Request:
         if len(spec.prompt_tokens) >= self._limits.max_context:
@@ -274,11 +297,14 @@ class Worker:
 
     def _end(self, request: Request, event: Event) -> None:
         self._deliver(request, event)
-        self._inbox.forget(request)
+        with self._wake:
+            self._inbox.forget(request)
 
     def _deliver(self, request: Request, event: Event) -> None:
+        with self._wake:
+            deliver = self._inbox.deliver_to(request)
         try:
-            self._inbox.deliver_to(request)(event)
+            deliver(event)
         except Exception:  # a receiver that is gone must not end its neighbours
             logger.exception("an event could not be delivered")
 

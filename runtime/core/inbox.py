@@ -1,12 +1,11 @@
-"""What other threads tell the worker, under one lock: requests, cancellations, the end.
+"""What has been asked of the worker: requests, cancellations, the end.
 
-Knows no engine and runs nothing; the worker asks it, between two steps, what is to be admitted and
-what must end.
+Runs nothing, knows no thread and no clock; the worker guards it with its lock and asks it, between
+two steps, what is to be admitted and what must end.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -28,18 +27,16 @@ Deliver = Callable[[Event], None]
 
 
 class Inbox:
-    """The bounded queue and everything else that crosses threads.
+    """The bounded queue, and who is to be told what.
 
     Args:
         config: bounds of the queue.
-        slots: read to tell who waits from who only has to be picked up; the worker changes it
-            inside ``admit`` or between its own steps.
+        slots: read to tell who waits from who only has to be picked up.
     """
 
     def __init__(self, config: ServerConfig, slots: SlotAllocator) -> None:
         self._config = config
         self._slots = slots
-        self._wake = threading.Condition()
         self._queue: deque[Request] = deque()
         self._deliver_to: dict[str, Deliver] = {}
         self._request_ids: set[str] = set()
@@ -54,8 +51,7 @@ class Inbox:
 
     def queued(self) -> tuple[int, int]:
         """Requests that wait for a slot, and their prompt tokens together."""
-        with self._wake:
-            return len(self._queue), self._num_queued_tokens()
+        return len(self._queue), self._num_queued_tokens()
 
     def put(self, request: Request, deliver: Deliver) -> None:
         """Queue a request.
@@ -65,62 +61,53 @@ class Inbox:
             DuplicateRequestId: a request of this name is queued or running.
             Overloaded: the queue is full.
         """
-        with self._wake:
-            self._check_admission(request)
-            self._queue.append(request)
-            self._deliver_to[request.spec.internal_id] = deliver
-            self._request_ids.add(request.spec.request_id)
-            self._wake.notify_all()
+        self._check_admission(request)
+        self._queue.append(request)
+        self._deliver_to[request.spec.internal_id] = deliver
+        self._request_ids.add(request.spec.request_id)
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """Have a request end with ``error``; the first one given wins."""
-        with self._wake:
-            if internal_id in self._deliver_to:
-                self._cancelled.setdefault(internal_id, error)
-                self._wake.notify_all()
+        if internal_id in self._deliver_to:
+            self._cancelled.setdefault(internal_id, error)
 
     def close(self, stop_at: float | None = None) -> None:
         """Refuse new requests; with a time, end whatever still runs then."""
-        with self._wake:
-            self._is_draining = True
-            self._stop_at = stop_at if stop_at is not None else self._stop_at
-            self._wake.notify_all()
+        self._is_draining = True
+        self._stop_at = stop_at if stop_at is not None else self._stop_at
 
     def admit(self, admit: Callable[[Request], None]) -> None:
         """Hand over queued requests, oldest first, as long as slots are free."""
-        with self._wake:
-            for _ in range(num_to_admit(len(self._queue), self._slots.num_free)):
-                admit(self._queue.popleft())
+        for _ in range(num_to_admit(len(self._queue), self._slots.num_free)):
+            admit(self._queue.popleft())
 
     def take_overdue(self, live: Sequence[Request], now: float) -> list[tuple[Request, Exception]]:
         """Requests that must end before the next step, and why; no longer queued."""
-        with self._wake:
-            cancelled, self._cancelled = self._cancelled, {}
-            requests = [*live, *self._queue]
-            endings = [(r, e) for r in requests if (e := self._overdue(r, cancelled, now))]
-            ended = {id(request) for request, _ in endings}
-            self._queue = deque(r for r in self._queue if id(r) not in ended)
+        cancelled, self._cancelled = self._cancelled, {}
+        requests = [*live, *self._queue]
+        endings = [(r, e) for r in requests if (e := self._overdue(r, cancelled, now))]
+        ended = {id(request) for request, _ in endings}
+        self._queue = deque(r for r in self._queue if id(r) not in ended)
         return endings
 
     def deliver_to(self, request: Request) -> Deliver:
         """Where a request's events go."""
-        with self._wake:
-            return self._deliver_to[request.spec.internal_id]
+        return self._deliver_to[request.spec.internal_id]
 
     def forget(self, request: Request) -> None:
         """A request ended; its name is free again."""
-        with self._wake:
-            del self._deliver_to[request.spec.internal_id]
-            self._request_ids.discard(request.spec.request_id)
+        del self._deliver_to[request.spec.internal_id]
+        self._request_ids.discard(request.spec.request_id)
 
-    def wait(self) -> bool:
-        """Sleep until there is something to do; False when the end has come."""
-        with self._wake:
-            while not (self._queue or self._cancelled):
-                if self._stop_at is not None:
-                    return False
-                self._wake.wait()
-        return True
+    @property
+    def has_work(self) -> bool:
+        """Whether the worker has something to look at."""
+        return bool(self._queue or self._cancelled)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the end has been asked for."""
+        return self._stop_at is not None
 
     def _num_queued_tokens(self) -> int:
         return sum(request.num_prompt for request in self._queue)
