@@ -1,0 +1,208 @@
+"""What a checkpoint is, asked before any work is done on it.
+
+Sizes come from optimum's normalised configurations where it knows the architecture, else from the
+configuration itself. Every refusal names its reason, so that nobody waits for an export that cannot
+succeed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from optimum.exporters.tasks import TasksManager
+from optimum.utils import NormalizedConfigManager
+from tokenizers import Tokenizer
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engines.base import BundleError
+
+TASK = "text-generation"
+TOKENIZER_FILE = "tokenizer.json"
+
+# Layers whose whole state is a key and a value per token.
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+# Present (and not zero) only where a layer keeps a recurrent state.
+_RECURRENT_FIELDS = ("ssm_cfg", "mamba_d_state", "state_size", "conv_kernel", "rwkv_head_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Sizes and special tokens of a decoder.
+
+    Attributes:
+        num_kv_heads: H of the cache.
+        head_size: D of the cache.
+        vocab_size: V of the logits.
+        max_position: positions that the model knows, in tokens.
+        window: tokens the narrowest attention layer sees; None where all see everything.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    max_position: int
+    window: int | None
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A folder in Hugging Face form, read no further than its configuration."""
+
+    path: Path
+    config: PretrainedConfig
+    facts: ModelFacts
+
+    def num_weight_bytes(self) -> int:
+        """Size of the stored weights, in bytes."""
+        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+
+    def load(self) -> PreTrainedModel:
+        """The model with its weights as float32, ready to evaluate.
+
+        Raises:
+            BundleError: weights are missing or unreadable (only safetensors are read).
+        """
+        model_class = TasksManager.get_model_class_for_task(
+            TASK, model_type=self.config.model_type, library="transformers"
+        )
+        try:
+            model = model_class.from_pretrained(
+                self.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
+        return model.eval()  # type: ignore[no-any-return]
+
+
+def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:
+    """Checkpoint at ``path``, after everything that its configuration can forbid was asked.
+
+    Raises:
+        BundleError: not a causal decoder, state that is no KV cache, an attention window or
+            position table below ``max_context``, or no configuration at all; says which.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path.name}: no readable config.json: {error}") from error
+    _refuse_kind(path.name, config)
+    facts = model_facts(config, _generation_config(path))
+    _refuse_limits(path.name, facts, max_context)
+    if not any(path.glob("*.safetensors")):
+        raise BundleError(f"{path.name}: no .safetensors weights in the folder")
+    return Checkpoint(path=path, config=config, facts=facts)
+
+
+def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
+    """Sizes of a decoder from its configuration; generation settings override special tokens."""
+    sizes: Any = config
+    if config.model_type in NormalizedConfigManager._conf:
+        sizes = NormalizedConfigManager.get_normalized_config_class(config.model_type)(config)
+    num_heads = int(sizes.num_attention_heads)
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
+    head_size = getattr(config, "head_dim", None) or int(sizes.hidden_size) // num_heads
+    vocab_size = int(sizes.vocab_size)
+    max_position = getattr(config, "max_position_embeddings", None)
+    source = config if generation is None or generation.eos_token_id is None else generation
+    eos = source.eos_token_id
+    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
+    return ModelFacts(
+        num_layers=int(getattr(sizes, "num_layers", None) or config.num_hidden_layers),
+        num_kv_heads=int(num_kv_heads),
+        head_size=int(head_size),
+        vocab_size=vocab_size,
+        max_position=int(max_position) if max_position else 1 << 30,
+        window=_window(config),
+        # Default ids of an architecture may lie outside a smaller vocabulary.
+        eos_token_ids=tuple(sorted(i for i in eos_ids if 0 <= i < vocab_size)),
+        bos_token_id=_token_inside(config.bos_token_id, vocab_size),
+    )
+
+
+def check_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The checkpoint's tokenizer, whose ids all have a row of logits.
+
+    Raises:
+        BundleError: no tokenizer.json, or an id beyond the model's vocabulary.
+    """
+    path = checkpoint.path / TOKENIZER_FILE
+    if not path.is_file():
+        raise BundleError(f"{checkpoint.path.name}: {TOKENIZER_FILE} is missing")
+    tokenizer = Tokenizer.from_file(str(path))
+    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        if index >= checkpoint.facts.vocab_size:
+            raise BundleError(
+                f"{checkpoint.path.name}: token {token!r} has id {index}, but the model's "
+                f"vocabulary ends at {checkpoint.facts.vocab_size - 1}"
+            )
+    return tokenizer
+
+
+def check_same_tokens(target: Tokenizer, draft: Tokenizer) -> None:
+    """Refuse a draft that means another token by an id than the target does.
+
+    Raises:
+        BundleError: names the first id that differs.
+    """
+    target_tokens = {index: token for token, index in target.get_vocab().items()}
+    draft_tokens = {index: token for token, index in draft.get_vocab().items()}
+    for index in sorted(target_tokens.keys() | draft_tokens.keys()):
+        ours, theirs = target_tokens.get(index), draft_tokens.get(index)
+        if ours != theirs:
+            raise BundleError(
+                f"target and draft have different vocabularies: id {index} is {ours!r} in the "
+                f"target and {theirs!r} in the draft; use a draft of the target's family"
+            )
+
+
+def _refuse_kind(name: str, config: PretrainedConfig) -> None:
+    kind = config.model_type
+    if config.is_encoder_decoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise BundleError(f"{name}: {kind} is not a causal decoder")
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
+    if others:
+        raise BundleError(f"{name}: {kind} has layers of kind {others}, which keep no KV cache")
+    for field in _RECURRENT_FIELDS:
+        if getattr(config, field, None):
+            raise BundleError(f"{name}: {kind} keeps a recurrent state ({field} is set)")
+
+
+def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
+    if facts.max_position < max_context:
+        raise BundleError(
+            f"{name}: max_context {max_context} is above the model's {facts.max_position} positions"
+        )
+    if facts.window is not None and facts.window < max_context:
+        raise BundleError(
+            f"{name}: a sliding window of {facts.window} tokens is active below max_context "
+            f"{max_context}; export with max_context <= {facts.window}"
+        )
+
+
+def _window(config: PretrainedConfig) -> int | None:
+    window = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        is_used = "sliding_attention" in layer_types
+    else:
+        is_used = getattr(config, "use_sliding_window", True)
+    return int(window) if window and is_used else None
+
+
+def _generation_config(path: Path) -> GenerationConfig | None:
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return None
+    return GenerationConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def _token_inside(token: int | None, vocab_size: int) -> int | None:
+    return token if token is not None and 0 <= token < vocab_size else None

@@ -1,0 +1,221 @@
+"""The two seams through which an unmodified Transformers decoder becomes the canonical graph.
+
+A ``Cache`` whose ``update`` writes each row's new keys and values at that row's own position
+(exported as ONNX TensorScatter), and an attention function that reads the cache up to each row's own
+length (exported as ONNX Attention). Both are custom operators with an eager meaning, so the same
+module runs in PyTorch and exports to ONNX. Knows no architecture by name.
+
+The lengths travel as the 4-dimensional ``attention_mask`` [B, 1, 1, 1] int64: Transformers hands a
+4-dimensional mask through to the attention function untouched, for every architecture.
+
+Source: ONNX operators TensorScatter-24 and Attention-24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from onnxscript.onnx_opset import opset24
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.cache_utils import Cache
+
+ATTENTION_NAME = "outrider_kv"
+
+# Arguments of an attention function that change its result and that the graph cannot express yet.
+_REFUSED_ARGUMENTS = ("s_aux", "sinks", "head_mask", "position_bias", "alibi", "cu_seq_lens_q")
+
+
+class UnsupportedAttentionError(Exception):
+    """The model asks its attention for something that the canonical graph has no word for."""
+
+
+@torch.library.custom_op("outrider::scatter_kv", mutates_args=())
+def scatter_kv(past: Tensor, update: Tensor, start: Tensor) -> Tensor:
+    """Cache [B, H, S, D] with row b's update [B, H, T, D] written from position start[b] on."""
+    columns = start[:, None] + torch.arange(update.shape[2], device=update.device)
+    index = columns[:, None, :, None].expand(update.shape)
+    return past.scatter(2, index, update)
+
+
+@scatter_kv.register_fake
+def _(past: Tensor, update: Tensor, start: Tensor) -> Tensor:
+    return torch.empty_like(past)
+
+
+@torch.library.custom_op("outrider::attend", mutates_args=())
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """Grouped-query attention, causal from each row's end.
+
+    Args:
+        query: [B, Hq, T, D]; its last token is token ``lengths[b] - 1`` of row b.
+        key: [B, H, S, D], valid up to ``lengths[b]``.
+        value: [B, H, S, Dv].
+        lengths: [B] int64.
+        scale: factor on the scores.
+        softcap: c of c * tanh(score / c); 0 is off.
+
+    Returns:
+        [B, Hq, T, Dv].
+    """
+    groups = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(groups, dim=1)
+    value = value.repeat_interleave(groups, dim=1)
+    scores = (query @ key.transpose(2, 3)) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    num_tokens, capacity = query.shape[2], key.shape[2]
+    last = lengths[:, None] - num_tokens + torch.arange(num_tokens, device=query.device)
+    is_seen = torch.arange(capacity, device=query.device) <= last[:, :, None]
+    scores = scores.masked_fill(~is_seen[:, None], float("-inf"))
+    return scores.softmax(dim=-1) @ value
+
+
+@attend.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, scale: float, softcap: float
+) -> Tensor:
+    return query.new_empty(query.shape[:3] + value.shape[3:])
+
+
+def _onnx_scatter(past: Any, update: Any, start: Any) -> Any:
+    return opset24.TensorScatter(past, update, start, axis=2, mode="linear")
+
+
+def _onnx_attend(
+    query: Any, key: Any, value: Any, lengths: Any, scale: float, softcap: float
+) -> Any:
+    output, _, _, _ = opset24.Attention(
+        query, key, value, None, None, None, lengths, is_causal=1, scale=scale, softcap=softcap
+    )
+    return output
+
+
+def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """How the custom operators are written in ONNX, for ``torch.onnx.export``."""
+    return {
+        torch.ops.outrider.scatter_kv.default: _onnx_scatter,
+        torch.ops.outrider.attend.default: _onnx_attend,
+    }
+
+
+class ScatterCache(Cache):
+    """Caches of all layers as plain tensors; ``update`` replaces a layer's tensors."""
+
+    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], start: Tensor) -> None:
+        super().__init__(layers=[])
+        self.keys = list(keys)
+        self.values = list(values)
+        self.start = start
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Whole caches [B, H, S, D] of the layer with the new states [B, H, T, D] written in."""
+        self.keys[layer_idx] = scatter_kv(self.keys[layer_idx], key_states, self.start)
+        self.values[layer_idx] = scatter_kv(self.values[layer_idx], value_states, self.start)
+        return self.keys[layer_idx], self.values[layer_idx]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: positions are given explicitly, so nobody may derive them from here."""
+        return 0
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    _check_arguments(attention_mask, kwargs)
+    assert attention_mask is not None
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    softcap = float(kwargs.get("softcap") or 0.0)
+    output = attend(query, key, value, attention_mask.reshape(-1), scale, softcap)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _check_arguments(attention_mask: Tensor | None, arguments: Mapping[str, Any]) -> None:
+    if attention_mask is None or attention_mask.shape[1:] != (1, 1, 1):
+        raise UnsupportedAttentionError("the model builds its own attention mask")
+    for name in _REFUSED_ARGUMENTS:
+        if arguments.get(name) is not None:
+            raise UnsupportedAttentionError(f"the model's attention uses {name}")
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+class _GatheringHead(nn.Module):
+    """Vocabulary projection of the wanted columns only; what the model does after it is untouched."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+        self.columns: Tensor | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits [B, R, V] of columns [B, R] of hidden states [B, T, width]."""
+        assert self.columns is not None
+        index = self.columns[:, :, None].expand(-1, -1, hidden.shape[2])
+        return self.head(hidden.gather(1, index))  # type: ignore[no-any-return]
+
+
+class CanonicalDecoder(nn.Module):
+    """A decoder with the tensor interface of the canonical graph.
+
+    Takes over the model: its attention function and its head are replaced until ``release``.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_position: int) -> None:
+        super().__init__()
+        self.max_position = max_position
+        self._old_attention = model.config._attn_implementation
+        self._old_head = model.get_output_embeddings()
+        self._gathering = _GatheringHead(self._old_head)
+        model.set_output_embeddings(self._gathering)
+        model.set_attn_implementation(ATTENTION_NAME)
+        self.model = model
+
+    def forward(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        logit_positions: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Logits [B, R, V] of the wanted columns and the caches with the span written in.
+
+        Args:
+            tokens: [B, T] int64.
+            start: [B] int64, cached tokens of each row.
+            logit_positions: [B, R] int64, columns of the span.
+            keys: one [B, H, S, D] float32 per layer, start + T <= S.
+            values: likewise.
+        """
+        num_tokens = tokens.shape[1]
+        positions = start[:, None] + torch.arange(num_tokens, device=tokens.device)
+        self._gathering.columns = logit_positions
+        cache = ScatterCache(keys, values, start)
+        output = self.model(
+            input_ids=tokens,
+            # Padded columns may lie beyond the model's position table.
+            position_ids=positions.clamp(max=self.max_position - 1),
+            attention_mask=(start + num_tokens)[:, None, None, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.logits, cache.keys, cache.values
+
+    def release(self) -> None:
+        """Give the model back as it was."""
+        self.model.set_output_embeddings(self._old_head)
+        self.model.set_attn_implementation(self._old_attention)
