@@ -177,10 +177,11 @@ class EngineContract:
     def from_scratch(self, engine: Engine, tokens: tuple[int, ...]) -> FloatArray:
         """Logits [n, V] after every token, computed in slot 2."""
         size = engine.limits.max_extend
-        parts = [np.zeros((0, engine.limits.vocab_size), np.float32)]
-        for begin in range(0, len(tokens), size):
-            parts.append(extend_one(engine, 2, begin, tokens[begin : begin + size]))
-        return np.concatenate(parts)
+        parts = [
+            extend_one(engine, 2, begin, tokens[begin : begin + size])
+            for begin in range(0, len(tokens), size)
+        ]
+        return np.concatenate([np.zeros((0, engine.limits.vocab_size), np.float32), *parts])
 
     def broken_spans(self, engine: Engine) -> list[tuple[list[Span], str]]:
         """Extends that break one rule each, for an engine whose slot 0 holds 3 tokens."""

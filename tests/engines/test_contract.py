@@ -5,10 +5,11 @@ import pytest
 
 from engines import open_engine
 from engines.base import EngineLimits, FloatArray
-from engines.bundle import load_bundle
+from engines.bundle import Bundle, load_bundle
 from engines.scripted import ScriptedEngine
 from engines.torch_engine import open_checkpoint
 from tests.engines.contract import EngineContract, MakeEngine
+from tests.engines.handmade import write_bundle
 
 V = 11
 
@@ -42,3 +43,14 @@ class TestOnnx(EngineContract):
     def make_engine(self, tiny_bundle: Path, which: str) -> MakeEngine:
         bundle = load_bundle(tiny_bundle)
         return lambda: open_engine(bundle, which, max_batch=3)
+
+
+@pytest.fixture(scope="module")
+def handmade(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return load_bundle(write_bundle(tmp_path_factory.mktemp("handmade") / "bundle"))
+
+
+class TestOnnxHandmade(EngineContract):
+    @pytest.fixture
+    def make_engine(self, handmade: Bundle) -> MakeEngine:
+        return lambda: open_engine(handmade, "target")

@@ -1,0 +1,161 @@
+"""A small canonical decoder written operator by operator, so that engines need no exporter."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from engines.bundle import (
+    LOGIT_POSITIONS,
+    LOGITS,
+    START,
+    TOKENS,
+    Manifest,
+    ModelEntry,
+    hash_files,
+    key_name,
+    new_key_name,
+    new_value_name,
+    value_name,
+    write_manifest,
+)
+
+LAYERS, HEADS, KV_HEADS, HEAD_SIZE, V = 2, 4, 2, 16, 96
+WIDTH = HEADS * HEAD_SIZE
+MAX_CONTEXT, MAX_EXTEND, MAX_BATCH = 300, 40, 3
+
+
+class Decoder:
+    """Collects nodes and weights; every method returns the name of what it adds."""
+
+    def __init__(self, nan_token: int | None) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[TensorProto] = []
+        self._rng = np.random.default_rng(7)
+        self._nan_token = nan_token
+
+    def weight(self, name: str, *shape: int) -> str:
+        values = self._rng.normal(0, shape[0] ** -0.5, shape).astype(np.float32)
+        if name == "embedding" and self._nan_token is not None:
+            values[self._nan_token] = np.nan
+        self.weights.append(numpy_helper.from_array(values, name))
+        return name
+
+    def ints(self, name: str, *values: int) -> str:
+        self.weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        return name
+
+    def add(self, kind: str, *inputs: str, out: str = "", **attributes: object) -> str:
+        out = out or f"{kind}.{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [out], **attributes))
+        return out
+
+    def heads(self, x: str, name: str, count: int) -> str:
+        """[B, T, WIDTH] -> [B, count, T, HEAD_SIZE]."""
+        flat = self.add("MatMul", x, self.weight(name, WIDTH, count * HEAD_SIZE))
+        split = self.add("Reshape", flat, self.ints(f"{name}.shape", 0, 0, count, HEAD_SIZE))
+        return self.add("Transpose", split, perm=[0, 2, 1, 3])
+
+    def norm(self, x: str, name: str) -> str:
+        scale = numpy_helper.from_array(np.ones(WIDTH, np.float32), name)
+        self.weights.append(scale)
+        return self.add("RMSNormalization", x, name)
+
+    def layer(self, x: str, layer: int, ends: str) -> str:
+        h = self.norm(x, f"norm.{layer}")
+        key, value = (
+            self.add("TensorScatter", past, self.heads(h, name, KV_HEADS), START, out=new)
+            for past, name, new in (
+                (key_name(layer), f"k.{layer}", new_key_name(layer)),
+                (value_name(layer), f"v.{layer}", new_value_name(layer)),
+            )
+        )
+        query = self.heads(h, f"q.{layer}", HEADS)
+        mixed = self.add("Attention", query, key, value, "", "", "", ends, is_causal=1)
+        mixed = self.add("Transpose", mixed, perm=[0, 2, 1, 3])
+        mixed = self.add("Reshape", mixed, self.ints(f"o.{layer}.shape", 0, 0, WIDTH))
+        x = self.add("Add", x, self.add("MatMul", mixed, self.weight(f"o.{layer}", WIDTH, WIDTH)))
+        h = self.add(
+            "MatMul", self.norm(x, f"norm2.{layer}"), self.weight(f"up.{layer}", WIDTH, 2 * WIDTH)
+        )
+        h = self.add("Mul", h, self.add("Sigmoid", h))
+        return self.add(
+            "Add", x, self.add("MatMul", h, self.weight(f"down.{layer}", 2 * WIDTH, WIDTH))
+        )
+
+    def build(self) -> onnx.ModelProto:
+        num_tokens = self.add("Shape", TOKENS, start=1, end=2)
+        ends = self.add("Add", START, num_tokens)
+        count = self.add("Squeeze", num_tokens)
+        self.weights.append(numpy_helper.from_array(np.array(0, np.int64), "zero"))
+        self.weights.append(numpy_helper.from_array(np.array(1, np.int64), "one"))
+        columns = self.add("Range", "zero", count, "one")
+        positions = self.add("Add", self.add("Unsqueeze", START, self.ints("axis", 1)), columns)
+        self.weights.append(numpy_helper.from_array(np.array(MAX_CONTEXT - 1, np.int64), "last"))
+        positions = self.add("Min", positions, "last")
+        x = self.add(
+            "Add",
+            self.add("Gather", self.weight("embedding", V, WIDTH), TOKENS),
+            self.add("Gather", self.weight("position", MAX_CONTEXT, WIDTH), positions),
+        )
+        for layer in range(LAYERS):
+            x = self.layer(x, layer, ends)
+        where = self.add("Unsqueeze", LOGIT_POSITIONS, self.ints("axis2", 2))
+        shape = self.add(
+            "Concat", self.add("Shape", LOGIT_POSITIONS), self.ints("w", WIDTH), axis=0
+        )
+        x = self.add("GatherElements", x, self.add("Expand", where, shape), axis=1)
+        self.add("MatMul", self.norm(x, "last_norm"), self.weight("head", WIDTH, V), out=LOGITS)
+        return self._model()
+
+    def _model(self) -> onnx.ModelProto:
+        ints, floats = TensorProto.INT64, TensorProto.FLOAT
+        cache = ["batch", KV_HEADS, "capacity", HEAD_SIZE]
+        layers = range(LAYERS)
+        past = [name(layer) for layer in layers for name in (key_name, value_name)]
+        present = [name(layer) for layer in layers for name in (new_key_name, new_value_name)]
+        info = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            self.nodes,
+            "handmade",
+            [
+                info(TOKENS, ints, ["batch", "tokens"]),
+                info(START, ints, ["batch"]),
+                info(LOGIT_POSITIONS, ints, ["batch", "wanted"]),
+                *(info(name, floats, cache) for name in past),
+            ],
+            [
+                info(LOGITS, floats, ["batch", "wanted", V]),
+                *(info(name, floats, cache) for name in present),
+            ],
+            self.weights,
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+
+
+def write_bundle(root: Path, *, nan_token: int | None = None) -> Path:
+    """A bundle of the handmade decoder; ``nan_token`` is embedded as NaN."""
+    (root / "target").mkdir(parents=True)
+    onnx.save(Decoder(nan_token).build(), root / "target" / "model.onnx")
+    (root / "tokenizer.json").write_text("{}")
+    manifest = Manifest(
+        target=ModelEntry(
+            path="target",
+            num_layers=LAYERS,
+            num_kv_heads=KV_HEADS,
+            head_size=HEAD_SIZE,
+            vocab_size=V,
+            weights="float32",
+        ),
+        draft=None,
+        max_context=MAX_CONTEXT,
+        max_batch=MAX_BATCH,
+        max_gamma=4,
+        max_extend=MAX_EXTEND,
+        eos_token_ids=(0,),
+        bos_token_id=None,
+        files=hash_files(root),
+    )
+    write_manifest(root, manifest)
+    return root
