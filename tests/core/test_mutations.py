@@ -1,0 +1,222 @@
+"""The exactness tests can fail: each known mistake, put into the source, is caught by a named test.
+
+A mutant is the module's source with one place changed, executed as a module of its own; the named test then runs with
+the mutant's functions in place of the real ones and must fail.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import pytest
+
+import tests.core.test_verification as oracle_tests
+import tests.engines.test_cpu_sampler as sampler_tests
+from engines import adjust, cpu_sampler, draws
+from runtime.core import verification
+
+ORACLE_MUTANTS = {
+    "<= for <": (
+        "* proposed < wanted",
+        "* proposed <= wanted",
+        "the_coin_at_the_ratio_itself_rejects",
+    ),
+    "accept test in float16": (
+        "uniforms * lenience * proposed < wanted",
+        "(uniforms * lenience * proposed).astype(np.float16) < wanted.astype(np.float16)",
+        "the_coin_at_the_ratio_itself_rejects",
+    ),
+    "residual not normalised": (
+        "residual / mass\n",
+        "residual\n",
+        "the_four_token_pair_gives_the_target",
+    ),
+    "residual is the target": (
+        "np.maximum(target - draft_probs[num_accepted], 0.0)",
+        "target.copy()",
+        "the_four_token_pair_gives_the_target",
+    ),
+    "bonus from the residual": (
+        "    if num_accepted == len(draft_probs):\n        return target\n",
+        "    draft_probs = np.vstack([draft_probs, draft_probs[-1:]])\n",
+        "a_fully_accepted_draft_is_followed_by_the_bonus_row",
+    ),
+    "target row off by one": (
+        "target_probs[num_accepted]\n",
+        "target_probs[num_accepted - 1]\n",
+        "the_run_law_of_the_markov_pair",
+    ),
+    "draft row off by one": (
+        "draft_probs[num_accepted], 0.0",
+        "draft_probs[num_accepted - 1], 0.0",
+        "the_run_law_of_the_markov_pair",
+    ),
+    "accepting past a rejection": (
+        "proposed < wanted\n    return int(np.cumprod(survives).sum())",
+        "proposed < wanted\n    return int(np.sum(survives))",
+        "the_run_law_of_the_markov_pair",
+    ),
+}
+
+SAMPLER_MUTANTS = {
+    "<= for <": (
+        cpu_sampler,
+        "if threshold < float(",
+        "if threshold <= float(",
+        "the_coin_at_the_ratio_itself_rejects",
+    ),
+    "accept test in float16": (
+        cpu_sampler,
+        "if threshold < float(target_row[token])",
+        "if np.float16(threshold) < np.float16(target_row[token])",
+        "the_coin_at_the_ratio_itself_rejects",
+    ),
+    "residual is the target": (
+        draws,
+        "np.maximum(target_row - draft_row, 0.0)",
+        "target_row.copy()",
+        "the_four_token_pair_has_the_oracles_law",
+    ),
+    "residual skipped": (
+        cpu_sampler,
+        "residual, is_fallback = residual_row(target_row, draft_row)",
+        "residual, is_fallback = target_row, False",
+        "the_lenient_round_at_0_8",
+    ),
+    "bonus from the residual": (
+        cpu_sampler,
+        "draw_token(target_row, self._uniform(row, Purpose.BONUS",
+        "draw_token(residual_row(target_row, self._draft_row(row, gamma - 1))[0], "
+        "self._uniform(row, Purpose.BONUS",
+        "the_run_law_of_the_markov_pair",
+    ),
+    "target row off by one": (
+        cpu_sampler,
+        "target_row = adjusted_row(_processed(logits[index]",
+        "target_row = adjusted_row(_processed(logits[max(index - 1, 0)]",
+        "the_run_law_of_the_markov_pair",
+    ),
+    "bonus row off by one": (
+        cpu_sampler,
+        "_processed(logits[gamma]",
+        "_processed(logits[gamma - 1]",
+        "the_run_law_of_the_markov_pair",
+    ),
+    "draft row off by one": (
+        cpu_sampler,
+        "draft_row = self._draft_row(row, index)",
+        "draft_row = self._draft_row(row, max(index - 1, 0))",
+        "the_run_law_of_the_markov_pair",
+    ),
+    "temperature on the target only": (
+        cpu_sampler,
+        "return draw_token(probs, self._uniform(row, Purpose.DRAFT",
+        "return draw_token(np.exp(processed), self._uniform(row, Purpose.DRAFT",
+        "a_temperature_applies_to_draft_and_target_alike",
+    ),
+    "top-k by id": (
+        adjust,
+        "    return np.flatnonzero(is_kept)\n",
+        "    return np.arange(count)\n",
+        "a_truncated_round_has_the_truncated_targets_law",
+    ),
+    "coin reused for the residual": (
+        cpu_sampler,
+        "self._uniform(row, Purpose.RECOVER, start + index)",
+        "coin",
+        "the_four_token_pair_has_the_oracles_law",
+    ),
+    "penalties behind by one token": (
+        cpu_sampler,
+        "row.draft_tokens[:num_drafted]",
+        "row.draft_tokens[: max(num_drafted - 1, 0)]",
+        "penalties_see_two_drafted_tokens",
+    ),
+    "penalties ahead by one token": (
+        cpu_sampler,
+        "row.draft_tokens[:num_drafted]",
+        "row.draft_tokens[: num_drafted + 1]",
+        "penalties_see_two_drafted_tokens",
+    ),
+    "drawing again after a mismatch": (
+        cpu_sampler,
+        "return Verdict(num_accepted=index, next_token=drawn)",
+        "return Verdict(num_accepted=index, next_token=draw_token(probs, "
+        "self._uniform(row, Purpose.BONUS, start + index)))",
+        "drawing_again_after_a_mismatch_does_not_happen",
+    ),
+    "draft noise reused in a later round": (
+        cpu_sampler,
+        "round_start=len(row.history), count=1",
+        "round_start=None, count=1",
+        "every_draw_has_its_own_purpose_and_round",
+    ),
+    "match noise keyed by the round": (
+        cpu_sampler,
+        "round_start=None, count=1",
+        "round_start=len(row.history), count=1",
+        "matched_draws_are_keyed_by_position_alone",
+    ),
+    "draw beyond the last token with mass": (
+        draws,
+        "return min(token, last)",
+        "return min(token, len(probs) - 1)",
+        "a_draw_never_yields_a_token_without_mass",
+    ),
+}
+
+# Tests that take parameters, with the case that shows the mistake.
+CASES = {
+    "the_lenient_round_at_0_8": lambda: sampler_tests.test_the_lenient_round_has_the_oracles_law(
+        0.8
+    ),
+    "penalties_see_two_drafted_tokens": lambda: (
+        sampler_tests.test_penalties_see_the_tokens_drafted_before(
+            gamma=2, draft_source=lambda _: 0
+        )
+    ),
+}
+
+
+def mutant_of(module, old, new):
+    source = inspect.getsource(module)
+    assert source.count(old) == 1, f"the mutation must hit one place: {old}"
+    mutant = types.ModuleType(f"mutant_of_{module.__name__}")
+    exec(compile(source.replace(old, new), mutant.__name__, "exec"), mutant.__dict__)
+    return mutant
+
+
+def replace_functions(monkeypatch, place, mutant):
+    """Put the mutant's own functions and classes where ``place`` uses the real ones."""
+    for name, value in vars(mutant).items():
+        is_own = getattr(value, "__module__", None) == mutant.__name__
+        if is_own and hasattr(place, name):
+            monkeypatch.setattr(place, name, value)
+
+
+def named_test(tests, name):
+    return CASES[name] if name in CASES else getattr(tests, f"test_{name}")
+
+
+@pytest.mark.parametrize("name", ORACLE_MUTANTS)
+def test_a_mistake_in_the_oracle_is_caught(monkeypatch, name):
+    old, new, killer = ORACLE_MUTANTS[name]
+    check = named_test(oracle_tests, killer)
+    check()
+    replace_functions(monkeypatch, oracle_tests, mutant_of(verification, old, new))
+    with pytest.raises(AssertionError):
+        check()
+
+
+@pytest.mark.parametrize("name", SAMPLER_MUTANTS)
+def test_a_mistake_in_the_sampler_is_caught(monkeypatch, name):
+    module, old, new, killer = SAMPLER_MUTANTS[name]
+    check = named_test(sampler_tests, killer)
+    check()
+    mutant = mutant_of(module, old, new)
+    for place in (cpu_sampler, draws, adjust, sampler_tests):
+        if place is not module:
+            replace_functions(monkeypatch, place, mutant)
+    with pytest.raises(AssertionError):
+        check()
