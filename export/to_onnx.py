@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -46,6 +47,7 @@ def export_model(model: PreTrainedModel, path: Path) -> None:
     finally:
         decoder.release()
         model.train(was_training)
+    _strip_traces(program.model)
     program.save(str(path), external_data=True)
     check_canonical(path, facts)
 
@@ -107,6 +109,19 @@ def _trace(decoder: CanonicalDecoder, facts: ModelFacts) -> torch.onnx.ONNXProgr
         )
     assert program is not None
     return program
+
+
+def _strip_traces(model: ir.Model) -> None:
+    """Drop the exporter's notes (stack traces with paths of this machine) from the graph."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
 
 
 def _example(facts: ModelFacts) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:

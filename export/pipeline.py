@@ -1,0 +1,155 @@
+"""From a checkpoint pair to a bundle: the stages in order, all or nothing.
+
+Everything is written into a sibling folder that only a rename turns into the bundle; the manifest
+comes last. So a killed export leaves nothing that loads.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from engines.base import BundleError
+from engines.bundle import (
+    MODEL_FILE,
+    TOKENIZER_FILE,
+    Bundle,
+    Manifest,
+    ModelEntry,
+    hash_files,
+    load_bundle,
+    write_manifest,
+)
+from export.checkpoint import Checkpoint, check_same_tokens, check_tokenizer, open_checkpoint
+from export.parity import FLOAT32_TOLERANCE, check_parity
+from export.to_onnx import export_model
+
+WEIGHT_KINDS = ("float32",)
+MAX_EXTEND = 512
+# The graph is written once in float32, and once more by a pass that rewrites its weights.
+_DISK_COPIES = 2
+_DISK_MARGIN_BYTES = 64 << 20
+_PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
+
+
+def export_bundle(
+    *,
+    target: Path,
+    draft: Path | None,
+    out: Path,
+    weights: str = "float32",
+    draft_weights: str | None = None,
+    max_context: int = 1024,
+    max_batch: int = 8,
+    max_gamma: int = 8,
+    progress: Callable[[str], None],
+) -> Bundle:
+    """Export a target and (maybe) its draft to the new folder ``out`` and load it.
+
+    Args:
+        weights: storage of the target's weights, one of ``WEIGHT_KINDS``.
+        draft_weights: of the draft's; None for the same.
+        progress: told the start of each stage, in words.
+
+    Raises:
+        BundleError: refused before any work (see ``open_checkpoint``), ``out`` exists, the disk is
+            too full, or the graph does not answer as the checkpoint does.
+    """
+    _check_arguments(out, weights, draft_weights or weights, max_batch, max_gamma)
+    parts = {"target": (open_checkpoint(target, max_context=max_context), weights)}
+    if draft is not None:
+        opened = open_checkpoint(draft, max_context=max_context)
+        parts["draft"] = (opened, draft_weights or weights)
+    _check_tokens({name: checkpoint for name, (checkpoint, _) in parts.items()})
+    out.parent.mkdir(parents=True, exist_ok=True)
+    _check_disk(out.parent, [checkpoint for checkpoint, _ in parts.values()])
+    building = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        shutil.copyfile(target / TOKENIZER_FILE, building / TOKENIZER_FILE)
+        entries, certificate = {}, {}
+        for name, (checkpoint, kind) in parts.items():
+            entries[name], certificate[name] = _export_part(
+                name, checkpoint, kind, building, max_gamma=max_gamma, progress=progress
+            )
+        progress("manifest: hashing files")
+        facts = parts["target"][0].facts
+        write_manifest(
+            building,
+            Manifest(
+                target=entries["target"],
+                draft=entries.get("draft"),
+                max_context=max_context,
+                max_batch=max_batch,
+                max_gamma=max_gamma,
+                max_extend=max(MAX_EXTEND, max_gamma + 1),
+                eos_token_ids=facts.eos_token_ids,
+                bos_token_id=facts.bos_token_id,
+                files=hash_files(building),
+                versions={name: version(name) for name in _PACKAGES},
+                certificate=certificate,
+            ),
+        )
+        building.chmod(0o755)
+        building.rename(out)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return load_bundle(out)
+
+
+def _export_part(
+    name: str,
+    checkpoint: Checkpoint,
+    weights: str,
+    root: Path,
+    *,
+    max_gamma: int,
+    progress: Callable[[str], None],
+) -> tuple[ModelEntry, object]:
+    facts, path = checkpoint.facts, root / name / MODEL_FILE
+    progress(f"{name}: loading {checkpoint.config.model_type}")
+    model = checkpoint.load()
+    progress(f"{name}: writing the graph ({facts.num_layers} layers)")
+    export_model(model, path)
+    progress(f"{name}: comparing with the checkpoint")
+    certificate = check_parity(model, path, facts, max_gamma=max_gamma, tolerance=FLOAT32_TOLERANCE)
+    entry = ModelEntry(
+        path=name,
+        num_layers=facts.num_layers,
+        num_kv_heads=facts.num_kv_heads,
+        head_size=facts.head_size,
+        vocab_size=facts.vocab_size,
+        weights=weights,
+    )
+    return entry, certificate
+
+
+def _check_arguments(
+    out: Path, weights: str, draft_weights: str, max_batch: int, max_gamma: int
+) -> None:
+    if out.exists():
+        raise BundleError(f"{out.name}: exists already; remove it or name another folder")
+    for kind in (weights, draft_weights):
+        if kind not in WEIGHT_KINDS:
+            raise BundleError(f"weights {kind!r} are not one of {', '.join(WEIGHT_KINDS)}")
+    if max_batch < 1 or max_gamma < 0:
+        raise BundleError("max_batch must be at least 1 and max_gamma at least 0")
+
+
+def _check_tokens(checkpoints: dict[str, Checkpoint]) -> None:
+    tokenizers = {name: check_tokenizer(checkpoint) for name, checkpoint in checkpoints.items()}
+    if "draft" in tokenizers:
+        check_same_tokens(tokenizers["target"], tokenizers["draft"])
+
+
+def _check_disk(folder: Path, checkpoints: list[Checkpoint]) -> None:
+    # Checkpoints in 16 bits double when written as float32.
+    weight_bytes = sum(2 * checkpoint.num_weight_bytes() for checkpoint in checkpoints)
+    wanted = _DISK_COPIES * weight_bytes + _DISK_MARGIN_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < wanted:
+        raise BundleError(
+            f"{wanted >> 20} MiB of disk are wanted for the export, {free >> 20} free"
+        )

@@ -1,0 +1,85 @@
+"""A tiny checkpoint pair and its exported bundle, made once per session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+VOCAB_SIZE = 512
+CORPUS = (
+    "the quick brown fox jumps over the lazy dog and runs away from the small grey cat",
+    "once upon a time there was a little house by the sea where nobody ever slept",
+    "def add(a, b):\n    return a + b\n\n\nprint(add(1, 2))\n",
+    "Grüße aus Köln! naïve café 東京 🚀",
+)
+
+
+def write_tokenizer(folder: Path, *, vocab_size: int = VOCAB_SIZE) -> None:
+    """Train a byte-level BPE of at most ``vocab_size`` ids into ``folder``/tokenizer.json."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_llama(folder: Path, *, num_layers: int, hidden_size: int, seed: int) -> None:
+    """Save a random Llama with a vocabulary of ``VOCAB_SIZE`` and 2 KV heads to ``folder``."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a random target and a smaller random draft with one tokenizer."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    target, draft = root / "target", root / "draft"
+    write_llama(target, num_layers=2, hidden_size=64, seed=1)
+    write_llama(draft, num_layers=1, hidden_size=32, seed=2)
+    return target, draft
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(
+    tiny_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Folder of the bundle exported from ``tiny_checkpoints``, float32, 256 tokens of context."""
+    from export.pipeline import export_bundle
+
+    target, draft = tiny_checkpoints
+    out = tmp_path_factory.mktemp("bundles") / "tiny"
+    export_bundle(
+        target=target,
+        draft=draft,
+        out=out,
+        max_context=256,
+        max_batch=4,
+        max_gamma=8,
+        progress=lambda stage: None,
+    )
+    return out

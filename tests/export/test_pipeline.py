@@ -1,0 +1,25 @@
+from pathlib import Path
+
+from engines.bundle import load_bundle
+
+
+def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
+    manifest = load_bundle(tiny_bundle).manifest
+    assert manifest.target.num_layers == 2
+    assert (manifest.target.num_kv_heads, manifest.target.head_size) == (2, 16)
+    assert manifest.draft is not None
+    assert (manifest.draft.num_layers, manifest.draft.head_size) == (1, 8)
+    assert (manifest.eos_token_ids, manifest.bos_token_id) == ((1,), 0)
+    assert sorted(manifest.files) == [
+        "draft/model.onnx",
+        "draft/model.onnx.data",
+        "target/model.onnx",
+        "target/model.onnx.data",
+        "tokenizer.json",
+    ]
+    assert set(manifest.certificate) == {"target", "draft"}
+
+
+def test_graph_carries_no_path_of_the_machine(tiny_bundle: Path) -> None:
+    graph = (tiny_bundle / "target" / "model.onnx").read_bytes()
+    assert b".py" not in graph
