@@ -24,10 +24,11 @@ from engines.bundle import (
     write_manifest,
 )
 from export.checkpoint import Checkpoint, check_same_tokens, check_tokenizer, open_checkpoint
-from export.parity import FLOAT32_TOLERANCE, check_parity
+from export.parity import check_parity
+from export.quantize import BITS, quantize_file
 from export.to_onnx import export_model
 
-WEIGHT_KINDS = ("float32",)
+WEIGHT_KINDS = ("float32", *BITS)
 MAX_EXTEND = 512
 # The graph is written once in float32, and once more by a pass that rewrites its weights.
 _DISK_COPIES = 2
@@ -114,7 +115,14 @@ def _export_part(
     progress(f"{name}: writing the graph ({facts.num_layers} layers)")
     export_model(model, path)
     progress(f"{name}: comparing with the checkpoint")
-    certificate = check_parity(model, path, facts, max_gamma=max_gamma, tolerance=FLOAT32_TOLERANCE)
+    certificate = dict(check_parity(model, path, facts, max_gamma=max_gamma))
+    if weights in BITS:
+        progress(f"{name}: storing the weights as {weights}")
+        quantize_file(path, weights)
+        # Judged before: the graph. Recorded here: what the coarser weights change.
+        certificate[weights] = check_parity(
+            model, path, facts, max_gamma=max_gamma, tolerance=None
+        )
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,

@@ -1,0 +1,138 @@
+"""Weights in 8 or 4 bits, in standard ONNX: DequantizeLinear in blocks of 32 along K.
+
+Requires a canonical graph whose MatMul weights are constants [K, N] (possibly behind a Transpose).
+Ensures the same graph with those weights stored as integers, float32 scales beside them; ONNX
+Runtime fuses the pair to MatMulNBits. Embeddings stay as they are; a head that shares its weight
+with the embedding gets a copy of its own, so the lookup stays exact.
+
+Source: ONNX DequantizeLinear-21, blocked quantisation; symmetric, scale = max|w| / (2^(bits-1) - 1).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from engines.base import BundleError, FloatArray
+
+BLOCK_SIZE = 32
+BITS = {"int8": 8, "int4": 4}
+_TYPES = {8: ir.DataType.INT8, 4: ir.DataType.INT4}
+
+
+def quantize_blocks(weight: FloatArray, bits: int) -> tuple[npt.NDArray[np.int8], FloatArray]:
+    """Integers [K, N] int8 and scales [K / 32, N] float32 of a weight [K, N] float32.
+
+    ``integers * scale`` of its block is within half a scale of the weight. K is a multiple of 32.
+    """
+    num_rows, num_columns = weight.shape
+    blocks = weight.reshape(num_rows // BLOCK_SIZE, BLOCK_SIZE, num_columns)
+    greatest = 2 ** (bits - 1) - 1
+    scales = np.abs(blocks).max(axis=1) / greatest
+    scales = np.where(scales == 0, 1, scales).astype(np.float32)
+    integers = np.clip(np.rint(blocks / scales[:, None]), -greatest, greatest)
+    return integers.astype(np.int8).reshape(weight.shape), scales
+
+
+def dequantize_blocks(integers: npt.NDArray[np.int8], scales: FloatArray) -> FloatArray:
+    """Weight [K, N] float32 that the graph computes with."""
+    return integers.astype(np.float32) * np.repeat(scales, BLOCK_SIZE, axis=0)
+
+
+def quantize_file(path: Path, kind: str) -> int:
+    """Rewrite the graph at ``path`` with its MatMul weights as ``kind``; returns how many.
+
+    Args:
+        path: canonical graph with float32 weights in ``path``.data; both are replaced.
+        kind: "int8" or "int4".
+
+    Raises:
+        BundleError: no weight could be quantised.
+    """
+    model = ir.load(path)
+    ir.external_data.load_to_model(model)
+    count = quantize_graph(model, BITS[kind])
+    if count == 0:
+        raise BundleError(f"{path.name}: no MatMul weight with K a multiple of {BLOCK_SIZE}")
+    ir.save(model, path, external_data=f"{path.name}.data")
+    return count
+
+
+def quantize_graph(model: ir.Model, bits: int) -> int:
+    """Quantise every MatMul weight of the graph in place; returns how many."""
+    graph, done = model.graph, 0
+    for node in list(graph):
+        if node.op_type == "Gemm":
+            raise BundleError("Gemm nodes must be MatMul and Add before quantisation")
+        if node.op_type != "MatMul":
+            continue
+        weight = constant_weight(node.inputs[1])
+        if weight is None or weight.shape[0] % BLOCK_SIZE:
+            continue
+        _replace_weight(graph, node, weight, bits, f"weight_{done}")
+        done += 1
+    _drop_unused(graph)
+    return done
+
+
+def constant_weight(value: ir.Value | None) -> FloatArray | None:
+    """Two-dimensional float32 constant behind a value, through one Transpose; else None."""
+    if value is None:
+        return None
+    producer = value.producer()
+    if producer is not None and producer.op_type == "Transpose":
+        inner = constant_weight(producer.inputs[0])
+        return None if inner is None else np.ascontiguousarray(inner.T)
+    if value.const_value is None or not value.is_initializer():
+        return None
+    weight = value.const_value.numpy()
+    return weight if weight.ndim == 2 and weight.dtype == np.float32 else None
+
+
+def _replace_weight(
+    graph: ir.Graph, node: ir.Node, weight: FloatArray, bits: int, name: str
+) -> None:
+    integers, scales = quantize_blocks(weight, bits)
+    stored = ir.Value(
+        name=f"{name}.q",
+        const_value=_integer_tensor(integers, bits, f"{name}.q"),
+        type=ir.TensorType(_TYPES[bits]),
+        shape=ir.Shape(integers.shape),
+    )
+    scale = ir.Value(
+        name=f"{name}.scale",
+        const_value=ir.tensor(scales, name=f"{name}.scale"),
+        type=ir.TensorType(ir.DataType.FLOAT),
+        shape=ir.Shape(scales.shape),
+    )
+    graph.register_initializer(stored)
+    graph.register_initializer(scale)
+    restore = ir.node(
+        "DequantizeLinear", [stored, scale], attributes={"axis": 0, "block_size": BLOCK_SIZE}
+    )
+    restore.outputs[0].name = f"{name}.restored"
+    restore.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    restore.outputs[0].shape = ir.Shape(weight.shape)
+    graph.insert_before(node, restore)
+    node.replace_input_with(1, restore.outputs[0])
+
+
+def _integer_tensor(integers: npt.NDArray[np.int8], bits: int, name: str) -> ir.TensorProtocol:
+    if bits == 8:
+        return ir.tensor(integers, name=name)
+    nibbles = (integers.reshape(-1) & 0xF).astype(np.uint8)
+    nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
+    packed = nibbles[0::2] | (nibbles[1::2] << 4)
+    return ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape(integers.shape), name=name)
+
+
+def _drop_unused(graph: ir.Graph) -> None:
+    for node in reversed(list(graph)):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
