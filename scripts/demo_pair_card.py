@@ -80,14 +80,14 @@ def window_figures(
     )
 
 
-@torch.no_grad()
 def measure(target: LlamaForCausalLM, draft: LlamaForCausalLM, batch: torch.Tensor) -> Figures:
     """Losses and alpha of the pair over windows of text, ``batch`` [N, T + 1] int64."""
     rows = []
-    for window in batch:
-        inputs = window[None, :-1]
-        logits = [model(inputs, use_cache=False).logits[0].float() for model in (target, draft)]
-        rows.append(window_figures(logits[0], logits[1], window[1:]))
+    with torch.no_grad():
+        for window in batch:
+            inputs = window[None, :-1]
+            logits = [m(inputs, use_cache=False).logits[0].float() for m in (target, draft)]
+            rows.append(window_figures(logits[0], logits[1], window[1:]))
     values = np.array(rows)
     target_loss, draft_loss, overlap, agreement = values.mean(0)
     _, _, overlap_error, agreement_error = values.std(0) / np.sqrt(len(values))

@@ -21,9 +21,7 @@ from scripts.demo_pair_text import (
     prepare,
     windows,
 )
-from scripts.train_demo_pair import (
-    DRAFT,
-    TARGET,
+from scripts.demo_pair_training import (
     Recipe,
     Run,
     Trainer,
@@ -33,6 +31,7 @@ from scripts.train_demo_pair import (
     rate,
     text_loss,
 )
+from scripts.train_demo_pair import DRAFT, TARGET
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 NAMES = ("abc.py", "bisect.py", "colorsys.py", "heapq.py", "keyword.py", "queue.py", "this.py")
