@@ -169,7 +169,7 @@ def _refuse_kind(name: str, config: PretrainedConfig) -> None:
         raise BundleError(f"{name}: {kind} is not a causal decoder")
     others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
     if others:
-        raise BundleError(f"{name}: {kind} has layers of kind {others}, which keep no KV cache")
+        raise BundleError(f"{name}: {kind} has a recurrent state, not a KV cache ({others})")
     for field in _RECURRENT_FIELDS:
         if getattr(config, field, None):
             raise BundleError(f"{name}: {kind} keeps a recurrent state ({field} is set)")

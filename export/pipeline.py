@@ -120,9 +120,7 @@ def _export_part(
         progress(f"{name}: storing the weights as {weights}")
         quantize_file(path, weights)
         # Judged before: the graph. Recorded here: what the coarser weights change.
-        certificate[weights] = check_parity(
-            model, path, facts, max_gamma=max_gamma, tolerance=None
-        )
+        certificate[weights] = check_parity(model, path, facts, max_gamma=max_gamma, tolerance=None)
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,

@@ -64,9 +64,8 @@ def quantize_file(path: Path, kind: str) -> int:
 def quantize_graph(model: ir.Model, bits: int) -> int:
     """Quantise every MatMul weight of the graph in place; returns how many."""
     graph, done = model.graph, 0
-    for node in list(graph):
-        if node.op_type == "Gemm":
-            raise BundleError("Gemm nodes must be MatMul and Add before quantisation")
+    for original in list(graph):
+        node = _split_gemm(graph, original) if original.op_type == "Gemm" else original
         if node.op_type != "MatMul":
             continue
         weight = constant_weight(node.inputs[1])
@@ -76,6 +75,29 @@ def quantize_graph(model: ir.Model, bits: int) -> int:
         done += 1
     _drop_unused(graph)
     return done
+
+
+def _split_gemm(graph: ir.Graph, node: ir.Node) -> ir.Node:
+    """Write x @ W + b as MatMul and Add where Gemm does no more; returns the MatMul (or the Gemm).
+
+    ONNX Runtime fuses block-quantised weights into MatMul only.
+    """
+    attributes = node.attributes
+    is_plain = all(
+        attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta")
+    ) and not any(attributes.get_int(name, 0) for name in ("transA", "transB"))
+    if not is_plain or len(node.inputs) < 3:
+        return node
+    product = ir.node("MatMul", node.inputs[:2])
+    total = ir.node("Add", [product.outputs[0], node.inputs[2]])
+    old, new = node.outputs[0], total.outputs[0]
+    product.outputs[0].name, new.name = f"{old.name}.product", f"{old.name}.sum"
+    product.outputs[0].type = new.type = old.type
+    product.outputs[0].shape = new.shape = old.shape
+    graph.insert_before(node, [product, total])
+    old.replace_all_uses_with(new)
+    graph.remove(node, safe=True)
+    return product
 
 
 def constant_weight(value: ir.Value | None) -> FloatArray | None:

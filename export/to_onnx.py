@@ -138,7 +138,7 @@ def _example(facts: ModelFacts) -> tuple[Tensor, Tensor, Tensor, list[Tensor], l
 def _input_names(num_layers: int) -> list[str]:
     layers = range(num_layers)
     names = [bundle.TOKENS, bundle.START, bundle.LOGIT_POSITIONS]
-    return names + [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
+    return [*names, *map(bundle.key_name, layers), *map(bundle.value_name, layers)]
 
 
 def _output_names(num_layers: int) -> list[str]:

@@ -23,3 +23,29 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
 def test_graph_carries_no_path_of_the_machine(tiny_bundle: Path) -> None:
     graph = (tiny_bundle / "target" / "model.onnx").read_bytes()
     assert b".py" not in graph
+
+
+def test_export_that_dies_leaves_nothing_behind(
+    tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    def die_at_parity(stage: str) -> None:
+        if stage.startswith("target: comparing"):
+            assert list(tmp_path.iterdir())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(
+            target=tiny_checkpoints[0],
+            draft=None,
+            out=tmp_path / "bundle",
+            max_context=64,
+            progress=die_at_parity,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_existing_folder_is_never_overwritten(
+    tiny_checkpoints: tuple[Path, Path], tiny_bundle: Path
+) -> None:
+    with pytest.raises(BundleError, match="exists already"):
+        export_bundle(target=tiny_checkpoints[0], draft=None, out=tiny_bundle, progress=pytest.fail)

@@ -1,0 +1,66 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from engines.base import BundleError
+from export.checkpoint import open_checkpoint
+from export.pipeline import export_bundle
+
+
+def write_config(folder: Path, family: str, **fields: object) -> Path:
+    AutoConfig.for_model(family, **fields).save_pretrained(folder)
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "reason"),
+    [
+        ("t5", {}, "not a causal decoder"),
+        ("vit", {}, "not a causal decoder"),
+        ("mamba", {}, "recurrent state"),
+        ("mistral", {"sliding_window": 64}, "sliding window of 64"),
+        ("gemma3_text", {"sliding_window": 64}, "sliding window of 64"),
+        ("llama", {"max_position_embeddings": 100}, "100 positions"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_with_its_reason(
+    family: str, fields: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    folder = write_config(tmp_path, family, **fields)
+    with pytest.raises(BundleError, match=reason):
+        open_checkpoint(folder, max_context=128)
+
+
+def test_window_that_is_never_reached_is_accepted(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, "mistral", sliding_window=128)
+    assert open_checkpoint(folder, max_context=128).facts.window == 128
+
+
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, "llama")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BundleError, match="safetensors"):
+        open_checkpoint(folder, max_context=128)
+
+
+def test_draft_with_other_tokens_is_refused_by_the_first_that_differs(
+    tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, draft = tiny_checkpoints
+    other = tmp_path / "draft"
+    shutil.copytree(draft, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    swapped = {index: token for token, index in vocabulary.items()}
+    first, second = swapped[10], swapped[20]
+    vocabulary[first], vocabulary[second] = 20, 10
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(BundleError, match="id 10 is"):
+        export_bundle(
+            target=target, draft=other, out=tmp_path / "out", max_context=64, progress=pytest.fail
+        )
+    assert not (tmp_path / "out").exists()
