@@ -1,5 +1,6 @@
 import contextlib
 import string
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ async def running(
     failing_extends: Sequence[int] = (),
     stall_timeout_s: float = 30.0,
     options: Sequence[tuple[str, Any]] = (),
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Running]:
     config = config or ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0)
     engine_limits = EngineLimits(
@@ -86,6 +88,7 @@ async def running(
         config=config,
         max_gamma=MAX_GAMMA,
         decoder=codec,
+        clock=clock,
     )
     model = ServedModel(
         name="letters",
@@ -102,6 +105,7 @@ async def running(
         config=config,
         limits=limits or RequestLimits(),
         stall_timeout_s=stall_timeout_s,
+        clock=clock,
     )
     server = Server(serving)
     port = await server.start("127.0.0.1:0")
