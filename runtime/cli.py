@@ -34,7 +34,7 @@ def export(
     draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
     weights: Annotated[str, typer.Option(help="float32, float16, int8 or int4.")] = "float32",
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
-    max_context: Annotated[int | None, typer.Option(min=2, help="Tokens of a slot.")] = None,
+    max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
     max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
     max_gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step.")] = 8,
 ) -> None:
@@ -47,10 +47,11 @@ def export(
             draft=draft,
             out=out,
             weights=weights,
-            draft_weights=draft_weights or weights,
+            draft_weights=draft_weights,
             max_context=max_context,
             max_batch=max_batch,
             max_gamma=max_gamma,
+            progress=lambda stage: typer.echo(f"export: {stage}", err=True),
         )
 
 
