@@ -7,6 +7,9 @@ depends on shapes only (a ``_Call``) is built once per shape and kept.
 Bits: no span runs narrower than two columns and no fewer than two logits are taken per row, since
 one-row matrix products use other kernels than many-row ones. Above that ONNX Runtime's CPU kernels
 give a row the same bits whatever is beside it (I2).
+
+Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
+columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay sound.
 """
 
 from __future__ import annotations

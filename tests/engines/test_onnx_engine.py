@@ -1,0 +1,176 @@
+"""What only the ONNX Runtime engine promises: bits, capacities, isolation, translated errors."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines import open_engine
+from engines.base import BundleError, Engine, EngineError, EngineLimits, FloatArray
+from engines.bundle import Bundle, load_bundle
+from engines.kv_cache import KvCache, capacities
+from engines.onnx_engine import OnnxEngine
+from tests.engines.contract import extend_one, make_tokens, span, wanted_logits
+from tests.engines.handmade import write_bundle
+
+NAN_TOKEN = 95
+# More tokens than the first capacity holds, so that a trace crosses from one bucket to the next.
+LONG = 200
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return load_bundle(write_bundle(tmp_path_factory.mktemp("onnx") / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def poisoned_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    root = tmp_path_factory.mktemp("poisoned") / "bundle"
+    return load_bundle(write_bundle(root, nan_token=NAN_TOKEN))
+
+
+def reference(engine: Engine, tokens: tuple[int, ...]) -> FloatArray:
+    """Logits [n, V] of n tokens fed to slot 0 alone, five at a time."""
+    return np.concatenate(
+        [extend_one(engine, 0, at, tokens[at : at + 5]) for at in range(0, len(tokens), 5)]
+    )
+
+
+def grow(engine: OnnxEngine, num_tokens: int) -> None:
+    """Make the cache hold ``num_tokens`` by filling the last slot."""
+    slot = engine.limits.max_batch - 1
+    for at in range(0, num_tokens, 40):
+        engine.extend([span(slot, at, (1,) * min(40, num_tokens - at), 0)])
+
+
+@pytest.mark.parametrize("num_tokens", [2, 3, 5, 9, 40])
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("long", [0, LONG, 290])
+def test_rows_have_the_same_bits_in_every_shape(
+    bundle: Bundle, num_tokens: int, batch: int, long: int
+) -> None:
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    rows = [make_tokens(engine, 80, seed=row) for row in range(batch)]
+    expected = [reference(engine, tokens) for tokens in rows]
+    assert engine.capacity == 128
+    grow(engine, long)
+    assert engine.capacity == {0: 128, LONG: 256, 290: 340}[long]
+    for at in range(0, 80, num_tokens):
+        spans = [span(row, at, rows[row][at : at + num_tokens]) for row in range(batch)]
+        for row, found in enumerate(wanted_logits(engine, spans)):
+            np.testing.assert_array_equal(found, expected[row][at : at + num_tokens])
+
+
+def test_growing_in_the_middle_of_a_request_keeps_its_bits(bundle: Bundle) -> None:
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    tokens = make_tokens(engine, LONG, seed=5)
+    small = reference(engine, tokens)
+    grown = OnnxEngine(bundle, bundle.manifest.target)
+    grow(grown, 290)
+    np.testing.assert_array_equal(reference(grown, tokens), small)
+
+
+def test_capacities_hold_every_extend_the_limits_allow() -> None:
+    for max_context, max_extend in ((40, 8), (100, 28), (101, 28), (300, 40), (4096, 512)):
+        limits = EngineLimits(
+            max_batch=1, max_context=max_context, max_extend=max_extend, vocab_size=2
+        )
+        sizes = capacities(limits)
+        assert sizes[-1] == max_context + max_extend
+        assert list(sizes) == sorted(set(sizes))
+
+
+def test_a_grown_cache_keeps_what_was_written() -> None:
+    limits = EngineLimits(max_batch=2, max_context=300, max_extend=8, vocab_size=2)
+    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits)
+    row = cache._buffers[1].read()[1]
+    row[:, :7] = np.arange(56).reshape(2, 7, 4)
+    written = row[:, :7].copy()
+    assert not cache.reserve(128)
+    assert cache.reserve(129)
+    assert cache.capacity == 256
+    np.testing.assert_array_equal(cache._buffers[1].read()[1][:, :7], written)
+    with pytest.raises(ValueError, match="largest capacity is 308"):
+        cache.reserve(309)
+
+
+def test_a_row_of_nan_harms_no_other_row(poisoned_bundle: Bundle) -> None:
+    engine = OnnxEngine(poisoned_bundle, poisoned_bundle.manifest.target)
+    expected = extend_one(engine, 2, 0, (1, 2, 3))
+    found = wanted_logits(engine, [span(0, 0, (NAN_TOKEN, 5)), span(1, 0, (1, 2, 3))])
+    assert np.isnan(found[0]).all()
+    np.testing.assert_array_equal(found[1], expected)
+
+
+def test_nan_left_by_a_longer_extend_is_never_read(poisoned_bundle: Bundle) -> None:
+    engine = OnnxEngine(poisoned_bundle, poisoned_bundle.manifest.target)
+    expected = extend_one(engine, 2, 0, (1, 2, 3))
+    extend_one(engine, 0, 0, (1,))
+    extend_one(engine, 0, 1, (NAN_TOKEN,) * 30)
+    np.testing.assert_array_equal(extend_one(engine, 0, 1, (2, 3)), expected[1:])
+    extend_one(engine, 1, 0, (NAN_TOKEN,) * 30)
+    np.testing.assert_array_equal(extend_one(engine, 1, 0, (1, 2, 3)), expected)
+
+
+def test_nan_of_a_slot_does_not_survive_a_move_over_it(poisoned_bundle: Bundle) -> None:
+    engine = OnnxEngine(poisoned_bundle, poisoned_bundle.manifest.target)
+    expected = extend_one(engine, 2, 0, (1, 2, 3))
+    extend_one(engine, 0, 0, (NAN_TOKEN,) * 30)
+    engine.move_slot(2, 0, 1)
+    np.testing.assert_array_equal(extend_one(engine, 0, 1, (2, 3)), expected[1:])
+
+
+def test_a_failure_of_the_library_is_an_engine_error(bundle: Bundle) -> None:
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    expected = extend_one(engine, 0, 0, (1, 2, 3))
+    # A write past the row's end, which the engine's own checks never let through.
+    call = engine._call(0, 1, 2, 2)
+    engine._cache.lengths[0] = 128
+    engine._cache.reserve = lambda num_tokens: False  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="ONNX Runtime failed") as raised:
+        engine.extend([span(0, 128, (1, 2))])
+    assert raised.value.__cause__ is not None
+    assert call.start[0] == 128
+    with pytest.raises(EngineError, match="beyond its 0 valid tokens"):
+        engine.extend([span(0, 3, (1,))])
+    np.testing.assert_array_equal(extend_one(engine, 0, 0, (1, 2, 3)), expected)
+
+
+def test_a_graph_that_is_not_as_declared_is_refused(tmp_path: Path) -> None:
+    root = write_bundle(tmp_path / "bundle")
+    text = (root / "manifest.json").read_text()
+    for field, wrong in (
+        ('"head_size": 16', '"head_size": 8'),
+        ('"vocab_size": 96', '"vocab_size": 9'),
+    ):
+        (root / "manifest.json").write_text(text.replace(field, wrong))
+        with pytest.raises(BundleError, match=r"target/model\.onnx"):
+            open_engine(load_bundle(root), "target")
+    (root / "manifest.json").write_text(text.replace('"num_layers": 2', '"num_layers": 3'))
+    with pytest.raises(BundleError, match=r"missing or unknown: .*key\.2"):
+        open_engine(load_bundle(root), "target")
+
+
+def test_a_file_that_ort_cannot_load_is_an_engine_error(bundle: Bundle, tmp_path: Path) -> None:
+    elsewhere = Bundle(root=tmp_path, manifest=bundle.manifest)
+    with pytest.raises(EngineError, match="cannot load"):
+        OnnxEngine(elsewhere, bundle.manifest.target)
+
+
+@pytest.mark.parametrize("max_batch", [0, 4])
+def test_more_slots_than_the_bundle_allows_are_refused(bundle: Bundle, max_batch: int) -> None:
+    with pytest.raises(BundleError, match=r"the bundle allows 1\.\.3"):
+        open_engine(bundle, "target", max_batch=max_batch)
+
+
+def test_a_missing_draft_and_an_unknown_device_are_named(bundle: Bundle) -> None:
+    with pytest.raises(BundleError, match="no draft model"):
+        open_engine(bundle, "draft")
+    with pytest.raises(EngineError, match="device 'tpu'"):
+        open_engine(bundle, "target", device="tpu")
+
+
+def test_all_engines_share_one_pool_of_one_size(bundle: Bundle) -> None:
+    open_engine(bundle, "target", num_threads=2)
+    with pytest.raises(EngineError, match=r"num_threads 1: .* another size"):
+        open_engine(bundle, "target", num_threads=1)
