@@ -93,7 +93,9 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[CallError]] = {
 def decode_error(error: grpc.aio.AioRpcError) -> CallError:
     """The exception that says what the server's rich status said."""
     kind = _CLASS_OF_CODE.get(error.code(), CallError)
-    reason, metadata, violations, retry_after_s = "", {}, (), None
+    reason, metadata = "", dict[str, str]()
+    violations: tuple[FieldViolation, ...] = ()
+    retry_after_s: float | None = None
     status = rpc_status.from_call(error)
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()

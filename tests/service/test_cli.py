@@ -1,0 +1,121 @@
+"""The command, end to end: serve a real bundle in a process of its own, stream, stop; verify it."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from outrider import Client
+from typer.testing import CliRunner
+
+from engines.cpu_sampler import CpuSampler
+from runtime.cli import app
+from runtime.verify_sampler import chi_square_tail, goodness_of_fit, homogeneity
+
+ROOT = Path(__file__).parents[2]
+
+
+async def outrider(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "runtime.cli",
+        *arguments,
+        cwd=ROOT,
+        env={"PYTHONPATH": "proto", "PATH": ""},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_serve_generate_and_sigterm(tiny_bundle: Path, tmp_path: Path):
+    port_file = tmp_path / "port"
+    options = ("--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0")
+    server = await outrider("serve", str(tiny_bundle), *options)
+    try:
+        line = (await asyncio.wait_for(server.stdout.readline(), 60)).decode()
+        address = f"127.0.0.1:{port_file.read_text().strip()}"
+        assert address.endswith(line.split()[-1])
+        async with Client(address) as client:
+            await client.wait_ready(timeout_s=10)
+            responses = [r async for r in client.generate("the quick", max_tokens=16)]
+            assert sum(len(r.tokens) for r in responses) == responses[-1].finish.usage.output_tokens
+        generate = await outrider(
+            *("generate", "--address", address, "--prompt", "the quick", "--max-tokens", "12"),
+            *("--temperature", "0", "--trace"),
+        )
+        out, err = await asyncio.wait_for(generate.communicate(), 60)
+        assert generate.returncode == 0, err.decode()
+        lines = [text for text in out.decode().splitlines() if text.strip()[:1].isdigit()]
+        assert lines and all("='" in text or '="' in text for text in lines[:-1])
+        assert "tokens_per_step" in out.decode()
+        refused = await outrider(
+            "generate", "--address", address, "--prompt", "x", "--temperature", "9"
+        )
+        _, err = await asyncio.wait_for(refused.communicate(), 60)
+        assert refused.returncode == 2 and b"sampling.temperature" in err
+        assert b"Traceback" not in err
+    finally:
+        server.send_signal(signal.SIGTERM)
+        out, err = await asyncio.wait_for(server.communicate(), 60)
+    assert server.returncode == 0, err.decode()
+
+
+def test_verify_sampler_passes_on_a_correct_bundle(tiny_bundle: Path):
+    result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "200"])
+    assert result.exit_code == 0, result.output
+    assert "false-alarm rate" in result.output and "pair: token 3" in result.output
+
+
+def test_verify_sampler_fails_a_sampler_that_is_slightly_too_cold(tiny_bundle, monkeypatch):
+    judge = CpuSampler.judge
+    monkeypatch.setattr(
+        CpuSampler, "judge", lambda self, logits, rows: judge(self, 1.5 * logits, rows)
+    )
+    result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "1000"])
+    assert result.exit_code == 1 and "FAIL" in result.output
+
+
+def test_parity_of_a_bundle_with_its_checkpoints(tiny_bundle, tiny_checkpoints):
+    target, draft = map(str, tiny_checkpoints)
+    result = CliRunner().invoke(
+        app, ["parity", str(tiny_bundle), "--target", target, "--draft", draft]
+    )
+    assert result.exit_code == 0, result.output
+    assert set(json.loads(result.output)) == {"target", "draft"}
+
+
+def test_serving_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys, runtime.server, runtime.cli\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'export')))"
+    )
+
+    async def run() -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, cwd=ROOT, env={"PYTHONPATH": f"proto:{ROOT}"}
+        )
+        return await asyncio.wait_for(process.wait(), 60)
+
+    assert asyncio.run(run()) == 0
+
+
+@pytest.mark.parametrize(
+    ("statistic", "degrees", "tail"),
+    [(3.841458820694124, 1, 0.05), (5.991464547107979, 2, 0.05), (18.307038, 10, 0.05)],
+)
+def test_chi_square_tail_against_tables(statistic, degrees, tail):
+    assert chi_square_tail(statistic, degrees) == pytest.approx(tail, rel=1e-6)
+
+
+def test_the_tests_tell_wrong_laws_from_right_ones():
+    import numpy as np
+
+    probs = np.array([0.5, 0.3, 0.2, 0.0])
+    assert goodness_of_fit({0: 500, 1: 300, 2: 200}, probs) == 1.0
+    assert goodness_of_fit({0: 400, 1: 400, 2: 200}, probs) < 1e-9
+    assert goodness_of_fit({0: 500, 1: 300, 2: 199, 3: 1}, probs) == 0.0
+    assert homogeneity({0: 500, 1: 500}, {0: 500, 1: 500}) == 1.0
+    assert homogeneity({0: 600, 1: 400}, {0: 400, 1: 600}) < 1e-9
