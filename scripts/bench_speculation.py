@@ -46,6 +46,10 @@ def call_cost_s(engine: Engine, num_rows: int, num_tokens: int) -> float:
     """Median seconds of one extend of ``num_tokens`` tokens for ``num_rows`` slots at the benchmark's context."""
     rng = np.random.default_rng(0)
     tokens = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, num_tokens))
+    context = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, CONTEXT))
+    engine.extend(
+        [Span(slot=slot, start=0, tokens=context, num_logits=0) for slot in range(num_rows)]
+    )
     spans = [
         Span(slot=slot, start=CONTEXT, tokens=tokens, num_logits=num_tokens)
         for slot in range(num_rows)

@@ -53,6 +53,9 @@ RULES: dict[str, set[str]] = {
     "runtime.serving": CORE | {"runtime.worker", "runtime.tokenizer", "outrider.v1"},
     "runtime.stream": CORE | SERVICE | GRPC,
     "runtime.service": PURE | CORE | SERVICE | GRPC,
+    "runtime.trace": {"rich", "outrider.v1"},
+    # Opens a bundle as the server does, and holds its answers against the oracle.
+    "runtime.verify_sampler": ANY,
     "runtime.server": ANY,
     "runtime.cli": ANY,
     "export": ANY,
