@@ -79,7 +79,7 @@ class Checkpoint:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
-        return model.eval()  # type: ignore[no-any-return]
+        return model.eval()
 
 
 def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:

@@ -165,7 +165,7 @@ class _GatheringHead(nn.Module):
         """Logits [B, R, V] of columns [B, R] of hidden states [B, T, width]."""
         assert self.columns is not None
         index = self.columns[:, :, None].expand(-1, -1, hidden.shape[2])
-        return self.head(hidden.gather(1, index))  # type: ignore[no-any-return]
+        return self.head(hidden.gather(1, index))
 
 
 class CanonicalDecoder(nn.Module):

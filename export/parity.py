@@ -70,6 +70,10 @@ def check_parity(
     """Certificate of a graph: per case the worst logit difference and the greedy agreement.
 
     Args:
+        model: the checkpoint's model, the reference.
+        path: the exported graph.
+        facts: of the model.
+        max_gamma: the span of a verification is max_gamma + 1 tokens.
         tolerance: greatest difference allowed; None records without judging (quantised weights).
         seed: of the random prompts.
 

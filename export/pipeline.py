@@ -51,6 +51,12 @@ def export_bundle(
     """Export a target and (maybe) its draft to the new folder ``out`` and load it.
 
     Args:
+        target: checkpoint folder.
+        draft: checkpoint folder of the draft model, or None for a bundle without one.
+        out: folder to make; it must not exist.
+        max_context: tokens of one slot that may ever be valid.
+        max_batch: slots at most.
+        max_gamma: draft tokens per step at most.
         weights: storage of the target's weights, one of ``WEIGHT_KINDS``.
         draft_weights: of the draft's; None for the same.
         progress: told the start of each stage, in words.

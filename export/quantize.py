@@ -86,16 +86,19 @@ def _split_gemm(graph: ir.Graph, node: ir.Node) -> ir.Node:
     is_plain = all(
         attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta")
     ) and not any(attributes.get_int(name, 0) for name in ("transA", "transB"))
-    if not is_plain or len(node.inputs) < 3:
+    if not is_plain:
         return node
+    old = node.outputs[0]
     product = ir.node("MatMul", node.inputs[:2])
-    total = ir.node("Add", [product.outputs[0], node.inputs[2]])
-    old, new = node.outputs[0], total.outputs[0]
-    product.outputs[0].name, new.name = f"{old.name}.product", f"{old.name}.sum"
-    product.outputs[0].type = new.type = old.type
-    product.outputs[0].shape = new.shape = old.shape
-    graph.insert_before(node, [product, total])
-    old.replace_all_uses_with(new)
+    added = [product]
+    # The exporter leaves a bias of zeros away.
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        added.append(ir.node("Add", [product.outputs[0], node.inputs[2]]))
+    for part in added:
+        value = part.outputs[0]
+        value.name, value.type, value.shape = f"{old.name}.{part.op_type}", old.type, old.shape
+    graph.insert_before(node, added)
+    old.replace_all_uses_with(added[-1].outputs[0])
     graph.remove(node, safe=True)
     return product
 

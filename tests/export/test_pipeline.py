@@ -1,6 +1,10 @@
 from pathlib import Path
 
+import pytest
+
+from engines.base import BundleError
 from engines.bundle import load_bundle
+from export.pipeline import export_bundle
 
 
 def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
