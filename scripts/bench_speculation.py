@@ -21,7 +21,7 @@ from rich.table import Table
 
 from engines.base import Engine, Span
 from engines.laws import SamplingLaw
-from runtime.core.params import SpeculationParams
+from runtime.core.params import SpeculationParams, SpeculationReport
 from scripts.bench_common import Rig, code_prompts, open_rig
 
 CONTEXT = 200
@@ -68,6 +68,11 @@ def predicted(alpha: float, gamma: int, c: float, v: float) -> float:
     return expected / (gamma * c + v)
 
 
+def num_trials(report: SpeculationReport) -> int:
+    """Draft tokens that were judged: every first one, and each one whose predecessor was accepted."""
+    return sum(report.drafted_by_position[:1]) + sum(report.accepted_by_position[:-1])
+
+
 def measure(
     rig: Rig,
     prompts: Sequence[Sequence[int]],
@@ -89,11 +94,11 @@ def measure(
         reports += [one.report for one in finished]
         num_output += sum(one.num_output for one in finished)
     engine_s, sampling_s = rig.engine_s() - engine_before, rig.sampler.total_s - sampling_before
-    trials = sum(report.num_accepted for report in reports if report.alpha_hat)
-    reached = sum(report.num_accepted / report.alpha_hat for report in reports if report.alpha_hat)
+    accepted = sum(report.num_accepted for report in reports)
+    trials = sum(num_trials(report) for report in reports)
     return Measurement(
         batch=batch, temperature=temperature, gamma=gamma, tokens_per_s=num_output / wall_s,
-        alpha_hat=trials / reached if reached else None,
+        alpha_hat=accepted / trials if trials else None,
         tokens_per_step=num_output / sum(report.num_steps for report in reports),
         engine_share=engine_s / wall_s, sampling_share=sampling_s / wall_s,
     )  # fmt: skip
