@@ -60,9 +60,11 @@ def _figures(finish: wire.Finish) -> list[tuple[str, str]]:
         ("target passes", str(report.num_steps)),
         ("drafted / accepted", f"{report.num_drafted} / {report.num_accepted}"),
     ]
-    for name in ("alpha_hat", "draft_utilization", "tokens_per_step"):
-        if report.HasField(name):
-            figures.append((name, f"{getattr(report, name):.3f}"))
+    figures.extend(
+        (name, f"{getattr(report, name):.3f}")
+        for name in ("alpha_hat", "draft_utilization", "tokens_per_step")
+        if report.HasField(name)
+    )
     pairs = zip(report.accepted_by_position, report.drafted_by_position, strict=False)
     for position, (accepted, drafted) in enumerate(pairs, start=1):
         figures.append((f"accepted at position {position}", f"{accepted} / {drafted}"))

@@ -23,6 +23,7 @@ from engines.base import Engine, FloatArray, Span
 from engines.bundle import TOKENIZER_FILE, Bundle, load_bundle
 from engines.cpu_sampler import CpuSampler
 from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
+from runtime.chi_square import goodness_of_fit, homogeneity
 from runtime.core.config import ServerConfig
 from runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
 from runtime.core.sampling import adjusted_probs
@@ -34,8 +35,6 @@ NUM_PROMPT_TOKENS = 8
 NUM_FIRST_TOKENS = 3
 # Rows judged in one call, and slots of the pair, where the bundle allows as many.
 NUM_ROWS = 32
-# Chi-square wants this many expected draws in each bin; rarer tokens are pooled.
-MIN_EXPECTED = 10.0
 
 LAWS: Mapping[str, SamplingLaw] = {
     "plain": SamplingLaw(),
@@ -293,62 +292,6 @@ class _Receiver:
             self.tokens.extend(token.token for token in event.tokens)
         elif isinstance(event, Failed):
             self.error = event.error
-
-
-def goodness_of_fit(counts: Mapping[int, int], probs: np.ndarray) -> float:
-    """P-value of Pearson's test of counts against a law; 0.0 for an impossible token.
-
-    Args:
-        counts: draws by token.
-        probs: [V] float64, sums to 1.
-    """
-    num_draws = sum(counts.values())
-    if any(probs[token] == 0.0 for token in counts):
-        return 0.0
-    observed = np.zeros(len(probs))
-    observed[list(counts)] = list(counts.values())
-    expected, pooled = _pool(probs * num_draws, observed[None])
-    statistic = float(((pooled[0] - expected) ** 2 / expected).sum())
-    return chi_square_tail(statistic, len(expected) - 1)
-
-
-def homogeneity(left: Mapping[int, int], right: Mapping[int, int]) -> float:
-    """P-value of Pearson's test that two equally large samples have one law."""
-    tokens = sorted(set(left) | set(right))
-    observed = np.array([[side.get(token, 0) for token in tokens] for side in (left, right)])
-    expected, pooled = _pool(observed.mean(axis=0), observed)
-    statistic = float(((pooled - expected) ** 2 / expected).sum())
-    return chi_square_tail(statistic, len(expected) - 1)
-
-
-def _pool(expected: np.ndarray, observed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Merge the bins that expect too few draws into one, and that into the least of the others."""
-    is_kept = expected >= MIN_EXPECTED
-    kept, rows = expected[is_kept], observed[:, is_kept].astype(np.float64)
-    rest, rest_rows = expected[~is_kept].sum(), observed[:, ~is_kept].sum(axis=1)
-    if rest >= MIN_EXPECTED or len(kept) == 0:
-        return np.append(kept, rest), np.column_stack([rows, rest_rows])
-    least = int(kept.argmin())
-    kept[least] += rest
-    rows[:, least] += rest_rows
-    return kept, rows
-
-
-def chi_square_tail(statistic: float, degrees: int) -> float:
-    """P(X >= statistic) of the chi-square law; 1.0 without degrees of freedom.
-
-    Source: the finite sums of the upper incomplete gamma function, Abramowitz and Stegun 26.4.4-5.
-    """
-    if degrees == 0 or statistic <= 0.0:
-        return 1.0
-    half = statistic / 2.0
-    is_odd = degrees % 2 == 1
-    total = math.erfc(math.sqrt(half)) if is_odd else 0.0
-    shape = 0.5 if is_odd else 0.0
-    while shape < degrees / 2.0:
-        total += math.exp(shape * math.log(half) - half - math.lgamma(shape + 1.0))
-        shape += 1.0
-    return min(total, 1.0)
 
 
 def _prompts(vocab_size: int, seed: int) -> Sequence[tuple[int, ...]]:

@@ -11,8 +11,8 @@ from outrider import Client
 from typer.testing import CliRunner
 
 from engines.cpu_sampler import CpuSampler
+from runtime.chi_square import chi_square_tail, goodness_of_fit, homogeneity
 from runtime.cli import app
-from runtime.verify_sampler import chi_square_tail, goodness_of_fit, homogeneity
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,19 +72,19 @@ def test_verify_sampler_passes_on_a_correct_bundle(tiny_bundle: Path):
 def test_verify_sampler_fails_a_sampler_that_is_slightly_too_cold(tiny_bundle, monkeypatch):
     judge = CpuSampler.judge
     monkeypatch.setattr(
-        CpuSampler, "judge", lambda self, logits, rows: judge(self, 1.5 * logits, rows)
+        CpuSampler, "judge", lambda self, logits, rows: judge(self, 3.0 * logits, rows)
     )
-    result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "1000"])
+    result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "300"])
     assert result.exit_code == 1 and "FAIL" in result.output
 
 
-def test_parity_of_a_bundle_with_its_checkpoints(tiny_bundle, tiny_checkpoints):
+async def test_parity_of_a_bundle_with_its_checkpoints(tiny_bundle, tiny_checkpoints):
     target, draft = map(str, tiny_checkpoints)
-    result = CliRunner().invoke(
-        app, ["parity", str(tiny_bundle), "--target", target, "--draft", draft]
-    )
-    assert result.exit_code == 0, result.output
-    assert set(json.loads(result.output)) == {"target", "draft"}
+    # A process of its own: engines set a process-wide thread pool that other sessions refuse.
+    command = await outrider("parity", str(tiny_bundle), "--target", target, "--draft", draft)
+    out, err = await asyncio.wait_for(command.communicate(), 120)
+    assert command.returncode == 0, err.decode()
+    assert set(json.loads(out)) == {"target", "draft"}
 
 
 def test_serving_imports_neither_torch_nor_transformers():
