@@ -17,11 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import onnxruntime
-from onnxruntime.capi import onnxruntime_pybind11_state as library
 
 from engines.base import BundleError, EngineError, EngineLimits, FloatArray, IntArray, Span
 from engines.bundle import (
@@ -37,23 +35,13 @@ from engines.bundle import (
     value_name,
 )
 from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
+from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
 from engines.spans import check_move, check_spans
 
 _MIN_WANTED = 2
 # A server sees few decode and verify shapes but many prefill tails; beyond this many the kept
 # calls are dropped and built anew.
 _MAX_CALLS = 512
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-# ONNX Runtime's exceptions have no common base but Exception.
-_LIBRARY_ERRORS: tuple[type[Exception], ...] = (
-    RuntimeError,
-    ValueError,
-    *(
-        kind
-        for kind in vars(library).values()
-        if isinstance(kind, type) and issubclass(kind, Exception)
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +117,10 @@ class OnnxEngine:
         )
         self._entry = entry
         self._device = device
-        self._session: onnxruntime.InferenceSession | None = _open_session(
-            str(bundle.model_path(entry)), device, num_threads
+        self._session: onnxruntime.InferenceSession | None = open_session(
+            bundle.model_path(entry), device=device, num_threads=num_threads
         )
-        _check_graph(self._session, entry)
+        check_graph(self._session, entry)
         self._cache = KvCache(
             num_layers=entry.num_layers,
             num_kv_heads=entry.num_kv_heads,
@@ -185,7 +173,7 @@ class OnnxEngine:
             cache.lengths[span.slot] = 0
         try:
             session.run_with_iobinding(call.binding)
-        except _LIBRARY_ERRORS as error:
+        except LIBRARY_ERRORS as error:
             raise EngineError(f"ONNX Runtime failed: {error}") from error
         for span in spans:
             cache.lengths[span.slot] = span.start + len(span.tokens)
@@ -276,50 +264,3 @@ def _fill_row(call: _Call, row: int, span: Span) -> None:
     tokens[num_tokens:] = span.tokens[-1]
     positions[: span.num_logits] = range(num_tokens - span.num_logits, num_tokens)
     positions[span.num_logits :] = num_tokens - 1
-
-
-@cache
-def _share_thread_pool(num_threads: int) -> None:
-    """Set the size of the process's one pool; once per size, and the library allows one size."""
-    try:
-        onnxruntime.set_global_thread_pool_sizes(num_threads, 1)
-    except _LIBRARY_ERRORS as error:
-        raise EngineError(
-            f"num_threads {num_threads}: the pool all engines share has another size already"
-        ) from error
-
-
-def _open_session(path: str, device: str, num_threads: int) -> onnxruntime.InferenceSession:
-    if device not in _PROVIDERS:
-        raise EngineError(f"device {device!r}: must be one of {', '.join(_PROVIDERS)}")
-    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
-        raise EngineError(f"device {device!r}: this onnxruntime has no {_PROVIDERS[device]}")
-    _share_thread_pool(num_threads)
-    options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False
-    # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
-    try:
-        return onnxruntime.InferenceSession(path, options, providers=[_PROVIDERS[device]])
-    except _LIBRARY_ERRORS as error:
-        raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
-
-
-def _check_graph(session: onnxruntime.InferenceSession, entry: ModelEntry) -> None:
-    """Refuse a graph whose tensors are not those its manifest entry declares."""
-    past = cache_names(entry.num_layers, key_name, value_name)
-    present = cache_names(entry.num_layers, new_key_name, new_value_name)
-    inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
-    outputs = {tensor.name: tensor.shape for tensor in session.get_outputs()}
-    graph = f"{entry.path}/model.onnx"
-    for found, declared in (
-        (set(inputs), {TOKENS, START, LOGIT_POSITIONS, *past}),
-        (set(outputs), {LOGITS, *present}),
-    ):
-        if found != declared:
-            raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
-    for name in past:
-        if [inputs[name][1], inputs[name][3]] != [entry.num_kv_heads, entry.head_size]:
-            raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")
-    if outputs[LOGITS][2] != entry.vocab_size:
-        raise BundleError(f"{graph}: logits are {outputs[LOGITS]}, vocab_size {entry.vocab_size}")

@@ -34,6 +34,7 @@ RULES: dict[str, set[str]] = {
     "engines.noise": PURE | {"engines.base", "engines.laws"},
     "engines.bundle": {"engines.base", "engines.manifest_fields", "engines.onnx_files"},
     "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
+    "engines.onnx_session": PURE | {"engines", "onnxruntime"},
     "engines.tensorrt_engine": PURE | {"engines", "tensorrt", "cuda"},
     "engines.torch_engine": PURE | {"engines", "torch", "transformers"},
     # A new file of runtime needs a line here.
@@ -68,7 +69,7 @@ HEAVY: dict[str, set[str]] = {
     "optimum": {"export"},
     "onnx": {"export"},
     "onnxscript": {"export"},
-    "onnxruntime": {"engines.onnx_engine", "export"},
+    "onnxruntime": {"engines.onnx_engine", "engines.onnx_session", "export"},
     "tensorrt": {"engines.tensorrt_engine", "export"},
     "grpc": {
         "runtime.service",

@@ -1,0 +1,96 @@
+"""How graphs are opened on ONNX Runtime, and whether they are the declared ones."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as library
+
+from engines.base import BundleError, EngineError
+from engines.bundle import (
+    LOGIT_POSITIONS,
+    LOGITS,
+    START,
+    TOKENS,
+    ModelEntry,
+    key_name,
+    new_key_name,
+    new_value_name,
+    value_name,
+)
+from engines.kv_cache import cache_names
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# ONNX Runtime's exceptions have no common base but Exception.
+LIBRARY_ERRORS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    *(
+        kind
+        for kind in vars(library).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ),
+)
+
+
+@cache
+def _share_thread_pool(num_threads: int) -> None:
+    """Set the size of the process's one pool; once per size, and the library allows one size."""
+    try:
+        onnxruntime.set_global_thread_pool_sizes(num_threads, 1)
+    except LIBRARY_ERRORS as error:
+        raise EngineError(
+            f"num_threads {num_threads}: the pool all engines share has another size already"
+        ) from error
+
+
+def open_session(
+    path: Path, *, device: str = "cpu", num_threads: int = 2
+) -> onnxruntime.InferenceSession:
+    """Session over a graph file, on the thread pool that all sessions of the process share.
+
+    Everyone who runs a graph opens it here: once the shared pool exists, ONNX Runtime refuses
+    sessions with a pool of their own, and checks should run the kernels that serving runs.
+
+    Raises:
+        EngineError: unknown device, unloadable graph, or the shared pool has another size.
+    """
+    if device not in _PROVIDERS:
+        raise EngineError(f"device {device!r}: must be one of {', '.join(_PROVIDERS)}")
+    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
+        raise EngineError(f"device {device!r}: this onnxruntime has no {_PROVIDERS[device]}")
+    _share_thread_pool(num_threads)
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=[_PROVIDERS[device]])
+    except LIBRARY_ERRORS as error:
+        raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
+
+
+def check_graph(session: onnxruntime.InferenceSession, entry: ModelEntry) -> None:
+    """Refuse a graph whose tensors are not those its manifest entry declares.
+
+    Raises:
+        BundleError: naming the graph and the tensor.
+    """
+    past = cache_names(entry.num_layers, key_name, value_name)
+    present = cache_names(entry.num_layers, new_key_name, new_value_name)
+    inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+    outputs = {tensor.name: tensor.shape for tensor in session.get_outputs()}
+    graph = f"{entry.path}/model.onnx"
+    for found, declared in (
+        (set(inputs), {TOKENS, START, LOGIT_POSITIONS, *past}),
+        (set(outputs), {LOGITS, *present}),
+    ):
+        if found != declared:
+            raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
+    for name in past:
+        if [inputs[name][1], inputs[name][3]] != [entry.num_kv_heads, entry.head_size]:
+            raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")
+    if outputs[LOGITS][2] != entry.vocab_size:
+        raise BundleError(f"{graph}: logits are {outputs[LOGITS]}, vocab_size {entry.vocab_size}")
