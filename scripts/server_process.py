@@ -1,0 +1,50 @@
+"""A real server in a process of its own, for the scripts that measure one from outside."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.run_demo import ROOT, outrider, wait_for_port
+
+STOP_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A server that is up: its process id and the address it listens on."""
+
+    pid: int
+    address: str
+
+
+@contextmanager
+def running_server(bundle: Path, *options: str) -> Iterator[ServerProcess]:
+    """Serve a bundle on a free port while the block runs, then drain it with SIGTERM.
+
+    Args:
+        bundle: folder to serve.
+        options: further options of ``outrider serve``.
+
+    Raises:
+        RuntimeError: after the block, when the server did not end with exit code 0.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        port_file = Path(scratch) / "port"
+        command = outrider(
+            "serve", str(bundle.resolve()), "--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0",
+            *options,
+        )  # fmt: skip
+        process = subprocess.Popen(command, cwd=ROOT)
+        try:
+            yield ServerProcess(process.pid, f"localhost:{wait_for_port(process, port_file)}")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(timeout=STOP_LIMIT_S)
+    if code:
+        raise RuntimeError(f"the server ended with exit code {code}")
