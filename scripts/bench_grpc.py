@@ -56,16 +56,13 @@ def batches_of(prompts: Sequence[Sequence[int]], batch: int) -> list[Sequence[Se
 
 
 def run_in_process(
-    rig: Rig, prompts: Sequence[Sequence[int]], batch: int, gamma: int, max_tokens: int
+    rig: Rig, group: Sequence[Sequence[int]], gamma: int, max_tokens: int
 ) -> tuple[int, float, float]:
-    """Output tokens, wall seconds and seconds inside the engines."""
+    """Output tokens of one batch, wall seconds and seconds inside the engines."""
     speculation = SpeculationParams(is_enabled=gamma > 0, gamma=gamma)
-    engine_before, num_tokens, wall_s = rig.engine_s(), 0, 0.0
-    for group in batches_of(prompts, batch):
-        finished, took_s = rig.run(group, GREEDY, speculation, max_tokens)
-        num_tokens += sum(one.num_output for one in finished)
-        wall_s += took_s
-    return num_tokens, wall_s, rig.engine_s() - engine_before
+    engine_before = rig.engine_s()
+    finished, wall_s = rig.run(group, GREEDY, speculation, max_tokens)
+    return sum(one.num_output for one in finished), wall_s, rig.engine_s() - engine_before
 
 
 async def count_tokens(client: Client, prompt: Sequence[int], gamma: int, max_tokens: int) -> int:
@@ -77,28 +74,32 @@ async def count_tokens(client: Client, prompt: Sequence[int], gamma: int, max_to
 
 
 async def run_through_grpc(
-    client: Client, prompts: Sequence[Sequence[int]], batch: int, gamma: int, max_tokens: int
+    client: Client, group: Sequence[Sequence[int]], gamma: int, max_tokens: int
 ) -> tuple[int, float]:
-    """Output tokens and wall seconds, a batch of streams at a time."""
-    began, num_tokens = time.perf_counter(), 0
-    for group in batches_of(prompts, batch):
-        counts = (count_tokens(client, prompt, gamma, max_tokens) for prompt in group)
-        num_tokens += sum(await asyncio.gather(*counts))
-    return num_tokens, time.perf_counter() - began
+    """Output tokens of one batch of streams and wall seconds."""
+    began = time.perf_counter()
+    counts = (count_tokens(client, prompt, gamma, max_tokens) for prompt in group)
+    return sum(await asyncio.gather(*counts)), time.perf_counter() - began
 
 
 async def measure(
     rig: Rig, client: Client, prompts: Sequence[Sequence[int]], batch: int, gamma: int, max_tokens: int
 ) -> Round:  # fmt: skip
-    """One round, first in process, then through gRPC.
+    """One round: batch by batch in process and through gRPC, so that both meet the same weather.
 
     Raises:
         RuntimeError: the two did not emit the same number of tokens.
     """
-    num_tokens, wall_s, engine_s = run_in_process(rig, prompts, batch, gamma, max_tokens)
-    num_streamed, grpc_s = await run_through_grpc(client, prompts, batch, gamma, max_tokens)
-    if num_tokens != num_streamed:
-        raise RuntimeError(f"{num_tokens} tokens in process, {num_streamed} through gRPC")
+    num_tokens, wall_s, engine_s, grpc_s = 0, 0.0, 0.0, 0.0
+    for group in batches_of(prompts, batch):
+        num_group, group_wall_s, group_engine_s = run_in_process(rig, group, gamma, max_tokens)
+        num_streamed, group_grpc_s = await run_through_grpc(client, group, gamma, max_tokens)
+        if num_group != num_streamed:
+            raise RuntimeError(f"{num_group} tokens in process, {num_streamed} through gRPC")
+        num_tokens += num_group
+        wall_s += group_wall_s
+        engine_s += group_engine_s
+        grpc_s += group_grpc_s
     return Round(
         bound=num_tokens / engine_s,
         in_process=num_tokens / wall_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import time
@@ -56,7 +57,8 @@ class Job:
     def is_determined(self) -> bool:
         """Whether plain decoding of the same request must give the very same tokens."""
         mode = self.request.speculation.mode
-        is_greedy = self.request.sampling.temperature == 0.0
+        sampling = self.request.sampling
+        is_greedy = sampling.HasField("temperature") and sampling.temperature == 0.0
         return mode == MODES[1] or (is_greedy and mode != MODES[2])
 
     def plain(self) -> Job:
