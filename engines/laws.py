@@ -143,5 +143,6 @@ class Sampler(Protocol):
         Args:
             logits: [B, R, V] float32 of the target; columns 0..gamma of a row follow the last committed token and each
                 draft token.
+            rows: what to judge, in any order; one verdict each, in the same order.
         """
         ...

@@ -168,7 +168,7 @@ def parity(
 
     from engines.bundle import load_bundle
     from export.checkpoint import open_checkpoint
-    from export.parity import check_parity
+    from export.parity import FLOAT32_TOLERANCE, check_parity
 
     with _refusals():
         loaded = load_bundle(bundle)
@@ -179,13 +179,13 @@ def parity(
             if path is not None and entry is not None:
                 checkpoint = open_checkpoint(path, max_context=manifest.max_context)
                 # Quantised weights differ from the checkpoint's by design: reported, not judged.
-                tolerance = {} if entry.weights == "float32" else {"tolerance": None}
+                tolerance = FLOAT32_TOLERANCE if entry.weights == "float32" else None
                 certificate[name] = check_parity(
                     checkpoint.load(),
                     loaded.model_path(entry),
                     checkpoint.facts,
                     max_gamma=manifest.max_gamma,
-                    **tolerance,
+                    tolerance=tolerance,
                 )
     typer.echo(json.dumps(certificate, indent=2, sort_keys=True))
 
