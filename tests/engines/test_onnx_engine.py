@@ -10,6 +10,7 @@ from engines.base import BundleError, Engine, EngineError, EngineLimits, FloatAr
 from engines.bundle import Bundle, load_bundle
 from engines.kv_cache import KvCache, capacities
 from engines.onnx_engine import OnnxEngine
+from export.pipeline import export_bundle
 from tests.engines.contract import extend_one, make_tokens, span, wanted_logits
 from tests.engines.handmade import write_bundle
 
@@ -59,6 +60,33 @@ def test_rows_have_the_same_bits_in_every_shape(
         spans = [span(row, at, rows[row][at : at + num_tokens]) for row in range(batch)]
         for row, found in enumerate(wanted_logits(engine, spans)):
             np.testing.assert_array_equal(found, expected[row][at : at + num_tokens])
+
+
+def test_int8_weights_give_a_row_the_same_bits_in_every_shape(
+    tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    export_bundle(
+        target=tiny_checkpoints[0],
+        draft=None,
+        out=tmp_path / "int8",
+        max_context=256,
+        max_batch=3,
+        max_gamma=8,
+        weights="int8",
+        progress=lambda stage: None,
+    )
+    bundle = load_bundle(tmp_path / "int8")
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    rows = [make_tokens(engine, 40, seed=row) for row in range(3)]
+    expected = [reference(engine, tokens) for tokens in rows]
+    assert np.abs(expected[0] - expected[1]).max() > 1e-2
+    for num_tokens in (1, 2, 3, 5, 9, 40):
+        num_tokens = min(num_tokens, engine.limits.max_extend)
+        for batch in (1, 2, 3):
+            for at in range(0, 40, num_tokens):
+                spans = [span(row, at, rows[row][at : at + num_tokens]) for row in range(batch)]
+                for row, found in enumerate(wanted_logits(engine, spans)):
+                    np.testing.assert_array_equal(found, expected[row][at : at + num_tokens])
 
 
 def test_growing_in_the_middle_of_a_request_keeps_its_bits(bundle: Bundle) -> None:
