@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime as ort
 import torch
 from transformers import PreTrainedModel
 
 from engines import bundle
 from engines.base import BundleError, FloatArray, IntArray
+from engines.onnx_session import open_session
 from export.checkpoint import ModelFacts
 
-# DESIGN: float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
+# Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
 FLOAT32_TOLERANCE = 1e-4
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
 
@@ -39,10 +39,7 @@ class GraphRunner:
     """A canonical graph on ONNX Runtime with caches held as arrays; for checks, not for serving."""
 
     def __init__(self, path: Path, facts: ModelFacts, *, batch: int, capacity: int) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 2
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = open_session(path)
         shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
         layers = range(facts.num_layers)
         names = [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
