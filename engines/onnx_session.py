@@ -46,13 +46,24 @@ def _share_thread_pool(num_threads: int) -> None:
         ) from error
 
 
+# onnxruntime's severity "error", the first above "warning".
+_LOG_ERRORS = 3
+
+
 def open_session(
-    path: Path, *, device: str = "cpu", num_threads: int = 2
+    path: Path, *, device: str = "cpu", num_threads: int = 2, copies_caches: bool = False
 ) -> onnxruntime.InferenceSession:
     """Session over a graph file, on the thread pool that all sessions of the process share.
 
     Everyone who runs a graph opens it here: once the shared pool exists, ONNX Runtime refuses
     sessions with a pool of their own, and checks should run the kernels that serving runs.
+
+    Args:
+        path: ``model.onnx`` of a bundle.
+        device: key of the provider to run on.
+        num_threads: size of the shared pool.
+        copies_caches: the caller binds past and present to different memory on purpose, so the
+            library's warning about it, one line per call and layer, is left out.
 
     Raises:
         EngineError: unknown device, unloadable graph, or the shared pool has another size.
@@ -64,6 +75,8 @@ def open_session(
     _share_thread_pool(num_threads)
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False
+    if copies_caches:
+        options.log_severity_level = _LOG_ERRORS
     # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
     try:

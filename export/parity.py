@@ -39,7 +39,7 @@ class GraphRunner:
     """A canonical graph on ONNX Runtime with caches held as arrays; for checks, not for serving."""
 
     def __init__(self, path: Path, facts: ModelFacts, *, batch: int, capacity: int) -> None:
-        self._session = open_session(path)
+        self._session = open_session(path, copies_caches=True)
         shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
         layers = range(facts.num_layers)
         names = [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
