@@ -85,15 +85,20 @@ async def run_through_grpc(
 async def measure(
     rig: Rig, client: Client, prompts: Sequence[Sequence[int]], batch: int, gamma: int, max_tokens: int
 ) -> Round:  # fmt: skip
-    """One round: batch by batch in process and through gRPC, so that both meet the same weather.
+    """One round: batch by batch in process and through gRPC, in alternating order, so that both meet the same load.
 
     Raises:
         RuntimeError: the two did not emit the same number of tokens.
     """
     num_tokens, wall_s, engine_s, grpc_s = 0, 0.0, 0.0, 0.0
-    for group in batches_of(prompts, batch):
+    for number, group in enumerate(batches_of(prompts, batch)):
+        streamed = None
+        if number % 2:
+            streamed = await run_through_grpc(client, group, gamma, max_tokens)
         num_group, group_wall_s, group_engine_s = run_in_process(rig, group, gamma, max_tokens)
-        num_streamed, group_grpc_s = await run_through_grpc(client, group, gamma, max_tokens)
+        if streamed is None:
+            streamed = await run_through_grpc(client, group, gamma, max_tokens)
+        num_streamed, group_grpc_s = streamed
         if num_group != num_streamed:
             raise RuntimeError(f"{num_group} tokens in process, {num_streamed} through gRPC")
         num_tokens += num_group
