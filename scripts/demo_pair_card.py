@@ -32,8 +32,8 @@ idlelib: {train_tokens:,} tokens to train on, {valid_tokens:,} held out (one fil
 - **Draft**: distilled from the target's full next-token laws on the same text, \
 {draft_seen:,} tokens in {draft_minutes:.1f} minutes; KL divergence turning into total variation.
 - **Machine**: {machine}, {threads} threads, {date}, PyTorch {torch}.
-- **Command**: `python -m scripts.train_demo_pair all --minutes {target_minutes:.0f} \
---draft-minutes {draft_minutes:.0f}`
+- **Command**: `python -m scripts.train_demo_pair all --minutes {target_minutes:.1f} \
+--draft-minutes {draft_minutes:.1f}`
 {note}
 | held-out text, {positions:,} positions in windows of {window} | |
 |---|---|
