@@ -45,8 +45,7 @@ idlelib: {train_tokens:,} tokens to train on, {valid_tokens:,} held out (one fil
 Alpha is the expected chance that one drafted token is kept (Leviathan et al. 2023, section 3.1): \
 at temperature 1 the mean of sum(min(target_probs, draft_probs)) over positions, at temperature 0 \
 the share of positions where both models' most likely token is the same. Both follow the text's \
-own prefixes; ± is the standard error over windows. Prefixes that the target wrote itself, greedy \
-ones above all, are easier and give a higher alpha.
+own prefixes; ± is the standard error over windows.
 """
 
 
