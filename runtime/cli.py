@@ -216,16 +216,19 @@ async def _generate(
 
     console = Console()
     num_steps = 0
+    text = ""
     async with Client(address) as client:
         async for response in client.generate(prompt, timeout_s=timeout_s, **options):
             if not options["return_trace"]:
                 typer.echo(response.text, nl=False)
+            text += response.text
             for step in response.steps:
                 num_steps += 1
                 print_step(console, num_steps, step)
             if response.HasField("finish"):
                 typer.echo()
                 if options["return_trace"]:
+                    typer.echo(f"{prompt}{text}\n")
                     print_report(console, response.finish)
 
 

@@ -55,6 +55,7 @@ RULES: dict[str, set[str]] = {
     "runtime.stream": CORE | SERVICE | GRPC,
     "runtime.service": PURE | CORE | SERVICE | GRPC,
     "runtime.trace": {"rich", "outrider.v1"},
+    "runtime.chi_square": PURE,
     # Opens a bundle as the server does, and holds its answers against the oracle.
     "runtime.verify_sampler": ANY,
     "runtime.server": ANY,
