@@ -103,6 +103,13 @@ def check_memory(
     return early, late, [problem] if late - early > most_mib else []
 
 
+def tenths(values: Sequence[float]) -> str:
+    """Medians of ten equal stretches, or of fewer where there are fewer values."""
+    size = max(1, -(-len(values) // 10))
+    parts = (values[at : at + size] for at in range(0, len(values), size))
+    return " ".join(f"{statistics.median(part):.0f}" for part in parts)
+
+
 async def soak(
     address: str, pid: int, jobs: Iterable[Job], num_streams: int, warm: int, most_mib: float
 ) -> tuple[Table, list[str]]:
@@ -130,7 +137,8 @@ async def soak(
         "compared with speculation off": sum(one.job.is_determined for one in outcomes),
         "tokens compared": num_compared,
         f"resident MiB after {min(warm, len(outcomes) // 2)} requests": f"{early:.1f}",
-        "resident MiB at the end": f"{late:.1f}", "violations": len(problems + grown),
+        "resident MiB at the end": f"{late:.1f}",
+        "resident MiB by tenths of the run": tenths(resident_mib), "violations": len(problems + grown),
     }  # fmt: skip
     table = Table("figure", "value", title="soak")
     for name, value in rows.items():
