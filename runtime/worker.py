@@ -296,17 +296,23 @@ class Worker:
         return True
 
     def _end(self, request: Request, event: Event) -> None:
-        self._deliver(request, event)
+        """Forget the request before it is told, so that whoever is told may use its name again."""
         with self._wake:
+            deliver = self._inbox.deliver_to(request)
             self._inbox.forget(request)
+        _hand_over(deliver, event)
 
     def _deliver(self, request: Request, event: Event) -> None:
         with self._wake:
             deliver = self._inbox.deliver_to(request)
-        try:
-            deliver(event)
-        except Exception:  # a receiver that is gone must not end its neighbours
-            logger.exception("an event could not be delivered")
+        _hand_over(deliver, event)
+
+
+def _hand_over(deliver: Deliver, event: Event) -> None:
+    try:
+        deliver(event)
+    except Exception:  # a receiver that is gone must not end its neighbours
+        logger.exception("an event could not be delivered")
 
 
 def _finished(request: Request, ending: Ending) -> Finished:

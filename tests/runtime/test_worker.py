@@ -142,6 +142,20 @@ def test_a_name_is_free_again_once_its_request_ended() -> None:
     assert harness.finished("a").num_output == 12
 
 
+def test_a_name_is_free_for_whoever_is_told_that_its_request_ended() -> None:
+    harness = Harness(max_batch=1)
+    second: list[Event] = []
+
+    def submit_again(event: Event) -> None:
+        if isinstance(event, Finished):
+            harness.worker.submit(spec("same", max_tokens=1), second.append)
+
+    harness.worker.submit(spec("same", max_tokens=1), submit_again)
+    while harness.worker.run_step():
+        pass
+    assert isinstance(second[-1], Finished)
+
+
 def test_a_prompt_that_fills_the_context_is_refused() -> None:
     harness = Harness()
     with pytest.raises(ContextTooLong) as refusal:
