@@ -35,7 +35,7 @@ from scripts.demo_pair_training import (
     text_loss,
 )
 
-TARGET = Recipe(384, 5, 6, 2, 1152, learning_rate=3e-3)
+TARGET = Recipe(384, 5, 6, 2, 1152, learning_rate=3e-3, batch=8)
 DRAFT = Recipe(128, 2, 4, 2, 256, learning_rate=4e-3)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
