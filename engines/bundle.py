@@ -1,7 +1,8 @@
 """The exported directory: names of the tensors of its graphs, its manifest, and how it is checked.
 
 Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
-it, and ``draft/`` likewise. The manifest lists every other file with its size and SHA-256; a file
+it, where trees are verified ``tree.onnx`` over the same data and ``keep_path.onnx``, and ``draft/``
+likewise. The manifest lists every other file with its size and SHA-256; a file
 that is missing, changed, unlisted or reached over a link is refused. Knows no inference library.
 """
 
@@ -22,11 +23,18 @@ SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILE = "model.onnx"
+TREE_FILE = "tree.onnx"
+KEEP_PATH_FILE = "keep_path.onnx"
 
 TOKENS = "tokens"
 START = "start"
 LOGIT_POSITIONS = "logit_positions"
 LOGITS = "logits"
+# Of tree.onnx alone: [batch, tokens] int64 and [batch, tokens, tokens] bool.
+POSITIONS = "positions"
+ANCESTORS = "ancestors"
+# Of keep_path.onnx alone: cache columns to copy to ``start`` and on, [kept] int64.
+COLUMNS = "columns"
 
 _READ_BYTES = 1 << 20
 
@@ -61,6 +69,7 @@ class ModelEntry:
         head_size: D of the cache.
         vocab_size: V of the logits.
         weights: storage of the weights, for example "float32" or "int8".
+        max_tree_nodes: tokens of the largest tree; 0 where there is no ``tree.onnx``.
     """
 
     path: str
@@ -69,6 +78,7 @@ class ModelEntry:
     head_size: int
     vocab_size: int
     weights: str
+    max_tree_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +170,14 @@ class Bundle:
         """Graph file of one of the bundle's models."""
         return self.root / entry.path / MODEL_FILE
 
+    def tree_path(self, entry: ModelEntry) -> Path:
+        """Graph file that verifies trees with one of the bundle's models, if it has one."""
+        return self.root / entry.path / TREE_FILE
+
+    def keep_path_path(self, entry: ModelEntry) -> Path:
+        """Graph file that moves the kept path of a tree into place, where ``tree_path`` exists."""
+        return self.root / entry.path / KEEP_PATH_FILE
+
 
 def hash_files(root: Path) -> dict[str, FileEntry]:
     """Fingerprints of every file under ``root`` but the manifest, by POSIX path.
@@ -214,6 +232,8 @@ def _model_entry(reader: FieldReader) -> ModelEntry:
         head_size=reader.count("head_size"),
         vocab_size=reader.count("vocab_size"),
         weights=reader.text("weights"),
+        # Bundles made before there were trees do not have the field.
+        max_tree_nodes=reader.count("max_tree_nodes", at_least=0, default=0),
     )
 
 
@@ -270,11 +290,16 @@ def _check_file(root: Path, name: str, declared: FileEntry) -> None:
 
 def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
     _check_inside(entry.path)
-    graph = PurePosixPath(entry.path) / MODEL_FILE
+    graphs = (MODEL_FILE, TREE_FILE, KEEP_PATH_FILE) if entry.max_tree_nodes else (MODEL_FILE,)
+    for name in graphs:
+        _check_graph_file(root, PurePosixPath(entry.path) / name, manifest)
+
+
+def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> None:
     if graph.as_posix() not in manifest.files:
         raise BundleError(f"{graph}: the graph of a model is missing")
     for location in external_data_paths(root / graph):
-        name = (PurePosixPath(entry.path) / location).as_posix()
+        name = (graph.parent / location).as_posix()
         _check_inside(name)
         if name not in manifest.files:
             raise BundleError(f"{graph}: weights at {location!r}, not a file of the bundle")

@@ -28,8 +28,10 @@ class FieldReader:
             raise self._wrong(name, "a string")
         return value
 
-    def count(self, name: str, *, at_least: int = 1) -> int:
-        """An integer field of at least ``at_least``."""
+    def count(self, name: str, *, at_least: int = 1, default: int | None = None) -> int:
+        """An integer field of at least ``at_least``; ``default``, if given, where it is absent."""
+        if default is not None and name not in self.values:
+            return default
         return self._as_count(name, self._get(name), at_least)
 
     def optional_count(self, name: str) -> int | None:

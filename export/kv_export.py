@@ -23,6 +23,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 
 ATTENTION_NAME = "outrider_kv"
+# The value of the graph that holds every token's position: the exporter names it by its operator.
+POSITIONS_VALUE = "span_positions"
 
 # Arguments of an attention function that change its result and that the graph cannot express yet.
 _REFUSED_ARGUMENTS = ("s_aux", "sinks", "head_mask", "position_bias", "alibi", "cu_seq_lens_q")
@@ -82,6 +84,30 @@ def _(
     return query.new_empty(query.shape[:3] + value.shape[3:])
 
 
+@torch.library.custom_op("outrider::span_positions", mutates_args=())
+def span_positions(start: Tensor, tokens: Tensor, last: int) -> Tensor:
+    """Positions [B, T] int64 of a span [B, T] that begins at start [B], none above ``last``.
+
+    An operator of its own, so that the graph has one value that a tree's positions can replace.
+    """
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    return (start[:, None] + columns).clamp(max=last)
+
+
+@span_positions.register_fake
+def _(start: Tensor, tokens: Tensor, last: int) -> Tensor:
+    return torch.empty_like(tokens)
+
+
+def _onnx_positions(start: Any, tokens: Any, last: int) -> Any:
+    axis = opset24.Constant(value_ints=[1])
+    zero, one = opset24.Constant(value_int=0), opset24.Constant(value_int=1)
+    num_tokens = opset24.Squeeze(opset24.Shape(tokens, start=1, end=2))
+    columns = opset24.Range(zero, num_tokens, one)
+    positions = opset24.Add(opset24.Unsqueeze(start, axis), columns)
+    return opset24.Min(positions, opset24.Constant(value_int=last))
+
+
 def _onnx_scatter(past: Any, update: Any, start: Any) -> Any:
     return opset24.TensorScatter(past, update, start, axis=2, mode="linear")
 
@@ -98,6 +124,7 @@ def _onnx_attend(
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """How the custom operators are written in ONNX, for ``torch.onnx.export``."""
     return {
+        torch.ops.outrider.span_positions.default: _onnx_positions,
         torch.ops.outrider.scatter_kv.default: _onnx_scatter,
         torch.ops.outrider.attend.default: _onnx_attend,
     }
@@ -202,13 +229,12 @@ class CanonicalDecoder(nn.Module):
             values: likewise.
         """
         num_tokens = tokens.shape[1]
-        positions = start[:, None] + torch.arange(num_tokens, device=tokens.device)
         self._gathering.columns = logit_positions
         cache = ScatterCache(keys, values, start)
         output = self.model(
             input_ids=tokens,
             # Padded columns may lie beyond the model's position table.
-            position_ids=positions.clamp(max=self.max_position - 1),
+            position_ids=span_positions(start, tokens, self.max_position - 1),
             attention_mask=(start + num_tokens)[:, None, None, None],
             past_key_values=cache,
             use_cache=True,

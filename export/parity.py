@@ -90,18 +90,29 @@ def check_parity(
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
     for name, case in cases.items():
         trial = _Trial(model, path, facts, prompts)
-        result = _merge(case(trial))
-        if tolerance is not None and not result.max_difference <= tolerance:
-            raise BundleError(
-                f"{path.parent.name}: parity case {name} differs by {result.max_difference:.3g}, "
-                f"allowed {tolerance:.3g}; the bundle is not written"
-            )
-        certificate[name] = {
-            "max_difference": result.max_difference,
-            "num_greedy_equal": result.num_greedy_equal,
-            "num_compared": result.num_compared,
-        }
+        certificate[name] = judged(name, case(trial), path, tolerance)
     return certificate
+
+
+def judged(
+    name: str, results: list[CaseResult], path: Path, tolerance: float | None
+) -> Mapping[str, object]:
+    """A case's entry in the certificate.
+
+    Raises:
+        BundleError: the case lies beyond the tolerance, or is not a number.
+    """
+    result = _merge(results)
+    if tolerance is not None and not result.max_difference <= tolerance:
+        raise BundleError(
+            f"{path.parent.name}: parity case {name} differs by {result.max_difference:.3g}, "
+            f"allowed {tolerance:.3g}; the bundle is not written"
+        )
+    return {
+        "max_difference": result.max_difference,
+        "num_greedy_equal": result.num_greedy_equal,
+        "num_compared": result.num_compared,
+    }
 
 
 class _Trial:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+
+from transformers import PreTrainedModel
 
 from engines.base import BundleError
 from engines.bundle import (
@@ -23,10 +26,18 @@ from engines.bundle import (
     load_bundle,
     write_manifest,
 )
-from export.checkpoint import Checkpoint, check_same_tokens, check_tokenizer, open_checkpoint
-from export.parity import check_parity
+from export.checkpoint import (
+    Checkpoint,
+    ModelFacts,
+    check_same_tokens,
+    check_tokenizer,
+    open_checkpoint,
+)
+from export.parity import FLOAT32_TOLERANCE, check_parity
 from export.quantize import BITS, quantize_file
 from export.to_onnx import export_model
+from export.tree_graph import derive_tree_graphs
+from export.tree_parity import check_tree_parity
 
 WEIGHT_KINDS = ("float32", *BITS)
 MAX_EXTEND = 512
@@ -46,6 +57,7 @@ def export_bundle(
     max_context: int = 1024,
     max_batch: int = 8,
     max_gamma: int = 8,
+    max_tree_nodes: int = 64,
     progress: Callable[[str], None],
 ) -> Bundle:
     """Export a target and (maybe) its draft to the new folder ``out`` and load it.
@@ -57,15 +69,17 @@ def export_bundle(
         max_context: tokens of one slot that may ever be valid.
         max_batch: slots at most.
         max_gamma: draft tokens per step at most.
+        max_tree_nodes: tokens of the largest tree verified in one step, its root included; 0 for
+            a bundle that verifies chains alone.
         weights: storage of the target's weights, one of ``WEIGHT_KINDS``.
         draft_weights: of the draft's; None for the same.
         progress: told the start of each stage, in words.
 
     Raises:
         BundleError: refused before any work (see ``open_checkpoint``), ``out`` exists, the disk is
-            too full, or the graph does not answer as the checkpoint does.
+            too full, or a graph does not answer as the checkpoint does or takes no tree mask.
     """
-    _check_arguments(out, weights, draft_weights or weights, max_batch, max_gamma)
+    _check_arguments(out, weights, draft_weights or weights, max_batch, max_gamma, max_tree_nodes)
     parts = {"target": (open_checkpoint(target, max_context=max_context), weights)}
     if draft is not None:
         opened = open_checkpoint(draft, max_context=max_context)
@@ -79,7 +93,12 @@ def export_bundle(
         entries, certificate = {}, {}
         for name, (checkpoint, kind) in parts.items():
             entries[name], certificate[name] = _export_part(
-                name, checkpoint, kind, building, max_gamma=max_gamma, progress=progress
+                name,
+                checkpoint,
+                kind,
+                building,
+                certify=_Certifier(max_gamma=max_gamma, max_tree_nodes=max_tree_nodes),
+                progress=progress,
             )
         progress("manifest: hashing files")
         facts = parts["target"][0].facts
@@ -91,7 +110,7 @@ def export_bundle(
                 max_context=max_context,
                 max_batch=max_batch,
                 max_gamma=max_gamma,
-                max_extend=max(MAX_EXTEND, max_gamma + 1),
+                max_extend=max(MAX_EXTEND, max_gamma + 1, max_tree_nodes),
                 eos_token_ids=facts.eos_token_ids,
                 bos_token_id=facts.bos_token_id,
                 files=hash_files(building),
@@ -106,13 +125,35 @@ def export_bundle(
     return load_bundle(out)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Certifier:
+    """Finishes a model's graphs by those for trees and holds them all against the checkpoint."""
+
+    max_gamma: int
+    max_tree_nodes: int
+
+    def __call__(
+        self, model: PreTrainedModel, path: Path, facts: ModelFacts, *, tolerance: float | None
+    ) -> dict[str, object]:
+        """Certificate of the graph at ``path`` and of the tree graphs made from it here."""
+        certificate = dict(
+            check_parity(model, path, facts, max_gamma=self.max_gamma, tolerance=tolerance)
+        )
+        if self.max_tree_nodes:
+            derive_tree_graphs(path)
+            certificate |= check_tree_parity(
+                model, path, facts, max_tree_nodes=self.max_tree_nodes, tolerance=tolerance
+            )
+        return certificate
+
+
 def _export_part(
     name: str,
     checkpoint: Checkpoint,
     weights: str,
     root: Path,
     *,
-    max_gamma: int,
+    certify: _Certifier,
     progress: Callable[[str], None],
 ) -> tuple[ModelEntry, object]:
     facts, path = checkpoint.facts, root / name / MODEL_FILE
@@ -121,12 +162,12 @@ def _export_part(
     progress(f"{name}: writing the graph ({facts.num_layers} layers)")
     export_model(model, path)
     progress(f"{name}: comparing with the checkpoint")
-    certificate = dict(check_parity(model, path, facts, max_gamma=max_gamma))
+    certificate = certify(model, path, facts, tolerance=FLOAT32_TOLERANCE)
     if weights in BITS:
         progress(f"{name}: storing the weights as {weights}")
         quantize_file(path, weights)
         # Judged before: the graph. Recorded here: what the coarser weights change.
-        certificate[weights] = check_parity(model, path, facts, max_gamma=max_gamma, tolerance=None)
+        certificate[weights] = certify(model, path, facts, tolerance=None)
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,
@@ -134,12 +175,18 @@ def _export_part(
         head_size=facts.head_size,
         vocab_size=facts.vocab_size,
         weights=weights,
+        max_tree_nodes=certify.max_tree_nodes,
     )
     return entry, certificate
 
 
 def _check_arguments(
-    out: Path, weights: str, draft_weights: str, max_batch: int, max_gamma: int
+    out: Path,
+    weights: str,
+    draft_weights: str,
+    max_batch: int,
+    max_gamma: int,
+    max_tree_nodes: int,
 ) -> None:
     if out.exists():
         raise BundleError(f"{out.name}: exists already; remove it or name another folder")
@@ -148,6 +195,8 @@ def _check_arguments(
             raise BundleError(f"weights {kind!r} are not one of {', '.join(WEIGHT_KINDS)}")
     if max_batch < 1 or max_gamma < 0:
         raise BundleError("max_batch must be at least 1 and max_gamma at least 0")
+    if max_tree_nodes < 0 or max_tree_nodes == 1:
+        raise BundleError("max_tree_nodes must be at least 2, or 0 for no trees")
 
 
 def _check_tokens(checkpoints: dict[str, Checkpoint]) -> None:

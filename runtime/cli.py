@@ -37,6 +37,7 @@ def export(
     max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
     max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
     max_gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step.")] = 8,
+    max_tree_nodes: Annotated[int, typer.Option(min=0, help="Of a tree; 0: no trees.")] = 64,
 ) -> None:
     """Turn a checkpoint pair into a bundle."""
     from export.pipeline import export_bundle
@@ -51,6 +52,7 @@ def export(
             max_context=max_context,
             max_batch=max_batch,
             max_gamma=max_gamma,
+            max_tree_nodes=max_tree_nodes,
             progress=lambda stage: typer.echo(f"export: {stage}", err=True),
         )
 
@@ -169,24 +171,36 @@ def parity(
     from engines.bundle import load_bundle
     from export.checkpoint import open_checkpoint
     from export.parity import FLOAT32_TOLERANCE, check_parity
+    from export.tree_parity import check_tree_parity
 
     with _refusals():
         loaded = load_bundle(bundle)
         manifest = loaded.manifest
-        certificate = {}
+        certificate: dict[str, dict[str, object]] = {}
         pairs = (("target", target, manifest.target), ("draft", draft, manifest.draft))
         for name, path, entry in pairs:
             if path is not None and entry is not None:
                 checkpoint = open_checkpoint(path, max_context=manifest.max_context)
                 # Quantised weights differ from the checkpoint's by design: reported, not judged.
                 tolerance = FLOAT32_TOLERANCE if entry.weights == "float32" else None
-                certificate[name] = check_parity(
-                    checkpoint.load(),
-                    loaded.model_path(entry),
-                    checkpoint.facts,
-                    max_gamma=manifest.max_gamma,
-                    tolerance=tolerance,
+                model, graph = checkpoint.load(), loaded.model_path(entry)
+                certificate[name] = dict(
+                    check_parity(
+                        model,
+                        graph,
+                        checkpoint.facts,
+                        max_gamma=manifest.max_gamma,
+                        tolerance=tolerance,
+                    )
                 )
+                if entry.max_tree_nodes:
+                    certificate[name] |= check_tree_parity(
+                        model,
+                        graph,
+                        checkpoint.facts,
+                        max_tree_nodes=entry.max_tree_nodes,
+                        tolerance=tolerance,
+                    )
     typer.echo(json.dumps(certificate, indent=2, sort_keys=True))
 
 

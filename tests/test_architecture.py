@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = ("engines", "export", "runtime", "outrider")
 PURE = {"numpy"}
-CORE = {"engines.base", "engines.laws", "engines.noise", "runtime.core"}
+CORE = {"engines.base", "engines.laws", "engines.noise", "engines.trees", "runtime.core"}
 GRPC = {"grpc", "grpc_status", "grpc_health", "google", "outrider.v1"}
 SERVICE = {
     "runtime.metrics",
@@ -33,6 +33,7 @@ RULES: dict[str, set[str]] = {
     "engines.laws": PURE | {"engines.base"},
     "engines.noise": PURE | {"engines.base", "engines.laws"},
     "engines.bundle": {"engines.base", "engines.manifest_fields", "engines.onnx_files"},
+    "engines.trees": PURE | {"engines.base"},
     "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
     "engines.onnx_session": PURE | {"engines", "onnxruntime"},
     "engines.tensorrt_engine": PURE | {"engines", "tensorrt", "cuda"},

@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -179,4 +180,34 @@ def test_a_missing_field_is_named(root: Path) -> None:
 def test_a_folder_without_manifest_is_refused(root: Path) -> None:
     (root / "manifest.json").unlink()
     with pytest.raises(BundleError, match=r"manifest\.json is missing"):
+        load_bundle(root)
+
+
+def test_a_model_that_verifies_trees_has_their_graphs(root: Path) -> None:
+    def declare() -> None:
+        entry = replace(ENTRY, max_tree_nodes=8)
+        write_manifest(root, make_manifest(root, target=entry))
+
+    declare()
+    with pytest.raises(BundleError, match=r"target/tree.onnx: the graph of a model is missing"):
+        load_bundle(root)
+    save_graph(root / "target" / "tree.onnx", "model.onnx.data")
+    save_graph(root / "target" / "keep_path.onnx", "elsewhere.data")
+    declare()
+    with pytest.raises(BundleError, match=r"target/keep_path.onnx: weights at 'elsewhere.data'"):
+        load_bundle(root)
+    save_graph(root / "target" / "keep_path.onnx", "model.onnx.data")
+    declare()
+    assert load_bundle(root).manifest.target.max_tree_nodes == 8
+
+
+def test_a_manifest_from_before_there_were_trees_has_none(root: Path) -> None:
+    path = root / "manifest.json"
+    data = json.loads(path.read_text())
+    del data["target"]["max_tree_nodes"]
+    path.write_text(json.dumps(data))
+    assert load_bundle(root).manifest.target.max_tree_nodes == 0
+    data["target"]["max_tree_nodes"] = -1
+    path.write_text(json.dumps(data))
+    with pytest.raises(BundleError, match="'max_tree_nodes' must be an integer >= 0"):
         load_bundle(root)

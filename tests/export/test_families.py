@@ -10,6 +10,8 @@ from export.checkpoint import model_facts
 from export.parity import check_parity
 from export.quantize import quantize_file
 from export.to_onnx import export_model
+from export.tree_graph import derive_tree_graphs
+from export.tree_parity import check_tree_parity
 
 SIZES = {
     "vocab_size": 128,
@@ -51,6 +53,9 @@ def test_family_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     export_model(model, path)
     certificate = check_parity(model, path, model_facts(config), max_gamma=4)
     assert certificate["rollback"]["num_compared"] > 0
+    derive_tree_graphs(path)
+    trees = check_tree_parity(model, path, model_facts(config), max_tree_nodes=40)
+    assert trees["tree_masks"]["num_greedy_equal"] == trees["tree_masks"]["num_compared"] == 3 * 40
     if family == "gpt2":  # the one whose projections are Gemm nodes
         assert quantize_file(path, "int8") == 2 * 4 + 1
         check_parity(model, path, model_facts(config), max_gamma=4, tolerance=0.5)

@@ -15,13 +15,44 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
     assert (manifest.draft.num_layers, manifest.draft.head_size) == (1, 8)
     assert (manifest.eos_token_ids, manifest.bos_token_id) == ((1,), 0)
     assert sorted(manifest.files) == [
+        "draft/keep_path.onnx",
         "draft/model.onnx",
         "draft/model.onnx.data",
+        "draft/tree.onnx",
+        "target/keep_path.onnx",
         "target/model.onnx",
         "target/model.onnx.data",
+        "target/tree.onnx",
         "tokenizer.json",
     ]
     assert set(manifest.certificate) == {"target", "draft"}
+    assert (manifest.target.max_tree_nodes, manifest.draft.max_tree_nodes) == (64, 64)
+    assert manifest.certificate["target"]["tree_masks"]["max_difference"] <= 1e-4
+
+
+def test_a_bundle_without_trees_says_so(
+    tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    manifest = export_bundle(
+        target=tiny_checkpoints[1],
+        draft=None,
+        out=tmp_path / "bundle",
+        weights="int8",
+        max_context=64,
+        max_tree_nodes=0,
+        progress=lambda stage: None,
+    ).manifest
+    assert manifest.target.max_tree_nodes == 0
+    assert not [name for name in manifest.files if "tree" in name or "path" in name]
+    with pytest.raises(BundleError, match="max_tree_nodes"):
+        export_bundle(
+            target=tiny_checkpoints[1],
+            draft=None,
+            out=tmp_path / "other",
+            max_context=64,
+            max_tree_nodes=1,
+            progress=pytest.fail,
+        )
 
 
 def test_graph_carries_no_path_of_the_machine(tiny_bundle: Path) -> None:
