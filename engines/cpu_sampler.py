@@ -21,6 +21,7 @@ import numpy as np
 from engines.adjust import Logits, adjusted_row, greatest_token, has_processors, process_logits
 from engines.base import FloatArray
 from engines.draws import (
+    choices_of,
     draw_token,
     overlap,
     race_winner,
@@ -80,7 +81,7 @@ class CpuSampler:
         else:
             verdicts = [self._judge_row(logits[row.index], row) for row in rows]
         return [
-            _with_logprobs(verdict, logits[row.index], row)
+            _with_choices(_with_logprobs(verdict, logits[row.index], row), logits[row.index], row)
             for verdict, row in zip(verdicts, rows, strict=True)
         ]
 
@@ -266,3 +267,11 @@ def _with_logprobs(verdict: Verdict, logits: FloatArray, row: SamplingRow) -> Ve
             for index, token in enumerate(emitted)
         ),
     )
+
+
+def _with_choices(verdict: Verdict, logits: FloatArray, row: SamplingRow) -> Verdict:
+    """The verdict with the greatest tokens of every column, where the row asks for them."""
+    if row.num_choices == 0 or verdict.next_token is None:
+        return verdict
+    columns = logits[: len(row.draft_tokens) + 1]
+    return replace(verdict, choices=choices_of(columns, row.num_choices))

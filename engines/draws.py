@@ -71,3 +71,19 @@ def raw_logprobs(logits: FloatArray, token: int, num_top: int) -> TokenLogprobs:
         ordered = ids[np.argsort(-logits[ids], kind="stable")]
         top = tuple((int(i), float(logits[i]) - norm) for i in ordered)
     return TokenLogprobs(logprob=float(logits[token]) - norm, top=top)
+
+
+def choices_of(logits: FloatArray, count: int) -> tuple[tuple[int, ...], ...]:
+    """Per row the ``count`` tokens of greatest logit, greatest first, ties by lower id where count is 1.
+
+    Args:
+        logits: [R, V] float32.
+        count: at least 1; at most V are given.
+    """
+    if count == 1:
+        return tuple((token,) for token in logits.argmax(axis=-1).tolist())
+    count = min(count, logits.shape[-1])
+    found = np.argpartition(-logits, count - 1, axis=-1)[:, :count]
+    found.sort(axis=-1)
+    order = np.argsort(-np.take_along_axis(logits, found, axis=-1), axis=-1, kind="stable")
+    return tuple(map(tuple, np.take_along_axis(found, order, axis=-1).tolist()))

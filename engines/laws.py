@@ -79,6 +79,7 @@ class SamplingRow:
         is_sampled_draft: judge only; whether the draft's probability rows were kept by ``propose``. False for point
             masses (retrieval, greedy drafts).
         num_logprobs: top entries wanted beside each emitted token's logprob; None for no logprobs.
+        num_choices: judge only; most likely tokens wanted at every position of the draft, whether kept or not.
     """
 
     index: int
@@ -92,6 +93,7 @@ class SamplingRow:
     draft_tokens: tuple[int, ...] = ()
     is_sampled_draft: bool = False
     num_logprobs: int | None = None
+    num_choices: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,8 @@ class Verdict:
         overlaps: sum of min(p, q) at each position reached, where probability rows exist; else empty.
         num_fallbacks: residuals of (numerically) zero mass replaced by p.
         logprobs: one per emitted token (num_accepted + 1), or empty.
+        choices: per position 0..gamma the ``num_choices`` tokens of greatest raw logit, greatest first; or empty. They
+            are functions of the tokens fed alone, so a drafter may learn from them what it likes.
     """
 
     num_accepted: int
@@ -120,6 +124,7 @@ class Verdict:
     overlaps: tuple[float, ...] = ()
     num_fallbacks: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    choices: tuple[tuple[int, ...], ...] = ()
 
 
 class Sampler(Protocol):

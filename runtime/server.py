@@ -128,7 +128,8 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         max_context=manifest.max_context,
         max_gamma=manifest.max_gamma,
         eos_token_ids=manifest.eos_token_ids,
-        drafters=("model", "lookup", "none") if has_draft else ("lookup", "none"),
+        drafters=worker.drafter_names,
+        guessers=worker.guesser_names,
     )
     return Serving(
         worker=worker,

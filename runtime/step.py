@@ -6,15 +6,18 @@ on; whatever the target does wrong ends the requests it was doing it for, and no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engines.base import Engine, EngineError, Span
-from engines.laws import Sampler, SamplingRow, Verdict
+from engines.laws import Sampler, Verdict
+from runtime.core.drafting import HistoryScope
 from runtime.core.params import Progressed
 from runtime.core.request import Ending, Request
-from runtime.core.scheduler import Prefill, StepLimits, StepPlan, decode_spans, plan_step
-from runtime.drafters.base import Draft, Drafter, DraftRow
+from runtime.core.scheduler import Prefill, StepLimits, decode_spans, plan_step
+from runtime.drafters import Drafters
+from runtime.drafters.base import Draft
+from runtime.propose import num_choices, propose, sampling_row, tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +25,15 @@ class StepParts:
     """What a step runs on.
 
     Attributes:
-        drafters: by registry name.
+        drafters: by name.
+        scope: whose earlier requests may inform drafts.
     """
 
     target: Engine
     sampler: Sampler
-    drafters: Mapping[str, Drafter]
+    drafters: Drafters
     limits: StepLimits
+    scope: HistoryScope = HistoryScope.TENANT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,12 +44,12 @@ class StepResult:
         progressed: requests that emitted, and their ending if that was it.
         failed: requests the engine could not serve, each with the error; None means its logits
             were not finite.
-        degraded: the draft model's error, when it failed in this step.
+        degraded: what a drafter raised in this step, if one did.
     """
 
     progressed: list[tuple[Request, Progressed, Ending | None]] = field(default_factory=list)
     failed: list[tuple[Request, EngineError | None]] = field(default_factory=list)
-    degraded: EngineError | None = None
+    degraded: Exception | None = None
 
 
 def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
@@ -63,11 +68,19 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         return result
     if not plan.has_decode:
         return result
-    drafts = _draft(parts, plan, live, result)
+    proposals = propose(
+        parts.drafters,
+        live,
+        plan.gammas,
+        scope=parts.scope,
+        vocab_size=parts.target.limits.vocab_size,
+    )
+    result.degraded = proposals.error
+    drafts = proposals.drafts
     fed = [_fed(request, draft) for request, draft in zip(live, drafts, strict=True)]
     rows = [
-        _sampling_row(request, draft)
-        for request, draft in zip(live, drafts, strict=True)
+        sampling_row(request, draft, num_choices=num_choices(parts.drafters, request, gamma))
+        for request, draft, gamma in zip(live, drafts, plan.gammas, strict=True)
         if draft is not None
     ]
     try:
@@ -80,6 +93,10 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         draft = drafts[row.slot]
         assert draft is not None
         _commit(live[row.slot], draft, verdict, result)
+    judged = [
+        (row.slot, v) for row, v in zip(rows, verdicts, strict=True) if v.next_token is not None
+    ]
+    tell(parts.drafters, live, proposals, judged)
     return result
 
 
@@ -98,66 +115,9 @@ def _prefill(
     return True
 
 
-def _draft(
-    parts: StepParts, plan: StepPlan, live: Sequence[Request], result: StepResult
-) -> list[Draft | None]:
-    """A draft, possibly empty, per decoding row; None for the others."""
-    drafts = [None if gamma is None else Draft(tokens=()) for gamma in plan.gammas]
-    chosen: dict[str, list[int]] = {}
-    for slot, gamma in enumerate(plan.gammas):
-        if gamma:
-            chosen.setdefault(live[slot].speculation.drafter, []).append(slot)
-    if not chosen:
-        return drafts
-    rows = [
-        DraftRow(
-            sampling=_sampling_row(request, Draft(tokens=())),
-            gamma=gamma or 0,
-            num_computed=request.draft_computed,
-        )
-        for request, gamma in zip(live, plan.gammas, strict=True)
-    ]
-    for name, slots in chosen.items():
-        try:
-            proposed = parts.drafters[name].propose(rows, slots)
-        except EngineError as error:
-            result.degraded = error
-            _degrade(live, slots)
-            continue
-        for slot, draft in zip(slots, proposed, strict=True):
-            drafts[slot] = draft
-    return drafts
-
-
-def _degrade(live: Sequence[Request], slots: Sequence[int]) -> None:
-    """Rows the draft model failed for go on plainly; its caches of all live rows are lost."""
-    for request in live:
-        request.commit_draft_cache(0)
-    for slot in slots:
-        live[slot].degrade()
-
-
 def _fed(request: Request, draft: Draft | None) -> tuple[int, ...] | None:
     """The last committed token, whose keys are missing, and the draft."""
     return None if draft is None else (int(request.history[-1]), *draft.tokens)
-
-
-def _sampling_row(request: Request, draft: Draft) -> SamplingRow:
-    assert request.slot is not None
-    spec = request.spec
-    return SamplingRow(
-        index=request.slot,
-        slot=request.slot,
-        law=spec.law,
-        mode=spec.speculation.mode,
-        lenience=spec.speculation.lenience,
-        seed=spec.seed,
-        history=request.history,
-        num_prompt=request.num_prompt,
-        draft_tokens=draft.tokens,
-        is_sampled_draft=draft.is_sampled,
-        num_logprobs=spec.num_logprobs,
-    )
 
 
 def _commit(request: Request, draft: Draft, verdict: Verdict, result: StepResult) -> None:

@@ -19,10 +19,12 @@ from collections.abc import Callable, Sequence
 from engines.base import Engine, EngineError
 from engines.laws import Sampler
 from runtime.core.config import ServerConfig
+from runtime.core.drafting import check_drafter
 from runtime.core.errors import (
     ConfigError,
     ContextTooLong,
     InternalError,
+    RequestError,
     RequestFailed,
 )
 from runtime.core.inbox import Deliver, Inbox
@@ -33,7 +35,7 @@ from runtime.core.slots import SlotAllocator
 from runtime.core.stats import DISABLED, NO_DRAFT
 from runtime.core.text import Decoder
 from runtime.core.totals import Totals, WorkerSnapshot
-from runtime.drafters import build_drafters
+from runtime.drafters import DRAFTER_NAMES, Drafters, build_drafters
 from runtime.drafters.base import DrafterParts
 from runtime.step import StepParts, StepResult, run_step
 
@@ -86,14 +88,14 @@ class Worker:
                     sampler=sampler,
                     vocab_size=target.limits.vocab_size,
                     chunk=chunk,
-                    min_ngram=config.lookup_min_ngram,
-                    max_ngram=config.lookup_max_ngram,
+                    max_gamma=self._limits.max_gamma,
+                    config=config.drafting,
                 )
             ),
             limits=self._limits,
+            scope=config.drafting.history_scope,
         )
-        if config.default_drafter not in (*self._parts.drafters, "model"):
-            raise ConfigError("default_drafter", "must name a known drafter")
+        _check_default(config.default_drafter, self._parts.drafters)
         self._slots = SlotAllocator(
             min(config.max_running, *(engine.limits.max_batch for engine in engines))
         )
@@ -128,6 +130,16 @@ class Worker:
         with self._wake:
             self._inbox.cancel(internal_id, error)
             self._wake.notify_all()
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """Drafters a request may ask for."""
+        return tuple(self._parts.drafters)
+
+    @property
+    def guesser_names(self) -> tuple[str, ...]:
+        """Those of them that may stand behind "model/"."""
+        return self._parts.drafters.guessers
 
     def drain(self) -> None:
         """Refuse new requests and end the queued ones; running ones go on."""
@@ -222,9 +234,10 @@ class Worker:
         gamma = min(gamma, self._limits.max_gamma)
         if not wanted.is_enabled or drafter == "none" or gamma == 0:
             return Speculation(drafter="none", gamma=0, off_reason=DISABLED)
-        if drafter not in self._parts.drafters:
+        usable = self._parts.drafters.usable(drafter)
+        if usable is None:
             return Speculation(drafter="none", gamma=0, off_reason=NO_DRAFT)
-        return Speculation(drafter=drafter, gamma=gamma, off_reason=None)
+        return Speculation(drafter=usable, gamma=gamma, off_reason=None)
 
     def _admit(self, request: Request) -> None:
         request.admit(slot=self._slots.allocate(), order=self._num_admitted)
@@ -234,7 +247,7 @@ class Worker:
     def _settle(self, result: StepResult) -> None:
         """Free the slots of what ended, then tell everyone."""
         if result.degraded is not None:
-            logger.error("the draft model failed; going on without", exc_info=result.degraded)
+            logger.error("a drafter failed; going on without", exc_info=result.degraded)
         ended = [request for request, _, ending in result.progressed if ending is not None]
         lost = self._free([*ended, *(request for request, _ in result.failed)])
         for request, progressed, ending in result.progressed:
@@ -273,6 +286,7 @@ class Worker:
         lost: list[tuple[Request, Exception]] = []
         for slot in sorted((r.slot for r in requests if r.slot is not None), reverse=True):
             self._live[slot].slot = None
+            self._parts.drafters.forget(self._live[slot].spec.internal_id)
             move = self._slots.free(slot)
             last = self._live.pop()
             if move is None:
@@ -306,6 +320,19 @@ class Worker:
         with self._wake:
             deliver = self._inbox.deliver_to(request)
         _hand_over(deliver, event)
+
+
+def _check_default(name: str, drafters: Drafters) -> None:
+    """A bundle without a draft model may keep the default that needs one.
+
+    Raises:
+        ConfigError: the name is not one this server could ever have.
+    """
+    try:
+        known = {*drafters, *DRAFTER_NAMES}
+        check_drafter(name, known, known)
+    except RequestError as error:
+        raise ConfigError("default_drafter", "must name a known drafter") from error
 
 
 def _hand_over(deliver: Deliver, event: Event) -> None:

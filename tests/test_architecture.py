@@ -42,11 +42,20 @@ RULES: dict[str, set[str]] = {
     "runtime": set(),
     "runtime.core": PURE | CORE,
     "runtime.drafters": PURE | CORE | {"runtime.drafters"},
-    "runtime.step": PURE | CORE | {"runtime.drafters.base"},
+    "runtime.propose": PURE | CORE | {"runtime.drafters.base", "runtime.drafters.Drafters"},
+    "runtime.step": PURE
+    | CORE
+    | {"runtime.propose", "runtime.drafters.base", "runtime.drafters.Drafters"},
     # The worker is given engines and builds its drafters over them.
     "runtime.worker": PURE
     | CORE
-    | {"runtime.step", "runtime.drafters.base", "runtime.drafters.build_drafters"},
+    | {
+        "runtime.step",
+        "runtime.drafters.base",
+        "runtime.drafters.DRAFTER_NAMES",
+        "runtime.drafters.Drafters",
+        "runtime.drafters.build_drafters",
+    },
     "runtime.metrics": CORE | {"runtime.worker", "prometheus_client"},
     "runtime.tokenizer": CORE | {"tokenizers"},
     "runtime.outbox": CORE,

@@ -5,8 +5,9 @@ Pure values; where they come from (file, flags) is the business of the command l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import ConfigError
 
 
@@ -22,8 +23,7 @@ class ServerConfig:
         default_gamma: draft tokens per step where a request does not say.
         default_drafter: registry name of the drafter where a request does not say; "model" without
             a draft in the bundle means "none".
-        lookup_min_ngram: shortest suffix the lookup drafter searches for.
-        lookup_max_ngram: longest suffix the lookup drafter searches for.
+        drafting: settings of the drafters themselves.
         prefill_chunk: prompt tokens fed to one row in one step; running streams wait at most this
             much per step. The engine's ``max_extend`` bounds it too.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
@@ -39,14 +39,13 @@ class ServerConfig:
     queue_timeout_s: float = 30.0
     default_gamma: int = 4
     default_drafter: str = "model"
-    lookup_min_ngram: int = 2
-    lookup_max_ngram: int = 4
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0
     lb_delay_s: float = 5.0
     max_unsent_chunks: int = 2048
     retry_after_s: float = 1.0
     num_threads: int = 2
+    drafting: DraftingConfig = field(default_factory=DraftingConfig)
 
     def __post_init__(self) -> None:
         """Check every setting.
@@ -61,12 +60,6 @@ class ServerConfig:
         for key in ("queue_timeout_s", "drain_timeout_s", "lb_delay_s", "retry_after_s"):
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
         _check(bool(self.default_drafter), "default_drafter", "must name a drafter")
-        _check(self.lookup_min_ngram >= 1, "lookup_min_ngram", "must be at least 1")
-        _check(
-            self.lookup_max_ngram >= self.lookup_min_ngram,
-            "lookup_max_ngram",
-            "must be at least lookup_min_ngram",
-        )
 
 
 def _check(holds: bool, key: str, rule: str) -> None:

@@ -32,9 +32,13 @@ class SpeculationParams:
     """How a request is drafted for.
 
     Attributes:
-        drafter: registry name ("model", "lookup", "none"); None takes the server's default.
+        drafter: name as in ``runtime.core.drafting``; None takes the server's default.
         gamma: draft tokens per step; None takes the server's default; 0 is plain decoding.
         lenience: l of the lenient mode, in (0, 1].
+        phrase_length: tokens of a phrase after its key token; None takes the server's default.
+        num_phrases: phrases tried per step; None takes the server's default.
+        window: columns of the lookahead window on the draft model; None and 0 are none.
+        reference: text the answer is expected to quote; ``reference_tokens`` once tokenised.
     """
 
     is_enabled: bool = True
@@ -42,6 +46,11 @@ class SpeculationParams:
     gamma: int | None = None
     mode: ExactnessMode = ExactnessMode.MAX_ACCEPT
     lenience: float = 1.0
+    phrase_length: int | None = None
+    num_phrases: int | None = None
+    window: int | None = None
+    reference: str = ""
+    reference_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +62,7 @@ class RequestSpec:
         deadline_s: time on the worker's monotonic clock after which the request ends, or None.
         law: ``end_token_ids`` already holds EOS (unless ignored) and the stop ids.
         skip_special_tokens: whether the text leaves special tokens out.
+        tenant: whose request it is; history may be shared within a tenant.
     """
 
     internal_id: str
@@ -67,6 +77,7 @@ class RequestSpec:
     skip_special_tokens: bool = True
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     deadline_s: float | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

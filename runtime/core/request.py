@@ -87,7 +87,7 @@ class Speculation:
     Attributes:
         drafter: registry name.
         gamma: draft tokens per step.
-        off_reason: why speculation is off; None when it is on.
+        off_reason: why speculation is off or degraded; None when it is on as asked.
     """
 
     drafter: str
@@ -159,7 +159,7 @@ class Request:
     @property
     def gamma(self) -> int:
         """Draft tokens per step wanted now."""
-        return 0 if self.speculation.off_reason else self.speculation.gamma
+        return self.speculation.gamma
 
     @property
     def has_ended(self) -> bool:
@@ -193,11 +193,12 @@ class Request:
         """Move the draft's pointer; never beyond the token before the last known one (R2)."""
         self.draft_computed = min(num_computed, self.num_known - 1)
 
-    def degrade(self) -> None:
-        """Go on without drafts, because the drafter failed."""
-        self.draft_computed = 0
+    def degrade(self, fallback: str | None = None) -> None:
+        """Go on without the drafter that failed: with another one, or plainly."""
         self.speculation = Speculation(
-            drafter=self.speculation.drafter, gamma=0, off_reason=DEGRADED
+            drafter=fallback or self.speculation.drafter,
+            gamma=self.speculation.gamma if fallback else 0,
+            off_reason=DEGRADED,
         )
 
     def fail(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engines.laws import ExactnessMode, SamplingLaw
+from runtime.core.drafting import check_drafter
 from runtime.core.errors import ContextTooLong, ModelNotFound, RequestError, UnsupportedOption
 from runtime.core.params import RequestSpec, SpeculationParams
 
@@ -65,6 +66,7 @@ class ServedModel:
         max_context: tokens of prompt and output together.
         max_gamma: draft tokens per step at most.
         drafters: names a request may ask for.
+        guessers: those of them that may speculate on the draft model, as "model/NAME".
     """
 
     name: str
@@ -73,6 +75,7 @@ class ServedModel:
     max_gamma: int
     eos_token_ids: tuple[int, ...]
     drafters: tuple[str, ...]
+    guessers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,9 +250,8 @@ def _check_law(law: SamplingLaw, limits: RequestLimits, model: ServedModel) -> N
 
 
 def _check_speculation(params: SpeculationParams, model: ServedModel) -> None:
-    if params.drafter is not None and params.drafter not in model.drafters:
-        rule = f"must be one of {', '.join(model.drafters)}"
-        raise RequestError("speculation.drafter", rule)
+    if params.drafter is not None:
+        check_drafter(params.drafter, model.drafters, model.guessers)
     if params.gamma is not None:
         _check_range("speculation.gamma", params.gamma, 0, model.max_gamma)
     if not 0.0 < params.lenience <= 1.0:

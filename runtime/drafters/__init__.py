@@ -1,25 +1,73 @@
-"""The registry of drafters: one line each."""
+"""The registry of drafters: one line each, and whatever third parties register.
+
+A package registers a class that implements ``runtime.drafters.base.Drafter`` under the entry-point
+group ``outrider.drafters``; the entry point's name is the drafter's.
+"""
 
 from __future__ import annotations
 
-from runtime.drafters.base import Drafter, DrafterParts
+import logging
+import re
+from collections.abc import Mapping
+from importlib import metadata
+
+from runtime.core.errors import ConfigError
+from runtime.drafters.base import Drafter, DrafterParts, Traits
+from runtime.drafters.compose import Drafters
 from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter
 from runtime.drafters.none import NoDrafter
+from runtime.drafters.reference import ReferenceDrafter
 
-__all__ = ["DRAFTER_NAMES", "build_drafters"]
+__all__ = ["DRAFTER_NAMES", "ENTRY_POINTS", "Drafters", "build_drafters"]
 
-DRAFTER_NAMES = ("none", "lookup", "model")
+ENTRY_POINTS = "outrider.drafters"
+
+REGISTRY: Mapping[str, type[Drafter]] = {
+    "model": ModelDrafter,
+    "lookup": LookupDrafter,
+    "reference": ReferenceDrafter,
+    "none": NoDrafter,
+}
+DRAFTER_NAMES = tuple(REGISTRY)
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+
+logger = logging.getLogger(__name__)
 
 
-def build_drafters(parts: DrafterParts) -> dict[str, Drafter]:
-    """Every drafter these parts allow, by name; "model" only where there is a draft model."""
-    drafters: dict[str, Drafter] = {
-        "none": NoDrafter(),
-        "lookup": LookupDrafter(min_ngram=parts.min_ngram, max_ngram=parts.max_ngram),
+def build_drafters(parts: DrafterParts) -> Drafters:
+    """Every drafter whose needs these parts meet.
+
+    Raises:
+        ConfigError: a registered package cannot be loaded or is no drafter.
+    """
+    single = {
+        name: kind.from_parts(parts)
+        for name, kind in {**REGISTRY, **_registered()}.items()
+        if all(parts.has(need) for need in _traits(name, kind).needs)
     }
-    if parts.draft is not None:
-        drafters["model"] = ModelDrafter(
-            parts.draft, parts.sampler, target_vocab_size=parts.vocab_size, chunk=parts.chunk
-        )
-    return drafters
+    return Drafters(single, parts)
+
+
+def _registered() -> dict[str, type[Drafter]]:
+    """Drafters of third parties; the project's own names cannot be taken."""
+    found: dict[str, type[Drafter]] = {}
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        key = f"{ENTRY_POINTS}: {entry.name}"
+        if not NAME.fullmatch(entry.name) or entry.name in REGISTRY or entry.name in found:
+            raise ConfigError(key, f"must match {NAME.pattern} and be nobody else's name")
+        try:
+            kind = entry.load()
+        except Exception as error:  # a foreign package may raise anything on import
+            raise ConfigError(key, "must be importable") from error
+        logger.info("drafter %s comes from %s", entry.name, entry.value)
+        found[entry.name] = kind
+    return found
+
+
+def _traits(name: str, kind: type[Drafter]) -> Traits:
+    methods = ("from_parts", "propose", "observe", "forget")
+    traits: object = getattr(kind, "traits", None)
+    if not isinstance(traits, Traits) or not all(hasattr(kind, method) for method in methods):
+        raise ConfigError(f"{ENTRY_POINTS}: {name}", f"must have traits, {', '.join(methods)}")
+    return traits

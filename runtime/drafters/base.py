@@ -2,16 +2,50 @@
 
 A drafter may propose anything: the verification keeps the answer's law whatever the draft. What it
 must say truthfully is whether each token was drawn from a law the sampler kept, or is a point mass.
+A drafter that raises is switched off for the rows it was asked for, which go on plainly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol, Self, runtime_checkable
 
 from engines.base import Engine
 from engines.laws import Sampler, SamplingRow
+from runtime.core.drafting import DraftingConfig
+from runtime.core.params import SpeculationParams
+
+
+class Need(StrEnum):
+    """What a drafter cannot be built without."""
+
+    DRAFT_MODEL = "draft model"
+    HIDDEN_STATE = "hidden state"
+    CORPUS = "corpus"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a drafter needs and proposes; decides where it is offered and what it may be part of.
+
+    Attributes:
+        needs: what it cannot be built without; where one is missing the drafter is not offered.
+        proposes_trees: whether it may propose trees; else chains only.
+        is_sampled: whether it may draw tokens from laws that the sampler keeps; else point masses.
+        is_guesser: whether it implements ``Guesser`` too, so that "model/NAME" may be asked for.
+        num_choices: most likely tokens of the target wanted at every verified position.
+        wants_outcomes: whether ``observe`` is to be called.
+    """
+
+    needs: frozenset[Need] = frozenset()
+    proposes_trees: bool = False
+    is_sampled: bool = False
+    is_guesser: bool = False
+    num_choices: int = 0
+    wants_outcomes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +56,17 @@ class DraftRow:
         sampling: committed tokens, law and seed; ``draft_tokens`` is empty.
         gamma: tokens wanted at most; 0 for rows that take no part.
         num_computed: leading tokens valid in the draft model's cache.
+        key: names the request for as long as it lives; state is kept under it until ``forget``.
+        scope: whose history the request may use and add to; None for nobody's.
+        params: what the request asks of its drafter.
     """
 
     sampling: SamplingRow
     gamma: int
     num_computed: int
+    key: str = ""
+    scope: str | None = None
+    params: SpeculationParams = field(default_factory=SpeculationParams)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +85,28 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one row's draft, after the commit.
+
+    Attributes:
+        row: as it was when the draft was proposed, except that ``sampling.history`` [n] int64 now
+            ends with what was committed since.
+        num_fed: committed tokens when the draft was proposed; the last of them is the root.
+        draft_tokens: the whole draft.
+        num_accepted: leading draft tokens the target kept.
+        choices: entry i holds the target's most likely tokens, likeliest first, after the root and
+            the first i draft tokens; empty unless the drafter's traits ask. Behind the first
+            rejected token the context is one that was never committed.
+    """
+
+    row: DraftRow
+    num_fed: int
+    draft_tokens: tuple[int, ...]
+    num_accepted: int
+    choices: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
     """What drafters may be built from.
 
@@ -53,20 +115,32 @@ class DrafterParts:
         sampler: draws draft tokens.
         vocab_size: the target's V; nothing at or beyond it is proposed.
         chunk: tokens fed to one lagging row in one step.
-        min_ngram: shortest suffix to look up.
-        max_ngram: longest suffix to look up.
+        max_gamma: draft tokens of one row at most.
+        config: settings of all drafters.
     """
 
     draft: Engine | None
     sampler: Sampler
     vocab_size: int
     chunk: int
-    min_ngram: int
-    max_ngram: int
+    max_gamma: int = 8
+    config: DraftingConfig = field(default_factory=DraftingConfig)
+
+    @property
+    def corpus(self) -> Path | None:
+        """Folder made by ``outrider datastore build``, if one is configured."""
+        return Path(self.config.datastore) if self.config.datastore else None
+
+    def has(self, need: Need) -> bool:
+        """Whether a need can be met here."""
+        if need is Need.DRAFT_MODEL:
+            return self.draft is not None
+        # Engines return logits only so far: hidden states are nobody's to give.
+        return need is Need.CORPUS and self.corpus is not None
 
 
-class Drafter(Protocol):
-    """One way to propose drafts."""
+class Proposer(Protocol):
+    """Whatever proposes drafts: a drafter, or several composed."""
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Draft for some of the live rows.
@@ -80,5 +154,44 @@ class Drafter(Protocol):
 
         Raises:
             EngineError: the draft model failed; its caches of all live slots are undefined.
+        """
+        ...
+
+
+class Drafter(Proposer, Protocol):
+    """One way to propose drafts. Called by one thread: the one that owns the engines."""
+
+    @property
+    def traits(self) -> Traits:
+        """What it needs and proposes; an attribute of the class, known before one is built."""
+        ...
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """A drafter of a server; ``parts`` have what ``traits`` need."""
+        ...
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn what became of drafts this drafter was asked for, empty ones included."""
+        ...
+
+    def forget(self, key: str) -> None:
+        """A request has ended, well or not: drop what is kept under its key, if anything is."""
+        ...
+
+
+@runtime_checkable
+class Guesser(Protocol):
+    """A drafter that can also continue a context beyond the committed tokens, for a cascade."""
+
+    @property
+    def traits(self) -> Traits:
+        """With ``is_guesser`` set."""
+        ...
+
+    def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """At most ``length`` tokens that may follow the committed tokens and ``drafted``.
+
+        For one row the committed tokens never shrink; ``drafted`` may be anything each time.
         """
         ...

@@ -6,61 +6,67 @@ match, a continuation shorter than gamma is used as it is, and no match means no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Self
 
-import numpy as np
-
-from engines.base import IntArray
-from runtime.drafters.base import Draft, DraftRow
+from runtime.drafters.base import DrafterParts, DraftRow
+from runtime.drafters.chain import ChainDrafter
 
 
-class LookupDrafter:
+class LookupIndex:
+    """Where each short n-gram of a growing text last ended, in O(longest - shortest) per token.
+
+    An n-gram enters when the token after it is known: whatever is found can be continued.
+    """
+
+    def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
+        self._lengths = range(max_ngram, min_ngram - 1, -1)
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}
+
+    def push(self, tokens: list[int]) -> None:
+        """Append tokens."""
+        known, ends = self._tokens, self._ends
+        first = len(known)
+        known += tokens
+        for end in range(max(first, 1), len(known)):
+            for length in self._lengths:
+                if length <= end:
+                    ends[tuple(known[end - length : end])] = end
+
+    def find(self, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """At most ``length`` tokens that followed the longest known suffix of text and drafted."""
+        longest = self._lengths.start
+        suffix = (*self._tokens[-longest:], *drafted)[-longest:]
+        for size in self._lengths:
+            if size <= len(suffix):
+                end = self._ends.get(suffix[len(suffix) - size :])
+                if end is not None:
+                    return tuple(self._tokens[end : end + length])
+        return ()
+
+
+class LookupDrafter(ChainDrafter[LookupIndex]):
     """Proposes continuations copied from the committed tokens."""
 
     def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
+        super().__init__()
         self._min_ngram = min_ngram
         self._max_ngram = max_ngram
 
-    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A copied continuation per chosen slot, cut after its first end token."""
-        return [self._draft(live[slot]) for slot in chosen]
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """With the server's n-gram lengths."""
+        config = parts.config
+        return cls(min_ngram=config.lookup_min_ngram, max_ngram=config.lookup_max_ngram)
 
-    def _draft(self, row: DraftRow) -> Draft:
-        copied = find_continuation(
-            row.sampling.history,
-            max_length=row.gamma,
-            min_ngram=self._min_ngram,
-            max_ngram=self._max_ngram,
-        )
-        ends = [i for i, token in enumerate(copied) if token in row.sampling.law.end_token_ids]
-        return Draft(tokens=copied[: ends[0] + 1] if ends else copied)
+    def new_state(self, row: DraftRow) -> LookupIndex:
+        """An empty index."""
+        return LookupIndex(min_ngram=self._min_ngram, max_ngram=self._max_ngram)
 
+    def push(self, state: LookupIndex, tokens: list[int]) -> None:
+        """Index committed tokens."""
+        state.push(tokens)
 
-def find_continuation(
-    history: IntArray, *, max_length: int, min_ngram: int, max_ngram: int
-) -> tuple[int, ...]:
-    """Tokens that followed the most recent earlier occurrence of the longest known suffix.
-
-    Args:
-        history: [n] int64 committed tokens.
-        max_length: tokens wanted at most.
-        min_ngram: shortest suffix that counts as a match.
-        max_ngram: longest suffix tried.
-
-    Returns:
-        At most ``max_length`` tokens; empty without a match.
-    """
-    num_tokens = len(history)
-    found: int | None = None
-    ends = np.arange(num_tokens - 1)
-    for offset in range(min(max_ngram, num_tokens - 1)):
-        # An occurrence ending at e matches offset + 1 tokens when history[e - offset] agrees too.
-        ends = ends[ends >= offset]
-        ends = ends[history[ends - offset] == history[num_tokens - 1 - offset]]
-        if not len(ends):
-            break
-        if offset + 1 >= min_ngram:
-            found = int(ends[-1])
-    if found is None:
-        return ()
-    return tuple(history[found + 1 : found + 1 + max_length].tolist())
+    def extend(self, state: LookupIndex, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """Copy from the most recent match of the longest suffix."""
+        return state.find(drafted, length)

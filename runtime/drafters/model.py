@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar, Self
 
 from engines.base import Engine, Span
 from engines.laws import ExactnessMode, Sampler
-from runtime.drafters.base import Draft, DraftRow
+from runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
 
 MAX_SHARED_MISSING = 2
 """Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
@@ -22,6 +23,8 @@ MAX_SHARED_MISSING = 2
 class ModelDrafter:
     """Proposes what a draft model would say."""
 
+    traits: ClassVar[Traits] = Traits(needs=frozenset({Need.DRAFT_MODEL}), is_sampled=True)
+
     def __init__(
         self, engine: Engine, sampler: Sampler, *, target_vocab_size: int, chunk: int
     ) -> None:
@@ -29,6 +32,14 @@ class ModelDrafter:
         self._sampler = sampler
         self._target_vocab_size = target_vocab_size
         self._chunk = min(chunk, engine.limits.max_extend)
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Over the bundle's draft model."""
+        assert parts.draft is not None, "offered only where there is a draft model"
+        return cls(
+            parts.draft, parts.sampler, target_vocab_size=parts.vocab_size, chunk=parts.chunk
+        )
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Draft for the chosen rows that are, or can be brought, up to date.
@@ -54,6 +65,12 @@ class ModelDrafter:
             )
             for slot in chosen
         ]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learns nothing: the cache pointers are the request's."""
+
+    def forget(self, key: str) -> None:
+        """Keeps nothing per request outside the engine's slots."""
 
     def _can_feed(self, row: DraftRow) -> bool:
         """Whether the draft model knows the tokens it misses and has room for them."""

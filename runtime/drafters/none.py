@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Self
 
-from runtime.drafters.base import Draft, DraftRow
+from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 
 
 class NoDrafter:
     """Proposes nothing."""
 
+    traits: ClassVar[Traits] = Traits()
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Needs nothing."""
+        return cls()
+
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """An empty draft per chosen slot."""
         return [Draft(tokens=()) for _ in chosen]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learns nothing."""
+
+    def forget(self, key: str) -> None:
+        """Keeps nothing."""

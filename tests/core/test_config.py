@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.core.config import ServerConfig
+from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import ConfigError
 
 
@@ -29,8 +30,6 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         ("lb_delay_s", -1.0),
         ("retry_after_s", -1.0),
         ("default_drafter", ""),
-        ("lookup_min_ngram", 0),
-        ("lookup_max_ngram", 1),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(key: str, value: object) -> None:
@@ -38,3 +37,23 @@ def test_a_value_out_of_range_is_refused_by_name(key: str, value: object) -> Non
         ServerConfig(**{key: value})
     assert refusal.value.key == key
     assert refusal.value.rule in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("lookup_min_ngram", 0),
+        ("lookup_max_ngram", 1),
+        ("datastore_max_match", 1),
+        ("ngram_order", 0),
+        ("min_prob", 1.5),
+        ("min_prob", float("nan")),
+        ("suffix_factor", 0.0),
+        ("pool_size", 0),
+        ("max_scopes", 0),
+    ],
+)
+def test_a_drafting_value_out_of_range_is_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        DraftingConfig(**{key: value})
+    assert refusal.value.key == key

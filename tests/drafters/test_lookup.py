@@ -9,16 +9,13 @@ from hypothesis import strategies as st
 
 from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
 from runtime.drafters.base import DraftRow
-from runtime.drafters.lookup import LookupDrafter, find_continuation
+from runtime.drafters.lookup import LookupDrafter, LookupIndex
 
 
 def find(history: list[int], length: int, shortest: int, longest: int) -> tuple[int, ...]:
-    return find_continuation(
-        np.array(history, dtype=np.int64),
-        max_length=length,
-        min_ngram=shortest,
-        max_ngram=longest,
-    )
+    index = LookupIndex(min_ngram=shortest, max_ngram=longest)
+    index.push(history)
+    return index.find((), length)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +39,12 @@ def test_hand_examples(
     assert find(history, length, *ngrams) == expected
 
 
-def slow_find(history: list[int], length: int, shortest: int, longest: int) -> tuple[int, ...]:
+def slow_find(
+    history: list[int], length: int, shortest: int, longest: int, drafted: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    context = [*history, *drafted]
     for size in range(longest, shortest - 1, -1):
-        suffix = history[-size:]
+        suffix = context[-size:]
         for start in range(len(history) - size - 1, -1, -1):
             if len(suffix) == size and history[start : start + size] == suffix:
                 return tuple(history[start + size : start + size + length])
@@ -53,15 +53,22 @@ def slow_find(history: list[int], length: int, shortest: int, longest: int) -> t
 
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=30),
+    st.lists(st.integers(0, 2), max_size=3),
     st.integers(1, 6),
     st.integers(1, 3),
     st.integers(0, 3),
 )
 def test_it_finds_what_a_plain_search_finds(
-    history: list[int], length: int, shortest: int, more: int
+    history: list[int], drafted: list[int], length: int, shortest: int, more: int
 ) -> None:
     longest = shortest + more
-    assert find(history, length, shortest, longest) == slow_find(history, length, shortest, longest)
+    grown = LookupIndex(min_ngram=shortest, max_ngram=longest)
+    for token in history:
+        grown.push([token])
+    for context in ((), tuple(drafted)):
+        expected = slow_find(history, length, shortest, longest, context)
+        assert grown.find(context, length) == expected
+    assert find(history, length, shortest, longest) == grown.find((), length)
 
 
 def test_a_draft_is_cut_after_its_first_end_token() -> None:

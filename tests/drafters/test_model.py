@@ -9,8 +9,8 @@ from engines.base import EngineLimits, Span
 from engines.cpu_sampler import CpuSampler
 from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
 from engines.scripted import ScriptedEngine
-from runtime.drafters import DRAFTER_NAMES, build_drafters
-from runtime.drafters.base import DrafterParts, DraftRow
+from runtime.drafters import REGISTRY, build_drafters
+from runtime.drafters.base import DrafterParts, DraftRow, Need
 from runtime.drafters.model import ModelDrafter
 from runtime.drafters.none import NoDrafter
 
@@ -136,11 +136,11 @@ def test_the_registry_offers_what_the_parts_allow(has_draft: bool) -> None:
             sampler=sampler(),
             vocab_size=VOCAB_SIZE,
             chunk=4,
-            min_ngram=2,
-            max_ngram=4,
         )
     )
-    assert set(drafters) == set(DRAFTER_NAMES) - (set() if has_draft else {"model"})
+    unmet = {Need.CORPUS} if has_draft else {Need.CORPUS, Need.DRAFT_MODEL}
+    assert set(drafters) == {n for n, kind in REGISTRY.items() if not kind.traits.needs & unmet}
+    assert ("model" in drafters) is has_draft
 
 
 def test_no_drafter_drafts_nothing() -> None:

@@ -11,6 +11,7 @@ from engines.scripted import ScriptedEngine
 from runtime.core.params import Failed, FinishReason, Progressed
 from tests.runtime.markov import Harness, counting_logits, limits, spec
 
+DRAFTERS = ("none", "lookup", "model", "reference", "model/lookup", "lookup+model")
 PROMPTS = ((1, 2, 3), (3,), (0, 1, 2, 3, 0, 1, 2, 3, 1), (2, 2), (1, 0, 3, 2, 1, 0, 3))
 
 
@@ -45,7 +46,7 @@ def plain(pair: str, **options: object) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("pair", ["F3", "F4"])
-@pytest.mark.parametrize("drafter", ["none", "lookup", "model"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_speculation_never_changes_a_token(pair: str, drafter: str, temperature: float) -> None:
     """T28 at temperature 0, T29 under shared noise: every gamma and batch, random arrivals."""

@@ -1,0 +1,141 @@
+"""Settings of the drafters, and the grammar of their names.
+
+A name is one drafter ("lookup"), a model accelerated by a guesser ("model/lookup": the draft model's
+own drafting is speculated on by prompt lookup), or a chain of these ("model+lookup": the second is
+asked where the first proposes nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from runtime.core.errors import ConfigError, RequestError
+
+MAX_PARTS = 4
+"""Drafters of one chain of fallbacks."""
+
+
+class HistoryScope(StrEnum):
+    """Whose earlier requests may inform a request's drafts.
+
+    Shared history is a timing side channel: from how fast an answer comes, one may guess what
+    others were told.
+    """
+
+    REQUEST = "request"
+    TENANT = "tenant"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftingConfig:
+    """Settings of all drafters; validated on construction.
+
+    Attributes:
+        lookup_min_ngram: shortest suffix that lookup, reference and datastore search for.
+        lookup_max_ngram: longest suffix that lookup searches for.
+        datastore: folder made by ``outrider datastore build``; empty for none.
+        datastore_max_match: longest suffix the datastore is searched for.
+        ngram_order: longest n-gram that is counted.
+        min_prob: drafting by counts stops where the draft's estimated probability falls below.
+        max_ngrams: contexts that one table of counts holds.
+        suffix_factor: tokens proposed per matched token by suffix decoding.
+        history_scope: see ``HistoryScope``.
+        max_history_tokens: output tokens of earlier requests kept per scope.
+        max_scopes: scopes whose history is kept; the one unused for longest is dropped.
+        pool_size: phrases kept per key token.
+        pool_keys: key tokens of one pool.
+        phrase_length: tokens of a phrase where a request does not say.
+        num_phrases: phrases tried where a request does not say.
+        harvests_rejected: whether phrases may come from rejected drafts; else from committed text.
+    """
+
+    lookup_min_ngram: int = 2
+    lookup_max_ngram: int = 4
+    datastore: str = ""
+    datastore_max_match: int = 16
+    ngram_order: int = 3
+    min_prob: float = 0.3
+    max_ngrams: int = 65_536
+    suffix_factor: float = 1.0
+    history_scope: HistoryScope = HistoryScope.TENANT
+    max_history_tokens: int = 32_768
+    max_scopes: int = 64
+    pool_size: int = 8
+    pool_keys: int = 16_384
+    phrase_length: int = 4
+    num_phrases: int = 3
+    harvests_rejected: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every setting.
+
+        Raises:
+            ConfigError: a setting is out of range; names the key and the rule.
+        """
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, int) and value < 1 and not isinstance(value, bool):
+                raise ConfigError(one.name, "must be at least 1")
+        if self.lookup_max_ngram < self.lookup_min_ngram:
+            raise ConfigError("lookup_max_ngram", "must be at least lookup_min_ngram")
+        if self.datastore_max_match < self.lookup_min_ngram:
+            raise ConfigError("datastore_max_match", "must be at least lookup_min_ngram")
+        if not 0.0 <= self.min_prob <= 1.0:
+            raise ConfigError("min_prob", "must be in [0, 1]")
+        if not 0.0 < self.suffix_factor <= 64.0:
+            raise ConfigError("suffix_factor", "must be in (0, 64]")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One drafter of a chain: its name, and the guesser that speculates on it, if any."""
+
+    name: str
+    inner: str | None = None
+
+
+def parse_drafter(name: str) -> tuple[Part, ...]:
+    """The parts of a drafter's name, in the order in which they are asked.
+
+    Raises:
+        RequestError: it is not a name of the grammar.
+    """
+    parts = []
+    for text in name.split("+"):
+        outer, slash, inner = text.partition("/")
+        if not outer or (slash and not inner) or "/" in inner:
+            raise RequestError("speculation.drafter", "must be NAME, model/NAME or parts by '+'")
+        parts.append(Part(outer, inner or None))
+    if len(parts) > MAX_PARTS or len(set(parts)) < len(parts):
+        raise RequestError("speculation.drafter", f"must have at most {MAX_PARTS} distinct parts")
+    return tuple(parts)
+
+
+def check_drafter(name: str, names: Collection[str], guessers: Collection[str]) -> None:
+    """Refuse a drafter that this server does not have.
+
+    Args:
+        name: as asked.
+        names: drafters that are offered.
+        guessers: those of them that may stand behind the slash.
+
+    Raises:
+        RequestError: a part is unknown, or may not stand where it stands.
+    """
+    for part in parse_drafter(name):
+        if part.name not in names:
+            rule = f"must be one of {', '.join(names)}, or several joined by '+'"
+            raise RequestError("speculation.drafter", rule)
+        if part.inner is not None and (part.name != "model" or part.inner not in guessers):
+            rule = f"only model may be followed by '/', and by one of {', '.join(guessers)}"
+            raise RequestError("speculation.drafter", rule)
+
+
+def scope_of(scope: HistoryScope, tenant: str) -> str | None:
+    """Name of the history a request shares; None when it shares none."""
+    if scope is HistoryScope.REQUEST:
+        return None
+    return "server" if scope is HistoryScope.SERVER else f"tenant:{tenant}"

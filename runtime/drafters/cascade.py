@@ -1,0 +1,127 @@
+"""A cascade: the draft model's own drafting is speculated on by a cheaper drafter.
+
+The guesser continues the context, the draft model is fed the guess in one pass, and each draft
+token is drawn once from the draft model's own law; the pass is used up to the first draw that
+differs from the guess, and that draw is kept. So the chain is the one the draft model would have
+drafted alone, token for token under the same noise, with the same rows of probabilities kept by the
+sampler: whatever verification does with a draft of the model stays exact (inner sample and match is
+exact with respect to the draft model's law, and a position exists whatever its noise was).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engines.base import Engine, FloatArray, Span
+from engines.laws import Sampler
+from runtime.drafters.base import DraftRow, Guesser
+from runtime.drafters.model import ModelDrafter
+
+
+class CascadeDrafter(ModelDrafter):
+    """Proposes what the draft model would say, in fewer passes of it.
+
+    Args:
+        guesser: continues contexts; its owner tells it of outcomes and ends.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sampler: Sampler,
+        *,
+        target_vocab_size: int,
+        chunk: int,
+        guesser: Guesser,
+    ) -> None:
+        super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
+        self._guesser = guesser
+        self.num_passes = 0
+        self.num_drafted = 0
+
+    def _draft_in_lockstep(
+        self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
+    ) -> dict[int, list[int]]:
+        drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
+        missing = {
+            slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
+        }
+        while missing:
+            guesses = {
+                slot: self._guess(live[slot], drafted[slot], gammas[slot], len(missing[slot]))
+                for slot in missing
+            }
+            logits = self._feed(computed, missing, guesses)
+            following: dict[int, tuple[int, ...]] = {}
+            num_matched = self._draw(live, logits, guesses, drafted)
+            for slot, fed in missing.items():
+                computed[slot] += len(fed) + num_matched[slot]
+                last = drafted[slot][-1]
+                is_end = last in live[slot].sampling.law.end_token_ids
+                if len(drafted[slot]) < gammas[slot] and not is_end:
+                    following[slot] = (last,)
+            missing = following
+        self.num_drafted += sum(len(tokens) for tokens in drafted.values())
+        return drafted
+
+    def _guess(
+        self, row: DraftRow, drafted: list[int], gamma: int, num_fed: int
+    ) -> tuple[int, ...]:
+        """Leave room for the token that the pass itself adds; the last one needs no guess."""
+        room = min(gamma - len(drafted) - 1, self._engine.limits.max_extend - num_fed)
+        if room < 1:
+            return ()
+        known = min(self._engine.limits.vocab_size, self._target_vocab_size)
+        guess = self._guesser.guess(row, tuple(drafted), room)[:room]
+        for index, token in enumerate(guess):
+            if not 0 <= token < known or token in row.sampling.law.end_token_ids:
+                return guess[:index]
+        return guess
+
+    def _feed(
+        self,
+        computed: Sequence[int],
+        missing: dict[int, tuple[int, ...]],
+        guesses: dict[int, tuple[int, ...]],
+    ) -> FloatArray:
+        self.num_passes += 1
+        return self._engine.extend(
+            [
+                Span(
+                    slot=slot,
+                    start=start,
+                    tokens=(*missing.get(slot, ()), *guesses.get(slot, ())),
+                    num_logits=len(guesses[slot]) + 1 if slot in missing else 0,
+                )
+                for slot, start in enumerate(computed)
+            ]
+        )
+
+    def _draw(
+        self,
+        live: Sequence[DraftRow],
+        logits: FloatArray,
+        guesses: dict[int, tuple[int, ...]],
+        drafted: dict[int, list[int]],
+    ) -> dict[int, int]:
+        """Draw from each column while the draws equal the guess; how many of the guess did."""
+        num_matched = dict.fromkeys(guesses, 0)
+        going = list(guesses)
+        column = 0
+        while going:
+            rows = [
+                replace(live[slot].sampling, draft_tokens=tuple(drafted[slot])) for slot in going
+            ]
+            tokens = self._sampler.propose(
+                logits[:, column:], rows, vocab_size=self._target_vocab_size
+            )
+            agreed = []
+            for slot, token in zip(going, tokens, strict=True):
+                drafted[slot].append(token)
+                if guesses[slot][column : column + 1] == (token,):
+                    num_matched[slot] += 1
+                    agreed.append(slot)
+            going = agreed
+            column += 1
+        return num_matched

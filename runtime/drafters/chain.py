@@ -1,0 +1,82 @@
+"""What drafters of point-mass chains share: state per request, fed with each committed token once.
+
+A subclass says what its state is, how tokens enter it and how it continues a context; everything
+else (catching up, cutting at end tokens, forgetting) is here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from runtime.drafters.base import Draft, DraftRow, Outcome, Traits
+
+S = TypeVar("S")
+
+
+class ChainDrafter(ABC, Generic[S]):
+    """Base of drafters without a model; a ``Guesser`` as well."""
+
+    traits: ClassVar[Traits] = Traits(is_guesser=True)
+
+    def __init__(self) -> None:
+        self._states: dict[str, S] = {}
+        self._num_seen: dict[str, int] = {}
+
+    @abstractmethod
+    def new_state(self, row: DraftRow) -> S:
+        """State of a request that was just seen for the first time."""
+
+    @abstractmethod
+    def push(self, state: S, tokens: list[int]) -> None:
+        """Take in committed tokens: the prompt first, then the output as it grows."""
+
+    @abstractmethod
+    def extend(self, state: S, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """At most ``length`` >= 1 tokens that may follow the committed tokens and ``drafted``."""
+
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """A guessed chain per chosen slot, cut after its first end token."""
+        return [
+            Draft(
+                tokens=cut_at_end(
+                    self.guess(live[slot], (), live[slot].gamma),
+                    live[slot].sampling.law.end_token_ids,
+                )
+            )
+            for slot in chosen
+        ]
+
+    def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """Continue the committed tokens and ``drafted``; see ``Guesser``."""
+        return self.extend(self.state_of(row), drafted, length)
+
+    def state_of(self, row: DraftRow) -> S:
+        """The row's state, up to date with its committed tokens."""
+        key, history = row.key, row.sampling.history
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = self.new_state(row)
+            self._num_seen[key] = 0
+        num_seen = self._num_seen[key]
+        if num_seen < len(history):
+            self._num_seen[key] = len(history)
+            self.push(state, history[num_seen:].tolist())
+        return state
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learn from judged drafts; nothing, unless a subclass does."""
+
+    def forget(self, key: str) -> None:
+        """Drop the request's state."""
+        self._states.pop(key, None)
+        self._num_seen.pop(key, None)
+
+
+def cut_at_end(tokens: tuple[int, ...], end_token_ids: Collection[int]) -> tuple[int, ...]:
+    """Tokens up to and with the first end token."""
+    for index, token in enumerate(tokens):
+        if token in end_token_ids:
+            return tokens[: index + 1]
+    return tokens

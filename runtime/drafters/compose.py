@@ -1,0 +1,121 @@
+"""The drafters of one server by name, single ones and those composed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from runtime.core.drafting import Part, parse_drafter
+from runtime.core.errors import RequestError
+from runtime.drafters.base import (
+    Drafter,
+    DrafterParts,
+    Guesser,
+    Need,
+    Outcome,
+    Proposer,
+)
+from runtime.drafters.cascade import CascadeDrafter
+from runtime.drafters.fallback import FallbackDrafter
+
+
+class Drafters(Mapping[str, Proposer]):
+    """What proposes, by name; composites are made when first asked for.
+
+    ``model/lookup`` and ``lookup+model`` share the single drafters' state, so a request may change
+    between them, and outcomes and ends are told to each single drafter once.
+    """
+
+    def __init__(self, single: Mapping[str, Drafter], parts: DrafterParts) -> None:
+        self._single = dict(single)
+        self._parts = parts
+        self._composed: dict[str, Proposer] = {}
+        self._members: dict[str, tuple[Drafter, ...]] = {}
+
+    def __getitem__(self, name: str) -> Proposer:
+        """What proposes under a name.
+
+        Raises:
+            KeyError: nothing does.
+        """
+        found = self._single.get(name) or self._composed.get(name)
+        if found is None:
+            found = self._composed[name] = self._compose(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of single drafters."""
+        return iter(self._single)
+
+    def __len__(self) -> int:
+        """Number of single drafters."""
+        return len(self._single)
+
+    @property
+    def guessers(self) -> tuple[str, ...]:
+        """Names that may stand behind "model/"."""
+        return tuple(name for name, one in self._single.items() if one.traits.is_guesser)
+
+    def members(self, name: str) -> tuple[Drafter, ...]:
+        """The single drafters a name is composed of, each once."""
+        found = self._members.get(name)
+        if found is None:
+            names = [n for part in parse_drafter(name) for n in (part.inner, part.name) if n]
+            found = tuple(self._single[n] for n in dict.fromkeys(names))
+            self._members[name] = found
+        return found
+
+    def num_choices(self, name: str) -> int:
+        """Likeliest target tokens that some member wants at every verified position."""
+        return max(one.traits.num_choices for one in self.members(name))
+
+    def usable(self, name: str) -> str | None:
+        """The parts of a name that this server has, in their order; None if it has none."""
+        try:
+            left = [_spell(part) for part in parse_drafter(name) if _spell(part) in self]
+        except RequestError:
+            return None
+        return "+".join(left) or None
+
+    def without_model(self, name: str) -> str | None:
+        """What is left of a chain of fallbacks when the draft model is gone; None if nothing."""
+        left = [
+            part.name
+            for part in parse_drafter(name)
+            if Need.DRAFT_MODEL not in self._single[part.name].traits.needs
+        ]
+        return "+".join(left) or None
+
+    def observe(self, name: str, outcomes: Sequence[Outcome]) -> None:
+        """Tell the members of a name what became of its drafts."""
+        for member in self.members(name):
+            if member.traits.wants_outcomes:
+                member.observe(outcomes)
+
+    def forget(self, key: str) -> None:
+        """Drop what any drafter keeps for a request that ended."""
+        for drafter in self._single.values():
+            drafter.forget(key)
+
+    def _compose(self, name: str) -> Proposer:
+        try:
+            parts = parse_drafter(name)
+        except RequestError as error:
+            raise KeyError(name) from error
+        if len(parts) > 1:
+            return FallbackDrafter([self[_spell(part)] for part in parts])
+        part = parts[0]
+        guesser = self._single.get(part.inner or "")
+        engine = self._parts.draft
+        if part.name != "model" or engine is None or not isinstance(guesser, Guesser):
+            raise KeyError(name)
+        return CascadeDrafter(
+            engine,
+            self._parts.sampler,
+            target_vocab_size=self._parts.vocab_size,
+            chunk=self._parts.chunk,
+            guesser=guesser,
+        )
+
+
+def _spell(part: Part) -> str:
+    return part.name if part.inner is None else f"{part.name}/{part.inner}"

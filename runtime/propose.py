@@ -1,0 +1,170 @@
+"""The step's dealings with drafters: ask them, check what they say, tell them what became of it.
+
+Nothing a drafter does or raises harms a request: a draft is cut to what may be verified, and rows
+whose drafter failed go on with what is left of their chain of fallbacks, or plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from engines.base import EngineError
+from engines.laws import SamplingRow, Verdict
+from runtime.core.drafting import HistoryScope, scope_of
+from runtime.core.request import Request
+from runtime.drafters import Drafters
+from runtime.drafters.base import Draft, DraftRow, Need, Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposals:
+    """Drafts of one step.
+
+    Attributes:
+        drafts: per live slot; None for rows that do not decode.
+        rows: per live slot, as the drafters saw it; empty when none was asked.
+        error: the first thing a drafter raised, if any did.
+    """
+
+    drafts: list[Draft | None]
+    rows: Sequence[DraftRow] = ()
+    error: Exception | None = None
+
+
+def propose(
+    drafters: Drafters,
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    *,
+    scope: HistoryScope,
+    vocab_size: int,
+) -> Proposals:
+    """A draft, possibly empty, per decoding row.
+
+    Args:
+        drafters: by name.
+        live: request i holds slot i.
+        gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
+        scope: whose history drafts may use.
+        vocab_size: the target's V.
+    """
+    drafts = [None if gamma is None else Draft(tokens=()) for gamma in gammas]
+    chosen: dict[str, list[int]] = {}
+    for slot, gamma in enumerate(gammas):
+        if gamma:
+            chosen.setdefault(live[slot].speculation.drafter, []).append(slot)
+    if not chosen:
+        return Proposals(drafts=drafts)
+    rows = [
+        _draft_row(request, gamma or 0, scope) for request, gamma in zip(live, gammas, strict=True)
+    ]
+    failure: Exception | None = None
+    for name, slots in chosen.items():
+        try:
+            proposed = drafters[name].propose(rows, slots)
+        except Exception as error:  # a drafter may be anybody's; its rows go on without it
+            failure = failure or error
+            if _degrade(drafters, live, rows, slots, error):
+                drafts = [draft and replace(draft, num_computed=None) for draft in drafts]
+            continue
+        for slot, draft in zip(slots, proposed, strict=True):
+            drafts[slot] = _checked(draft, rows[slot].gamma, vocab_size)
+            if draft.num_computed is not None:
+                rows[slot] = replace(rows[slot], num_computed=draft.num_computed)
+    return Proposals(drafts=drafts, rows=rows, error=failure)
+
+
+def num_choices(drafters: Drafters, request: Request, gamma: int | None) -> int:
+    """Likeliest target tokens that the request's drafter wants to learn from in this step."""
+    return drafters.num_choices(request.speculation.drafter) if gamma else 0
+
+
+def tell(
+    drafters: Drafters,
+    live: Sequence[Request],
+    proposals: Proposals,
+    verdicts: Sequence[tuple[int, Verdict]],
+) -> None:
+    """Report committed verdicts, by slot, to the drafters that were asked for these slots."""
+    told: dict[str, list[Outcome]] = {}
+    for slot, verdict in verdicts:
+        draft = proposals.drafts[slot]
+        if not proposals.rows or draft is None or not proposals.rows[slot].gamma:
+            continue
+        request, row = live[slot], proposals.rows[slot]
+        outcome = Outcome(
+            row=replace(row, sampling=replace(row.sampling, history=request.history)),
+            num_fed=len(row.sampling.history),
+            draft_tokens=draft.tokens,
+            num_accepted=verdict.num_accepted,
+            choices=verdict.choices,
+        )
+        told.setdefault(request.speculation.drafter, []).append(outcome)
+    for name, outcomes in told.items():
+        drafters.observe(name, outcomes)
+
+
+def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
+    """The request's row as a sampler sees it, with a draft to judge or none."""
+    assert request.slot is not None
+    spec = request.spec
+    return SamplingRow(
+        index=request.slot,
+        slot=request.slot,
+        law=spec.law,
+        mode=spec.speculation.mode,
+        lenience=spec.speculation.lenience,
+        seed=spec.seed,
+        history=request.history,
+        num_prompt=request.num_prompt,
+        draft_tokens=draft.tokens,
+        is_sampled_draft=draft.is_sampled,
+        num_logprobs=spec.num_logprobs,
+        num_choices=num_choices,
+    )
+
+
+def _draft_row(request: Request, gamma: int, scope: HistoryScope) -> DraftRow:
+    return DraftRow(
+        sampling=sampling_row(request, Draft(tokens=())),
+        gamma=gamma,
+        num_computed=request.draft_computed,
+        key=request.spec.internal_id,
+        scope=scope_of(scope, request.spec.tenant),
+        params=request.spec.speculation,
+    )
+
+
+def _checked(draft: Draft, gamma: int, vocab_size: int) -> Draft:
+    """The leading tokens that may be verified: known ids, no more than were asked for."""
+    tokens = draft.tokens[:gamma]
+    for index, token in enumerate(tokens):
+        if not 0 <= token < vocab_size:
+            tokens = tokens[:index]
+            break
+    return draft if len(tokens) == len(draft.tokens) else replace(draft, tokens=tokens)
+
+
+def _degrade(
+    drafters: Drafters,
+    live: Sequence[Request],
+    rows: list[DraftRow],
+    slots: Sequence[int],
+    error: Exception,
+) -> bool:
+    """Switch the failed drafter off for the rows it was asked for.
+
+    Returns:
+        Whether the draft model was part of it: then its caches of all live rows are lost.
+    """
+    name = live[slots[0]].speculation.drafter
+    has_model = any(Need.DRAFT_MODEL in one.traits.needs for one in drafters.members(name))
+    if has_model:
+        for slot, request in enumerate(live):
+            request.commit_draft_cache(0)
+            rows[slot] = replace(rows[slot], num_computed=0)
+    left = drafters.without_model(name) if isinstance(error, EngineError) and has_model else None
+    for slot in slots:
+        live[slot].degrade(left)
+    return has_model
