@@ -1,0 +1,140 @@
+"""What speculation is worth on paper: the formulas of Leviathan et al. 2023 (arXiv:2211.17192).
+
+Pure functions of numbers. Symbols: alpha is the mean acceptance probability of a draft token, gamma
+the tokens drafted per target pass, c the time of a draft step in units of a plain target step. The
+paper lets the verification of gamma + 1 tokens cost one step; here it costs a measured v(gamma + 1)
+and an iteration may have an overhead of its own, in the same unit. At v = 1 and overhead 0 every
+function is the paper's.
+
+Limit: the formulas take the acceptances of a draft as independent and equally likely. Where they
+are positively correlated more tokens come out than ``expected_tokens`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Probs = npt.NDArray[np.float64]
+
+
+def acceptance(target_probs: Probs, draft_probs: Probs) -> float:
+    """Probability that a draft token is kept: sum of min(p, q), beta in the source.
+
+    Args:
+        target_probs: [V] float64, sums to 1 (p).
+        draft_probs: [V] float64, sums to 1 (q).
+
+    Source: Theorem 3.5.
+    """
+    return float(np.minimum(target_probs, draft_probs).sum())
+
+
+def lenient_acceptance(target_probs: Probs, draft_probs: Probs, lenience: float) -> float:
+    """The same where a token is kept at up to 1 / lenience times the target's probability.
+
+    Args:
+        target_probs: [V] float64, sums to 1 (p).
+        draft_probs: [V] float64, sums to 1 (q).
+        lenience: l in (0, 1].
+
+    Source: appendix A.5, sum of min(p / l, q).
+    """
+    return float(np.minimum(target_probs / lenience, draft_probs).sum())
+
+
+def expected_tokens(alpha: float, gamma: int) -> float:
+    """Mean tokens emitted per target pass, 1 + alpha + ... + alpha^gamma.
+
+    Source: equation (1).
+    """
+    if alpha == 1.0:
+        return gamma + 1.0
+    return float((1.0 - alpha ** (gamma + 1)) / (1.0 - alpha))
+
+
+def tokens_from_survival(survival: Sequence[float]) -> float:
+    """Mean tokens emitted per target pass when draft token i is kept with probability survival[i].
+
+    Holds whatever the dependence between positions: 1 + sum of E[beta_1 ... beta_i].
+    """
+    return 1.0 + float(sum(survival))
+
+
+def walltime_factor(
+    alpha: float, gamma: int, c: float, *, verify_cost: float = 1.0, overhead: float = 0.0
+) -> float:
+    """Speed-up over plain decoding.
+
+    Args:
+        alpha: in [0, 1].
+        gamma: tokens drafted per target pass.
+        c: draft step over plain target step.
+        verify_cost: v(gamma + 1), target pass over gamma + 1 tokens over plain target step.
+        overhead: of one iteration, in plain target steps.
+
+    Source: Theorem 3.8, generalised.
+    """
+    return expected_tokens(alpha, gamma) / (gamma * c + verify_cost + overhead)
+
+
+def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
+    """Arithmetic operations over those of plain decoding; at least 1.
+
+    Args:
+        alpha: in [0, 1].
+        gamma: tokens drafted per target pass.
+        c_hat: operations per token of the draft over those of the target.
+
+    Source: Theorem 3.11.
+    """
+    return (gamma * c_hat + gamma + 1.0) / expected_tokens(alpha, gamma)
+
+
+def optimal_gamma(
+    alpha: float,
+    c: float,
+    *,
+    max_gamma: int,
+    verify_cost: Callable[[int], float] = lambda num_tokens: 1.0,
+    overhead: float = 0.0,
+) -> tuple[int, float]:
+    """Best gamma up to a cap, 0 included, and its speed-up; the smaller of equals wins.
+
+    Args:
+        alpha: in [0, 1].
+        c: draft step over plain target step.
+        max_gamma: cap.
+        verify_cost: v(k) for k = gamma + 1 tokens, in plain target steps.
+        overhead: of one iteration that drafts, in plain target steps.
+
+    Source: section 3.5; every gamma is tried, as v need not keep the factor unimodal.
+    """
+    best, best_factor = 0, 1.0
+    for gamma in range(1, max_gamma + 1):
+        factor = walltime_factor(
+            alpha, gamma, c, verify_cost=verify_cost(gamma + 1), overhead=overhead
+        )
+        if factor > best_factor:
+            best, best_factor = gamma, factor
+    return best, best_factor
+
+
+def improves(alpha: float, c: float) -> bool:
+    """Whether some gamma speeds decoding up where verification costs one step.
+
+    Source: Corollary 3.9; one that exists gives at least (1 + alpha) / (1 + c).
+    """
+    return alpha > c
+
+
+def oracle_factor(alpha: float, c: float) -> float:
+    """Speed-up of an oracle that drafts exactly the tokens that will be kept.
+
+    It drafts alpha / (1 - alpha) tokens per target pass and emits 1 / (1 - alpha).
+
+    Source: section 3.5.
+    """
+    return 1.0 / (1.0 - alpha + c * alpha)
