@@ -56,6 +56,9 @@ RULES: dict[str, set[str]] = {
         "runtime.drafters.Drafters",
         "runtime.drafters.build_drafters",
     },
+    # Measures engines it is given, through a worker of its own.
+    "runtime.calibrate": PURE | CORE | {"engines.kv_cache", "runtime.worker"},
+    "runtime.cost_store": CORE,
     "runtime.metrics": CORE | {"runtime.worker", "prometheus_client"},
     "runtime.tokenizer": CORE | {"tokenizers"},
     "runtime.outbox": CORE,

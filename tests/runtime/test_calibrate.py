@@ -1,0 +1,150 @@
+"""What is measured is what the engines take, and it is measured once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines.base import EngineLimits, FloatArray, Span
+from engines.cpu_sampler import CpuSampler
+from runtime.calibrate import Budget, calibrate
+from runtime.core.costs import CostTable, RowKind
+from runtime.cost_store import load_or_measure, table_path
+from tests.runtime.markov import LetterDecoder
+
+LIMITS = EngineLimits(max_batch=8, max_context=600, max_extend=300, vocab_size=10)
+
+
+class Ticker:
+    """A clock that only its engines move; every reading is distinct work done so far."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class PricedEngine:
+    """Takes a known time per extend on the ticker's clock; its cache grows as a real one's does."""
+
+    def __init__(self, ticker: Ticker, row_token_s: float, position_s: float) -> None:
+        self._ticker = ticker
+        self._row_token_s = row_token_s
+        self._position_s = position_s
+        self.capacity = 128
+        self.num_extends = 0
+
+    limits = LIMITS
+    is_row_invariant = True
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        width = max(2, max(len(span.tokens) for span in spans))
+        needed = max(span.start for span in spans) + width
+        while self.capacity < needed:
+            self.capacity *= 2
+        rows = len(spans)
+        self._ticker.now += 1.0 + self._row_token_s * rows * width
+        self._ticker.now += self._position_s * rows * (self.capacity - 128)
+        self.num_extends += 1
+        return np.zeros((rows, width, 10), dtype=np.float32)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        raise AssertionError("nothing is moved")
+
+    def close(self) -> None:
+        pass
+
+
+def measured(
+    ticker: Ticker, target: PricedEngine, draft: PricedEngine | None, budget: Budget
+) -> CostTable:
+    return calibrate(
+        target=target,
+        draft=draft,
+        sampler=CpuSampler(max_batch=8, max_gamma=8, vocab_size=10),
+        decoder=LetterDecoder(),
+        max_gamma=8,
+        budget=budget,
+        clock=ticker,
+    )
+
+
+def test_the_table_gives_back_what_the_engines_took() -> None:
+    ticker = Ticker()
+    target = PricedEngine(ticker, 0.5, 0.001)
+    draft = PricedEngine(ticker, 0.05, 0.0)
+    table = measured(ticker, target, draft, Budget(total_s=1e9, repeats=2))
+    assert table.draft is not None
+    assert table.catch_up is not None
+    assert table.target.batches == (1, 2, 4, 8)
+    assert table.target.tokens == (2, 3, 5, 9)
+    for batch in (1, 3, 8):
+        for tokens in (2, 4, 9):
+            assert table.target.extend_s(batch, tokens, 128) == pytest.approx(
+                1.0 + 0.5 * batch * tokens
+            )
+    assert table.target.extend_s(4, 2, 512) == pytest.approx(5.0 + 0.001 * 4 * 384)
+    assert table.draft.extend_s(2, 2, 512) == pytest.approx(1.2)
+    assert table.catch_up.extend_s(1, 40, 128) == pytest.approx(3.0)
+    assert table.capacities == (128, 256, 512, 900)
+    assert set(table.host.rows) == set(RowKind)
+
+
+def test_a_slow_machine_is_measured_at_small_batches_only() -> None:
+    ticker = Ticker()
+    table = measured(ticker, PricedEngine(ticker, 1.0, 0.0), None, Budget(total_s=10.0, repeats=5))
+    assert table.draft is None
+    assert table.catch_up is None
+    assert table.target.batches == (1,)
+    assert table.target.extend_s(8, 2, 128) > table.target.extend_s(1, 2, 128)
+
+
+def test_a_table_is_measured_once_and_again_on_demand(tmp_path: Path) -> None:
+    ticker = Ticker()
+    engine = PricedEngine(ticker, 0.5, 0.0)
+    budget = Budget(total_s=1e9, repeats=1)
+    path = tmp_path / "made" / "table.json"
+
+    def measure() -> CostTable:
+        return measured(ticker, engine, None, budget)
+
+    first = load_or_measure([path], measure)
+    num_extends = engine.num_extends
+    assert load_or_measure([path], measure) == first
+    assert engine.num_extends == num_extends
+    load_or_measure([path], measure, is_refreshed=True)
+    assert engine.num_extends > num_extends
+    assert [file.name for file in path.parent.iterdir()] == ["table.json"]
+
+
+def test_a_folder_that_cannot_be_written_passes_its_table_to_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticker = Ticker()
+    table = measured(ticker, PricedEngine(ticker, 0.5, 0.0), None, Budget(repeats=1))
+    (tmp_path / "file").write_text("")
+    paths = [tmp_path / "file" / "costs" / "a.json", tmp_path / "cache" / "a.json"]
+    assert load_or_measure(paths, lambda: table) == table
+    assert CostTable.from_json(paths[1].read_text()) == table
+    paths[1].write_text("{}")
+    with caplog.at_level(logging.WARNING):
+        assert load_or_measure(paths[1:], lambda: table) == table
+    assert "cannot be used" in caplog.text
+    assert CostTable.from_json(paths[1].read_text()) == table
+
+
+def test_other_models_devices_and_threads_have_other_tables(tmp_path: Path) -> None:
+    def path(**change: object) -> Path:
+        facts = {"files": ("a", "b"), "device": "cpu", "num_threads": 2, "max_batch": 8}
+        return table_path(tmp_path, **{**facts, **change})
+
+    assert path() == path(files=("b", "a"))
+    changed = {
+        path(), path(files=("a", "c")), path(device="cuda"), path(num_threads=4), path(max_batch=9),
+    }  # fmt: skip
+    assert len(changed) == 5
