@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sysconfig
 import time
 from collections.abc import Sequence
@@ -163,7 +164,7 @@ class Rig:
 
 
 def open_rig(root: Path, *, max_batch: int = 8, num_threads: int = 2) -> Rig:
-    """Open a bundle for benchmarks."""
+    """Open a bundle for benchmarks; requests wait for a slot as long as it takes."""
     bundle = load_bundle(root)
     target = TimedEngine(
         open_engine(bundle, "target", num_threads=num_threads, max_batch=max_batch)
@@ -179,7 +180,7 @@ def open_rig(root: Path, *, max_batch: int = 8, num_threads: int = 2) -> Rig:
     )
     tokenizer = TokenizersCodec(root / "tokenizer.json")
     worker = Worker(
-        target=target, draft=draft, sampler=sampler, config=ServerConfig(max_running=max_batch),
+        target=target, draft=draft, sampler=sampler, config=ServerConfig(max_running=max_batch, queue_timeout_s=math.inf),
         max_gamma=max_gamma, decoder=tokenizer,
     )  # fmt: skip
     return Rig(

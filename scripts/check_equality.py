@@ -23,6 +23,7 @@ def completions(
 ) -> list[tuple[int, ...]]:  # fmt: skip
     """Output tokens of every prompt, submitted at random steps while others run."""
     outputs: list[list[int]] = [[] for _ in prompts]
+    errors: list[str] = []
     open_requests = 0
 
     def deliver_to(number: int, event: Event) -> None:
@@ -30,7 +31,7 @@ def completions(
         if isinstance(event, Progressed):
             outputs[number] += [one.token for one in event.tokens]
         elif isinstance(event, Failed):
-            raise RuntimeError(f"request {number} failed: {event.error}")
+            errors.append(f"request {number} failed: {event.error}")
         elif isinstance(event, Finished):
             open_requests -= 1
 
@@ -47,6 +48,8 @@ def completions(
             open_requests += 1
             rig.worker.submit(spec, lambda event, number=number: deliver_to(number, event))
         rig.worker.run_step()
+        if errors:
+            raise RuntimeError(errors[0])
     return [tuple(tokens) for tokens in outputs]
 
 
@@ -57,6 +60,7 @@ def main(
     gammas: str = "1,2,3,4,5,6,7,8",
     batches: str = "1,3,8",
     drafters: str = "model,lookup",
+    threads: int = 2,
 ) -> None:
     """Compare every drafter, gamma and batch size with plain decoding, greedy and seed_stable at temperature 1."""
     table = Table(
@@ -76,11 +80,11 @@ def main(
     for name, drafter, batch in track(jobs, description="comparing"):
         temperature, mode = laws[name]
         law = SamplingLaw(temperature=temperature)
-        rig = open_rig(bundle, max_batch=batch)
+        rig = open_rig(bundle, max_batch=batch, num_threads=threads)
         prompts = [rig.tokenizer.encode(text) for text in code_prompts(num_prompts)]
         if name not in plain:
             off = SpeculationParams(is_enabled=False, mode=mode)
-            alone = open_rig(bundle, max_batch=1)
+            alone = open_rig(bundle, max_batch=1, num_threads=threads)
             plain[name] = completions(alone, prompts, off, law, max_tokens, random.Random(0))
         cells = []
         for gamma in (int(one) for one in gammas.split(",")):
