@@ -1,7 +1,8 @@
 """One step of all live requests: plan -> run -> judge -> commit.
 
 The only code that meets both the target and the drafters. Whatever a drafter does, its request goes
-on; whatever the target does wrong ends the requests it was doing it for, and nothing else.
+on; whatever the target does wrong ends the requests it was doing it for, and nothing else: a
+failed verification loses the caches of all live rows, but rows still prefilling start over.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         spans = decode_spans([request.num_computed for request in live], fed)
         verdicts = parts.sampler.judge(parts.target.extend(spans), rows)
     except EngineError as error:
-        result.failed.extend((request, error) for request in live)
+        _fail(live, drafts, error, result)
         return result
     for row, verdict in zip(rows, verdicts, strict=True):
         draft = drafts[row.slot]
@@ -118,6 +119,20 @@ def _prefill(
 def _fed(request: Request, draft: Draft | None) -> tuple[int, ...] | None:
     """The last committed token, whose keys are missing, and the draft."""
     return None if draft is None else (int(request.history[-1]), *draft.tokens)
+
+
+def _fail(
+    live: Sequence[Request],
+    drafts: Sequence[Draft | None],
+    error: EngineError,
+    result: StepResult,
+) -> None:
+    """End what was verified; rows that took no part lost their cache only, and prefill again."""
+    for request, draft in zip(live, drafts, strict=True):
+        if draft is None:
+            request.lose_cache()
+        else:
+            result.failed.append((request, error))
 
 
 def _commit(request: Request, draft: Draft, verdict: Verdict, result: StepResult) -> None:

@@ -189,6 +189,11 @@ class Request:
         self.num_computed = num_computed
         self._note_prompt_computed()
 
+    def lose_cache(self) -> None:
+        """The target's cache of a row that is still prefilling was lost: compute it again."""
+        assert self.state is State.PREFILLING
+        self.num_computed = 0
+
     def commit_draft_cache(self, num_computed: int) -> None:
         """Move the draft's pointer; never beyond the token before the last known one (R2)."""
         self.draft_computed = min(num_computed, self.num_known - 1)

@@ -114,7 +114,7 @@ class DrafterParts:
         draft: the draft model's engine, if the bundle has one.
         sampler: draws draft tokens.
         vocab_size: the target's V; nothing at or beyond it is proposed.
-        chunk: tokens fed to one lagging row in one step.
+        chunk: tokens fed to all lagging rows together in one step.
         max_gamma: draft tokens of one row at most.
         config: settings of all drafters.
     """

@@ -3,7 +3,7 @@
 Between steps the draft's cache of a row holds ``num_computed <= n - 1`` of its n committed tokens.
 Before drafting the missing ones are fed: one after a rejection, two after a full acceptance, more
 after steps without a draft. A row that misses more than a round can leave behind is lagging: it is
-fed alone, so that it pads nobody, and at most one row by at most one chunk per step.
+fed alone, so that it pads nobody, and all lagging rows together by at most one chunk per step.
 """
 
 from __future__ import annotations
@@ -87,16 +87,21 @@ class ModelDrafter:
     def _catch_up(
         self, live: Sequence[DraftRow], slots: Sequence[int], computed: list[int]
     ) -> None:
-        lagging = [s for s in slots if _num_missing(live, s, computed) > MAX_SHARED_MISSING]
-        if not lagging:
-            return
-        # The one that misses least is ready first; a stream that lags never waits for a prompt.
-        slot = min(lagging, key=lambda s: _num_missing(live, s, computed))
-        start = computed[slot]
-        end = min(start + self._chunk, len(live[slot].sampling.history) - 1)
-        tokens = tuple(live[slot].sampling.history[start:end].tolist())
-        self._engine.extend([Span(slot=slot, start=start, tokens=tokens, num_logits=0)])
-        computed[slot] = end
+        # Those that miss least are ready first; a stream that lags never waits for a prompt.
+        lagging = sorted(
+            (s for s in slots if _num_missing(live, s, computed) > MAX_SHARED_MISSING),
+            key=lambda s: _num_missing(live, s, computed),
+        )
+        budget = self._chunk
+        for slot in lagging:
+            start = computed[slot]
+            end = min(start + budget, len(live[slot].sampling.history) - 1)
+            tokens = tuple(live[slot].sampling.history[start:end].tolist())
+            self._engine.extend([Span(slot=slot, start=start, tokens=tokens, num_logits=0)])
+            computed[slot] = end
+            budget -= end - start
+            if budget == 0:
+                return
 
     def _draft_in_lockstep(
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]

@@ -95,12 +95,21 @@ def test_a_long_history_is_fed_alone_in_chunks_before_it_drafts() -> None:
     assert engine.tokens_of(0) == (1, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
-def test_at_most_one_lagging_row_is_fed_in_a_step() -> None:
+def test_lagging_rows_share_one_chunk_per_step() -> None:
     engine = Recorder()
     rows = [row(0, [1, 2, 3, 4, 5]), row(1, [1, 2, 3, 4]), row(2, [1])]
     drafts = drafter(engine).propose(rows, [0, 1, 2])
     assert [len(draft.tokens) for draft in drafts] == [0, 3, 3]
-    assert [draft.num_computed for draft in drafts] == [0, 6, 3]
+    assert [draft.num_computed for draft in drafts] == [1, 6, 3]
+    assert engine.fed[:2] == [[(1, 2, 3)], [(1,)]]
+
+
+def test_all_lagging_rows_catch_up_where_the_chunk_allows() -> None:
+    engine = Recorder()
+    rows = [row(slot, [1, 2, 3, 4][: 3 + slot % 2]) for slot in range(3)]
+    drafts = drafter(engine, chunk=8).propose(rows, [0, 1, 2])
+    assert [len(draft.tokens) for draft in drafts] == [3, 3, 3]
+    assert engine.fed[:3] == [[(1, 2)], [(1, 2)], [(1, 2, 3)]]
 
 
 def test_a_draft_ends_where_the_draft_models_context_does() -> None:

@@ -308,6 +308,22 @@ def test_a_failing_target_ends_the_step_and_the_worker_goes_on() -> None:
     assert harness.finished("next").num_output == 12
 
 
+def test_a_failing_verification_spares_rows_that_still_prefill() -> None:
+    harness = Harness("F3")
+    harness.submit("a", gamma=3, max_tokens=30)
+    harness.worker.run_step()
+    harness.submit("long", range_prompt(20), gamma=3)
+    harness.worker.run_step()
+    assert harness.live[1].num_computed == 4
+    # Each step feeds a chunk of the prompt, drafts three tokens, and verifies.
+    harness.target.fail_at(harness.target.num_extends + 1)
+    harness.run()
+    assert harness.error("a").reason == "ENGINE_FAILED"
+    assert harness.tokens("long") == [(20 + index) % 10 for index in range(12)]
+    assert harness.finished("long").report.off_reason is None
+    harness.check_is_idle()
+
+
 def test_a_failing_prefill_ends_its_own_request_only() -> None:
     harness = Harness("F3")
     harness.submit("a", gamma=3)
