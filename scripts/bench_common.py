@@ -180,7 +180,8 @@ def open_rig(root: Path, *, max_batch: int = 8, num_threads: int = 2) -> Rig:
     )
     tokenizer = TokenizersCodec(root / "tokenizer.json")
     worker = Worker(
-        target=target, draft=draft, sampler=sampler, config=ServerConfig(max_running=max_batch, queue_timeout_s=math.inf),
+        target=target, draft=draft, sampler=sampler,
+        config=ServerConfig(max_running=max_batch, queue_timeout_s=math.inf),
         max_gamma=max_gamma, decoder=tokenizer,
     )  # fmt: skip
     return Rig(
