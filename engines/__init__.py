@@ -15,6 +15,7 @@ def open_engine(
     device: str = "cpu",
     num_threads: int = 2,
     max_batch: int | None = None,
+    with_trees: bool = False,
 ) -> Engine:
     """One model of a bundle, ready to extend.
 
@@ -24,6 +25,7 @@ def open_engine(
         device: "cpu" or "cuda".
         num_threads: of the pool that all engines of the process share.
         max_batch: slots; None for all the bundle allows.
+        with_trees: load the graphs that verify trees too, where the bundle has them.
 
     Raises:
         BundleError: the bundle has no such model, or its graph does not fit the manifest.
@@ -34,4 +36,11 @@ def open_engine(
         raise BundleError("the bundle has no draft model")
     from engines.onnx_engine import OnnxEngine
 
-    return OnnxEngine(bundle, entry, device=device, num_threads=num_threads, max_batch=max_batch)
+    return OnnxEngine(
+        bundle,
+        entry,
+        device=device,
+        num_threads=num_threads,
+        max_batch=max_batch,
+        with_trees=with_trees,
+    )

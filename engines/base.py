@@ -9,6 +9,9 @@ Invariants every engine keeps (held by ``tests/engines/contract.py``):
   no token beyond ``start`` left there by an earlier, longer extend (truncation moves no data).
 * I2  Where ``Engine.is_row_invariant`` is true, they are the same bits whatever the batch, the span length and the
   cache capacity were.
+* I3  A span may be a tree (``Span.parents``): each token then sees the cached text and the tokens above it, and no
+  other, so its logits are those of the chain from the root to it. I2 covers tokens whose chain stands without a gap
+  at the span's beginning; others see the same values at other columns of the cache, which rounds differently.
 """
 
 from __future__ import annotations
@@ -45,12 +48,14 @@ class EngineLimits:
         max_context: tokens of one slot that may ever be valid.
         max_extend: tokens of one span at most.
         vocab_size: width V of a row of logits.
+        max_tree_nodes: tokens of a tree at most, its root included; 0 where no trees are taken.
     """
 
     max_batch: int
     max_context: int
     max_extend: int
     vocab_size: int
+    max_tree_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +68,16 @@ class Span:
             below what was computed before truncates the slot.
         tokens: ids to feed; empty for a live row that takes no part in this extend.
         num_logits: the logits of the span's last ``num_logits`` tokens are wanted, 0..len(tokens).
+        parents: None for a chain. For a tree, the parents of tokens 1, 2, ...: token 0, the root, follows the cached
+            text, and token i + 1 follows token ``parents[i]``, one of 0..i (``engines.trees``). Until ``keep_path`` the
+            slot then holds only the tokens from the root on that follow one another.
     """
 
     slot: int
     start: int
     tokens: tuple[int, ...]
     num_logits: int
+    parents: tuple[int, ...] | None = None
 
 
 class Engine(Protocol):
@@ -96,6 +105,21 @@ class Engine(Protocol):
 
         Raises:
             EngineError: the backend failed; the caches of the given slots are then undefined.
+        """
+        ...
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Make a path of the slot's last span, a tree, the tokens that follow its ``start``.
+
+        What was cached of the path is moved into place on the device; the rest of the tree is forgotten. Not needed
+        where the path stands at the span's beginning without a gap, but allowed there.
+
+        Args:
+            slot: whose last extend was a tree.
+            path: indices in that span from the root (0) down, each the parent of the next.
+
+        Raises:
+            EngineError: there is no such path (nothing changed), or the backend failed (the slot is undefined).
         """
         ...
 

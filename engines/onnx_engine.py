@@ -6,7 +6,8 @@ depends on shapes only (a ``_Call``) is built once per shape and kept.
 
 Bits: no span runs narrower than two columns and no fewer than two logits are taken per row, since
 one-row matrix products use other kernels than many-row ones. Above that ONNX Runtime's CPU kernels
-give a row the same bits whatever is beside it (I2).
+give a row the same bits whatever is beside it (I2), and in both graphs: causal (``model.onnx``) and
+masked (``tree.onnx``, run only where a row is a tree).
 
 Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
 columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay sound.
@@ -36,7 +37,8 @@ from engines.bundle import (
 )
 from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
 from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
-from engines.spans import check_move, check_spans
+from engines.onnx_tree import TreeGraphs, TreeInputs
+from engines.spans import check_kept_path, check_move, check_spans, num_valid
 
 _MIN_WANTED = 2
 # A server sees few decode and verify shapes but many prefill tails; beyond this many the kept
@@ -53,13 +55,16 @@ class _Call:
         start: [B] int64.
         logit_positions: [B, R] int64.
         logits_shape: (B, R, V).
+        tree: arrays of a call in which some row is a tree, else None.
     """
 
+    session: onnxruntime.InferenceSession
     binding: onnxruntime.IOBinding
     tokens: IntArray
     start: IntArray
     logit_positions: IntArray
     logits_shape: tuple[int, int, int]
+    tree: TreeInputs | None
 
 
 class DeviceBuffer:
@@ -91,9 +96,10 @@ class OnnxEngine:
         num_threads: of the pool that all sessions of the process share; two pools that spin on
             the same cores run speculation at 0.8x of plain decoding instead of 1.9x.
         max_batch: slots; None for all the bundle allows.
+        with_trees: load the tree graphs too, if there are any; the weights are in memory twice.
 
     Raises:
-        BundleError: the graph does not fit its entry.
+        BundleError: a graph does not fit its entry.
         EngineError: the library cannot load it, or the shared pool has another size already.
     """
 
@@ -105,6 +111,7 @@ class OnnxEngine:
         device: str = "cpu",
         num_threads: int = 2,
         max_batch: int | None = None,
+        with_trees: bool = False,
     ) -> None:
         manifest = bundle.manifest
         if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
@@ -114,13 +121,17 @@ class OnnxEngine:
             max_context=manifest.max_context,
             max_extend=manifest.max_extend,
             vocab_size=entry.vocab_size,
+            max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
         )
-        self._entry = entry
         self._device = device
         self._session: onnxruntime.InferenceSession | None = open_session(
             bundle.model_path(entry), device=device, num_threads=num_threads
         )
         check_graph(self._session, entry)
+        self._trees: TreeGraphs | None = None
+        if self._limits.max_tree_nodes:
+            self._trees = TreeGraphs(bundle, entry, device=device, num_threads=num_threads)
+        self._tree_spans: dict[int, Span] = {}
         self._cache = KvCache(
             num_layers=entry.num_layers,
             num_kv_heads=entry.num_kv_heads,
@@ -130,7 +141,7 @@ class OnnxEngine:
         )
         self._past_names = cache_names(entry.num_layers, key_name, value_name)
         self._present_names = cache_names(entry.num_layers, new_key_name, new_value_name)
-        self._calls: dict[tuple[int, int, int, int], _Call] = {}
+        self._calls: dict[tuple[int, int, int, int, bool], _Call] = {}
         self._logits = self._allocate((_MIN_WANTED * entry.vocab_size,))
 
     @property
@@ -159,25 +170,48 @@ class OnnxEngine:
             EngineError: a span breaks a limit (nothing was computed), or ONNX Runtime failed (the
                 given slots are undefined and must be extended from ``start`` 0).
         """
-        session = self._require_open()
+        self._require_open()
         cache = self._cache
         longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
         num_tokens = max(MIN_SPAN, longest)
         num_wanted = max(_MIN_WANTED, most_wanted)
         if cache.reserve(max(span.start for span in spans) + num_tokens):
             self._calls.clear()
-        call = self._call(spans[0].slot, len(spans), num_tokens, num_wanted)
+        is_tree = any(span.parents is not None for span in spans)
+        call = self._call((spans[0].slot, len(spans), num_tokens, num_wanted, is_tree))
         for row, span in enumerate(spans):
             _fill_row(call, row, span)
+            if call.tree is not None:
+                call.tree.fill_row(row, span, self._limits.max_context - 1)
             cache.begin_write(span.slot, span.start, num_tokens)
             cache.lengths[span.slot] = 0
+            self._tree_spans.pop(span.slot, None)
         try:
-            session.run_with_iobinding(call.binding)
+            call.session.run_with_iobinding(call.binding)
         except LIBRARY_ERRORS as error:
             raise EngineError(f"ONNX Runtime failed: {error}") from error
         for span in spans:
-            cache.lengths[span.slot] = span.start + len(span.tokens)
+            cache.lengths[span.slot] = num_valid(span)
+            if span.parents is not None:
+                self._tree_spans[span.slot] = span
         return self._logits.read()[: math.prod(call.logits_shape)].reshape(call.logits_shape)
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
+
+        Raises:
+            EngineError: there is no such path (nothing changed), or ONNX Runtime failed (the slot
+                is undefined and must be extended from ``start`` 0).
+        """
+        self._require_open()
+        tree = self._tree_spans.get(slot)
+        check_kept_path(path, slot, tree)
+        assert tree is not None
+        assert self._trees is not None
+        del self._tree_spans[slot]
+        self._cache.lengths[slot] = 0
+        self._trees.keep_path(self._cache, slot, tree.start, path)
+        self._cache.lengths[slot] = tree.start + len(path)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` cached tokens of one slot over another.
@@ -188,10 +222,11 @@ class OnnxEngine:
         self._require_open()
         check_move(source, destination, length, self._cache.lengths)
         self._cache.move(source, destination, length)
+        self._tree_spans.pop(destination, None)
 
     def close(self) -> None:
         """Free the session and the cache; a later call raises EngineError."""
-        self._session = None
+        self._session = self._trees = None
         self._calls.clear()
         del self._cache
 
@@ -205,9 +240,8 @@ class OnnxEngine:
             return HostBuffer(shape)
         return DeviceBuffer(shape, device=self._device)
 
-    def _call(self, slot: int, num_rows: int, num_tokens: int, num_wanted: int) -> _Call:
-        """The kept call of a shape, for the capacity of now."""
-        shape = (slot, num_rows, num_tokens, num_wanted)
+    def _call(self, shape: tuple[int, int, int, int, bool]) -> _Call:
+        """The kept call of a shape (first slot, B, T, R, has a tree), for the capacity of now."""
         call = self._calls.get(shape)
         if call is None:
             if len(self._calls) >= _MAX_CALLS:
@@ -216,32 +250,37 @@ class OnnxEngine:
             self._calls[shape] = call
         return call
 
-    def _build_call(self, slot: int, num_rows: int, num_tokens: int, num_wanted: int) -> _Call:
+    def _build_call(
+        self, slot: int, num_rows: int, num_tokens: int, num_wanted: int, is_tree: bool
+    ) -> _Call:
         logits_shape = (num_rows, num_wanted, self._limits.vocab_size)
         self._reserve_logits(math.prod(logits_shape))
+        trees = self._trees if is_tree else None
+        session = self._require_open() if trees is None else trees.session
+        binding = session.io_binding()
         call = _Call(
-            binding=self._require_open().io_binding(),
+            session=session,
+            binding=binding,
             tokens=np.zeros((num_rows, num_tokens), dtype=np.int64),
             start=np.zeros(num_rows, dtype=np.int64),
             logit_positions=np.zeros((num_rows, num_wanted), dtype=np.int64),
             logits_shape=logits_shape,
+            tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
         )
         for name, array in (
             (TOKENS, call.tokens),
             (START, call.start),
             (LOGIT_POSITIONS, call.logit_positions),
         ):
-            call.binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
+            binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
         rows = self._cache.slots_shape(num_rows)
         pointers = self._cache.pointers(slot)
         for past, present, pointer in zip(
             self._past_names, self._present_names, pointers, strict=True
         ):
-            call.binding.bind_input(past, self._device, 0, np.float32, rows, pointer)
-            call.binding.bind_output(present, self._device, 0, np.float32, rows, pointer)
-        call.binding.bind_output(
-            LOGITS, self._device, 0, np.float32, logits_shape, self._logits.pointer
-        )
+            binding.bind_input(past, self._device, 0, np.float32, rows, pointer)
+            binding.bind_output(present, self._device, 0, np.float32, rows, pointer)
+        binding.bind_output(LOGITS, self._device, 0, np.float32, logits_shape, self._logits.pointer)
         return call
 
     def _reserve_logits(self, num_values: int) -> None:

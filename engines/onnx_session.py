@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from engines.base import BundleError, EngineError
 from engines.bundle import (
     LOGIT_POSITIONS,
     LOGITS,
+    MODEL_FILE,
     START,
     TOKENS,
+    TREE_FILE,
     ModelEntry,
     key_name,
     new_key_name,
@@ -85,8 +88,18 @@ def open_session(
         raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
 
 
-def check_graph(session: onnxruntime.InferenceSession, entry: ModelEntry) -> None:
+def check_graph(
+    session: onnxruntime.InferenceSession,
+    entry: ModelEntry,
+    *,
+    extra_inputs: Set[str] = frozenset(),
+) -> None:
     """Refuse a graph whose tensors are not those its manifest entry declares.
+
+    Args:
+        session: over the graph.
+        entry: of its model.
+        extra_inputs: names beside those of ``model.onnx``, for a tree graph.
 
     Raises:
         BundleError: naming the graph and the tensor.
@@ -95,9 +108,9 @@ def check_graph(session: onnxruntime.InferenceSession, entry: ModelEntry) -> Non
     present = cache_names(entry.num_layers, new_key_name, new_value_name)
     inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
     outputs = {tensor.name: tensor.shape for tensor in session.get_outputs()}
-    graph = f"{entry.path}/model.onnx"
+    graph = f"{entry.path}/{TREE_FILE if extra_inputs else MODEL_FILE}"
     for found, declared in (
-        (set(inputs), {TOKENS, START, LOGIT_POSITIONS, *past}),
+        (set(inputs), {TOKENS, START, LOGIT_POSITIONS, *past, *extra_inputs}),
         (set(outputs), {LOGITS, *present}),
     ):
         if found != declared:

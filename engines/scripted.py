@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from engines.base import EngineError, EngineLimits, FloatArray, Span
-from engines.spans import check_move, check_spans
+from engines.spans import check_kept_path, check_move, check_spans, num_valid
+from engines.trees import path_to
 
 
 class ScriptedEngine:
@@ -37,6 +38,7 @@ class ScriptedEngine:
         self._limits = limits
         self._failing_extends = frozenset(failing_extends)
         self._slots: list[tuple[int, ...]] = [()] * limits.max_batch
+        self._trees: dict[int, Span] = {}
         self._num_extends = 0
         self._is_closed = False
 
@@ -85,12 +87,28 @@ class ScriptedEngine:
         shape = (len(spans), num_wanted, self._limits.vocab_size)
         logits = np.full(shape, np.nan, dtype=np.float32)
         for row, span in enumerate(spans):
-            held = self._slots[span.slot][: span.start] + span.tokens
-            self._slots[span.slot] = held
-            first_end = len(held) - span.num_logits + 1
+            text = self._slots[span.slot][: span.start]
+            self._slots[span.slot] = (text + span.tokens)[: num_valid(span)]
+            self._trees.pop(span.slot, None)
+            if span.parents is not None:
+                self._trees[span.slot] = span
+            first = len(span.tokens) - span.num_logits
             for column in range(span.num_logits):
-                logits[row, column] = self._logits_of(held[: first_end + column])
+                logits[row, column] = self._logits_of(text + _chain_to(first + column, span))
         return logits
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
+
+        Raises:
+            EngineError: there is no such path.
+        """
+        tree = self._trees.get(slot)
+        check_kept_path(path, slot, tree)
+        assert tree is not None
+        del self._trees[slot]
+        kept = tuple(tree.tokens[node] for node in path)
+        self._slots[slot] = self._slots[slot][: tree.start] + kept
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot over another.
@@ -100,8 +118,16 @@ class ScriptedEngine:
         """
         check_move(source, destination, length, [len(held) for held in self._slots])
         self._slots[destination] = self._slots[source][:length]
+        self._trees.pop(destination, None)
 
     def close(self) -> None:
         """Forget all slots; a later extend raises EngineError."""
         self._slots = [()] * self._limits.max_batch
         self._is_closed = True
+
+
+def _chain_to(index: int, span: Span) -> tuple[int, ...]:
+    """Tokens of the span that token ``index`` sees, itself included."""
+    if span.parents is None:
+        return span.tokens[: index + 1]
+    return tuple(span.tokens[node] for node in path_to(index, span.parents))

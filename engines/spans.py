@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engines.base import EngineError, EngineLimits, Span
+from engines.trees import chain_length, check_parents, check_path, tree_layout
 
 
 def check_spans(
@@ -42,10 +43,12 @@ def check_spans(
             span.slot != first + row
             or not 0 <= span.start <= lengths[span.slot]
             or num_tokens > limits.max_extend
-            or span.start + num_tokens > limits.max_context
+            or (span.parents is None and span.start + num_tokens > limits.max_context)
             or not 0 <= span.num_logits <= num_tokens
         ):
             raise EngineError(_broken_rule(span, first + row, limits, lengths))
+        if span.parents is not None:
+            _check_tree(span, span.parents, limits)
         if num_tokens:
             longest = max(longest, num_tokens)
             most_wanted = max(most_wanted, span.num_logits)
@@ -54,6 +57,36 @@ def check_spans(
                     f"slot {span.slot}: a token id is outside 0..{limits.vocab_size - 1}"
                 )
     return longest, most_wanted
+
+
+def num_valid(span: Span) -> int:
+    """Tokens its slot holds after a span: of a tree, those that follow one another from its root on."""
+    if span.parents is None:
+        return span.start + len(span.tokens)
+    return span.start + chain_length(span.parents)
+
+
+def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> tuple[int, ...]:
+    """Refuse to keep a path that the slot's last span does not have.
+
+    Args:
+        path: as given to ``Engine.keep_path``.
+        slot: likewise.
+        tree: the slot's last span if it was a tree and nothing was kept of it since.
+
+    Returns:
+        Parents of the tree.
+
+    Raises:
+        EngineError: naming the slot and the rule; nothing was moved.
+    """
+    if tree is None or tree.parents is None:
+        raise EngineError(f"slot {slot}: its last span was no tree, or its path was kept already")
+    try:
+        check_path(path, tree.parents)
+    except EngineError as error:
+        raise EngineError(f"slot {slot}: {error}") from error
+    return tree.parents
 
 
 def check_move(source: int, destination: int, length: int, lengths: Sequence[int]) -> None:
@@ -67,6 +100,27 @@ def check_move(source: int, destination: int, length: int, lengths: Sequence[int
         raise EngineError(f"move {source} -> {destination}: slots are 0..{max_batch - 1}")
     if not 0 <= length <= lengths[source]:
         raise EngineError(f"move of {length} tokens: slot {source} holds {lengths[source]}")
+
+
+def _check_tree(span: Span, parents: tuple[int, ...], limits: EngineLimits) -> None:
+    num_tokens = len(span.tokens)
+    if limits.max_tree_nodes == 0:
+        raise EngineError(f"slot {span.slot}: this engine takes no trees")
+    if num_tokens > limits.max_tree_nodes:
+        raise EngineError(
+            f"slot {span.slot}: tree of {num_tokens} tokens, "
+            f"limit max_tree_nodes = {limits.max_tree_nodes}"
+        )
+    if len(parents) != num_tokens - 1:
+        raise EngineError(f"slot {span.slot}: {len(parents)} parents for {num_tokens} tokens")
+    check_parents(parents)
+    # Side branches need columns of the cache, which has room for them, but no positions.
+    num_positions = span.start + 1 + int(tree_layout(parents).depths.max())
+    if num_positions > limits.max_context:
+        raise EngineError(
+            f"slot {span.slot}: the tree reaches {num_positions} tokens, "
+            f"limit max_context = {limits.max_context}"
+        )
 
 
 def _broken_rule(span: Span, slot: int, limits: EngineLimits, lengths: Sequence[int]) -> str:

@@ -15,7 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
-from engines.spans import check_move, check_spans
+from engines.spans import check_kept_path, check_move, check_spans, num_valid
+from engines.trees import tree_layout
 
 
 class TorchEngine:
@@ -23,7 +24,8 @@ class TorchEngine:
 
     Args:
         model: maps ``input_ids`` [1, n] int64 to an output with ``logits`` [1, n, V]; put into
-            evaluation mode here.
+            evaluation mode here. For trees it takes ``position_ids`` and an additive 4-dimensional
+            ``attention_mask`` too, as the models of Transformers do.
         limits: capacities; V must be the model's.
     """
 
@@ -31,6 +33,7 @@ class TorchEngine:
         self._model: torch.nn.Module | None = model.eval()
         self._limits = limits
         self._slots: list[tuple[int, ...]] = [()] * limits.max_batch
+        self._trees: dict[int, Span] = {}
 
     @property
     def limits(self) -> EngineLimits:
@@ -58,10 +61,27 @@ class TorchEngine:
         logits = np.zeros(shape, dtype=np.float32)
         for row, span in enumerate(spans):
             held = self._slots[span.slot][: span.start] + span.tokens
-            self._slots[span.slot] = held
+            self._slots[span.slot] = held[: num_valid(span)]
+            self._trees.pop(span.slot, None)
+            if span.parents is not None:
+                self._trees[span.slot] = span
             if span.num_logits:
-                logits[row, : span.num_logits] = self._logits_of(held)[-span.num_logits :]
+                found = self._logits_of(held, span.parents)
+                logits[row, : span.num_logits] = found[-span.num_logits :]
         return logits
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
+
+        Raises:
+            EngineError: there is no such path.
+        """
+        tree = self._trees.get(slot)
+        check_kept_path(path, slot, tree)
+        assert tree is not None
+        del self._trees[slot]
+        kept = tuple(tree.tokens[node] for node in path)
+        self._slots[slot] = self._slots[slot][: tree.start] + kept
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot over another.
@@ -71,25 +91,62 @@ class TorchEngine:
         """
         check_move(source, destination, length, [len(held) for held in self._slots])
         self._slots[destination] = self._slots[source][:length]
+        self._trees.pop(destination, None)
 
     def close(self) -> None:
         """Let go of the model; a later extend raises EngineError."""
         self._model = None
 
-    def _logits_of(self, tokens: tuple[int, ...]) -> FloatArray:
-        """[n, V] float32: the logits after each of n tokens."""
+    def _logits_of(
+        self, tokens: tuple[int, ...], parents: tuple[int, ...] | None = None
+    ) -> FloatArray:
+        """[n, V] float32: the logits after each of n tokens, of which the last may form a tree."""
         assert self._model is not None
         try:
-            with torch.inference_mode():
-                output = self._model(input_ids=torch.tensor([tokens]), use_cache=False)
-                logits: FloatArray = output.logits[0].float().cpu().numpy()
+            if parents is None:
+                return _model_logits(self._model, tokens)
+            return tree_logits(self._model, tokens, parents)
         except (RuntimeError, ValueError, IndexError) as error:
             raise EngineError(f"PyTorch failed: {error}") from error
-        return logits
+
+
+def tree_logits(
+    model: torch.nn.Module, tokens: Sequence[int], parents: tuple[int, ...]
+) -> FloatArray:
+    """PyTorch's logits [n, V] float32 of a text and the tree behind it, in one pass without a cache.
+
+    Args:
+        model: see ``TorchEngine``.
+        tokens: the text, then the ``len(parents) + 1`` tokens of the tree.
+        parents: of the tree (``engines.trees``).
+    """
+    layout = tree_layout(parents)
+    num_text = len(tokens) - len(layout.depths)
+    is_seen = np.tril(np.ones((len(tokens), len(tokens)), dtype=np.bool_))
+    is_seen[num_text:, num_text:] = layout.ancestors
+    mask = torch.zeros(is_seen.shape).masked_fill(
+        torch.from_numpy(~is_seen), torch.finfo(torch.float32).min
+    )
+    positions = np.concatenate([np.arange(num_text), num_text + layout.depths])
+    return _model_logits(
+        model,
+        tokens,
+        position_ids=torch.from_numpy(positions[None]),
+        attention_mask=mask[None, None],
+    )
+
+
+def _model_logits(
+    model: torch.nn.Module, tokens: Sequence[int], **where: torch.Tensor
+) -> FloatArray:
+    with torch.inference_mode():
+        output = model(input_ids=torch.tensor([list(tokens)]), use_cache=False, **where)
+        logits: FloatArray = output.logits[0].float().cpu().numpy()
+    return logits
 
 
 def open_checkpoint(
-    path: Path, *, max_batch: int, max_context: int, max_extend: int
+    path: Path, *, max_batch: int, max_context: int, max_extend: int, max_tree_nodes: int = 0
 ) -> TorchEngine:
     """Engine over a Hugging Face checkpoint folder, in float32.
 
@@ -107,5 +164,6 @@ def open_checkpoint(
         max_context=max_context,
         max_extend=max_extend,
         vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_tree_nodes=max_tree_nodes,
     )
     return TorchEngine(model, limits)

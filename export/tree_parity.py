@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 from engines import bundle
 from engines.base import FloatArray, IntArray
 from engines.onnx_session import open_session
+from engines.torch_engine import tree_logits
 from engines.trees import path_to, tree_layout
 from export.checkpoint import ModelFacts
 from export.parity import FLOAT32_TOLERANCE, CaseResult, compare_logits, judged, reference_logits
@@ -75,28 +75,6 @@ def check_tree_parity(
         "tree_masks": judged("tree_masks", masked, path, tolerance),
         "tree_paths": judged("tree_paths", kept, path, tolerance),
     }
-
-
-def tree_reference_logits(
-    model: PreTrainedModel, text: IntArray, tokens: IntArray, parents: tuple[int, ...]
-) -> FloatArray:
-    """PyTorch's logits [n, V] float32 of a tree's n tokens [n] int64 behind a text [m] int64."""
-    layout = tree_layout(parents)
-    num_text, num_nodes = len(text), len(tokens)
-    is_seen = np.tril(np.ones((num_text + num_nodes,) * 2, dtype=np.bool_))
-    is_seen[num_text:, num_text:] = layout.ancestors
-    mask = torch.zeros(is_seen.shape).masked_fill(
-        torch.from_numpy(~is_seen), torch.finfo(torch.float32).min
-    )
-    positions = np.concatenate([np.arange(num_text), num_text + layout.depths])
-    with torch.no_grad():
-        output = model(
-            input_ids=torch.from_numpy(np.concatenate([text, tokens])[None]),
-            position_ids=torch.from_numpy(positions[None]),
-            attention_mask=mask[None, None],
-            use_cache=False,
-        )
-    return output.logits[0, num_text:].float().numpy()  # type: ignore[no-any-return]
 
 
 class _TreeRunner:
@@ -175,12 +153,11 @@ def _check_masks(
     tokens = np.stack([tree.tokens for tree in trees])
     start = np.array([len(tree.text) for tree in trees], np.int64)
     answered = runner.extend(tokens, start, [tree.parents for tree in trees])
-    return [
-        compare_logits(
-            answered[row], tree_reference_logits(model, tree.text, tree.tokens, tree.parents)
-        )
-        for row, tree in enumerate(trees)
-    ]
+    results = []
+    for row, tree in enumerate(trees):
+        whole = tree_logits(model, [*tree.text, *tree.tokens], tree.parents)
+        results.append(compare_logits(answered[row], whole[len(tree.text) :]))
+    return results
 
 
 def _check_kept_paths(

@@ -36,6 +36,7 @@ RULES: dict[str, set[str]] = {
     "engines.trees": PURE | {"engines.base"},
     "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
     "engines.onnx_session": PURE | {"engines", "onnxruntime"},
+    "engines.onnx_tree": PURE | {"engines", "onnxruntime"},
     "engines.tensorrt_engine": PURE | {"engines", "tensorrt", "cuda"},
     "engines.torch_engine": PURE | {"engines", "torch", "transformers"},
     # A new file of runtime needs a line here.
@@ -83,7 +84,12 @@ HEAVY: dict[str, set[str]] = {
     "optimum": {"export"},
     "onnx": {"export"},
     "onnxscript": {"export"},
-    "onnxruntime": {"engines.onnx_engine", "engines.onnx_session", "export"},
+    "onnxruntime": {
+        "engines.onnx_engine",
+        "engines.onnx_session",
+        "engines.onnx_tree",
+        "export",
+    },
     "tensorrt": {"engines.tensorrt_engine", "export"},
     "grpc": {
         "runtime.service",

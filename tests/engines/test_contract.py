@@ -10,6 +10,7 @@ from engines.scripted import ScriptedEngine
 from engines.torch_engine import open_checkpoint
 from tests.engines.contract import EngineContract, MakeEngine
 from tests.engines.handmade import write_bundle
+from tests.engines.tree_contract import TreeContract
 
 V = 11
 
@@ -20,29 +21,33 @@ def scripted_logits(prefix: tuple[int, ...]) -> FloatArray:
     return np.sin(weighed * np.arange(1, V + 1)).astype(np.float32)
 
 
-class TestScripted(EngineContract):
+class TestScripted(TreeContract):
     @pytest.fixture
     def make_engine(self) -> MakeEngine:
-        limits = EngineLimits(max_batch=3, max_context=32, max_extend=9, vocab_size=V)
+        limits = EngineLimits(
+            max_batch=3, max_context=32, max_extend=9, vocab_size=V, max_tree_nodes=9
+        )
         return lambda: ScriptedEngine(scripted_logits, limits)
 
 
-class TestTorch(EngineContract):
-    atol = 1e-5
+class TestTorch(TreeContract):
+    atol = branch_atol = 1e-5
 
     @pytest.fixture
     def make_engine(self, tiny_checkpoints: tuple[Path, Path]) -> MakeEngine:
         return lambda: open_checkpoint(
-            tiny_checkpoints[0], max_batch=3, max_context=33, max_extend=9
+            tiny_checkpoints[0], max_batch=3, max_context=33, max_extend=9, max_tree_nodes=9
         )
 
 
 @pytest.mark.parametrize("which", ["target", "draft"])
-class TestOnnx(EngineContract):
+class TestOnnx(TreeContract):
+    branch_atol = 1e-5
+
     @pytest.fixture
     def make_engine(self, tiny_bundle: Path, which: str) -> MakeEngine:
         bundle = load_bundle(tiny_bundle)
-        return lambda: open_engine(bundle, which, max_batch=3)
+        return lambda: open_engine(bundle, which, max_batch=3, with_trees=True)
 
 
 @pytest.fixture(scope="module")

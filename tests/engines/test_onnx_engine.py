@@ -152,7 +152,7 @@ def test_a_failure_of_the_library_is_an_engine_error(bundle: Bundle) -> None:
     engine = OnnxEngine(bundle, bundle.manifest.target)
     expected = extend_one(engine, 0, 0, (1, 2, 3))
     # A write past the row's end, which the engine's own checks never let through.
-    call = engine._call(0, 1, 2, 2)
+    call = engine._call((0, 1, 2, 2, False))
     engine._cache.lengths[0] = 128
     engine._cache.reserve = lambda num_tokens: False  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="ONNX Runtime failed") as raised:

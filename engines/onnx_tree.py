@@ -1,0 +1,125 @@
+"""The tree graphs of one model on ONNX Runtime: beside the engine, over the same cache.
+
+``tree.onnx`` answers batches in which at least one row is a tree; chains in such a batch get the
+mask of a chain, which gives them the bits that ``model.onnx`` would. ``keep_path.onnx`` moves the
+cache rows of an accepted path into place, on the device.
+
+Columns of a slot around ``keep_path``, for a tree of 5 tokens of which 0, 2 and 4 are kept:
+
+    [0 ... start) text   [0 1 2 3 4) tree            before
+    [0 ... start) text   [0 2 4) path  [3 4) unread  after
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+
+from engines.base import EngineError, IntArray, Span
+from engines.bundle import (
+    ANCESTORS,
+    COLUMNS,
+    POSITIONS,
+    START,
+    Bundle,
+    ModelEntry,
+    key_name,
+    new_key_name,
+    new_value_name,
+    value_name,
+)
+from engines.kv_cache import KvCache, cache_names
+from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
+from engines.trees import BoolArray, tree_layout
+
+
+@dataclass(frozen=True, slots=True)
+class TreeInputs:
+    """What a call of ``tree.onnx`` binds beside the inputs of ``model.onnx``.
+
+    Attributes:
+        positions: [B, T] int64.
+        ancestors: [B, T, T] bool.
+    """
+
+    positions: IntArray
+    ancestors: BoolArray
+
+    def fill_row(self, row: int, span: Span, last_position: int) -> None:
+        """Write one row's shape; padded columns see themselves and stand at a lawful position."""
+        num_tokens = len(span.tokens)
+        positions, ancestors = self.positions[row], self.ancestors[row]
+        positions.fill(min(span.start, last_position))
+        ancestors.fill(False)
+        np.fill_diagonal(ancestors, True)
+        if span.parents is None:
+            positions[:num_tokens] = span.start + np.arange(num_tokens)
+            ancestors[:num_tokens, :num_tokens] = np.tri(num_tokens, dtype=np.bool_)
+        else:
+            layout = tree_layout(span.parents)
+            positions[:num_tokens] = span.start + layout.depths
+            ancestors[:num_tokens, :num_tokens] = layout.ancestors
+
+
+class TreeGraphs:
+    """Sessions over the tree graphs of one model.
+
+    Args:
+        bundle: a verified bundle.
+        entry: which of its models; it has tree graphs.
+        device: as the engine's.
+        num_threads: of the pool that all sessions of the process share.
+
+    Raises:
+        BundleError: a graph does not fit its entry.
+        EngineError: the library cannot load it.
+    """
+
+    def __init__(self, bundle: Bundle, entry: ModelEntry, *, device: str, num_threads: int) -> None:
+        self.session = open_session(bundle.tree_path(entry), device=device, num_threads=num_threads)
+        check_graph(self.session, entry, extra_inputs={POSITIONS, ANCESTORS})
+        self._keeper = open_session(
+            bundle.keep_path_path(entry), device=device, num_threads=num_threads
+        )
+        self._device = device
+        self._past_names = cache_names(entry.num_layers, key_name, value_name)
+        self._present_names = cache_names(entry.num_layers, new_key_name, new_value_name)
+
+    def bind(self, binding: onnxruntime.IOBinding, num_rows: int, num_tokens: int) -> TreeInputs:
+        """Bind arrays for the tree's inputs to a call; they are filled before each run."""
+        inputs = TreeInputs(
+            positions=np.zeros((num_rows, num_tokens), dtype=np.int64),
+            ancestors=np.zeros((num_rows, num_tokens, num_tokens), dtype=np.bool_),
+        )
+        for name, array in ((POSITIONS, inputs.positions), (ANCESTORS, inputs.ancestors)):
+            pointer = array.ctypes.data
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, pointer)
+        return inputs
+
+    def keep_path(self, cache: KvCache, slot: int, start: int, path: Sequence[int]) -> None:
+        """Move the rows ``start + path`` of a slot to ``start`` and on; ``path`` ascends.
+
+        Raises:
+            EngineError: ONNX Runtime failed; the slot is undefined.
+        """
+        num_fixed = sum(node == place for place, node in enumerate(path))
+        columns = start + np.array(path[num_fixed:], dtype=np.int64)
+        if columns.size == 0:
+            return
+        binding = self._keeper.io_binding()
+        destination = np.array([start + num_fixed], dtype=np.int64)
+        for name, array in ((START, destination), (COLUMNS, columns)):
+            binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
+        rows = cache.slots_shape(1)
+        for past, present, pointer in zip(
+            self._past_names, self._present_names, cache.pointers(slot), strict=True
+        ):
+            binding.bind_input(past, self._device, 0, np.float32, rows, pointer)
+            binding.bind_output(present, self._device, 0, np.float32, rows, pointer)
+        try:
+            self._keeper.run_with_iobinding(binding)
+        except LIBRARY_ERRORS as error:
+            raise EngineError(f"ONNX Runtime failed: {error}") from error
