@@ -83,6 +83,9 @@ class StillEngine:
         wanted = max(span.num_logits for span in spans)
         return self._logits[: len(spans), :wanted]
 
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Nothing lies anywhere."""
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Nothing lies anywhere."""
 

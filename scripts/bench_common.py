@@ -75,6 +75,10 @@ class TimedEngine:
         self.num_calls += 1
         return logits
 
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep a path of the timed engine's tree."""
+        self.engine.keep_path(slot, path)
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Move a slot of the timed engine."""
         self.engine.move_slot(source, destination, length)

@@ -53,6 +53,9 @@ class PricedEngine:
         self.num_extends += 1
         return np.zeros((rows, width, 10), dtype=np.float32)
 
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        raise AssertionError("no path is kept")
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         raise AssertionError("nothing is moved")
 
