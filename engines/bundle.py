@@ -2,8 +2,10 @@
 
 Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
 it, where trees are verified ``tree.onnx`` over the same data and ``keep_path.onnx``, and ``draft/``
-likewise. The manifest lists every other file with its size and SHA-256; a file
-that is missing, changed, unlisted or reached over a link is refused. Knows no inference library.
+likewise; TensorRT plans under ``plans/``. The manifest lists every other file with its size and
+SHA-256; a file that is missing, changed, unlisted or reached over a link is refused. Only under
+``plans/`` an unlisted file is merely never read: a build that was killed leaves one behind. Knows no
+inference library.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 
-from engines.base import BundleError
+from engines.base import BundleError, EngineLimits
 from engines.manifest_fields import FieldReader
 from engines.onnx_files import external_data_paths
+from engines.plans import PLANS_FOLDER, PlanEntry, read_plans
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -101,6 +104,7 @@ class Manifest:
         files: every file of the bundle but the manifest, by POSIX path inside it.
         versions: of the packages that made it.
         certificate: what the parity check found; JSON values.
+        plans: TensorRT plans built from its graphs.
     """
 
     target: ModelEntry
@@ -114,6 +118,7 @@ class Manifest:
     files: Mapping[str, FileEntry] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     certificate: Mapping[str, object] = field(default_factory=dict)
+    plans: tuple[PlanEntry, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
@@ -155,6 +160,7 @@ class Manifest:
             },
             versions=reader.section("versions").texts(),
             certificate=reader.section("certificate").values,
+            plans=read_plans(reader.items("plans")),
             schema_version=schema_version,
         )
 
@@ -178,6 +184,15 @@ class Bundle:
         """Graph file that moves the kept path of a tree into place, where ``tree_path`` exists."""
         return self.root / entry.path / KEEP_PATH_FILE
 
+    def limits(self) -> EngineLimits:
+        """What an engine over the target may hold at most."""
+        return EngineLimits(
+            max_batch=self.manifest.max_batch,
+            max_context=self.manifest.max_context,
+            max_extend=self.manifest.max_extend,
+            vocab_size=self.manifest.target.vocab_size,
+        )
+
 
 def hash_files(root: Path) -> dict[str, FileEntry]:
     """Fingerprints of every file under ``root`` but the manifest, by POSIX path.
@@ -185,7 +200,7 @@ def hash_files(root: Path) -> dict[str, FileEntry]:
     Raises:
         BundleError: a link or special file lies in the folder.
     """
-    return {name: _fingerprint(root / name) for name in _list_files(root)}
+    return {name: fingerprint(root / name) for name in _list_files(root)}
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
@@ -254,7 +269,8 @@ def _list_files(root: Path) -> list[str]:
     return names
 
 
-def _fingerprint(path: Path) -> FileEntry:
+def fingerprint(path: Path) -> FileEntry:
+    """Hash and size of one file."""
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
@@ -275,8 +291,11 @@ def _check_listing(names: list[str], manifest: Manifest) -> None:
     for name in manifest.files:
         if name not in found:
             raise BundleError(f"{name}: listed in {MANIFEST_FILE} but missing")
+    for plan in manifest.plans:
+        if plan.path not in manifest.files:
+            raise BundleError(f"{plan.path}: a plan without a hash in {MANIFEST_FILE}")
     for name in names:
-        if name not in manifest.files:
+        if name not in manifest.files and not name.startswith(f"{PLANS_FOLDER}/"):
             raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
 
 
@@ -284,7 +303,7 @@ def _check_file(root: Path, name: str, declared: FileEntry) -> None:
     size = (root / name).stat().st_size
     if size != declared.size:
         raise BundleError(f"{name}: {size} bytes, {MANIFEST_FILE} says {declared.size}")
-    if _fingerprint(root / name).sha256 != declared.sha256:
+    if fingerprint(root / name).sha256 != declared.sha256:
         raise BundleError(f"{name}: content differs from its sha256 in {MANIFEST_FILE}")
 
 

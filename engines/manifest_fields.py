@@ -25,7 +25,7 @@ class FieldReader:
         """A string field."""
         value = self._get(name)
         if not isinstance(value, str):
-            raise self._wrong(name, "a string")
+            raise self.wrong(name, "a string")
         return value
 
     def count(self, name: str, *, at_least: int = 1, default: int | None = None) -> int:
@@ -43,7 +43,7 @@ class FieldReader:
         """A list of integers >= 0."""
         value = self._get(name)
         if not isinstance(value, list):
-            raise self._wrong(name, "a list of integers")
+            raise self.wrong(name, "a list of integers")
         return tuple(self._as_count(name, item, 0) for item in value)
 
     def section(self, name: str) -> FieldReader:
@@ -59,6 +59,14 @@ class FieldReader:
         for name in self.values:
             yield name, self.section(name)
 
+    def items(self, name: str) -> list[FieldReader]:
+        """A list of objects; empty where the field is absent."""
+        values = self.values.get(name, [])
+        if not isinstance(values, list):
+            raise self.wrong(name, "a list")
+        where = f"{self._where}: {name}"
+        return [FieldReader(value, where=f"{where}[{i}]") for i, value in enumerate(values)]
+
     def texts(self) -> dict[str, str]:
         """All fields, each of which must be a string."""
         return {name: self.text(name) for name in self.values}
@@ -70,8 +78,9 @@ class FieldReader:
 
     def _as_count(self, name: str, value: object, at_least: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-            raise self._wrong(name, f"an integer >= {at_least}")
+            raise self.wrong(name, f"an integer >= {at_least}")
         return value
 
-    def _wrong(self, name: str, rule: str) -> BundleError:
+    def wrong(self, name: str, rule: str) -> BundleError:
+        """The error of a field that breaks a rule."""
         return BundleError(f"{self._where}: field {name!r} must be {rule}")

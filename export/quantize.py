@@ -73,7 +73,7 @@ def quantize_graph(model: ir.Model, bits: int) -> int:
             continue
         _replace_weight(graph, node, weight, bits, f"weight_{done}")
         done += 1
-    _drop_unused(graph)
+    drop_unused(graph)
     return done
 
 
@@ -154,7 +154,8 @@ def _integer_tensor(integers: npt.NDArray[np.int8], bits: int, name: str) -> ir.
     return ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape(integers.shape), name=name)
 
 
-def _drop_unused(graph: ir.Graph) -> None:
+def drop_unused(graph: ir.Graph) -> None:
+    """Remove nodes and initializers that no output needs."""
     for node in reversed(list(graph)):
         if not any(value.uses() or value.is_graph_output() for value in node.outputs):
             graph.remove(node, safe=True)

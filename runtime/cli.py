@@ -58,6 +58,45 @@ def export(
 
 
 @app.command()
+def build(
+    bundle: Annotated[Path, typer.Argument(help="Bundle to build plans into.")],
+    flavour: Annotated[
+        str | None, typer.Option(help="tensorrt or rtx; default: installed.")
+    ] = None,
+    compute_capability: Annotated[
+        list[str] | None, typer.Option(help="GPU to build for, such as 8.0; default: the GPU here.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
+    gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step to tune for.")] = 4,
+    opt_batch: Annotated[int, typer.Option(min=1, help="Rows to tune for.")] = 8,
+    capacity: Annotated[
+        list[int] | None, typer.Option(help="Cache capacities beside the largest; a plan each.")
+    ] = None,
+    timing_cache: Annotated[
+        Path | None, typer.Option(help="Measured kernel choices; default: the user's cache.")
+    ] = None,
+) -> None:
+    """Build TensorRT plans of a bundle's graphs into the bundle."""
+    from export.to_tensorrt import BuildOptions, build_plans
+    from runtime.build_progress import BuildProgress
+
+    options = BuildOptions(
+        flavour=flavour,
+        compute_capabilities=tuple(compute_capability or ()),
+        precision=precision,
+        gamma=gamma,
+        opt_batch=opt_batch,
+        capacities=tuple(capacity or ()),
+        timing_cache=timing_cache or Path(typer.get_app_dir("outrider")) / "timing.cache",
+    )
+    with _refusals(), BuildProgress() as progress:
+        built = build_plans(bundle, options, report=progress.report)
+    for plan in built.manifest.plans:
+        size = built.manifest.files[plan.path].size
+        typer.echo(f"{plan.path}  {size / 2**20:.1f} MiB")
+
+
+@app.command()
 def serve(
     bundle: Annotated[Path, typer.Argument(help="Bundle to serve.")],
     host: Annotated[str, typer.Option(help="Interface to listen on.")] = "127.0.0.1",
