@@ -1,0 +1,156 @@
+"""Plans inside a bundle: declared with their hashes, loadable whatever happens to a build."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engines.base import BundleError, EngineError
+from engines.bundle import Manifest, fingerprint, load_bundle, write_manifest
+from engines.cuda_device import num_devices
+from engines.tensorrt_api import RTX, find_api
+from export.pipeline import export_bundle
+from export.to_tensorrt import BuildOptions, build_plans
+from runtime.cli import EXIT_REFUSED, app
+
+ROOT = Path(__file__).parents[2]
+VERSION = find_api(RTX).version
+
+
+def build(root: Path, **options: object) -> Manifest:
+    given = {"flavour": RTX, "compute_capabilities": ("8.0",)} | options
+    return build_plans(root, BuildOptions(**given), report=lambda *step: None).manifest
+
+
+@pytest.fixture(scope="module")
+def built(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair with float16 plans, made by the command line."""
+    root = tmp_path_factory.mktemp("built") / "bundle"
+    shutil.copytree(tiny_bundle, root)
+    arguments = [str(root), "--flavour", RTX, "--compute-capability", "8.0"]
+    result = CliRunner().invoke(app, ["build", *arguments, "--gamma", "3", "--opt-batch", "2"])
+    assert result.exit_code == 0, result.output
+    assert f"plans/rtx-{VERSION}-sm80/target-float16-768-" in result.output
+    return root
+
+
+@pytest.fixture
+def copy(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "bundle"))
+
+
+def has_no_gpu() -> bool:
+    try:
+        return num_devices() == 0
+    except EngineError:
+        return True
+
+
+def test_plans_are_declared_with_hash_profiles_and_machine(built: Path) -> None:
+    manifest = load_bundle(built).manifest
+    assert [plan.part for plan in manifest.plans] == ["draft", "target"]
+    for plan in manifest.plans:
+        assert manifest.files[plan.path] == fingerprint(built / plan.path)
+        assert manifest.files[plan.path].sha256[:12] in plan.path
+        assert (plan.flavour, plan.version, plan.compute_capability) == (RTX, VERSION, "8.0")
+        assert plan.capacity == manifest.max_context + manifest.max_extend
+        step, verify, prefill = plan.profiles
+        assert (step.tokens, step.batch) == ((1, 1, 2), (1, 2, manifest.max_batch))
+        assert verify.tokens == (2, 3 + 1, manifest.max_gamma + 1)
+        assert prefill.tokens.most == manifest.max_extend
+
+
+def test_a_bundle_with_plans_is_served_as_before(built: Path) -> None:
+    from engines import open_engine
+    from engines.base import Span
+
+    engine = open_engine(load_bundle(built), "target")
+    logits = engine.extend([Span(slot=0, start=0, tokens=(1, 2), num_logits=2)])
+    assert logits.shape[:2] == (1, 2)
+
+
+def test_an_equal_build_replaces_the_plan_and_another_stays(copy: Path) -> None:
+    old = load_bundle(copy).manifest
+    target = next(plan for plan in old.plans if plan.part == "target")
+    other = replace(target, path=f"{target.path}.sm86", compute_capability="8.6")
+    shutil.copyfile(copy / target.path, copy / other.path)
+    files = dict(old.files) | {other.path: fingerprint(copy / other.path)}
+    write_manifest(copy, replace(old, draft=None, files=files, plans=(*old.plans, other)))
+    new = build(copy, opt_batch=1)
+    assert other in new.plans
+    assert [plan for plan in new.plans if plan.part == "draft"] == [
+        plan for plan in old.plans if plan.part == "draft"
+    ]
+    again = next(
+        plan for plan in new.plans if plan.part == "target" and plan.compute_capability == "8.0"
+    )
+    assert again.profiles[0].batch.tuned == 1
+    assert (copy / again.path).is_file()
+    assert again.path == target.path or not (copy / target.path).exists()
+
+
+def test_what_a_killed_build_leaves_is_never_read(copy: Path) -> None:
+    expected = load_bundle(copy).manifest
+    (copy / "plans" / "target-unfinished.plan").write_bytes(b"half")
+    assert load_bundle(copy).manifest == expected
+
+
+def test_a_changed_plan_is_refused(copy: Path) -> None:
+    plan = load_bundle(copy).manifest.plans[0]
+    data = bytearray((copy / plan.path).read_bytes())
+    data[100] ^= 1
+    (copy / plan.path).write_bytes(data)
+    with pytest.raises(BundleError, match="differs from its sha256"):
+        load_bundle(copy)
+
+
+def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:
+    manifest = load_bundle(copy).manifest
+    plan = manifest.plans[0]
+    files = {name: entry for name, entry in manifest.files.items() if name != plan.path}
+    write_manifest(copy, replace(manifest, files=files))
+    with pytest.raises(BundleError, match="a plan without a hash"):
+        load_bundle(copy)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"precision": "float64"}, BundleError, "must be one of float32, float16, bfloat16"),
+        ({"capacities": (100,)}, BundleError, "capacity 100: this bundle's caches take 128, 256"),
+        ({"flavour": "cudnn"}, EngineError, "must be one of tensorrt, rtx"),
+        ({"compute_capabilities": ("9.9",)}, EngineError, r"builds for 7\.5, 8\.0"),
+    ],
+)
+def test_an_impossible_build_is_refused_and_changes_nothing(
+    copy: Path, options: dict[str, object], error: type[Exception], reason: str
+) -> None:
+    before = sorted(copy.rglob("*"))
+    with pytest.raises(error, match=reason):
+        build(copy, **options)
+    assert sorted(copy.rglob("*")) == before
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+@pytest.mark.skipif(not has_no_gpu(), reason="a GPU is here, so the build would succeed")
+def test_without_a_gpu_the_way_out_is_named(built: Path) -> None:
+    result = CliRunner().invoke(app, ["build", str(built), "--flavour", RTX])
+    assert result.exit_code == EXIT_REFUSED
+    assert "name --compute-capability to build ahead of time" in result.output
+
+
+def test_the_demo_pair_becomes_plans(tmp_path: Path) -> None:
+    root, exported = tmp_path / "demo", ROOT / "bundles" / "demo-float32"
+    if exported.is_dir():  # what scripts/demo made of the same checkpoints
+        shutil.copytree(exported, root)
+    else:
+        target, draft = ROOT / "demo" / "target", ROOT / "demo" / "draft"
+        export_bundle(target=target, draft=draft, out=root, progress=lambda stage: None)
+    manifest = build(root)
+    sizes = {plan.part: manifest.files[plan.path].size for plan in manifest.plans}
+    assert sizes.keys() == {"target", "draft"}
+    # Half of what the float32 graph weighs, and some kernels.
+    weights = manifest.files["target/model.onnx.data"].size
+    assert weights / 2 < sizes["target"] < weights
