@@ -6,8 +6,8 @@ whose drafter failed go on with what is left of their chain of fallbacks, or pla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from engines.base import EngineError
 from engines.laws import SamplingRow, Verdict
@@ -24,12 +24,12 @@ class Proposals:
     Attributes:
         drafts: per live slot; None for rows that do not decode.
         rows: per live slot, as the drafters saw it; empty when none was asked.
-        error: the first thing a drafter raised, if any did.
+        asked: every drafter asked, by name, and what it raised, if it did.
     """
 
     drafts: list[Draft | None]
     rows: Sequence[DraftRow] = ()
-    error: Exception | None = None
+    asked: Mapping[str, Exception | None] = field(default_factory=dict)
 
 
 def propose(
@@ -59,12 +59,12 @@ def propose(
     rows = [
         _draft_row(request, gamma or 0, scope) for request, gamma in zip(live, gammas, strict=True)
     ]
-    failure: Exception | None = None
+    asked: dict[str, Exception | None] = dict.fromkeys(chosen)
     for name, slots in chosen.items():
         try:
             proposed = drafters[name].propose(rows, slots)
         except Exception as error:  # a drafter may be anybody's; its rows go on without it
-            failure = failure or error
+            asked[name] = error
             if _degrade(drafters, live, rows, slots, error):
                 drafts = [draft and replace(draft, num_computed=None) for draft in drafts]
             continue
@@ -72,7 +72,7 @@ def propose(
             drafts[slot] = _checked(draft, rows[slot].gamma, vocab_size)
             if draft.num_computed is not None:
                 rows[slot] = replace(rows[slot], num_computed=draft.num_computed)
-    return Proposals(drafts=drafts, rows=rows, error=failure)
+    return Proposals(drafts=drafts, rows=rows, asked=asked)
 
 
 def num_choices(drafters: Drafters, request: Request, gamma: int | None) -> int:

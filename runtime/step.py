@@ -7,7 +7,7 @@ failed verification loses the caches of all live rows, but rows still prefilling
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engines.base import Engine, EngineError, Span
@@ -45,12 +45,12 @@ class StepResult:
         progressed: requests that emitted, and their ending if that was it.
         failed: requests the engine could not serve, each with the error; None means its logits
             were not finite.
-        degraded: what a drafter raised in this step, if one did.
+        asked: every drafter asked, by name, and what it raised, if it did.
     """
 
     progressed: list[tuple[Request, Progressed, Ending | None]] = field(default_factory=list)
     failed: list[tuple[Request, EngineError | None]] = field(default_factory=list)
-    degraded: Exception | None = None
+    asked: Mapping[str, Exception | None] = field(default_factory=dict)
 
 
 def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
@@ -76,7 +76,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         scope=parts.scope,
         vocab_size=parts.target.limits.vocab_size,
     )
-    result.degraded = proposals.error
+    result.asked = proposals.asked
     drafts = proposals.drafts
     fed = [_fed(request, draft) for request, draft in zip(live, drafts, strict=True)]
     rows = [

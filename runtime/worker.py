@@ -5,7 +5,7 @@ under one lock; everything else happens between two steps, on the worker's threa
 
 * W1  Every request that ``submit`` took gets exactly one terminal event.
 * W2  A request's slot is free again before its terminal event is delivered.
-* W3  ``live[i]`` holds slot i.
+* W3  ``runtime.rows``: request i of the live ones holds slot i.
 """
 
 from __future__ import annotations
@@ -16,27 +16,24 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from engines.base import Engine, EngineError
+from engines.base import Engine
 from engines.laws import Sampler
 from runtime.core.config import ServerConfig
-from runtime.core.drafting import check_drafter
 from runtime.core.errors import (
-    ConfigError,
     ContextTooLong,
     InternalError,
-    RequestError,
     RequestFailed,
 )
 from runtime.core.inbox import Deliver, Inbox
 from runtime.core.params import Event, Failed, Finished, RequestSpec
-from runtime.core.request import Ending, Request, Speculation
+from runtime.core.request import Ending, Request
 from runtime.core.scheduler import StepLimits
-from runtime.core.slots import SlotAllocator
-from runtime.core.stats import DISABLED, NO_DRAFT
 from runtime.core.text import Decoder
 from runtime.core.totals import Totals, WorkerSnapshot
-from runtime.drafters import DRAFTER_NAMES, Drafters, build_drafters
+from runtime.drafters import build_drafters
 from runtime.drafters.base import DrafterParts
+from runtime.rows import LiveRows
+from runtime.speculate import SpeculationPolicy
 from runtime.step import StepParts, StepResult, run_step
 
 __all__ = ["Worker", "WorkerSnapshot"]
@@ -70,7 +67,6 @@ class Worker:
     ) -> None:
         engines = [target] if draft is None else [target, draft]
         chunk = min(config.prefill_chunk, target.limits.max_extend)
-        self._engines = engines
         self._config = config
         self._decoder = decoder
         self._clock = clock
@@ -95,16 +91,13 @@ class Worker:
             limits=self._limits,
             scope=config.drafting.history_scope,
         )
-        _check_default(config.default_drafter, self._parts.drafters)
-        self._slots = SlotAllocator(
-            min(config.max_running, *(engine.limits.max_batch for engine in engines))
-        )
+        self._policy = SpeculationPolicy(self._parts.drafters, config, self._limits.max_gamma)
+        num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
+        self._rows = LiveRows(engines, num_slots)
         self._totals = Totals()
-        self._live: list[Request] = []
-        self._num_admitted = 0
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
-        self._inbox = Inbox(config, self._slots)  # guarded by the condition
+        self._inbox = Inbox(config, self._rows.slots)  # guarded by the condition
 
     def start(self) -> None:
         """Start the thread that runs steps until ``stop``."""
@@ -168,10 +161,10 @@ class Worker:
         with self._wake:
             num_queued, num_queued_tokens = self._inbox.queued()
         return self._totals.snapshot(
-            num_running=self._slots.num_live,
+            num_running=self._rows.slots.num_live,
             num_queued=num_queued,
             num_queued_tokens=num_queued_tokens,
-            num_slots=self._slots.num_slots,
+            num_slots=self._rows.slots.num_slots,
             is_draining=self._inbox.is_draining,
         )
 
@@ -182,20 +175,21 @@ class Worker:
         """
         try:
             with self._wake:
-                overdue = self._inbox.take_overdue(self._live, self._clock())
+                overdue = self._inbox.take_overdue(self._rows.requests, self._clock())
             self._end_with_errors(overdue)
             with self._wake:
-                self._inbox.admit(self._admit)
-            if not self._live:
+                self._inbox.admit(self._rows.admit)
+            if not self._rows.requests:
                 return False
-            result = run_step(self._parts, self._live)
+            self._policy.pause(self._rows.requests, self._clock())
+            result = run_step(self._parts, self._rows.requests)
             self._totals.step_count += 1
             self._totals.last_step_at = self._clock()
             self._settle(result)
         except Exception:  # the root of the thread: a bug ends requests, never the worker
             error_id = _new_error_id()
             logger.exception("a step broke an invariant; error id %s", error_id)
-            self._end_with_errors([(r, InternalError(error_id)) for r in list(self._live)])
+            self._end_with_errors([(r, InternalError(error_id)) for r in list(self._rows.requests)])
         return True
 
     def _loop(self) -> None:
@@ -221,33 +215,18 @@ class Worker:
             )
         return Request(
             spec,
-            speculation=self._resolve(spec),
+            speculation=self._policy.resolve(spec.speculation),
             max_context=self._limits.max_context,
             decoder=self._decoder,
             submitted_at=self._clock(),
         )
 
-    def _resolve(self, spec: RequestSpec) -> Speculation:
-        wanted = spec.speculation
-        drafter = wanted.drafter or self._config.default_drafter
-        gamma = self._config.default_gamma if wanted.gamma is None else wanted.gamma
-        gamma = min(gamma, self._limits.max_gamma)
-        if not wanted.is_enabled or drafter == "none" or gamma == 0:
-            return Speculation(drafter="none", gamma=0, off_reason=DISABLED)
-        usable = self._parts.drafters.usable(drafter)
-        if usable is None:
-            return Speculation(drafter="none", gamma=0, off_reason=NO_DRAFT)
-        return Speculation(drafter=usable, gamma=gamma, off_reason=None)
-
-    def _admit(self, request: Request) -> None:
-        request.admit(slot=self._slots.allocate(), order=self._num_admitted)
-        self._num_admitted += 1
-        self._live.append(request)
-
     def _settle(self, result: StepResult) -> None:
         """Free the slots of what ended, then tell everyone."""
-        if result.degraded is not None:
-            logger.error("a drafter failed; going on without", exc_info=result.degraded)
+        self._policy.note(result.asked, self._clock())
+        for name, error in result.asked.items():
+            if error is not None:
+                logger.error("drafter %s failed; going on without", name, exc_info=error)
         ended = [request for request, _, ending in result.progressed if ending is not None]
         lost = self._free([*ended, *(request for request, _ in result.failed)])
         for request, progressed, ending in result.progressed:
@@ -278,36 +257,16 @@ class Worker:
             endings = lost
 
     def _free(self, requests: Sequence[Request]) -> list[tuple[Request, Exception]]:
-        """Give slots back, highest first so that only rows that go on are moved.
+        """Give slots back.
 
         Returns:
             Requests whose row could not be moved, with the error to end them with.
         """
-        lost: list[tuple[Request, Exception]] = []
-        for slot in sorted((r.slot for r in requests if r.slot is not None), reverse=True):
-            self._live[slot].slot = None
-            self._parts.drafters.forget(self._live[slot].spec.internal_id)
-            move = self._slots.free(slot)
-            last = self._live.pop()
-            if move is None:
-                continue
-            self._live[slot] = last
-            last.slot = slot
-            if not self._move(last, move.source):
-                lost.append((last, RequestFailed(_new_error_id())))
-        return lost
-
-    def _move(self, request: Request, source: int) -> bool:
-        assert request.slot is not None
-        lengths = (request.num_computed, request.draft_computed)
-        try:
-            for engine, length in zip(self._engines, lengths, strict=False):
-                if length > 0:
-                    engine.move_slot(source, request.slot, length)
-        except EngineError:
-            logger.exception("a row could not be moved")
-            return False
-        return True
+        for request in requests:
+            if request.slot is not None:
+                self._parts.drafters.forget(request.spec.internal_id)
+        lost = self._rows.free(requests)
+        return [(request, RequestFailed(_new_error_id())) for request in lost]
 
     def _end(self, request: Request, event: Event) -> None:
         """Forget the request before it is told, so that whoever is told may use its name again."""
@@ -320,19 +279,6 @@ class Worker:
         with self._wake:
             deliver = self._inbox.deliver_to(request)
         _hand_over(deliver, event)
-
-
-def _check_default(name: str, drafters: Drafters) -> None:
-    """A bundle without a draft model may keep the default that needs one.
-
-    Raises:
-        ConfigError: the name is not one this server could ever have.
-    """
-    try:
-        known = {*drafters, *DRAFTER_NAMES}
-        check_drafter(name, known, known)
-    except RequestError as error:
-        raise ConfigError("default_drafter", "must name a known drafter") from error
 
 
 def _hand_over(deliver: Deliver, event: Event) -> None:

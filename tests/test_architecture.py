@@ -55,14 +55,16 @@ RULES: dict[str, set[str]] = {
     "runtime.step": PURE
     | CORE
     | {"runtime.propose", "runtime.drafters.base", "runtime.drafters.Drafters"},
+    "runtime.rows": CORE,
+    "runtime.speculate": CORE | {"runtime.drafters.DRAFTER_NAMES", "runtime.drafters.Drafters"},
     # The worker is given engines and builds its drafters over them.
     "runtime.worker": PURE
     | CORE
     | {
+        "runtime.rows",
+        "runtime.speculate",
         "runtime.step",
         "runtime.drafters.base",
-        "runtime.drafters.DRAFTER_NAMES",
-        "runtime.drafters.Drafters",
         "runtime.drafters.build_drafters",
     },
     # Measures engines it is given, through a worker of its own.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from runtime.core.breaker import BreakerConfig
 from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import ConfigError
 
@@ -24,6 +25,7 @@ class ServerConfig:
         default_drafter: registry name of the drafter where a request does not say; "model" without
             a draft in the bundle means "none".
         drafting: settings of the drafters themselves.
+        breaker: how patient to be with drafters that fail.
         prefill_chunk: prompt tokens fed to one row in one step; running streams wait at most this
             much per step. The engine's ``max_extend`` bounds it too.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
@@ -46,6 +48,7 @@ class ServerConfig:
     retry_after_s: float = 1.0
     num_threads: int = 2
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
     def __post_init__(self) -> None:
         """Check every setting.

@@ -198,12 +198,12 @@ class Request:
         """Move the draft's pointer; never beyond the token before the last known one (R2)."""
         self.draft_computed = min(num_computed, self.num_known - 1)
 
-    def degrade(self, fallback: str | None = None) -> None:
-        """Go on without the drafter that failed: with another one, or plainly."""
+    def degrade(self, fallback: str | None = None, *, reason: str = DEGRADED) -> None:
+        """Go on without the drafter that failed or is paused: with another one, or plainly."""
         self.speculation = Speculation(
             drafter=fallback or self.speculation.drafter,
             gamma=self.speculation.gamma if fallback else 0,
-            off_reason=DEGRADED,
+            off_reason=reason,
         )
 
     def fail(self) -> None:

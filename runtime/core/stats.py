@@ -8,6 +8,7 @@ from runtime.core.params import SpeculationReport
 DISABLED = "DISABLED"
 NO_DRAFT = "NO_DRAFT"
 DEGRADED = "DEGRADED"
+PAUSED = "DRAFTER_PAUSED"
 
 
 class SpeculationStats:

@@ -104,7 +104,7 @@ class Harness:
 
     @property
     def live(self) -> list[Request]:
-        return self.worker._live
+        return self.worker._rows.requests
 
     def submit(self, name: str, prompt: Sequence[int] = (1, 2, 3), **options: object) -> None:
         request = spec(name, prompt, **options)

@@ -10,6 +10,7 @@ import pytest
 from engines.base import EngineError
 from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
+from runtime.core.breaker import BreakerConfig
 from runtime.core.errors import (
     Cancelled,
     ConfigError,
@@ -301,3 +302,56 @@ def test_the_thread_ends_queued_requests_when_it_stops() -> None:
     harness.worker.start()
     assert harness.worker.stop(5.0)
     assert harness.error("waiting").reason == "DRAINING"
+
+
+def always_failing() -> ScriptedEngine:
+    return ScriptedEngine(counting_logits, limits(10), failing_extends=range(1000))
+
+
+def test_a_draft_model_that_keeps_failing_is_left_alone_for_a_while() -> None:
+    draft = always_failing()
+    breaker = BreakerConfig(max_failures=2, first_pause_s=10.0, longest_pause_s=15.0)
+    harness = Harness(draft=draft, breaker=breaker)
+
+    def serve(name: str) -> tuple[str | None, int]:
+        """The reason told, and the calls the draft model was given."""
+        before = draft.num_extends
+        harness.submit(name, drafter="model", gamma=3)
+        harness.run()
+        assert harness.tokens(name) == [(4 + index) % 10 for index in range(12)]
+        return harness.finished(name).report.off_reason, draft.num_extends - before
+
+    assert [serve("1"), serve("2")] == [("DEGRADED", 1)] * 2
+    assert [serve("3"), serve("4")] == [("DRAFTER_PAUSED", 0)] * 2
+    harness.clock.now = 10.0
+    assert [serve("5"), serve("6")] == [("DEGRADED", 1), ("DRAFTER_PAUSED", 0)]
+    harness.clock.now = 24.9
+    assert serve("7") == ("DRAFTER_PAUSED", 0)
+    harness.clock.now = 25.0
+    assert serve("8") == ("DEGRADED", 1)
+
+
+def test_a_draft_model_that_recovers_is_used_again() -> None:
+    draft = ScriptedEngine(counting_logits, limits(10), failing_extends=(0, 1))
+    harness = Harness(draft=draft, breaker=BreakerConfig(max_failures=1, first_pause_s=1.0))
+    reasons = []
+    for now in (0.0, 0.5, 1.0, 3.0, 3.0):
+        harness.clock.now = now
+        harness.submit("a", drafter="model", gamma=3)
+        harness.run()
+        reasons.append(harness.finished("a").report.off_reason)
+    assert reasons == ["DEGRADED", "DRAFTER_PAUSED", "DEGRADED", None, None]
+
+
+def test_a_pause_leaves_what_does_not_need_the_draft_model() -> None:
+    breaker = BreakerConfig(max_failures=1, first_pause_s=9.0)
+    harness = Harness(draft=always_failing(), breaker=breaker)
+    for name in ("first", "second"):
+        harness.submit(name, (1, 2, 1, 2), drafter="model+lookup", gamma=3)
+        harness.run()
+    report = harness.finished("second").report
+    assert (report.drafter, report.off_reason) == ("lookup", "DRAFTER_PAUSED")
+    assert report.num_drafted > 0
+    harness.submit("third", (1, 2, 1, 2), drafter="lookup", gamma=3)
+    harness.run()
+    assert harness.finished("third").report.off_reason is None
