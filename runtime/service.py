@@ -29,7 +29,7 @@ from runtime.core.validate import (
     check_text,
 )
 from runtime.metrics import Metrics
-from runtime.outbox import Outbox
+from runtime.outbox import Outbox, Post
 from runtime.serving import Serving, describe
 from runtime.status import code_of, trailing_status
 from runtime.stream import CompletionStream
@@ -66,6 +66,8 @@ class InferenceService:
         self._idle = asyncio.Event()
         self._idle.set()
         self._num_cut = 0
+        self._post = Post(asyncio.get_running_loop())
+        serving.worker.after_step(self._post.send)
 
     def set_ready(self) -> None:
         """Take requests from now on."""
@@ -187,7 +189,7 @@ class InferenceService:
             raise errors.DuplicateRequestId
         worker = self._serving.worker
         outbox = Outbox(
-            asyncio.get_running_loop(),
+            self._post,
             self._serving.config.max_unsent_chunks,
             lambda: worker.cancel(spec.internal_id, errors.SlowConsumer()),
         )

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 
 from engines.base import Engine, EngineError, Span
 from engines.laws import Sampler, Verdict
+from runtime.core.config import ServerConfig
 from runtime.core.drafting import HistoryScope
 from runtime.core.params import Progressed
 from runtime.core.request import Ending, Request
 from runtime.core.scheduler import Prefill, StepLimits, decode_spans, plan_step
-from runtime.drafters import Drafters
-from runtime.drafters.base import Draft
+from runtime.drafters import Drafters, build_drafters
+from runtime.drafters.base import Draft, DrafterParts
 from runtime.propose import num_choices, propose, sampling_row, tell
 
 
@@ -51,6 +52,46 @@ class StepResult:
     progressed: list[tuple[Request, Progressed, Ending | None]] = field(default_factory=list)
     failed: list[tuple[Request, EngineError | None]] = field(default_factory=list)
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
+
+
+def step_parts(
+    engines: Sequence[Engine], sampler: Sampler, config: ServerConfig, max_gamma: int
+) -> StepParts:
+    """What steps of a server run on.
+
+    Args:
+        engines: the target and, where there is one, the draft.
+        sampler: of both.
+        config: of the server.
+        max_gamma: draft tokens per step the bundle allows.
+
+    Raises:
+        ConfigError: a registered drafter cannot be loaded.
+    """
+    target = engines[0]
+    chunk = min(config.prefill_chunk, target.limits.max_extend)
+    limits = StepLimits(
+        max_context=target.limits.max_context,
+        max_gamma=min(max_gamma, target.limits.max_extend - 1),
+        prefill_chunk=chunk,
+    )
+    drafters = build_drafters(
+        DrafterParts(
+            draft=engines[1] if len(engines) > 1 else None,
+            sampler=sampler,
+            vocab_size=target.limits.vocab_size,
+            chunk=chunk,
+            max_gamma=limits.max_gamma,
+            config=config.drafting,
+        )
+    )
+    return StepParts(
+        target=target,
+        sampler=sampler,
+        drafters=drafters,
+        limits=limits,
+        scope=config.drafting.history_scope,
+    )
 
 
 def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:

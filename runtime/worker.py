@@ -27,14 +27,11 @@ from runtime.core.errors import (
 from runtime.core.inbox import Deliver, Inbox
 from runtime.core.params import Event, Failed, Finished, RequestSpec
 from runtime.core.request import Ending, Request
-from runtime.core.scheduler import StepLimits
 from runtime.core.text import Decoder
 from runtime.core.totals import Totals, WorkerSnapshot
-from runtime.drafters import build_drafters
-from runtime.drafters.base import DrafterParts
 from runtime.rows import LiveRows
 from runtime.speculate import SpeculationPolicy
-from runtime.step import StepParts, StepResult, run_step
+from runtime.step import StepResult, run_step, step_parts
 
 __all__ = ["Worker", "WorkerSnapshot"]
 
@@ -66,35 +63,16 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         engines = [target] if draft is None else [target, draft]
-        chunk = min(config.prefill_chunk, target.limits.max_extend)
         self._config = config
         self._decoder = decoder
         self._clock = clock
-        self._limits = StepLimits(
-            max_context=target.limits.max_context,
-            max_gamma=min(max_gamma, target.limits.max_extend - 1),
-            prefill_chunk=chunk,
-        )
-        self._parts = StepParts(
-            target=target,
-            sampler=sampler,
-            drafters=build_drafters(
-                DrafterParts(
-                    draft=draft,
-                    sampler=sampler,
-                    vocab_size=target.limits.vocab_size,
-                    chunk=chunk,
-                    max_gamma=self._limits.max_gamma,
-                    config=config.drafting,
-                )
-            ),
-            limits=self._limits,
-            scope=config.drafting.history_scope,
-        )
+        self._parts = step_parts(engines, sampler, config, max_gamma)
+        self._limits = self._parts.limits
         self._policy = SpeculationPolicy(self._parts.drafters, config, self._limits.max_gamma)
         num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
         self._rows = LiveRows(engines, num_slots)
         self._totals = Totals()
+        self._after_step: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._inbox = Inbox(config, self._rows.slots)  # guarded by the condition
@@ -103,6 +81,10 @@ class Worker:
         """Start the thread that runs steps until ``stop``."""
         self._thread = threading.Thread(target=self._loop, name="outrider-worker", daemon=True)
         self._thread.start()
+
+    def after_step(self, call: Callable[[], None]) -> None:
+        """Call something on the worker's thread after each step's events; before ``start``."""
+        self._after_step.append(call)
 
     def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
         """Queue a request; its events go to ``deliver``, on the worker's thread.
@@ -190,6 +172,9 @@ class Worker:
             error_id = _new_error_id()
             logger.exception("a step broke an invariant; error id %s", error_id)
             self._end_with_errors([(r, InternalError(error_id)) for r in list(self._rows.requests)])
+        finally:
+            for call in self._after_step:
+                call()
         return True
 
     def _loop(self) -> None:

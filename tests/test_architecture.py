@@ -54,7 +54,12 @@ RULES: dict[str, set[str]] = {
     "runtime.propose": PURE | CORE | {"runtime.drafters.base", "runtime.drafters.Drafters"},
     "runtime.step": PURE
     | CORE
-    | {"runtime.propose", "runtime.drafters.base", "runtime.drafters.Drafters"},
+    | {
+        "runtime.propose",
+        "runtime.drafters.base",
+        "runtime.drafters.Drafters",
+        "runtime.drafters.build_drafters",
+    },
     "runtime.rows": CORE,
     "runtime.speculate": CORE | {"runtime.drafters.DRAFTER_NAMES", "runtime.drafters.Drafters"},
     # The worker is given engines and builds its drafters over them.
@@ -64,8 +69,6 @@ RULES: dict[str, set[str]] = {
         "runtime.rows",
         "runtime.speculate",
         "runtime.step",
-        "runtime.drafters.base",
-        "runtime.drafters.build_drafters",
     },
     # Measures engines it is given, through a worker of its own.
     "runtime.calibrate": PURE | CORE | {"engines.kv_cache", "runtime.worker"},

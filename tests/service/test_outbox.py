@@ -1,0 +1,72 @@
+"""Events of a step reach the event loop together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runtime.core.params import Finished, Progressed
+from runtime.outbox import Outbox, Post
+from tests.runtime.markov import Harness, spec
+
+
+async def test_all_events_of_a_step_arrive_in_one_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    wake, num_calls = loop.call_soon_threadsafe, 0
+
+    def counted(callback: Callable[..., object], *arguments: Any) -> asyncio.Handle:
+        nonlocal num_calls
+        num_calls += 1
+        return wake(callback, *arguments)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    harness, post = Harness("F3"), Post(loop)
+    harness.worker.after_step(post.send)
+    outboxes = [Outbox(post, 100, lambda: None) for _ in range(3)]
+    for number, outbox in enumerate(outboxes):
+        harness.worker.submit(spec(str(number), (1,), max_tokens=2, gamma=0), outbox.deliver)
+    assert harness.worker.run_step()
+    assert num_calls == 1
+    for outbox in outboxes:
+        assert [token.token for token in (await outbox.take()).tokens] == [2]
+    assert harness.worker.run_step()
+    assert num_calls == 2
+    for outbox in outboxes:
+        batch = await outbox.take()
+        assert [token.token for token in batch.tokens] == [3]
+        assert isinstance(batch.end, Finished)
+    assert not harness.worker.run_step()
+    assert num_calls == 2
+
+
+async def test_who_reads_nothing_is_reported_once() -> None:
+    post, overflows = Post(asyncio.get_running_loop()), []
+    outbox = Outbox(post, 2, lambda: overflows.append(True))
+    harness = Harness("F3")
+    harness.worker.after_step(post.send)
+    harness.worker.submit(spec("a", (1,), max_tokens=6, gamma=0), outbox.deliver)
+    for _ in range(6):
+        harness.worker.run_step()
+        await asyncio.sleep(0)
+    assert overflows == [True]
+    batch = await outbox.take()
+    assert len(batch.steps) == 6
+    assert all(isinstance(step.next_token, int) for step in batch.steps)
+    assert outbox.is_ended
+
+
+async def test_events_for_a_closed_loop_are_dropped() -> None:
+    other = asyncio.new_event_loop()
+    other.close()
+    post = Post(other)
+    received: list[Progressed] = []
+    harness = Harness("F3")
+    harness.worker.after_step(post.send)
+    harness.worker.submit(spec("a", max_tokens=2), lambda event: post.put(received.append, event))
+    while harness.worker.run_step():
+        pass
+    assert not received
+    harness.check_is_idle()
