@@ -7,16 +7,22 @@ so that a bias or penalty does not round before the temperature magnifies it.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from engines.base import FloatArray, IntArray
 from engines.laws import SamplingLaw
+from engines.token_law import TokenLaw
+from engines.truncation import (
+    Logits,
+    candidate_count,
+    keep_nucleus,
+    nucleus_size,
+    ranked_greatest,
+)
 
-Logits = npt.NDArray[np.float32] | npt.NDArray[np.float64]
-
-# Candidates looked at before top-p sorts a whole row. Peaked rows need far fewer, flat rows take the exact slow path.
-PREFILTER_SIZE = 1024
 _SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
 
@@ -97,79 +103,64 @@ def greatest_token(logits: Logits) -> int | None:
     return token if np.isfinite(logits[token]) else None
 
 
-def adjusted_row(logits: Logits, law: SamplingLaw) -> FloatArray | None:
+def adjusted_law(logits: Logits, law: SamplingLaw, row: FloatArray) -> TokenLaw | None:
     """The law of the next token at a temperature above 0.
 
     Args:
         logits: [V] float32 or float64, after ``process_logits``; -inf bans.
         law: temperature, top-k, top-p and min-p are applied, in this order.
+        row: [at least V] float32, overwritten; a dense law lies in it.
 
     Returns:
-        [V] float32 that sums to 1 up to rounding, or None where the row holds NaN, +inf or nothing but -inf.
+        None where the logits hold NaN, +inf or nothing but -inf.
     """
-    peak = logits.max()
-    if not np.isfinite(peak):
+    peak = float(logits[logits.argmax()])
+    if not math.isfinite(peak):
         return None
     temperature = max(law.temperature, _SMALLEST_TEMPERATURE)
-    # Subtracting before dividing keeps the greatest exponents, which matter, the most precise.
-    with np.errstate(
-        over="ignore"
-    ):  # a finite mask value such as -3e38 may become -inf: no mass either way
-        exponents = logits - peak
-        exponents /= temperature
-    is_top_k = 0 < law.top_k < len(logits)
-    if not is_top_k and law.top_p >= 1.0:
-        weights = np.exp(exponents, out=exponents)
-        if law.min_p > 0.0:
-            weights[weights < law.min_p] = 0.0
-        weights /= weights.sum(dtype=np.float64)
-        untruncated: FloatArray = weights.astype(np.float32, copy=False)
-        return untruncated
-    kept = _truncated(logits, exponents, law, is_top_k=is_top_k)
-    kept_weights = np.exp(exponents[kept].astype(np.float64))
-    kept_weights[kept_weights < law.min_p] = 0.0
-    probs = np.zeros(len(logits), dtype=np.float32)
-    probs[kept] = kept_weights / kept_weights.sum()
-    return probs
+    if 0 < law.top_k < len(logits):
+        ids = ranked_greatest(logits, law.top_k)
+        weights = _weights_at(logits, ids, peak, temperature)
+        return _cut(ids, weights, law, law.top_p * float(np.add.reduce(weights)))
+    dense = row[: len(logits)]
+    row[len(logits) :] = 0.0
+    # Subtracting before dividing keeps the greatest exponents, which matter, the most precise. A finite mask value
+    # such as -3e38 may become -inf: no mass either way.
+    with np.errstate(over="ignore"):
+        np.subtract(logits, peak, out=dense, casting="same_kind")
+        if temperature != 1.0:
+            dense *= 1.0 / temperature
+    np.exp(dense, out=dense)
+    if law.top_p < 1.0:
+        mass_wanted = law.top_p * float(np.add.reduce(dense))
+        count = candidate_count(len(logits), mass_wanted)
+        if count is not None:
+            ids = ranked_greatest(logits, count)
+            weights = _weights_at(logits, ids, peak, temperature)
+            nucleus = _cut(ids, weights, law, mass_wanted)
+            if len(nucleus.weights) < count or count == len(logits):
+                return nucleus
+        keep_nucleus(dense, logits, mass_wanted)
+    if law.min_p > 0.0:
+        dense *= dense >= law.min_p
+    return TokenLaw(row)
 
 
-def greatest_tokens(logits: Logits, count: int) -> IntArray:
-    """Ids of exactly ``count`` greatest logits, ties by lower id; [count] int64, ascending ids."""
-    vocab_size = len(logits)
-    if count >= vocab_size:
-        return np.arange(vocab_size)
-    threshold = np.partition(logits, vocab_size - count)[vocab_size - count]
-    is_kept = logits > threshold
-    num_ties = count - int(np.count_nonzero(is_kept))
-    is_kept[np.flatnonzero(logits == threshold)[:num_ties]] = True
-    return np.flatnonzero(is_kept)
+def _weights_at(
+    logits: Logits, ids: IntArray, peak: float, temperature: float
+) -> npt.NDArray[np.float64]:
+    """[n] float64 exp((z - peak) / temperature) of some ids."""
+    exponents = logits[ids].astype(np.float64)
+    exponents -= peak
+    exponents /= temperature
+    return np.exp(exponents, out=exponents)
 
 
-def _truncated(logits: Logits, exponents: Logits, law: SamplingLaw, *, is_top_k: bool) -> IntArray:
-    """Ids that top-k and then top-p keep, in any order."""
-    if is_top_k:
-        candidates = greatest_tokens(logits, law.top_k)
-        if law.top_p >= 1.0:
-            return candidates
-        total = float(np.exp(exponents[candidates].astype(np.float64)).sum())
-        return _nucleus(logits, exponents, candidates, law.top_p * total)
-    total = float(np.exp(exponents).sum(dtype=np.float64))
-    candidates = greatest_tokens(logits, PREFILTER_SIZE)
-    kept = _nucleus(logits, exponents, candidates, law.top_p * total)
-    is_certain = len(kept) < len(candidates)
-    if is_certain or len(candidates) == len(logits):
-        return kept
-    return _nucleus(logits, exponents, np.arange(len(logits)), law.top_p * total)
-
-
-def _nucleus(
-    logits: Logits, exponents: Logits, candidates: IntArray, mass_wanted: float
-) -> IntArray:
-    """Candidates whose preceding mass is below ``mass_wanted``; at least one.
-
-    Candidates are ascending ids, so that the stable sort breaks ties by lower id.
-    """
-    ordered = candidates[np.argsort(-logits[candidates], kind="stable")]
-    mass = np.cumsum(np.exp(exponents[ordered].astype(np.float64)))
-    num_kept = 1 + int(np.count_nonzero(mass[:-1] < mass_wanted))
-    return ordered[:num_kept]
+def _cut(
+    ids: IntArray, weights: npt.NDArray[np.float64], law: SamplingLaw, mass_wanted: float
+) -> TokenLaw:
+    """What top-p and min-p leave of ids in descending order of weight; at least one."""
+    num_kept = nucleus_size(weights, mass_wanted) if law.top_p < 1.0 else len(ids)
+    if law.min_p > 0.0:
+        num_kept = min(num_kept, int(np.count_nonzero(weights >= law.min_p)))
+    return TokenLaw(weights[:num_kept], ids[:num_kept])

@@ -18,18 +18,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from engines.adjust import Logits, adjusted_row, greatest_token, has_processors, process_logits
+from engines.adjust import adjusted_law, greatest_token, has_processors, process_logits
 from engines.base import FloatArray
-from engines.draws import (
-    choices_of,
-    draw_token,
-    overlap,
-    race_winner,
-    raw_logprobs,
-    residual_row,
-)
+from engines.draws import choices_of, padded_size, raw_logprobs
 from engines.laws import ExactnessMode, SamplingRow, Verdict
 from engines.noise import CounterNoise, NoiseSource, Purpose
+from engines.token_law import TokenLaw, residual_law, shared_weights
+from engines.truncation import Logits
 
 
 class CpuSampler:
@@ -45,12 +40,18 @@ class CpuSampler:
     def __init__(
         self, *, max_batch: int, max_gamma: int, vocab_size: int, noise: NoiseSource | None = None
     ) -> None:
-        self._max_gamma = max_gamma
         self._vocab_size = vocab_size
         self._noise: NoiseSource = CounterNoise() if noise is None else noise
-        # Per slot [max_gamma, V] float32, allocated when the slot first drafts: 64 slots of 8 rows of a large
+        size = padded_size(vocab_size)
+        self._target_row: FloatArray = np.zeros(size, dtype=np.float32)
+        self._scratch: FloatArray = np.zeros(size, dtype=np.float32)
+        # Per slot [max_gamma, size] float32, allocated when the slot first drafts: 64 slots of 8 rows of a large
         # vocabulary are 300 MB that greedy and retrieved drafts never need.
+        self._draft_shape = (max_gamma, size)
         self._draft_rows: list[FloatArray | None] = [None] * max_batch
+        self._draft_laws: list[list[TokenLaw | None]] = [
+            [None] * max_gamma for _ in range(max_batch)
+        ]
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
@@ -86,27 +87,22 @@ class CpuSampler:
         ]
 
     def _propose_row(self, logits: FloatArray, row: SamplingRow) -> int:
-        position = len(row.history) + len(row.draft_tokens)
-        processed = _processed(logits, row, len(row.draft_tokens))
+        num_drafted = len(row.draft_tokens)
+        position = len(row.history) + num_drafted
+        processed = _processed(logits, row, num_drafted)
         if row.law.is_greedy:
             return greatest_token(processed) or 0
-        probs = adjusted_row(processed, row.law)
         if row.mode is ExactnessMode.SEED_STABLE:
-            return 0 if probs is None else self._race(probs, row, position)
-        if probs is None:
-            probs = np.zeros(len(logits), dtype=np.float32)
-            probs[0] = 1.0
-        self._keep_draft_row(probs, row)
-        return draw_token(probs, self._uniform(row, Purpose.DRAFT, position))
-
-    def _keep_draft_row(self, probs: FloatArray, row: SamplingRow) -> None:
+            law = adjusted_law(processed, row.law, self._target_row)
+            return 0 if law is None else self._race(law, row, position, len(logits))
         kept = self._draft_rows[row.slot]
         if kept is None:
-            kept = np.zeros((self._max_gamma, self._vocab_size), dtype=np.float32)
+            kept = np.zeros(self._draft_shape, dtype=np.float32)
             self._draft_rows[row.slot] = kept
-        kept_row = kept[len(row.draft_tokens)]
-        kept_row[: len(probs)] = probs
-        kept_row[len(probs) :] = 0.0
+        law = adjusted_law(processed, row.law, kept[num_drafted])
+        law = _point_mass(0) if law is None else law
+        self._draft_laws[row.slot][num_drafted] = law
+        return law.draw(self._uniform(row, Purpose.DRAFT, position))
 
     def _judge_row(self, logits: FloatArray, row: SamplingRow) -> Verdict:
         is_lenient = row.mode is ExactnessMode.LENIENT and row.lenience != 1.0
@@ -144,10 +140,10 @@ class CpuSampler:
         """
         start = len(row.history)
         for index in range(len(row.draft_tokens) + 1):
-            probs = adjusted_row(_processed(logits[index], row, index), row.law)
-            if probs is None:
+            law = adjusted_law(_processed(logits[index], row, index), row.law, self._target_row)
+            if law is None:
                 return Verdict(num_accepted=0, next_token=None)
-            drawn = self._target_token(probs, row, start + index)
+            drawn = self._target_token(law, row, start + index)
             if index == len(row.draft_tokens) or drawn != row.draft_tokens[index]:
                 break
         return Verdict(num_accepted=index, next_token=drawn)
@@ -157,19 +153,20 @@ class CpuSampler:
         start = len(row.history)
         overlaps: list[float] = []
         for index, token in enumerate(row.draft_tokens):
-            target_row = adjusted_row(_processed(logits[index], row, index), row.law)
-            if target_row is None:
+            target = adjusted_law(_processed(logits[index], row, index), row.law, self._target_row)
+            if target is None:
                 return Verdict(num_accepted=0, next_token=None)
-            draft_row = self._draft_row(row, index)
+            draft = self._draft_law(row, index)
+            target_total = target.total()
+            shared = shared_weights(target, draft, self._scratch)
             if row.is_sampled_draft:
-                overlaps.append(overlap(target_row, draft_row))
+                overlaps.append(float(np.add.reduce(shared)) / target_total)
             coin = self._uniform(row, Purpose.ACCEPT, start + index)
-            if _is_token(token, len(target_row)):
-                threshold = coin * lenience * float(draft_row[token])
-                if threshold < float(target_row[token]):
-                    continue
-            residual, is_fallback = residual_row(target_row, draft_row)
-            next_token = draw_token(residual, self._uniform(row, Purpose.RECOVER, start + index))
+            threshold = coin * lenience * draft.weight(token) * target_total
+            if threshold < target.weight(token) * draft.total():
+                continue
+            residual, is_fallback = residual_law(target, shared)
+            next_token = residual.draw(self._uniform(row, Purpose.RECOVER, start + index))
             return Verdict(
                 num_accepted=index,
                 next_token=next_token,
@@ -177,41 +174,43 @@ class CpuSampler:
                 num_fallbacks=int(is_fallback),
             )
         gamma = len(row.draft_tokens)
-        target_row = adjusted_row(_processed(logits[gamma], row, gamma), row.law)
-        if target_row is None:
+        target = adjusted_law(_processed(logits[gamma], row, gamma), row.law, self._target_row)
+        if target is None:
             return Verdict(num_accepted=0, next_token=None)
-        next_token = draw_token(target_row, self._uniform(row, Purpose.BONUS, start + gamma))
+        next_token = target.draw(self._uniform(row, Purpose.BONUS, start + gamma))
         return Verdict(num_accepted=gamma, next_token=next_token, overlaps=tuple(overlaps))
 
-    def _draft_row(self, row: SamplingRow, index: int) -> FloatArray:
-        """[V] float32 law of draft token ``index``: the kept row (J1), or a point mass."""
-        if row.is_sampled_draft:
-            kept = self._draft_rows[row.slot]
-            assert kept is not None, "a sampled draft was proposed by this sampler"
-            kept_row: FloatArray = kept[index]
-            return kept_row
-        point_mass = np.zeros(self._vocab_size, dtype=np.float32)
-        token = row.draft_tokens[index]
-        if _is_token(token, self._vocab_size):
-            point_mass[token] = 1.0
-        return point_mass
+    def _draft_law(self, row: SamplingRow, index: int) -> TokenLaw:
+        """Law of draft token ``index``: the kept one (J1), or a point mass."""
+        if not row.is_sampled_draft:
+            token = row.draft_tokens[index]
+            return _point_mass(token if _is_token(token, self._vocab_size) else None)
+        kept = self._draft_laws[row.slot][index]
+        assert kept is not None, "a sampled draft was proposed by this sampler"
+        return kept
 
-    def _target_token(self, probs: FloatArray, row: SamplingRow, position: int) -> int:
+    def _target_token(self, law: TokenLaw, row: SamplingRow, position: int) -> int:
         if row.mode is ExactnessMode.SEED_STABLE:
-            return self._race(probs, row, position)
+            return self._race(law, row, position, self._vocab_size)
         coin = self._noise.uniforms(
             row.seed, purpose=Purpose.MATCH, position=position, round_start=None, count=1
         )
-        return draw_token(probs, float(coin[0]))
+        return law.draw(float(coin[0]))
 
-    def _race(self, probs: FloatArray, row: SamplingRow, position: int) -> int:
-        return race_winner(probs, self._noise.exponentials(row.seed, position, len(probs)))
+    def _race(self, law: TokenLaw, row: SamplingRow, position: int, vocab_size: int) -> int:
+        return law.race(self._noise.exponentials(row.seed, position, vocab_size))
 
     def _uniform(self, row: SamplingRow, purpose: Purpose, position: int) -> float:
         drawn = self._noise.uniforms(
             row.seed, purpose=purpose, position=position, round_start=len(row.history), count=1
         )
         return float(drawn[0])
+
+
+def _point_mass(token: int | None) -> TokenLaw:
+    """All mass on one token; None, a token outside the vocabulary, is a law without mass."""
+    ids = np.array([] if token is None else [token], dtype=np.int64)
+    return TokenLaw(np.ones(len(ids)), ids)
 
 
 def _is_token(token: int, vocab_size: int) -> bool:

@@ -47,9 +47,9 @@ def adjusted_probs(
     scores = _keep(scores, _top_k_ids(scores, law.top_k))
     probs = softmax(scores)
     row_maximum = max(probs)
-    kept = [t for t in _top_p_ids(probs, law.top_p) if probs[t] >= law.min_p * row_maximum]
+    kept = {t for t in _top_p_ids(probs, law.top_p) if probs[t] >= law.min_p * row_maximum}
     mass = math.fsum(probs[token] for token in kept)
-    return np.array([probs[t] / mass if t in set(kept) else 0.0 for t in range(len(probs))])
+    return np.array([probs[t] / mass if t in kept else 0.0 for t in range(len(probs))])
 
 
 def processed_scores(

@@ -7,13 +7,15 @@ the mutant's functions in place of the real ones and must fail.
 from __future__ import annotations
 
 import inspect
+import sys
 import types
+from unittest.mock import patch
 
 import pytest
 
 import tests.core.test_verification as oracle_tests
 import tests.engines.test_cpu_sampler as sampler_tests
-from engines import adjust, cpu_sampler, draws
+from engines import adjust, cpu_sampler, draws, token_law, truncation
 from runtime.core import verification
 
 ORACLE_MUTANTS = {
@@ -62,39 +64,39 @@ ORACLE_MUTANTS = {
 SAMPLER_MUTANTS = {
     "<= for <": (
         cpu_sampler,
-        "if threshold < float(",
-        "if threshold <= float(",
+        "if threshold < target",
+        "if threshold <= target",
         "the_coin_at_the_ratio_itself_rejects",
     ),
     "accept test in float16": (
         cpu_sampler,
-        "if threshold < float(target_row[token])",
-        "if np.float16(threshold) < np.float16(target_row[token])",
+        "if threshold < target.weight(token) * draft.total()",
+        "if np.float16(threshold) < np.float16(target.weight(token) * draft.total())",
         "the_coin_at_the_ratio_itself_rejects",
     ),
     "residual is the target": (
-        draws,
-        "np.maximum(target_row - draft_row, 0.0)",
-        "target_row.copy()",
+        token_law,
+        "np.subtract(target.weights, shared, out=shared)",
+        "target.weights",
         "the_four_token_pair_has_the_oracles_law",
     ),
     "residual skipped": (
         cpu_sampler,
-        "residual, is_fallback = residual_row(target_row, draft_row)",
-        "residual, is_fallback = target_row, False",
+        "residual, is_fallback = residual_law(target, shared)",
+        "residual, is_fallback = target, False",
         "the_lenient_round_at_0_8",
     ),
     "bonus from the residual": (
         cpu_sampler,
-        "draw_token(target_row, self._uniform(row, Purpose.BONUS",
-        "draw_token(residual_row(target_row, self._draft_row(row, gamma - 1))[0], "
-        "self._uniform(row, Purpose.BONUS",
+        "target.draw(self._uniform(row, Purpose.BONUS",
+        "residual_law(target, shared_weights(target, self._draft_law(row, gamma - 1), "
+        "self._scratch))[0].draw(self._uniform(row, Purpose.BONUS",
         "the_run_law_of_the_markov_pair",
     ),
     "target row off by one": (
         cpu_sampler,
-        "target_row = adjusted_row(_processed(logits[index]",
-        "target_row = adjusted_row(_processed(logits[max(index - 1, 0)]",
+        "target = adjusted_law(_processed(logits[index]",
+        "target = adjusted_law(_processed(logits[max(index - 1, 0)]",
         "the_run_law_of_the_markov_pair",
     ),
     "bonus row off by one": (
@@ -105,19 +107,19 @@ SAMPLER_MUTANTS = {
     ),
     "draft row off by one": (
         cpu_sampler,
-        "draft_row = self._draft_row(row, index)",
-        "draft_row = self._draft_row(row, max(index - 1, 0))",
+        "draft = self._draft_law(row, index)",
+        "draft = self._draft_law(row, max(index - 1, 0))",
         "the_run_law_of_the_markov_pair",
     ),
     "temperature on the target only": (
         cpu_sampler,
-        "return draw_token(probs, self._uniform(row, Purpose.DRAFT",
-        "return draw_token(np.exp(processed), self._uniform(row, Purpose.DRAFT",
+        "return law.draw(self._uniform(row, Purpose.DRAFT",
+        "return TokenLaw(np.exp(processed)).draw(self._uniform(row, Purpose.DRAFT",
         "a_temperature_applies_to_draft_and_target_alike",
     ),
     "top-k by id": (
-        adjust,
-        "    return np.flatnonzero(is_kept)\n",
+        truncation,
+        "    return ranked\n",
         "    return np.arange(count)\n",
         "a_truncated_round_has_the_truncated_targets_law",
     ),
@@ -142,7 +144,7 @@ SAMPLER_MUTANTS = {
     "drawing again after a mismatch": (
         cpu_sampler,
         "return Verdict(num_accepted=index, next_token=drawn)",
-        "return Verdict(num_accepted=index, next_token=draw_token(probs, "
+        "return Verdict(num_accepted=index, next_token=law.draw("
         "self._uniform(row, Purpose.BONUS, start + index)))",
         "drawing_again_after_a_mismatch_does_not_happen",
     ),
@@ -160,8 +162,8 @@ SAMPLER_MUTANTS = {
     ),
     "draw beyond the last token with mass": (
         draws,
-        "return min(token, last)",
-        "return min(token, len(probs) - 1)",
+        "return int(cumulative.searchsorted(cumulative[-1]))",
+        "return len(cumulative) - 1",
         "a_draw_never_yields_a_token_without_mass",
     ),
 }
@@ -183,7 +185,8 @@ def mutant_of(module, old, new):
     source = inspect.getsource(module)
     assert source.count(old) == 1, f"the mutation must hit one place: {old}"
     mutant = types.ModuleType(f"mutant_of_{module.__name__}")
-    exec(compile(source.replace(old, new), mutant.__name__, "exec"), mutant.__dict__)
+    with patch.dict(sys.modules, {mutant.__name__: mutant}):  # dataclasses look their module up
+        exec(compile(source.replace(old, new), mutant.__name__, "exec"), mutant.__dict__)
     return mutant
 
 
@@ -215,7 +218,7 @@ def test_a_mistake_in_the_sampler_is_caught(monkeypatch, name):
     check = named_test(sampler_tests, killer)
     check()
     mutant = mutant_of(module, old, new)
-    for place in (cpu_sampler, draws, adjust, sampler_tests):
+    for place in (cpu_sampler, draws, adjust, token_law, truncation, sampler_tests):
         if place is not module:
             replace_functions(monkeypatch, place, mutant)
     with pytest.raises(AssertionError):

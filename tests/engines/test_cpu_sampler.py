@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from engines.cpu_sampler import CpuSampler
-from engines.draws import draw_token, race_winner, residual_row
+from engines.draws import draw_token, race_winner
 from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
 from engines.noise import CounterNoise, Purpose
+from engines.token_law import TokenLaw, residual_law, shared_weights
 from runtime.core.verification import emitted_law, point_mass
 from tests.core.laws import (
     F1_DRAFT,
@@ -255,11 +256,12 @@ def test_a_draw_never_yields_a_token_without_mass():
 
 
 def test_a_residual_of_rounding_falls_back_to_the_target_and_is_counted():
-    target = np.array([0.5, 0.5], dtype=np.float32)
-    draft = np.array([0.5, 0.5 - 1e-7], dtype=np.float32)
-    residual, is_fallback = residual_row(target, draft)
+    target = TokenLaw(np.array([0.5, 0.5], dtype=np.float32))
+    draft = TokenLaw(np.array([0.5, 0.5 - 1e-7], dtype=np.float32))
+    shared = shared_weights(target, draft, np.zeros(2, dtype=np.float32))
+    residual, is_fallback = residual_law(target, shared)
     assert is_fallback
-    assert residual.tolist() == target.tolist()
+    assert residual is target
 
 
 def test_a_certain_token_that_the_coin_cannot_lose_is_kept_when_lenient():

@@ -42,6 +42,19 @@ def test_counts_are_prefixes():
     assert exponentials(7, 5, 9).tolist() == exponentials(7, 5, 30)[:9].tolist()
 
 
+def test_kept_races_are_those_drawn_afresh_at_any_size_and_after_any_number_of_others():
+    noise = CounterNoise()
+    sizes = [5, 9, 4, 9]
+    for position in range(3):
+        for size in sizes:
+            fresh = exponentials(7, position, size)
+            assert noise.exponentials(7, position, size).tolist() == fresh.tolist()
+    for position in range(40):
+        noise.exponentials(8, position, 1 << 18)
+    assert sum(len(race) for race in noise._races.values()) <= 1 << 23
+    assert noise.exponentials(7, 1, 9).tolist() == exponentials(7, 1, 9).tolist()
+
+
 def test_the_numbers_are_pinned_so_that_a_seed_means_the_same_for_ever():
     philox = np.random.Philox(
         key=np.array([7, Purpose.ACCEPT], dtype=np.uint64),
