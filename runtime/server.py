@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ from runtime.serving import Serving
 from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker
 
+# The worker's thread asks for the interpreter after every engine call, several times in a step, and
+# waits this long while the event loop is busy. Python's 5 ms are a whole step: on two busy cores a
+# stream through gRPC ran 12 % (batch 1) and 15 % (batch 8) faster with less.
+SWITCH_INTERVAL_S = 2e-4
 # A health name that stays SERVING while draining, for liveness probes.
 LIVENESS = "liveness"
 # Seconds for open health watches, for streams to deliver their last status, and for a stuck engine.
@@ -240,6 +245,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
         BundleError: the bundle does not fit its manifest.
         ConfigError: a setting cannot be used.
     """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = Server(open_serving(root, options))
     if options.metrics_port is not None:
         start_http_server(options.metrics_port, addr="127.0.0.1", registry=server.metrics.registry)

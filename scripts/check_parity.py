@@ -1,0 +1,107 @@
+"""Exported float32 graphs against PyTorch at a long context, every family that the tests export."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from export.checkpoint import model_facts
+from export.parity import (
+    FLOAT32_TOLERANCE,
+    CaseResult,
+    GraphRunner,
+    compare_logits,
+    reference_logits,
+)
+from export.to_onnx import export_model
+
+SIZES: dict[str, object] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "initializer_range": 0.1,
+}
+GPT2: dict[str, object] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}
+FULL: dict[str, object] = {"layer_types": ["full_attention"] * 2, "query_pre_attn_scalar": 16}
+# What a family's configuration needs beside the sizes; None leaves a size out.
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {},
+    "gpt2": GPT2,
+    "gpt_neox": {"num_key_value_heads": None},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": None},
+    "phi3": {},
+    "gemma2": FULL,
+    "gemma3_text": FULL,
+}
+# After the prompt in two chunks: a verification, a single token, another verification.
+TAIL = (5, 1, 5)
+
+
+def random_model(family: str, num_positions: int, seed: int = 5) -> PreTrainedModel:
+    """A tiny model of a family with room for ``num_positions`` tokens, every parameter random."""
+    torch.manual_seed(seed)
+    if family == "gpt2":
+        sizes: dict[str, object] = GPT2 | {"n_positions": num_positions}
+    else:
+        sizes = SIZES | {"max_position_embeddings": num_positions} | FAMILIES[family]
+    known = {name: value for name, value in sizes.items() if value is not None}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **known)).eval()
+    for parameter in model.parameters():  # biases and norms too: an ignored one must show
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def measure(family: str, context: int, folder: Path) -> CaseResult:
+    """Every position of a context and its tail, through the cache, against one pass of PyTorch."""
+    model = random_model(family, context + sum(TAIL))
+    path = folder / family / "model.onnx"
+    path.parent.mkdir()
+    export_model(model, path)
+    facts = model_facts(model.config)
+    tokens = np.random.default_rng(0).integers(0, facts.vocab_size, (2, context + sum(TAIL)))
+    runner = GraphRunner(path, facts, batch=2, capacity=context + sum(TAIL) + 16)
+    cuts = list(itertools.accumulate((context - context // 2, context // 2, *TAIL), initial=0))
+    answered = [
+        runner.extend(tokens[:, begin:end], np.full(2, begin))
+        for begin, end in itertools.pairwise(cuts)
+    ]
+    return compare_logits(np.concatenate(answered, axis=1), reference_logits(model, tokens))
+
+
+def main(context: int = 512) -> None:
+    """Export every family with random weights and exit 1 where a logit differs by more than 1e-4."""
+    table = Table(title=f"float32 graphs against PyTorch, {context} tokens of context and a tail")
+    for head in ("family", "max |logit difference|", "greedy agreement"):
+        table.add_column(head, justify="right")
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as scratch:
+        for family in FAMILIES:
+            found = measure(family, context, Path(scratch))
+            worst = max(worst, found.max_difference)
+            table.add_row(
+                family,
+                f"{found.max_difference:.2g}",
+                f"{found.num_greedy_equal} of {found.num_compared}",
+            )
+    Console(width=100).print(table)
+    raise typer.Exit(0 if worst <= FLOAT32_TOLERANCE else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
