@@ -1,41 +1,21 @@
-"""Memory, streams, events and graphs of a CUDA device, through NVIDIA's own Python bindings.
+"""Memory, order and recorded work of a CUDA device, through NVIDIA's own Python bindings.
 
 cuda-python (``cuda.bindings``) and not CuPy: nothing here computes, plain allocations and copies are
 all that is needed, and the bindings bring neither kernels nor a memory pool of their own.
-
-Every call that waits for the device or copies between it and the host is counted (``Traffic``), so
-that a step's round trips are a figure and not a belief.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from cuda.bindings import runtime as cudart
 
 from engines.base import EngineError
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What crossed between host and device since the counters were made."""
-
-    num_waits: int = 0
-    num_to_device: int = 0
-    num_to_host: int = 0
-    num_launches: int = 0
-
-
-class Rows(NamedTuple):
-    """First byte of the first row, and how many bytes apart rows are."""
-
-    pointer: int
-    pitch: int
+from engines.plan_device import Rows, Staging, Traffic
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -75,129 +55,122 @@ def compute_capability(index: int) -> str:
     return f"{major}.{minor}"
 
 
-def use_device(index: int) -> None:
-    """Make a device the current one of this thread."""
-    check(cudart.cudaSetDevice(index))
+def device_name(index: int) -> str:
+    """Name of a device as its maker gave it."""
+    properties = check(cudart.cudaGetDeviceProperties(index))
+    return str(properties.name.decode().rstrip("\0"))
 
 
-class DeviceMemory:
-    """Zeroed bytes of the current device, freed by ``free``."""
+class PinnedStaging:
+    """Page-locked memory of the host: copies from and to it overlap with the host's work."""
 
     def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self.pointer = int(check(cudart.cudaMalloc(num_bytes)))
-        check(cudart.cudaMemset(self.pointer, 0, num_bytes))
-
-    def free(self) -> None:
-        """Give the memory back; once."""
-        check(cudart.cudaFree(self.pointer))
-
-
-class PinnedArray:
-    """An array of page-locked host memory, which copies to and from a device need to overlap."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        kind = np.dtype(dtype)
-        self.num_bytes = int(np.prod(shape)) * kind.itemsize
-        self.pointer = int(check(cudart.cudaHostAlloc(self.num_bytes, cudart.cudaHostAllocDefault)))
-        memory = (ctypes.c_byte * self.num_bytes).from_address(self.pointer)
-        view = np.frombuffer(memoryview(memory), dtype=np.uint8)
-        self.array: npt.NDArray[Any] = view.view(kind).reshape(shape)
+        self._pointer = int(check(cudart.cudaHostAlloc(num_bytes, cudart.cudaHostAllocDefault)))
+        memory = (ctypes.c_byte * num_bytes).from_address(self._pointer)
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory), dtype=np.uint8)
         self.array.fill(0)
 
     def free(self) -> None:
         """Give the memory back; the array must not be used afterwards."""
-        check(cudart.cudaFreeHost(self.pointer))
+        check(cudart.cudaFreeHost(self._pointer))
 
 
-class Stream:
-    """Work that the device does in order.
+class CudaDevice:
+    """One stream of a CUDA device; see ``PlanDevice``.
 
     Args:
-        traffic: counts this stream's waits, copies and launches.
+        index: of the device.
+
+    Raises:
+        EngineError: there is no such device.
     """
 
-    def __init__(self, traffic: Traffic) -> None:
-        self.traffic = traffic
-        flags = cudart.cudaStreamNonBlocking
-        self.handle = int(check(cudart.cudaStreamCreateWithFlags(flags)))
+    def __init__(self, index: int = 0) -> None:
+        self.traffic = Traffic()
+        self.compute_capability = compute_capability(index)
+        check(cudart.cudaSetDevice(index))
+        self.stream = int(check(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking)))
 
-    def wait(self) -> None:
-        """Return when everything enqueued so far is done."""
-        self.traffic.num_waits += 1
-        check(cudart.cudaStreamSynchronize(self.handle))
+    def allocate(self, num_bytes: int) -> int:
+        """Address of new zeroed bytes; CUDA aligns them to 256."""
+        pointer = int(check(cudart.cudaMalloc(num_bytes)))
+        check(cudart.cudaMemsetAsync(pointer, 0, num_bytes, self.stream))
+        return pointer
 
-    def copy_to_device(self, destination: int, source: PinnedArray, num_bytes: int) -> None:
-        """Enqueue a copy of the first bytes of a host array."""
+    def free(self, pointer: int) -> None:
+        """Give memory back; CUDA waits for the device before it does."""
+        check(cudart.cudaFree(pointer))
+
+    def stage(self, num_bytes: int) -> PinnedStaging:
+        """Page-locked bytes of the host."""
+        return PinnedStaging(num_bytes)
+
+    def upload(self, destination: int, source: Staging, num_bytes: int) -> None:
+        """Enqueue a copy to the device; the source must stay as it is until the next ``wait``."""
         self.traffic.num_to_device += 1
         kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
-        check(cudart.cudaMemcpyAsync(destination, source.pointer, num_bytes, kind, self.handle))
+        address = source.array.ctypes.data
+        check(cudart.cudaMemcpyAsync(destination, address, num_bytes, kind, self.stream))
 
-    def copy_to_host(self, destination: PinnedArray, source: int, num_bytes: int) -> None:
-        """Enqueue a copy into the first bytes of a host array; valid after the next ``wait``."""
+    def download(self, destination: Staging, source: int, num_bytes: int) -> None:
+        """Enqueue a copy to the host; valid after ``wait``."""
         self.traffic.num_to_host += 1
         kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        check(cudart.cudaMemcpyAsync(destination.pointer, source, num_bytes, kind, self.handle))
+        address = destination.array.ctypes.data
+        check(cudart.cudaMemcpyAsync(address, source, num_bytes, kind, self.stream))
 
     def copy_rows(self, destination: Rows, source: Rows, *, width: int, rows: int) -> None:
         """Enqueue a copy on the device of ``width`` bytes of each of ``rows`` rows."""
         kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
-        check(
-            cudart.cudaMemcpy2DAsync(
-                destination.pointer,
-                destination.pitch,
-                source.pointer,
-                source.pitch,
-                width,
-                rows,
-                kind,
-                self.handle,
-            )
-        )
+        layout = (destination.pointer, destination.pitch, source.pointer, source.pitch)
+        check(cudart.cudaMemcpy2DAsync(*layout, width, rows, kind, self.stream))
 
     def zero_rows(self, destination: Rows, *, width: int, rows: int) -> None:
         """Enqueue zeros for ``width`` bytes of each of ``rows`` rows."""
-        check(
-            cudart.cudaMemset2DAsync(
-                destination.pointer, destination.pitch, 0, width, rows, self.handle
-            )
-        )
+        layout = (destination.pointer, destination.pitch)
+        check(cudart.cudaMemset2DAsync(*layout, 0, width, rows, self.stream))
 
-    def capture(self, enqueue: Callable[[], None]) -> Graph:
-        """What ``enqueue`` puts on this stream, recorded and not run.
+    def wait(self) -> None:
+        """Return when everything enqueued is done."""
+        self.traffic.num_waits += 1
+        check(cudart.cudaStreamSynchronize(self.stream))
+
+    def capture(self, enqueue: Callable[[], None]) -> RecordedWork:
+        """What ``enqueue`` puts on the stream, recorded and not run.
 
         Raises:
             EngineError: it does something that cannot be recorded; the stream is usable again.
         """
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        check(cudart.cudaStreamBeginCapture(self.handle, mode))
+        check(cudart.cudaStreamBeginCapture(self.stream, mode))
         try:
             enqueue()
-        finally:
-            # Also ends a capture that failed; its error follows the first one.
-            ended = cudart.cudaStreamEndCapture(self.handle)
-        graph = check(ended)
+        except EngineError:
+            # Ends the capture; its own failure says no more than the first one.
+            cudart.cudaStreamEndCapture(self.stream)
+            raise
+        graph = check(cudart.cudaStreamEndCapture(self.stream))
         try:
-            return Graph(check(cudart.cudaGraphInstantiate(graph, 0)))
+            return RecordedWork(check(cudart.cudaGraphInstantiate(graph, 0)), self.stream)
         finally:
             check(cudart.cudaGraphDestroy(graph))
 
-    def launch(self, graph: Graph) -> None:
-        """Enqueue a recorded graph."""
-        self.traffic.num_launches += 1
-        check(cudart.cudaGraphLaunch(graph.executable, self.handle))
-
     def close(self) -> None:
         """Free the stream."""
-        check(cudart.cudaStreamDestroy(self.handle))
+        check(cudart.cudaStreamDestroy(self.stream))
 
 
-class Graph:
-    """Recorded work, ready to be launched again and again."""
+class RecordedWork:
+    """A CUDA graph, ready to be launched again and again on the stream it was recorded from."""
 
-    def __init__(self, executable: Any) -> None:
-        self.executable = executable
+    def __init__(self, executable: Any, stream: int) -> None:
+        self._executable = executable
+        self._stream = stream
+
+    def launch(self) -> None:
+        """Enqueue it."""
+        check(cudart.cudaGraphLaunch(self._executable, self._stream))
 
     def close(self) -> None:
-        """Free the recording."""
-        check(cudart.cudaGraphExecDestroy(self.executable))
+        """Free it."""
+        check(cudart.cudaGraphExecDestroy(self._executable))

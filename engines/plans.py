@@ -20,6 +20,8 @@ MAX_STEP_TOKENS = 2
 # Where the kernels of a profile are tuned when the caller names nothing else.
 DEFAULT_OPT_BATCH = 8
 DEFAULT_OPT_CHUNK = 128
+# TensorRT wants the address of every tensor, so of every slot's row, at a multiple of 256 bytes.
+CAPACITY_BLOCK = 128
 
 
 class Range(NamedTuple):
@@ -126,6 +128,11 @@ def derive_profiles(
         )
     )
     return tuple(profiles)
+
+
+def plan_capacities(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Capacities of plans for caches of these sizes: whole blocks, so that every slot is aligned."""
+    return tuple(sorted({-(-size // CAPACITY_BLOCK) * CAPACITY_BLOCK for size in sizes}))
 
 
 def profile_for(profiles: Sequence[Profile], shape: Shape) -> int:

@@ -16,7 +16,13 @@ from engines.base import BundleError, EngineError
 from engines.bundle import MODEL_FILE, Bundle, fingerprint, load_bundle, write_manifest
 from engines.cuda_device import compute_capability
 from engines.kv_cache import capacities
-from engines.plans import DEFAULT_OPT_BATCH, PLANS_FOLDER, PlanEntry, derive_profiles
+from engines.plans import (
+    DEFAULT_OPT_BATCH,
+    PLANS_FOLDER,
+    PlanEntry,
+    derive_profiles,
+    plan_capacities,
+)
 from engines.tensorrt_api import TensorRtApi, find_api
 from export.quantize import BITS
 from export.tensorrt_graph import PRECISIONS, derive_graph
@@ -184,7 +190,7 @@ def _kind(plan: PlanEntry) -> PlanEntry:
 
 
 def _check_capacities(bundle: Bundle, wanted: Sequence[int]) -> tuple[int, ...]:
-    allowed = capacities(bundle.limits())
+    allowed = plan_capacities(capacities(bundle.limits()))
     for size in wanted:
         if size not in allowed:
             raise BundleError(

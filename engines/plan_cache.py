@@ -1,0 +1,106 @@
+"""Keys and values of all slots in a device's memory, for graphs that write them in place.
+
+Layout and invariants are those of ``engines.kv_cache``; elements have two or four bytes, nothing is
+ever copied over the host, and what must be cleared or moved is enqueued on the device.
+"""
+
+from __future__ import annotations
+
+from engines.bundle import ModelEntry
+from engines.plan_device import ALIGNMENT, PlanDevice, Rows
+
+
+class PlanCache:
+    """Buffers of one model's slots, and how many tokens of each slot are valid or written.
+
+    Args:
+        device: whose memory it is.
+        entry: of the model.
+        max_batch: slots.
+        item_bytes: size of an element.
+        capacity: S to begin with.
+    """
+
+    def __init__(
+        self,
+        device: PlanDevice,
+        entry: ModelEntry,
+        *,
+        max_batch: int,
+        item_bytes: int,
+        capacity: int,
+    ) -> None:
+        self.lengths = [0] * max_batch
+        self.capacity = capacity
+        self._device = device
+        self._num_heads = entry.num_kv_heads
+        self._token_bytes = entry.head_size * item_bytes
+        self._written = [0] * max_batch
+        size = self._buffer_bytes(capacity)
+        # Key and value of layer 0, of layer 1, ...
+        self._buffers = [device.allocate(size) for _ in range(2 * entry.num_layers)]
+
+    def pointers(self, slot: int) -> list[int]:
+        """[2 L] addresses of a slot's row: key.0, value.0, key.1, value.1 ..."""
+        offset = slot * self._row_bytes(self.capacity)
+        assert offset % ALIGNMENT == 0
+        return [buffer + offset for buffer in self._buffers]
+
+    def grow(self, capacity: int) -> None:
+        """Move all slots into buffers of a greater capacity."""
+        num_rows = len(self.lengths) * self._num_heads
+        old_pitch = self.capacity * self._token_bytes
+        new_pitch = capacity * self._token_bytes
+        for index, old in enumerate(self._buffers):
+            new = self._device.allocate(self._buffer_bytes(capacity))
+            self._device.copy_rows(
+                Rows(new, new_pitch), Rows(old, old_pitch), width=old_pitch, rows=num_rows
+            )
+            self._device.free(old)
+            self._buffers[index] = new
+        self.capacity = capacity
+
+    def begin_write(self, slot: int, start: int, num_tokens: int) -> None:
+        """Clear what lies beyond an extend about to write ``[start, start + num_tokens)``."""
+        end = start + num_tokens
+        self._clear(slot, end, self._written[slot])
+        self._written[slot] = end
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Copy the first ``length`` tokens of one slot over another."""
+        if source != destination:
+            pitch = self.capacity * self._token_bytes
+            pairs = zip(self.pointers(source), self.pointers(destination), strict=True)
+            for from_pointer, to_pointer in pairs:
+                self._device.copy_rows(
+                    Rows(to_pointer, pitch),
+                    Rows(from_pointer, pitch),
+                    width=length * self._token_bytes,
+                    rows=self._num_heads,
+                )
+            self._clear(destination, length, self._written[destination])
+            self._written[destination] = length
+        self.lengths[destination] = length
+
+    def free(self) -> None:
+        """Give the memory back."""
+        for buffer in self._buffers:
+            self._device.free(buffer)
+        self._buffers.clear()
+
+    def _clear(self, slot: int, begin: int, end: int) -> None:
+        if begin >= end:
+            return
+        pitch = self.capacity * self._token_bytes
+        for pointer in self.pointers(slot):
+            self._device.zero_rows(
+                Rows(pointer + begin * self._token_bytes, pitch),
+                width=(end - begin) * self._token_bytes,
+                rows=self._num_heads,
+            )
+
+    def _row_bytes(self, capacity: int) -> int:
+        return self._num_heads * capacity * self._token_bytes
+
+    def _buffer_bytes(self, capacity: int) -> int:
+        return len(self.lengths) * self._row_bytes(capacity)

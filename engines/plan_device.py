@@ -1,0 +1,157 @@
+"""What an engine over plans asks of a device: bytes, copies, zeros, and one wait.
+
+Addresses are integers. Everything is enqueued in order; only ``wait`` returns when it is done.
+``HostDevice`` does the same with the host's memory, so that the engine runs without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+# CUDA's own allocations and TensorRT's tensors start at multiples of this many bytes.
+ALIGNMENT = 256
+
+
+class Rows(NamedTuple):
+    """First byte of the first row, and how many bytes apart rows are."""
+
+    pointer: int
+    pitch: int
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What crossed between host and device since the counters were made."""
+
+    num_waits: int = 0
+    num_to_device: int = 0
+    num_to_host: int = 0
+
+
+class Staging(Protocol):
+    """Bytes of the host that a device copies from and to."""
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """[num_bytes] uint8."""
+        ...
+
+    def free(self) -> None:
+        """Give the memory back; the array must not be used afterwards."""
+        ...
+
+
+class PlanDevice(Protocol):
+    """Memory and order of one device."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Counters of waits and of copies over the host's border."""
+        ...
+
+    def allocate(self, num_bytes: int) -> int:
+        """Address of new zeroed bytes, a multiple of ``ALIGNMENT``."""
+        ...
+
+    def free(self, pointer: int) -> None:
+        """Give memory of ``allocate`` back, after all work enqueued so far."""
+        ...
+
+    def stage(self, num_bytes: int) -> Staging:
+        """Memory of the host to copy from and to."""
+        ...
+
+    def upload(self, destination: int, source: Staging, num_bytes: int) -> None:
+        """Enqueue a copy of the first bytes to the device."""
+        ...
+
+    def download(self, destination: Staging, source: int, num_bytes: int) -> None:
+        """Enqueue a copy to the host; valid after ``wait``."""
+        ...
+
+    def copy_rows(self, destination: Rows, source: Rows, *, width: int, rows: int) -> None:
+        """Enqueue a copy on the device of ``width`` bytes of each of ``rows`` rows."""
+        ...
+
+    def zero_rows(self, destination: Rows, *, width: int, rows: int) -> None:
+        """Enqueue zeros for ``width`` bytes of each of ``rows`` rows."""
+        ...
+
+    def wait(self) -> None:
+        """Return when everything enqueued is done."""
+        ...
+
+    def close(self) -> None:
+        """Free what the device itself holds; memory it gave is freed before."""
+        ...
+
+
+class HostStaging:
+    """Staging memory of a device that is the host."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.array: npt.NDArray[np.uint8] = np.zeros(num_bytes, dtype=np.uint8)
+
+    def free(self) -> None:
+        """Drop the array."""
+        self.array = np.zeros(0, dtype=np.uint8)
+
+
+class HostDevice:
+    """The host as a device; enqueuing is doing."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self._memory: dict[int, npt.NDArray[Any]] = {}
+
+    def allocate(self, num_bytes: int) -> int:
+        """Address of new zeroed bytes."""
+        memory = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
+        pointer = -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self._memory[pointer] = memory
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        """Drop the bytes."""
+        del self._memory[pointer]
+
+    def stage(self, num_bytes: int) -> HostStaging:
+        """Bytes of the host."""
+        return HostStaging(num_bytes)
+
+    def upload(self, destination: int, source: Staging, num_bytes: int) -> None:
+        """Copy bytes in."""
+        self.traffic.num_to_device += 1
+        ctypes.memmove(destination, source.array.ctypes.data, num_bytes)
+
+    def download(self, destination: Staging, source: int, num_bytes: int) -> None:
+        """Copy bytes out."""
+        self.traffic.num_to_host += 1
+        ctypes.memmove(destination.array.ctypes.data, source, num_bytes)
+
+    def copy_rows(self, destination: Rows, source: Rows, *, width: int, rows: int) -> None:
+        """Copy row by row."""
+        for row in range(rows):
+            ctypes.memmove(
+                destination.pointer + row * destination.pitch,
+                source.pointer + row * source.pitch,
+                width,
+            )
+
+    def zero_rows(self, destination: Rows, *, width: int, rows: int) -> None:
+        """Clear row by row."""
+        for row in range(rows):
+            ctypes.memset(destination.pointer + row * destination.pitch, 0, width)
+
+    def wait(self) -> None:
+        """Count a wait; nothing is ever under way."""
+        self.traffic.num_waits += 1
+
+    def close(self) -> None:
+        """Drop all memory."""
+        self._memory.clear()

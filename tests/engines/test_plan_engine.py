@@ -1,0 +1,100 @@
+"""The engine over plans, run on the host: every decision of it but the kernels and the copies."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engines.base import BundleError, EngineError
+from engines.bundle import load_bundle
+from engines.plan_device import HostDevice
+from engines.plan_engine import PlanEngine
+from engines.plans import Shape
+from tests.engines.contract import EngineContract, MakeEngine, extend_one, make_tokens, span
+from tests.engines.host_plan import open_host_engine, write_graphs
+
+CAPACITIES = (128, 768)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plans")
+    for precision in ("float32", "float16"):
+        write_graphs(tiny_bundle, path, precision, CAPACITIES)
+    return path
+
+
+class TestFloat32(EngineContract):
+    atol = 2e-5
+
+    @pytest.fixture
+    def make_engine(self, tiny_bundle: Path, folder: Path) -> MakeEngine:
+        return lambda: open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)[0]
+
+
+class TestFloat16(EngineContract):
+    # Of logits up to 10; caches and products in 16 bits.
+    atol = 5e-2
+
+    @pytest.fixture
+    def make_engine(self, tiny_bundle: Path, folder: Path) -> MakeEngine:
+        return lambda: open_host_engine(tiny_bundle, folder, "float16", CAPACITIES[1:])[0]
+
+
+def test_a_step_is_one_upload_one_run_one_download_one_wait(
+    tiny_bundle: Path, folder: Path
+) -> None:
+    engine, plans, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    for slot in range(3):
+        engine.extend([span(slot, 0, (1, 2, 3, 4))])
+    before = (device.traffic.num_to_device, device.traffic.num_to_host, device.traffic.num_waits)
+    engine.extend([span(slot, 4, (5, 6, 7)) for slot in range(3)])
+    traffic = device.traffic
+    after = (traffic.num_to_device, traffic.num_to_host, traffic.num_waits)
+    assert tuple(np.subtract(after, before)) == (1, 1, 1)
+    assert plans[0].shapes[-1] == ("verify", Shape(3, 3, 3))
+
+
+def test_rows_that_no_profile_holds_together_run_alone(tiny_bundle: Path, folder: Path) -> None:
+    engine, plans, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    long, short = make_tokens(engine, 20, seed=1), make_tokens(engine, 2, seed=2)
+    found = engine.extend([span(0, 0, long), span(1, 0, short)]).copy()
+    assert [name for name, _ in plans[0].shapes] == ["prefill", "step"]
+    np.testing.assert_allclose(found[0], extend_one(engine, 2, 0, long), atol=2e-5)
+    np.testing.assert_allclose(found[1, :2], extend_one(engine, 2, 0, short), atol=2e-5)
+
+
+def test_the_cache_moves_to_the_next_capacity_with_all_its_rows(
+    tiny_bundle: Path, folder: Path
+) -> None:
+    engine, plans, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    tokens, other = make_tokens(engine, 140, seed=3), make_tokens(engine, 9, seed=4)
+    extend_one(engine, 1, 0, other[:6])
+    extend_one(engine, 0, 0, tokens[:100])
+    assert engine.capacity == 128
+    grown = extend_one(engine, 0, 100, tokens[100:])
+    assert engine.capacity == 768
+    assert plans[1].shapes == [("prefill", Shape(1, 40, 40))]
+    np.testing.assert_allclose(grown, extend_one(engine, 2, 0, tokens)[100:], atol=2e-5)
+    kept = extend_one(engine, 1, 6, other[6:])
+    np.testing.assert_allclose(kept, extend_one(engine, 2, 0, other)[6:], atol=2e-5)
+
+
+def test_plans_too_small_for_the_limits_are_refused(tiny_bundle: Path, folder: Path) -> None:
+    with pytest.raises(BundleError, match="no plan with a cache of 768 tokens"):
+        open_host_engine(tiny_bundle, folder, "float32", (128,))
+    manifest = load_bundle(tiny_bundle).manifest
+    with pytest.raises(BundleError, match="no plan with a cache"):
+        PlanEngine([], HostDevice(), manifest.target, load_bundle(tiny_bundle).limits())
+
+
+def test_no_trees_are_taken(tiny_bundle: Path, folder: Path) -> None:
+    engine, _, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    with pytest.raises(EngineError, match="takes no trees"):
+        engine.keep_path(0, (0,))
+
+
+def test_closing_twice_is_once(tiny_bundle: Path, folder: Path) -> None:
+    engine, _, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    engine.close()
+    engine.close()
