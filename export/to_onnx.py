@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from engines import bundle
 from engines.base import BundleError
 from export.checkpoint import ModelFacts, model_facts
+from export.fuse import fuse
 from export.kv_export import CanonicalDecoder, translation_table
 
 OPSET = 24
@@ -48,6 +49,7 @@ def export_model(model: PreTrainedModel, path: Path) -> None:
         decoder.release()
         model.train(was_training)
     _strip_traces(program.model)
+    fuse(program.model)
     program.save(str(path), external_data=True)
     check_canonical(path, facts)
 

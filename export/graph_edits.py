@@ -1,0 +1,61 @@
+"""Small words for reading and editing a traced graph, shared by the rewrites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+
+def source(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Node that makes the value, if it is of this operator."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type else None
+
+
+def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
+    """Array behind a value that is the same in every run, else None."""
+    if value is None or value.is_graph_input() or value.const_value is None:
+        return None
+    return value.const_value.numpy()
+
+
+def commuted(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Both orders of a commutative operator's two inputs."""
+    first, second = node.inputs
+    assert first is not None and second is not None
+    yield first, second
+    yield second, first
+
+
+def put(graph: ir.Graph, array: npt.NDArray[Any], name: str) -> ir.Value:
+    """New initializer of the graph."""
+    value = ir.Value(
+        name=name,
+        const_value=ir.tensor(np.ascontiguousarray(array), name=name),
+        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+        shape=ir.Shape(array.shape),
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def replace(graph: ir.Graph, node: ir.Node, fused: ir.Node) -> None:
+    """Let ``fused`` stand for ``node``; its one output takes name, type, shape and uses."""
+    old, new = node.outputs[0], fused.outputs[0]
+    new.name, new.type, new.shape = f"{old.name}.fused", old.type, old.shape
+    graph.insert_before(node, fused)
+    old.replace_all_uses_with(new)
+
+
+def drop_unused(graph: ir.Graph) -> None:
+    """Remove nodes and initializers that nothing reads."""
+    for node in reversed(list(graph)):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
