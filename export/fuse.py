@@ -88,7 +88,7 @@ def _fuse_norms(graph: ir.Graph) -> None:
 
 
 def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
-    """x * rsqrt(mean(x^2) + eps), times a weight where one follows, as RMSNormalization."""
+    """X * rsqrt(mean(x^2) + eps), times a weight where one follows, as RMSNormalization."""
     for value, scale in commuted(node):
         epsilon = _inverse_rms(scale, value)
         if epsilon is None or value.shape is None or not isinstance(value.shape[_LAST], int):

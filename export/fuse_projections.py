@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from engines.base import FloatArray
-from export.graph_edits import constant, put
+from export.graph_edits import constant, put, take_over
 
 _HEADS_FIRST = (0, 2, 1, 3)
 
@@ -45,7 +45,7 @@ def _projection(node: ir.Node) -> _Projection | None:
     if node.op_type != "MatMul":
         return None
     weight, result = constant(node.inputs[1]), node.outputs[0]
-    if weight is None or weight.ndim != 2 or result.is_graph_output():
+    if weight is None or weight.ndim != 2:
         return None
     uses = list(result.uses())
     if len(uses) == 1 and uses[0].node.op_type == "Add":
@@ -81,11 +81,12 @@ def _join(graph: ir.Graph, group: list[_Projection]) -> None:
         results = [_turned(part) for part in group]
     graph.insert_before(at, made)
     for old, new in zip(results, made[-1].outputs, strict=True):
-        new.name, new.type, new.shape = f"{old.name}.part", old.type, old.shape
-        old.replace_all_uses_with(new)
+        take_over(old, new)
 
 
-def _split(graph: ir.Graph, node: ir.Node, sizes: list[int], axis: int, name: str | None) -> ir.Node:
+def _split(
+    graph: ir.Graph, node: ir.Node, sizes: list[int], axis: int, name: str | None
+) -> ir.Node:
     lengths = put(graph, np.array(sizes, np.int64), f"{name}.sizes")
     return ir.node(
         "Split", [node.outputs[0], lengths], attributes={"axis": axis}, num_outputs=len(sizes)

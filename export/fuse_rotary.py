@@ -73,9 +73,7 @@ def _slice_of(part: ir.Value | None, value: ir.Value) -> tuple[int, int] | None:
     return begin, min(end, size)
 
 
-def _cache(
-    graph: ir.Graph, factor: ir.Value, halves: dict[ir.Value, ir.Value]
-) -> ir.Value | None:
+def _cache(graph: ir.Graph, factor: ir.Value, halves: dict[ir.Value, ir.Value]) -> ir.Value | None:
     """First half [B, T, D / 2] of the factor [B, 1, T, D], when its halves are equal."""
     spread = source(factor, "Unsqueeze")
     axes = constant(spread.inputs[1]) if spread else None
@@ -83,7 +81,9 @@ def _cache(
         return None
     whole = spread.inputs[0]
     assert whole is not None
-    return _half(graph, whole, halves) if whole.shape is not None and len(whole.shape) == 3 else None
+    return (
+        _half(graph, whole, halves) if whole.shape is not None and len(whole.shape) == 3 else None
+    )
 
 
 def _half(graph: ir.Graph, whole: ir.Value, halves: dict[ir.Value, ir.Value]) -> ir.Value | None:

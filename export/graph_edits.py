@@ -44,11 +44,16 @@ def put(graph: ir.Graph, array: npt.NDArray[Any], name: str) -> ir.Value:
 
 
 def replace(graph: ir.Graph, node: ir.Node, fused: ir.Node) -> None:
-    """Let ``fused`` stand for ``node``; its one output takes name, type, shape and uses."""
-    old, new = node.outputs[0], fused.outputs[0]
-    new.name, new.type, new.shape = f"{old.name}.fused", old.type, old.shape
+    """Let ``fused`` stand for ``node``; both have one output."""
     graph.insert_before(node, fused)
-    old.replace_all_uses_with(new)
+    take_over(node.outputs[0], fused.outputs[0])
+
+
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let ``new`` be read wherever ``old`` was; it takes name, type and shape."""
+    new.name, old.name = old.name, f"{old.name}.replaced"
+    new.type, new.shape = old.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
 def drop_unused(graph: ir.Graph) -> None:

@@ -1,0 +1,139 @@
+"""One target step of our exported graphs against that of onnxruntime-genai's model builder, same weights.
+
+Exports the demo target and a random Llama of 97M parameters, lets the peer's builder (in its own environment)
+make its graph of the same checkpoints, and times both in turn in one process: same onnxruntime, same pool.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from engines.base import FloatArray
+from scripts.graph_steps import GraphRun, Shape, interleaved_times, medians, timed_step
+
+ROOT = Path(__file__).resolve().parent.parent
+WEIGHTS = ("float32", "int8")
+WANTED_RATIO = 1.15
+_SEED = 0
+
+
+def make_llama(folder: Path) -> None:
+    """Save a random Llama of 97M parameters (768 wide, 12 layers, tied head) to ``folder``."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(_SEED)
+    config = LlamaConfig(
+        vocab_size=16_000,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # the peer's builder wants some
+        shutil.copy(ROOT / "demo" / "target" / name, folder)
+
+
+def export_ours(checkpoint: Path, out: Path, weights: str) -> None:
+    """Our graph of a checkpoint, ``out``/model.onnx."""
+    from export.checkpoint import open_checkpoint
+    from export.quantize import quantize_file
+    from export.to_onnx import export_model
+
+    export_model(open_checkpoint(checkpoint, max_context=1024).load(), out / "model.onnx")
+    if weights != "float32":
+        quantize_file(out / "model.onnx", weights)
+
+
+def build_peer(checkpoint: Path, out: Path, weights: str) -> None:
+    """The peer's graph of a checkpoint, ``out``/model.onnx."""
+    build = ROOT / "scripts" / "peers" / "genai" / "build"
+    done = subprocess.run(
+        ["bash", str(build), str(checkpoint), str(out), weights], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"bench_graph_peer: the peer's build failed:\n{done.stderr[-2000:]}")
+
+
+def prepare(work: Path, models: dict[str, Path]) -> None:
+    """Make every graph that ``work`` lacks."""
+    if not (models["97M"] / "config.json").exists():
+        make_llama(models["97M"])
+    pairs = [(name, weights) for name in models for weights in WEIGHTS]
+    for name, weights in track(pairs, "building graphs"):
+        for who, build in (("ours", export_ours), ("genai", build_peer)):
+            out = work / f"{who}-{name}-{weights}"
+            if not (out / "done").exists():
+                shutil.rmtree(out, ignore_errors=True)
+                build(models[name], out, weights)
+                (out / "done").touch()
+
+
+def compare(paths: list[Path], shape: Shape, repeats: int, threads: int) -> list[str]:
+    """Cells of one row: both medians, their ratio, and how far the logits agree."""
+    runs = [GraphRun(path, capacity=shape.capacity, threads=threads) for path in paths]
+    vocab_size = _vocab_size(paths[1].parent)
+    total = shape.length + shape.num_tokens
+    tokens = np.random.default_rng(_SEED).integers(2, vocab_size, total)
+    ours, peers = medians(
+        interleaved_times([timed_step(run, tokens, shape) for run in runs], repeats)
+    )
+    logits = [run.logits(tokens[shape.length :], shape.length) for run in runs]
+    ratio = ours / peers
+    mark = "" if ratio <= WANTED_RATIO else " (above)"
+    return [f"{ours:.3f}", f"{peers:.3f}", f"{ratio:.3f}{mark}", *agreement(*logits)]
+
+
+def agreement(ours: FloatArray, peers: FloatArray) -> list[str]:
+    """Greatest and relative root mean square difference of logits [T, V], and equal best tokens."""
+    difference = ours - peers
+    spread = np.sqrt((difference**2).mean() / (peers - peers.mean()).var())
+    equal = int((ours.argmax(-1) == peers.argmax(-1)).sum())
+    return [f"{np.abs(difference).max():.1e}", f"{spread:.1e}", f"{equal}/{len(ours)}"]
+
+
+def _vocab_size(folder: Path) -> int:
+    return int(json.loads((folder / "genai_config.json").read_text())["model"]["vocab_size"])
+
+
+def main(
+    work: Annotated[Path, typer.Argument(help="folder for checkpoints and graphs; kept")],
+    repeats: int = 200,
+    length: int = 200,
+    capacity: int = 256,
+    threads: int = 2,
+) -> None:
+    """Print ours / genai's per model, weights and tokens; medians of steps that take turns."""
+    models = {"demo": ROOT / "demo" / "target", "97M": work / "llama-97M"}
+    prepare(work, models)
+    headings = ("model", "weights", "T", "ours ms", "genai ms", f"ratio (<= {WANTED_RATIO})")
+    table = Table(*headings, "max |diff|", "relative rms", "same best")
+    for name in models:
+        for weights in WEIGHTS:
+            paths = [work / f"{who}-{name}-{weights}" / "model.onnx" for who in ("ours", "genai")]
+            for num_tokens in (2, 5):
+                shape = Shape(num_tokens, length, capacity)
+                table.add_row(
+                    name, weights, str(num_tokens), *compare(paths, shape, repeats, threads)
+                )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
