@@ -108,7 +108,13 @@ def serve(
     max_running: Annotated[int, typer.Option(help="Requests that hold a slot.")] = 64,
     max_queued: Annotated[int, typer.Option(help="Requests that wait for one.")] = 256,
     queue_timeout_s: Annotated[float, typer.Option(help="Longest wait, seconds.")] = 30.0,
-    gamma: Annotated[int, typer.Option(help="Draft tokens per step.")] = 4,
+    gamma: Annotated[
+        str, typer.Option(help="Draft tokens per step, or auto: whatever gains most.")
+    ] = "auto",
+    costs: Annotated[
+        Path | None, typer.Option(help="Folder for measured step costs; default: by the bundle.")
+    ] = None,
+    refresh_costs: Annotated[bool, typer.Option(help="Measure step costs anew.")] = False,
     drafter: Annotated[str, typer.Option(help="model, lookup or none.")] = "model",
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
@@ -124,7 +130,7 @@ def serve(
             max_running=max_running,
             max_queued=max_queued,
             queue_timeout_s=queue_timeout_s,
-            default_gamma=gamma,
+            default_gamma=_gamma(gamma),
             default_drafter=drafter,
             drain_timeout_s=drain_timeout_s,
             lb_delay_s=lb_delay_s,
@@ -134,6 +140,8 @@ def serve(
             address=f"{host}:{port}",
             port_file=port_file,
             metrics_port=metrics_port,
+            costs_folder=costs,
+            refreshes_costs=refresh_costs,
             device=device,
             model_name=model_name,
             config=config,
@@ -257,6 +265,14 @@ def verify_sampler(
         report = verify(bundle, num_samples=samples, false_alarm=false_alarm, seed=seed)
     typer.echo(report.table())
     raise typer.Exit(0 if report.has_passed else EXIT_FAILED)
+
+
+def _gamma(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise typer.BadParameter("must be auto or a number", param_hint="--gamma")
+    return int(text)
 
 
 async def _generate(

@@ -14,7 +14,6 @@ from pathlib import Path
 from runtime.core.costs import CostTable
 
 SCHEMA = 1
-FOLDER = "costs"
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +49,10 @@ def load_or_measure(
     return table
 
 
-def table_path(
-    folder: Path, *, files: Sequence[str], device: str, num_threads: int, max_batch: int
-) -> Path:
-    """Where the table of these models on this machine is kept below a folder.
+def table_name(*, files: Sequence[str], device: str, num_threads: int, max_batch: int) -> str:
+    """File name of the table of these models on this machine.
 
     Args:
-        folder: of the bundle, or a cache.
         files: digests of everything the engines run.
         device: "cpu" or "cuda".
         num_threads: of a CPU backend.
@@ -72,7 +68,7 @@ def table_path(
         "versions": [_version("outrider-server"), _version("onnxruntime")],
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return folder / FOLDER / f"{digest[:16]}.json"
+    return f"{digest[:16]}.json"
 
 
 def _hardware() -> list[str]:

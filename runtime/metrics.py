@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from runtime.core.ledger import ControlReport
 from runtime.core.params import SpeculationReport
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -47,6 +50,20 @@ class Metrics:
         """Add a gauge that is read at each scrape."""
         Gauge(f"outrider_{name}", text, registry=self.registry).set_function(read)
 
+    def watch_control(self, read: Callable[[], ControlReport | None]) -> None:
+        """Add gauges of what choosing gamma brought; NaN where nothing is known."""
+        texts = {
+            "speed_up": "Tokens per second over those of plain decoding, recently",
+            "regret": "Share of the best fixed gamma's tokens per second missed, recently",
+            "best_fixed_gamma": "The fixed gamma that would have been best, recently",
+            "num_steps_on": "Decoding steps with drafts",
+            "num_steps_off": "Decoding steps without",
+            "num_probes": "Steps without drafts that measured what drafts gain",
+            "cost_share": "Share of the decoding time spent on choosing gamma",
+        }
+        for name, text in texts.items():
+            self.watch(f"control_{name}", text, partial(_field, read, name))
+
     def count_speculation(self, report: SpeculationReport) -> None:
         """Add the figures of a completed request."""
         self.drafted.inc(report.num_drafted)
@@ -61,3 +78,8 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"outrider_{name}", text, buckets=buckets, registry=self.registry)
+
+
+def _field(read: Callable[[], ControlReport | None], name: str) -> float:
+    value = getattr(read(), name, None)
+    return math.nan if value is None else float(value)

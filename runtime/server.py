@@ -16,7 +16,7 @@ import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -24,11 +24,17 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from engines import open_engine
-from engines.bundle import TOKENIZER_FILE, load_bundle
+from engines.base import Engine
+from engines.bundle import TOKENIZER_FILE, Bundle, load_bundle
 from engines.cpu_sampler import CpuSampler
+from engines.laws import Sampler
+from runtime.calibrate import calibrate
 from runtime.core.config import ServerConfig
+from runtime.core.costs import CostTable
 from runtime.core.errors import ConfigError
+from runtime.core.text import Decoder
 from runtime.core.validate import RequestLimits, ServedModel
+from runtime.cost_store import load_or_measure, table_name
 from runtime.metrics import Metrics
 from runtime.service import SERVICE, InferenceService
 from runtime.serving import Serving
@@ -76,11 +82,16 @@ class ServeOptions:
         address: host and port, port 0 for a free one, or ``unix:PATH``.
         port_file: written with the bound port once the server is ready; None for nowhere.
         metrics_port: of Prometheus metrics over HTTP on the loopback; None for none.
+        costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
+            cache of the user's where that cannot be written.
+        refreshes_costs: whether step costs are measured even if they are known.
     """
 
     address: str = "127.0.0.1:50051"
     port_file: Path | None = None
     metrics_port: int | None = None
+    costs_folder: Path | None = None
+    refreshes_costs: bool = False
     device: str = "cpu"
     model_name: str | None = None
     config: ServerConfig = field(default_factory=ServerConfig)
@@ -95,37 +106,22 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
     """
     bundle = load_bundle(root)
     manifest, config = bundle.manifest, options.config
-    max_batch = min(config.max_running, manifest.max_batch)
-    has_draft = manifest.draft is not None
-    target = open_engine(
-        bundle,
-        "target",
-        device=options.device,
-        num_threads=config.num_threads,
-        max_batch=max_batch,
-    )
-    draft = (
-        open_engine(
-            bundle,
-            "draft",
-            device=options.device,
-            num_threads=config.num_threads,
-            max_batch=max_batch,
-        )
-        if has_draft
-        else None
-    )
     vocab_size = manifest.target.vocab_size
+    max_batch = min(config.max_running, manifest.max_batch)
     codec = TokenizersCodec(root / TOKENIZER_FILE)
+    sampler = CpuSampler(max_batch=max_batch, max_gamma=manifest.max_gamma, vocab_size=vocab_size)
+    costs = None
+    if config.default_gamma is None and manifest.max_gamma > 0:
+        costs = bundle_costs(bundle, options, sampler, codec, max_batch)
+    target, draft = _open_engines(bundle, options, max_batch)
     worker = Worker(
         target=target,
         draft=draft,
-        sampler=CpuSampler(
-            max_batch=max_batch, max_gamma=manifest.max_gamma, vocab_size=vocab_size
-        ),
+        sampler=sampler,
         config=config,
         max_gamma=manifest.max_gamma,
         decoder=codec,
+        costs=costs,
     )
     model = ServedModel(
         name=options.model_name or root.resolve().name,
@@ -144,6 +140,56 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         limits=options.limits,
         certificate=manifest.certificate,
     )
+
+
+def bundle_costs(
+    bundle: Bundle, options: ServeOptions, sampler: Sampler, decoder: Decoder, max_batch: int
+) -> CostTable:
+    """What steps of a bundle cost here: as kept, or measured on engines of their own."""
+    manifest, root = bundle.manifest, bundle.root.resolve()
+    folders = [options.costs_folder]
+    if options.costs_folder is None:
+        folders = [root.with_name(f"{root.name}.costs"), Path.home() / ".cache" / "outrider"]
+
+    def measure() -> CostTable:
+        log.info("measuring what steps cost on this machine")
+        target, draft = _open_engines(bundle, options, max_batch)
+        try:
+            return calibrate(
+                target=target,
+                draft=draft,
+                sampler=sampler,
+                decoder=decoder,
+                max_gamma=manifest.max_gamma,
+            )
+        finally:
+            for engine in (target, draft):
+                if engine is not None:
+                    engine.close()
+
+    name = table_name(
+        files=[entry.sha256 for entry in manifest.files.values()],
+        device=options.device,
+        num_threads=options.config.num_threads,
+        max_batch=max_batch,
+    )
+    paths = [folder / name for folder in folders if folder is not None]
+    return load_or_measure(paths, measure, is_refreshed=options.refreshes_costs)
+
+
+def _open_engines(
+    bundle: Bundle, options: ServeOptions, max_batch: int
+) -> tuple[Engine, Engine | None]:
+    def opened(which: Literal["target", "draft"]) -> Engine:
+        return open_engine(
+            bundle,
+            which,
+            device=options.device,
+            num_threads=options.config.num_threads,
+            max_batch=max_batch,
+        )
+
+    return opened("target"), opened("draft") if bundle.manifest.draft is not None else None
 
 
 class Server:
@@ -232,6 +278,7 @@ class Server:
         watch("slots_total", "Slots", lambda: snapshot().num_slots)
         watch("slots_free", "Free slots", lambda: snapshot().num_free_slots)
         watch("engine_steps", "Steps run", lambda: snapshot().step_count)
+        self.metrics.watch_control(lambda: snapshot().control)
         watch("streams", "Open streams", lambda: self._service.num_streams)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 
 from outrider.v1 import inference_pb2 as wire
@@ -66,9 +66,16 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             drafters=model.drafters,
             default_drafter=_default_drafter(serving),
             max_gamma=model.max_gamma,
-            default_gamma=min(config.default_gamma, model.max_gamma),
+            default_gamma=serving.worker.default_speculation.gamma,
+            default_is_adaptive=serving.worker.default_speculation.is_adaptive,
+            control=_control(serving.worker),
         ),
     )
+
+
+def _control(worker: Worker) -> wire.Control | None:
+    report = worker.snapshot().control
+    return None if report is None else wire.Control(**asdict(report))
 
 
 def _default_drafter(serving: Serving) -> str:

@@ -13,6 +13,9 @@ from runtime.core.request import Request, Speculation
 from runtime.core.stats import DISABLED, NO_DRAFT, PAUSED
 from runtime.drafters import DRAFTER_NAMES, Drafters
 
+FIXED_GAMMA = 4
+"""Draft tokens per step where nobody says and nothing is chosen."""
+
 
 class SpeculationPolicy:
     """Resolves what requests ask for, and pauses drafters that keep failing.
@@ -21,29 +24,42 @@ class SpeculationPolicy:
         drafters: those of this server.
         config: defaults, and the patience with failures.
         max_gamma: draft tokens of one row in one step.
+        can_adapt: whether gamma can be chosen step by step.
 
     Raises:
         ConfigError: the default drafter is not one this server could ever have.
     """
 
-    def __init__(self, drafters: Drafters, config: ServerConfig, max_gamma: int) -> None:
+    def __init__(
+        self,
+        drafters: Drafters,
+        config: ServerConfig,
+        max_gamma: int,
+        *,
+        can_adapt: bool = False,
+    ) -> None:
         _check_default(config.default_drafter, drafters)
         self._drafters = drafters
         self._config = config
         self._max_gamma = max_gamma
+        self._can_adapt = can_adapt
         self._breakers: dict[str, Breaker] = {}
 
     def resolve(self, wanted: SpeculationParams) -> Speculation:
         """How a request is drafted for; callable from any thread."""
         drafter = wanted.drafter or self._config.default_drafter
         gamma = self._config.default_gamma if wanted.gamma is None else wanted.gamma
+        is_adaptive = gamma is None if wanted.is_adaptive is None else wanted.is_adaptive
+        is_adaptive = is_adaptive and self._can_adapt
+        if gamma is None:
+            gamma = self._max_gamma if is_adaptive else FIXED_GAMMA
         gamma = min(gamma, self._max_gamma)
         if not wanted.is_enabled or drafter == "none" or gamma == 0:
             return Speculation(drafter="none", gamma=0, off_reason=DISABLED)
         usable = self._drafters.usable(drafter)
         if usable is None:
             return Speculation(drafter="none", gamma=0, off_reason=NO_DRAFT)
-        return Speculation(drafter=usable, gamma=gamma, off_reason=None)
+        return Speculation(drafter=usable, gamma=gamma, off_reason=None, is_adaptive=is_adaptive)
 
     def pause(self, live: Sequence[Request], now: float) -> None:
         """Have rows whose drafter is paused at ``now`` go on without it."""

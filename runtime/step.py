@@ -7,19 +7,23 @@ failed verification loses the caches of all live rows, but rows still prefilling
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engines.base import Engine, EngineError, Span
 from engines.laws import Sampler, Verdict
 from runtime.core.config import ServerConfig
+from runtime.core.costs import CostTable
 from runtime.core.drafting import HistoryScope
 from runtime.core.params import Progressed
 from runtime.core.request import Ending, Request
 from runtime.core.scheduler import Prefill, StepLimits, decode_spans, plan_step
 from runtime.drafters import Drafters, build_drafters
 from runtime.drafters.base import Draft, DrafterParts
+from runtime.drafters.model import MAX_SHARED_MISSING
 from runtime.propose import num_choices, propose, sampling_row, tell
+from runtime.steering import Steering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,7 @@ class StepParts:
     Attributes:
         drafters: by name.
         scope: whose earlier requests may inform drafts.
+        steering: chooses the gammas of adaptive requests; None where there are none.
     """
 
     target: Engine
@@ -36,6 +41,7 @@ class StepParts:
     drafters: Drafters
     limits: StepLimits
     scope: HistoryScope = HistoryScope.TENANT
+    steering: Steering | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +61,13 @@ class StepResult:
 
 
 def step_parts(
-    engines: Sequence[Engine], sampler: Sampler, config: ServerConfig, max_gamma: int
+    engines: Sequence[Engine],
+    sampler: Sampler,
+    config: ServerConfig,
+    max_gamma: int,
+    *,
+    costs: CostTable | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> StepParts:
     """What steps of a server run on.
 
@@ -64,6 +76,8 @@ def step_parts(
         sampler: of both.
         config: of the server.
         max_gamma: draft tokens per step the bundle allows.
+        costs: of the engines; None keeps every gamma fixed.
+        clock: seconds; deadlines are on it.
 
     Raises:
         ConfigError: a registered drafter cannot be loaded.
@@ -91,6 +105,16 @@ def step_parts(
         drafters=drafters,
         limits=limits,
         scope=config.drafting.history_scope,
+        steering=None
+        if costs is None
+        else Steering(
+            costs,
+            max_gamma=limits.max_gamma,
+            num_slots=min(engine.limits.max_batch for engine in engines),
+            max_shared_missing=MAX_SHARED_MISSING,
+            uses_model=drafters.uses_model,
+            clock=clock,
+        ),
     )
 
 
@@ -110,10 +134,12 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         return result
     if not plan.has_decode:
         return result
+    steering = parts.steering
+    gammas = plan.gammas if steering is None else steering.choose(live, plan.gammas)
     proposals = propose(
         parts.drafters,
         live,
-        plan.gammas,
+        gammas,
         scope=parts.scope,
         vocab_size=parts.target.limits.vocab_size,
     )
@@ -122,7 +148,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     fed = [_fed(request, draft) for request, draft in zip(live, drafts, strict=True)]
     rows = [
         sampling_row(request, draft, num_choices=num_choices(parts.drafters, request, gamma))
-        for request, draft, gamma in zip(live, drafts, plan.gammas, strict=True)
+        for request, draft, gamma in zip(live, drafts, gammas, strict=True)
         if draft is not None
     ]
     try:
@@ -139,6 +165,8 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         (row.slot, v) for row, v in zip(rows, verdicts, strict=True) if v.next_token is not None
     ]
     tell(parts.drafters, live, proposals, judged)
+    if steering is not None:
+        steering.observe(live, drafts, judged)
     return result
 
 

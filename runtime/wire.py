@@ -137,6 +137,7 @@ def _speculation(speculation: wire.Speculation) -> SpeculationParams:
         is_enabled=_optional(speculation, "enabled", True),
         drafter=speculation.drafter or None,
         gamma=_optional(speculation, "gamma", None),
+        is_adaptive=_optional(speculation, "adaptive", None),
         mode=MODES[speculation.mode],
         lenience=_optional(speculation, "lenience", 1.0),
     )
@@ -158,6 +159,7 @@ def _report(report: SpeculationReport) -> wire.SpeculationReport:
         accepted_by_position=report.accepted_by_position,
         drafted_by_position=report.drafted_by_position,
         num_fallbacks=report.num_fallbacks,
+        num_off=report.num_off,
         is_exact=report.mode is not ExactnessMode.LENIENT,
     )
 

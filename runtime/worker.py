@@ -19,14 +19,15 @@ from collections.abc import Callable, Sequence
 from engines.base import Engine
 from engines.laws import Sampler
 from runtime.core.config import ServerConfig
+from runtime.core.costs import CostTable
 from runtime.core.errors import (
     ContextTooLong,
     InternalError,
     RequestFailed,
 )
 from runtime.core.inbox import Deliver, Inbox
-from runtime.core.params import Event, Failed, Finished, RequestSpec
-from runtime.core.request import Ending, Request
+from runtime.core.params import Event, Failed, Finished, RequestSpec, SpeculationParams
+from runtime.core.request import Ending, Request, Speculation
 from runtime.core.text import Decoder
 from runtime.core.totals import Totals, WorkerSnapshot
 from runtime.rows import LiveRows
@@ -48,6 +49,7 @@ class Worker:
 
     Args:
         max_gamma: draft tokens per step the bundle allows.
+        costs: of these engines on this machine; None keeps every gamma fixed.
         clock: monotonic seconds; deadlines are on it.
     """
 
@@ -60,15 +62,21 @@ class Worker:
         config: ServerConfig,
         max_gamma: int,
         decoder: Decoder,
+        costs: CostTable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         engines = [target] if draft is None else [target, draft]
         self._config = config
         self._decoder = decoder
         self._clock = clock
-        self._parts = step_parts(engines, sampler, config, max_gamma)
+        self._parts = step_parts(engines, sampler, config, max_gamma, costs=costs, clock=clock)
         self._limits = self._parts.limits
-        self._policy = SpeculationPolicy(self._parts.drafters, config, self._limits.max_gamma)
+        self._policy = SpeculationPolicy(
+            self._parts.drafters,
+            config,
+            self._limits.max_gamma,
+            can_adapt=self._parts.steering is not None,
+        )
         num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
         self._rows = LiveRows(engines, num_slots)
         self._totals = Totals()
@@ -116,6 +124,11 @@ class Worker:
         """Those of them that may stand behind "model/"."""
         return self._parts.drafters.guessers
 
+    @property
+    def default_speculation(self) -> Speculation:
+        """How a request that asks for nothing in particular is drafted for."""
+        return self._policy.resolve(SpeculationParams())
+
     def drain(self) -> None:
         """Refuse new requests and end the queued ones; running ones go on."""
         with self._wake:
@@ -148,6 +161,7 @@ class Worker:
             num_queued_tokens=num_queued_tokens,
             num_slots=self._rows.slots.num_slots,
             is_draining=self._inbox.is_draining,
+            control=None if self._parts.steering is None else self._parts.steering.report(),
         )
 
     def run_step(self) -> bool:

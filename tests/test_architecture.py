@@ -57,6 +57,8 @@ RULES: dict[str, set[str]] = {
     | CORE
     | {
         "runtime.propose",
+        "runtime.steering",
+        "runtime.drafters.model.MAX_SHARED_MISSING",
         "runtime.drafters.base",
         "runtime.drafters.Drafters",
         "runtime.drafters.build_drafters",
@@ -74,6 +76,7 @@ RULES: dict[str, set[str]] = {
     # Measures engines it is given, through a worker of its own.
     "runtime.calibrate": PURE | CORE | {"engines.kv_cache", "runtime.worker"},
     "runtime.cost_store": CORE,
+    "runtime.steering": PURE | CORE | {"runtime.drafters.base"},
     "runtime.metrics": CORE | {"runtime.worker", "prometheus_client"},
     "runtime.tokenizer": CORE | {"tokenizers"},
     "runtime.outbox": CORE,

@@ -21,7 +21,8 @@ class ServerConfig:
         max_queued: requests that may wait for a slot.
         max_queued_tokens: prompt tokens of all waiting requests together.
         queue_timeout_s: seconds a request may wait for a slot.
-        default_gamma: draft tokens per step where a request does not say.
+        default_gamma: draft tokens per step where a request does not say; None lets the controller
+            choose them by what they are expected to gain.
         default_drafter: registry name of the drafter where a request does not say; "model" without
             a draft in the bundle means "none".
         drafting: settings of the drafters themselves.
@@ -39,7 +40,7 @@ class ServerConfig:
     max_queued: int = 256
     max_queued_tokens: int = 262_144
     queue_timeout_s: float = 30.0
-    default_gamma: int = 4
+    default_gamma: int | None = None
     default_drafter: str = "model"
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0
@@ -59,7 +60,8 @@ class ServerConfig:
         for key in ("max_running", "prefill_chunk", "max_unsent_chunks", "num_threads"):
             _check(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("max_queued", "max_queued_tokens", "default_gamma"):
-            _check(getattr(self, key) >= 0, key, "must be at least 0")
+            value = getattr(self, key)
+            _check(value is None or value >= 0, key, "must be at least 0")
         for key in ("queue_timeout_s", "drain_timeout_s", "lb_delay_s", "retry_after_s"):
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
         _check(bool(self.default_drafter), "default_drafter", "must name a drafter")

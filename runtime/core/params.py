@@ -34,6 +34,9 @@ class SpeculationParams:
     Attributes:
         drafter: name as in ``runtime.core.drafting``; None takes the server's default.
         gamma: draft tokens per step; None takes the server's default; 0 is plain decoding.
+        is_adaptive: whether gamma is a cap only, and the server chooses each step's draft tokens by
+            what they are expected to gain; None: exactly where gamma and the server's default are
+            both left open.
         lenience: l of the lenient mode, in (0, 1].
         phrase_length: tokens of a phrase after its key token; None takes the server's default.
         num_phrases: phrases tried per step; None takes the server's default.
@@ -44,6 +47,7 @@ class SpeculationParams:
     is_enabled: bool = True
     drafter: str | None = None
     gamma: int | None = None
+    is_adaptive: bool | None = None
     mode: ExactnessMode = ExactnessMode.MAX_ACCEPT
     lenience: float = 1.0
     phrase_length: int | None = None
@@ -109,6 +113,7 @@ class SpeculationReport:
         accepted_by_position: entry i counts rounds whose draft token i was accepted.
         drafted_by_position: entry i counts rounds that drafted at least i + 1 tokens.
         off_reason: why speculation was off or degraded for (part of) the request; None when it was on throughout.
+        num_off: target passes without a draft because none was expected to gain anything.
     """
 
     is_on: bool
@@ -125,6 +130,7 @@ class SpeculationReport:
     accepted_by_position: tuple[int, ...]
     drafted_by_position: tuple[int, ...]
     num_fallbacks: int
+    num_off: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

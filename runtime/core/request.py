@@ -86,13 +86,15 @@ class Speculation:
 
     Attributes:
         drafter: registry name.
-        gamma: draft tokens per step.
+        gamma: draft tokens per step, at most.
         off_reason: why speculation is off or degraded; None when it is on as asked.
+        is_adaptive: whether each step's draft tokens are chosen by what they are expected to gain.
     """
 
     drafter: str
     gamma: int
     off_reason: str | None
+    is_adaptive: bool = False
 
 
 class Request:
@@ -204,6 +206,7 @@ class Request:
             drafter=fallback or self.speculation.drafter,
             gamma=self.speculation.gamma if fallback else 0,
             off_reason=reason,
+            is_adaptive=self.speculation.is_adaptive and fallback is not None,
         )
 
     def fail(self) -> None:

@@ -9,6 +9,7 @@ DISABLED = "DISABLED"
 NO_DRAFT = "NO_DRAFT"
 DEGRADED = "DEGRADED"
 PAUSED = "DRAFTER_PAUSED"
+NO_GAIN = "NO_EXPECTED_GAIN"
 
 
 class SpeculationStats:
@@ -28,6 +29,7 @@ class SpeculationStats:
         self.num_drafted = 0
         self.num_accepted = 0
         self.num_fallbacks = 0
+        self.num_off = 0
 
     def record(self, *, gamma: int, num_accepted: int, num_emitted: int, num_fallbacks: int) -> int:
         """Count one target pass.
@@ -60,8 +62,11 @@ class SpeculationStats:
     ) -> SpeculationReport:
         """The figures so far; positions that were never drafted are left out."""
         width = sum(1 for count in self._drafted_by_position if count)
+        is_on = off_reason is None and (self.num_off == 0 or self.num_drafted > 0)
+        if off_reason is None and self.num_off > 0:
+            off_reason = NO_GAIN
         return SpeculationReport(
-            is_on=off_reason is None,
+            is_on=is_on,
             off_reason=off_reason,
             drafter=drafter,
             mode=mode,
@@ -75,6 +80,7 @@ class SpeculationStats:
             accepted_by_position=tuple(self._accepted_by_position[:width]),
             drafted_by_position=tuple(self._drafted_by_position[:width]),
             num_fallbacks=self.num_fallbacks,
+            num_off=self.num_off,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from runtime.core.ledger import ControlReport
 from runtime.core.params import Progressed
 
 
@@ -24,6 +25,7 @@ class WorkerSnapshot:
         num_drafted: draft tokens verified.
         num_accepted: draft tokens accepted and emitted.
         accepted_by_position: entry i counts accepted draft tokens i.
+        control: what choosing gamma brought; None where every gamma is fixed.
     """
 
     num_running: int
@@ -41,6 +43,7 @@ class WorkerSnapshot:
     num_drafted: int
     num_accepted: int
     accepted_by_position: tuple[int, ...]
+    control: ControlReport | None = None
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class Totals:
         num_queued_tokens: int,
         num_slots: int,
         is_draining: bool,
+        control: ControlReport | None = None,
     ) -> WorkerSnapshot:
         """The totals together with the state of slots and queue."""
         return WorkerSnapshot(
@@ -95,4 +99,5 @@ class Totals:
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,
             accepted_by_position=tuple(self.accepted_by_position),
+            control=control,
         )

@@ -64,6 +64,10 @@ class Drafters(Mapping[str, Proposer]):
             self._members[name] = found
         return found
 
+    def uses_model(self, name: str) -> bool:
+        """Whether proposing under a name may call the draft model."""
+        return any(Need.DRAFT_MODEL in one.traits.needs for one in self.members(name))
+
     def num_choices(self, name: str) -> int:
         """Likeliest target tokens that some member wants at every verified position."""
         return max(one.traits.num_choices for one in self.members(name))

@@ -11,7 +11,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     config = ServerConfig()
     assert (config.max_running, config.max_queued, config.max_queued_tokens) == (64, 256, 262_144)
     assert (config.queue_timeout_s, config.drain_timeout_s, config.lb_delay_s) == (30.0, 30.0, 5.0)
-    assert (config.default_gamma, config.default_drafter) == (4, "model")
+    assert (config.default_gamma, config.default_drafter) == (None, "model")
     assert config.max_unsent_chunks == 2048
 
 

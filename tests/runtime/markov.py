@@ -11,6 +11,7 @@ from engines.cpu_sampler import CpuSampler
 from engines.laws import ExactnessMode, SamplingLaw
 from engines.scripted import ScriptedEngine
 from runtime.core.config import ServerConfig
+from runtime.core.costs import CostTable
 from runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec, SpeculationParams
 from runtime.core.request import Request
 from runtime.worker import Worker
@@ -82,6 +83,7 @@ class Harness:
         target: Engine | None = None,
         draft: Engine | None = None,
         has_draft: bool = True,
+        costs: CostTable | None = None,
         **settings: object,
     ) -> None:
         vocab_size, target_logits, draft_logits = PAIRS[pair]
@@ -98,6 +100,7 @@ class Harness:
             config=ServerConfig(**{"prefill_chunk": 4, **settings}),
             max_gamma=MAX_GAMMA,
             decoder=LetterDecoder(),
+            costs=costs,
             clock=self.clock,
         )
         self.events: dict[str, list[Event]] = {}
@@ -183,6 +186,7 @@ def spec(
     drafter: str | None = None,
     gamma: int | None = None,
     is_enabled: bool = True,
+    is_adaptive: bool | None = None,
     end_tokens: tuple[int, ...] = (),
     law: SamplingLaw | None = None,
     **fields: object,
@@ -194,7 +198,11 @@ def spec(
         law=law or SamplingLaw(temperature=temperature, end_token_ids=end_tokens),
         max_tokens=max_tokens,
         speculation=SpeculationParams(
-            is_enabled=is_enabled, drafter=drafter, gamma=gamma, mode=mode
+            is_enabled=is_enabled,
+            drafter=drafter,
+            gamma=gamma,
+            mode=mode,
+            is_adaptive=is_adaptive,
         ),
         **{"seed": 7, **fields},
     )

@@ -13,7 +13,7 @@ from engines.base import EngineLimits, FloatArray, Span
 from engines.cpu_sampler import CpuSampler
 from runtime.calibrate import Budget, calibrate
 from runtime.core.costs import CostTable, RowKind
-from runtime.cost_store import load_or_measure, table_path
+from runtime.cost_store import load_or_measure, table_name
 from tests.runtime.markov import LetterDecoder
 
 LIMITS = EngineLimits(max_batch=8, max_context=600, max_extend=300, vocab_size=10)
@@ -141,13 +141,13 @@ def test_a_folder_that_cannot_be_written_passes_its_table_to_the_next(
     assert CostTable.from_json(paths[1].read_text()) == table
 
 
-def test_other_models_devices_and_threads_have_other_tables(tmp_path: Path) -> None:
-    def path(**change: object) -> Path:
+def test_other_models_devices_and_threads_have_other_tables() -> None:
+    def name(**change: object) -> str:
         facts = {"files": ("a", "b"), "device": "cpu", "num_threads": 2, "max_batch": 8}
-        return table_path(tmp_path, **{**facts, **change})
+        return table_name(**{**facts, **change})
 
-    assert path() == path(files=("b", "a"))
+    assert name() == name(files=("b", "a"))
     changed = {
-        path(), path(files=("a", "c")), path(device="cuda"), path(num_threads=4), path(max_batch=9),
+        name(), name(files=("a", "c")), name(device="cuda"), name(num_threads=4), name(max_batch=9),
     }  # fmt: skip
     assert len(changed) == 5

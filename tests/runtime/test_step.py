@@ -8,6 +8,7 @@ import pytest
 from engines.base import EngineLimits
 from engines.laws import ExactnessMode, SamplingLaw, Verdict
 from engines.scripted import ScriptedEngine
+from runtime.core.costs import CostTable
 from runtime.core.params import Failed, FinishReason, Progressed
 from tests.runtime.markov import Harness, counting_logits, limits, spec
 
@@ -15,9 +16,16 @@ DRAFTERS = ("none", "lookup", "model", "reference", "model/lookup", "lookup+mode
 PROMPTS = ((1, 2, 3), (3,), (0, 1, 2, 3, 0, 1, 2, 3, 1), (2, 2), (1, 0, 3, 2, 1, 0, 3))
 
 
-def answers(pair: str, batch: int, arrivals: int | None, **options: object) -> list[list[int]]:
+def answers(
+    pair: str,
+    batch: int,
+    arrivals: int | None,
+    *,
+    costs: CostTable | None = None,
+    **options: object,
+) -> list[list[int]]:
     """Tokens of ``batch`` requests, arriving at random steps if ``arrivals`` seeds them."""
-    harness = Harness(pair)
+    harness = Harness(pair, costs=costs)
     wait = np.random.default_rng(arrivals) if arrivals is not None else None
     for index in range(batch):
         harness.submit(str(index), PROMPTS[index], seed=index, max_tokens=10 + index, **options)

@@ -128,18 +128,20 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("enabled", "drafter", "gamma", "mode", "lenience")
+    __slots__ = ("enabled", "drafter", "gamma", "mode", "lenience", "adaptive")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     LENIENCE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     drafter: str
     gamma: int
     mode: ExactnessMode
     lenience: float
-    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., gamma: _Optional[int] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ...) -> None: ...
+    adaptive: bool
+    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., gamma: _Optional[int] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., adaptive: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("text", "tokens", "steps", "finish")
@@ -214,7 +216,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationReport(_message.Message):
-    __slots__ = ("is_on", "off_reason", "drafter", "mode", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization", "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "is_exact")
+    __slots__ = ("is_on", "off_reason", "drafter", "mode", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization", "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "is_exact", "num_off")
     IS_ON_FIELD_NUMBER: _ClassVar[int]
     OFF_REASON_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +232,7 @@ class SpeculationReport(_message.Message):
     DRAFTED_BY_POSITION_FIELD_NUMBER: _ClassVar[int]
     NUM_FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     IS_EXACT_FIELD_NUMBER: _ClassVar[int]
+    NUM_OFF_FIELD_NUMBER: _ClassVar[int]
     is_on: bool
     off_reason: str
     drafter: str
@@ -245,7 +248,8 @@ class SpeculationReport(_message.Message):
     drafted_by_position: _containers.RepeatedScalarFieldContainer[int]
     num_fallbacks: int
     is_exact: bool
-    def __init__(self, is_on: _Optional[bool] = ..., off_reason: _Optional[str] = ..., drafter: _Optional[str] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., alpha_hat: _Optional[float] = ..., draft_utilization: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., num_fallbacks: _Optional[int] = ..., is_exact: _Optional[bool] = ...) -> None: ...
+    num_off: int
+    def __init__(self, is_on: _Optional[bool] = ..., off_reason: _Optional[str] = ..., drafter: _Optional[str] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., alpha_hat: _Optional[float] = ..., draft_utilization: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., num_fallbacks: _Optional[int] = ..., is_exact: _Optional[bool] = ..., num_off: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)
@@ -340,16 +344,38 @@ class Limits(_message.Message):
     def __init__(self, max_context: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_bytes: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., queue_timeout_s: _Optional[float] = ..., max_request_s: _Optional[float] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
 
 class SpeculationInfo(_message.Message):
-    __slots__ = ("drafters", "default_drafter", "max_gamma", "default_gamma")
+    __slots__ = ("drafters", "default_drafter", "max_gamma", "default_gamma", "default_is_adaptive", "control")
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_DRAFTER_FIELD_NUMBER: _ClassVar[int]
     MAX_GAMMA_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_IS_ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FIELD_NUMBER: _ClassVar[int]
     drafters: _containers.RepeatedScalarFieldContainer[str]
     default_drafter: str
     max_gamma: int
     default_gamma: int
-    def __init__(self, drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., max_gamma: _Optional[int] = ..., default_gamma: _Optional[int] = ...) -> None: ...
+    default_is_adaptive: bool
+    control: Control
+    def __init__(self, drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., max_gamma: _Optional[int] = ..., default_gamma: _Optional[int] = ..., default_is_adaptive: _Optional[bool] = ..., control: _Optional[_Union[Control, _Mapping]] = ...) -> None: ...
+
+class Control(_message.Message):
+    __slots__ = ("speed_up", "regret", "best_fixed_gamma", "num_steps_on", "num_steps_off", "num_probes", "cost_share")
+    SPEED_UP_FIELD_NUMBER: _ClassVar[int]
+    REGRET_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIXED_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_ON_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_OFF_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROBES_FIELD_NUMBER: _ClassVar[int]
+    COST_SHARE_FIELD_NUMBER: _ClassVar[int]
+    speed_up: float
+    regret: float
+    best_fixed_gamma: int
+    num_steps_on: int
+    num_steps_off: int
+    num_probes: int
+    cost_share: float
+    def __init__(self, speed_up: _Optional[float] = ..., regret: _Optional[float] = ..., best_fixed_gamma: _Optional[int] = ..., num_steps_on: _Optional[int] = ..., num_steps_off: _Optional[int] = ..., num_probes: _Optional[int] = ..., cost_share: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("num_running", "num_queued", "num_slots", "num_free_slots", "is_draining")

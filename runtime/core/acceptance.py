@@ -1,0 +1,147 @@
+"""How likely the next draft tokens are to be kept, from what verifications have revealed.
+
+Per row and draft position: hits over trials of the positions that were reached, with the overlap
+sum of min(p, q) in place of the hit where the sampler had both laws (a Rao-Blackwell estimate,
+Leviathan et al. 2023, arXiv:2211.17192, section 3.1). Positions behind the first rejection have the
+wrong prefix and count nowhere. Old rounds fade, so that a change of subject is noticed; a row that
+knows little follows the recent traffic of rows that are drafted for alike.
+
+Everything used here was revealed before the round it helps to plan, so what is chosen from it
+leaves the law of the answer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Rates = npt.NDArray[np.float64]
+LEAST_RATE, MOST_RATE = 0.01, 0.99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fading:
+    """How fast evidence fades and how much it weighs; weights are in trials.
+
+    Attributes:
+        row_decay: of a row's evidence, per round.
+        traffic_decay: of the traffic's evidence, per round of any row.
+        first_rate: acceptance expected before anything was seen.
+        first_weight: of ``first_rate`` against the traffic.
+        position_weight: of the rate over all positions against that of one position.
+        traffic_weight: of the traffic against a row's own rounds.
+    """
+
+    row_decay: float = 0.96
+    traffic_decay: float = 0.998
+    first_rate: float = 0.7
+    first_weight: float = 4.0
+    position_weight: float = 12.0
+    traffic_weight: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One verification of one row.
+
+    Attributes:
+        row: index.
+        num_drafted: tokens that were verified.
+        num_accepted: leading ones that were kept.
+        overlaps: sum of min(p, q) at each position reached, or empty.
+    """
+
+    row: int
+    num_drafted: int
+    num_accepted: int
+    overlaps: tuple[float, ...] = ()
+
+
+class AcceptanceBook:
+    """Evidence per row and per group of rows.
+
+    Args:
+        num_rows: rows at most.
+        max_gamma: G, draft positions.
+        num_groups: groups at most.
+    """
+
+    def __init__(
+        self, *, num_rows: int, max_gamma: int, num_groups: int, fading: Fading | None = None
+    ) -> None:
+        self._fading = fading or Fading()
+        self._positions = np.arange(max_gamma)
+        self._group_of = np.zeros(num_rows, dtype=np.int64)
+        # [.., G]: hits and trials side by side, so that they fade and grow in one operation.
+        self._rows = np.zeros((2, num_rows, max_gamma))
+        self._traffic = np.zeros((2, num_groups, max_gamma))
+
+    def start(self, row: int, group: int) -> None:
+        """A row begins a request of a group and knows nothing of its own."""
+        self._group_of[row] = group
+        self._rows[:, row] = 0.0
+
+    def move(self, source: int, destination: int) -> None:
+        """A request goes on in another row."""
+        self._group_of[destination] = self._group_of[source]
+        self._rows[:, destination] = self._rows[:, source]
+
+    def record(self, rounds: Sequence[Round]) -> None:
+        """Count what was revealed; rounds without a draft reveal nothing."""
+        told = [one for one in rounds if one.num_drafted]
+        if not told:
+            return
+        rows = np.array([one.row for one in told])
+        accepted = np.array([[one.num_accepted] for one in told])
+        reached = np.array([[min(one.num_accepted + 1, one.num_drafted)] for one in told])
+        seen = np.stack([self._positions < accepted, self._positions < reached]).astype(np.float64)
+        for index, one in enumerate(told):
+            if one.overlaps:
+                seen[0, index, : len(one.overlaps)] = one.overlaps
+        counts = np.bincount(rows, minlength=self._rows.shape[1])
+        self._rows *= self._fading.row_decay ** counts[:, None]
+        groups = self._group_of[rows]
+        counts = np.bincount(groups, minlength=self._traffic.shape[1])
+        self._traffic *= self._fading.traffic_decay ** counts[:, None]
+        for kind in (0, 1):
+            np.add.at(self._rows[kind], rows, seen[kind])
+            np.add.at(self._traffic[kind], groups, seen[kind])
+
+    def rates(self, num_rows: int) -> Rates:
+        """[num_rows, G] probability that a position is kept, given that it is reached."""
+        fading = self._fading
+        (hits, trials), groups = self._rows[:, :num_rows], self._group_of[:num_rows]
+        traffic = self.traffic_rates()[groups]
+        # A row that does better or worse than the traffic does so at every position: its odds are
+        # the traffic's times one factor, pulled towards 1 while the row knows little.
+        expected = (trials * traffic).sum(axis=1)
+        total, mean = trials.sum(axis=1), traffic.mean(axis=1)
+        good, bad = fading.traffic_weight * mean, fading.traffic_weight * (1.0 - mean)
+        found = hits.sum(axis=1)
+        factor = (found + good) * (total - expected + bad)
+        factor /= (np.maximum(total - found, 0.0) + bad) * (expected + good)
+        odds = traffic / (1.0 - traffic) * factor[:, None]
+        shifted = odds / (1.0 + odds)
+        weight = fading.position_weight
+        rates = (shifted * weight + hits) / (weight + trials)
+        clipped: Rates = np.clip(rates, LEAST_RATE, MOST_RATE)
+        return clipped
+
+    def survival(self, num_rows: int) -> Rates:
+        """[num_rows, G] probability that the first i + 1 draft tokens are all kept."""
+        return np.multiply.accumulate(self.rates(num_rows), axis=1)
+
+    def traffic_rates(self) -> Rates:
+        """[num_groups, G] the same for rows that know nothing of their own."""
+        fading = self._fading
+        hits, trials = self._traffic
+        pooled = (hits.sum(axis=1) + fading.first_weight * fading.first_rate) / (
+            trials.sum(axis=1) + fading.first_weight
+        )
+        weight = fading.position_weight
+        rates = (hits + weight * pooled[:, None]) / (trials + weight)
+        clipped: Rates = np.clip(rates, LEAST_RATE, MOST_RATE)
+        return clipped

@@ -1,0 +1,102 @@
+"""What speculation brought: realised speed-up, and regret against the best fixed gamma.
+
+Sums fade, so that both speak of recent traffic. The speed-up compares the tokens per second of all
+steps with those of the same rows without drafts, at the plain step time that probes keep measured.
+The regret compares with the best gamma that every row might have had all the time, at the acceptance
+and the times known in the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.core.acceptance import Rates
+
+FADING = 0.999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlReport:
+    """What the controller's choices brought in recent traffic.
+
+    Attributes:
+        speed_up: tokens per second over those of plain decoding; None before the first step.
+        regret: share of the best fixed gamma's tokens per second that was missed, at least 0; None
+            before the first step.
+        best_fixed_gamma: that gamma.
+        num_steps_on: decoding steps with drafts, since the start.
+        num_steps_off: decoding steps without, probes included, since the start.
+        num_probes: steps without drafts that measured what drafts gain, since the start.
+        cost_share: of the decoding time, spent on choosing.
+    """
+
+    speed_up: float | None
+    regret: float | None
+    best_fixed_gamma: int
+    num_steps_on: int
+    num_steps_off: int
+    num_probes: int
+    cost_share: float = 0.0
+
+
+class Ledger:
+    """Fading sums over steps.
+
+    Args:
+        max_gamma: G.
+    """
+
+    def __init__(self, *, max_gamma: int) -> None:
+        # Emitted, seconds, plainly emitted, plain seconds.
+        self._realised = np.zeros(4)
+        self._fixed_tokens = np.zeros(max_gamma + 1)
+        self._fixed_s = np.zeros(max_gamma + 1)
+        self._num_on = 0
+        self._num_off = 0
+        self._num_probes = 0
+
+    def consider(self, tokens: Rates, seconds: Rates) -> None:
+        """Add what fixed gammas would have brought in one step.
+
+        Args:
+            tokens: [G + 1] expected.
+            seconds: [G + 1] expected.
+        """
+        self._fixed_tokens *= FADING
+        self._fixed_s *= FADING
+        self._fixed_tokens += tokens
+        self._fixed_s += seconds
+
+    def record(
+        self,
+        *,
+        seconds: float,
+        num_emitted: int,
+        num_rows: int,
+        plain_s: float,
+        has_drafts: bool,
+        is_probe: bool,
+    ) -> None:
+        """Add what one step brought."""
+        self._realised *= FADING
+        self._realised += (num_emitted, seconds, num_rows, plain_s)
+        self._num_on += has_drafts
+        self._num_off += not has_drafts
+        self._num_probes += is_probe
+
+    def report(self) -> ControlReport:
+        """The sums as ratios; callable from any thread."""
+        emitted, seconds, plain_emitted, plain_s = self._realised.tolist()
+        has_steps = seconds > 0.0 and plain_s > 0.0 and self._fixed_s[0] > 0.0
+        fixed = self._fixed_tokens / np.maximum(self._fixed_s, 1e-12)
+        best = int(fixed.argmax())
+        return ControlReport(
+            speed_up=emitted / seconds * plain_s / plain_emitted if has_steps else None,
+            regret=max(0.0, 1.0 - emitted / seconds / float(fixed[best])) if has_steps else None,
+            best_fixed_gamma=best,
+            num_steps_on=self._num_on,
+            num_steps_off=self._num_off,
+            num_probes=self._num_probes,
+        )

@@ -1,0 +1,100 @@
+"""Acceptance is learnt from what was revealed, per row first, and old rounds fade."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtime.core.acceptance import AcceptanceBook, Fading, Round
+
+
+def book(num_rows: int = 3, max_gamma: int = 4, **fading: float) -> AcceptanceBook:
+    return AcceptanceBook(
+        num_rows=num_rows, max_gamma=max_gamma, num_groups=2, fading=Fading(**fading)
+    )
+
+
+def feed(one: AcceptanceBook, row: int, alpha: float, rounds: int, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(rounds):
+        kept = rng.random(4) < alpha
+        one.record([Round(row, 4, int(np.cumprod(kept).sum()))])
+
+
+def test_a_new_row_expects_what_nobody_has_contradicted() -> None:
+    assert book().rates(3) == pytest.approx(0.7)
+    assert book().survival(1)[0] == pytest.approx([0.7, 0.49, 0.343, 0.2401])
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+def test_the_estimate_comes_close_to_the_truth(alpha: float) -> None:
+    one = book(row_decay=0.99)
+    feed(one, 0, alpha, 300)
+    assert one.rates(1)[0, :2] == pytest.approx(alpha, abs=0.08)
+
+
+def test_positions_behind_a_rejection_count_nowhere() -> None:
+    one = book(row_decay=1.0, traffic_decay=1.0, position_weight=1e-9)
+    one.start(0, 0)
+    one.record([Round(0, 4, 4), Round(0, 4, 1), Round(0, 4, 0), Round(0, 4, 2)])
+    assert one.rates(1)[0] == pytest.approx([3 / 4, 2 / 3, 1 / 2, 0.99], abs=1e-6)
+
+
+def test_overlaps_take_the_place_of_hits() -> None:
+    one = book(row_decay=1.0, position_weight=1e-9)
+    one.record([Round(0, 4, 0, (0.25,)), Round(0, 4, 1, (0.75, 0.5))])
+    assert one.rates(1)[0, :2] == pytest.approx([0.5, 0.5], abs=1e-6)
+
+
+def test_rows_differ_and_a_new_row_follows_its_group() -> None:
+    one = book()
+    one.start(0, 0)
+    one.start(1, 1)
+    feed(one, 0, 0.95, 60)
+    feed(one, 1, 0.05, 60, seed=1)
+    one.start(2, 0)
+    good, bad, new = one.rates(3)
+    assert good.min() > 0.85
+    assert bad[0] < 0.15
+    assert new[0] > 0.8
+    one.start(2, 1)
+    assert one.rates(3)[2, 0] < 0.2
+
+
+def test_a_row_that_moves_keeps_what_it_knows() -> None:
+    one = book()
+    one.start(0, 0)
+    one.start(2, 1)
+    feed(one, 2, 0.05, 40)
+    before = one.rates(3)[2]
+    one.move(2, 0)
+    assert one.rates(1)[0] == pytest.approx(before)
+
+
+def test_a_change_of_subject_is_noticed() -> None:
+    one = book()
+    feed(one, 0, 0.95, 200)
+    assert one.rates(1)[0, 0] > 0.9
+    feed(one, 0, 0.1, 40, seed=3)
+    assert one.rates(1)[0, 0] < 0.45
+
+
+def test_rounds_without_a_draft_reveal_nothing() -> None:
+    one = book()
+    before = one.rates(3)
+    one.record([Round(0, 0, 0), Round(1, 0, 0)])
+    assert (one.rates(3) == before).all()
+    one.record([])
+    assert (one.rates(3) == before).all()
+
+
+def test_rates_stay_inside_their_bounds_whatever_comes() -> None:
+    one = book()
+    for accepted in (0, 4):
+        for _ in range(500):
+            one.record([Round(row, 4, accepted) for row in range(3)])
+        rates = one.rates(3)
+        assert np.isfinite(rates).all()
+        assert (rates >= 0.01).all()
+        assert (rates <= 0.99).all()
+        assert (np.diff(one.survival(3), axis=1) <= 0).all()

@@ -1,0 +1,259 @@
+"""Gammas follow costs and acceptance, keep their place between equals, and are checked by probes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from runtime.core.analysis import optimal_gamma
+from runtime.core.controller import Controller, StepKind
+from runtime.core.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
+from runtime.core.forecast import Batch, Forecaster, Settings
+
+MAX_GAMMA = 8
+
+
+def table(
+    *, c: float = 0.05, slope: float = 0.0, token_s: float = 0.0, catch_up_s: float = 0.01
+) -> CostTable:
+    """Target: 1 s for up to two tokens, ``slope`` more for each further one. Draft: c per call."""
+    tokens = (2, 3, 9)
+    verify = tuple(1.0 + slope * (n - 1) for n in tokens)
+    catch_up = ModelCosts(
+        batches=(1,),
+        tokens=(1, 100),
+        seconds=((catch_up_s, 100 * catch_up_s),),
+        capacity=128,
+        position_s=0.0,
+    )
+    return CostTable(
+        target=ModelCosts(
+            batches=(1, 8),
+            tokens=(1, *tokens),
+            seconds=((1.0, *verify),) * 2,
+            capacity=128,
+            position_s=0.0,
+        ),
+        draft=ModelCosts(
+            batches=(1,), tokens=(1,), seconds=((max(c, 1e-12),),), capacity=128, position_s=0.0
+        ),
+        catch_up=catch_up,
+        host=HostCosts(
+            step_s=0.0,
+            call_s=0.0,
+            rows={kind: RowCosts(row_s=0.0, token_s=token_s) for kind in RowKind},
+        ),
+        capacities=(128, 256),
+    )
+
+
+def batch(
+    *alphas: float, caps: object = MAX_GAMMA, fixed: object = False, **change: object
+) -> Batch:
+    n = len(alphas)
+    powers = np.arange(1, MAX_GAMMA + 1)
+    fields = {
+        "caps": np.broadcast_to(np.array(caps), n).astype(np.int64),
+        "is_fixed": np.broadcast_to(np.array(fixed), n),
+        "uses_model": np.ones(n, dtype=bool),
+        "kinds": np.zeros(n, dtype=np.int64),
+        "num_missing": np.ones(n, dtype=np.int64),
+        "num_remaining": np.full(n, 100),
+        "survival": np.array(alphas)[:, None] ** powers,
+        "num_live": n,
+        "num_cached": 20,
+    }
+    return Batch(**{**fields, **change})
+
+
+def controller(costs: CostTable, **settings: object) -> Controller:
+    chosen = Settings(**settings)
+    forecaster = Forecaster(costs, max_gamma=MAX_GAMMA, max_shared_missing=2, settings=chosen)
+    return Controller(forecaster, max_gamma=MAX_GAMMA, settings=chosen)
+
+
+def first_choice(costs: CostTable, rows: Batch) -> list[int]:
+    one = controller(costs)
+    one.decide(rows)
+    return one.next_step()[0].tolist()
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.3, 0.5, 0.7, 0.9, 0.99])
+@pytest.mark.parametrize("c", [0.02, 0.1, 0.5])
+@pytest.mark.parametrize("slope", [0.0, 0.1, 1.0])
+def test_one_row_gets_the_gamma_of_the_formula(alpha: float, c: float, slope: float) -> None:
+    """Within the margin: a longest draft that promises no more than that is as good."""
+    expected, factor = optimal_gamma(
+        alpha, c, max_gamma=MAX_GAMMA, verify_cost=lambda k: 1.0 + slope * (k - 1)
+    )
+    assert first_choice(table(c=c, slope=slope), batch(alpha)) == [expected], factor
+
+
+def test_a_useless_draft_is_not_used_and_a_perfect_one_fully() -> None:
+    assert first_choice(table(c=0.3), batch(0.05)) == [0]
+    assert first_choice(table(c=0.01), batch(0.999)) == [MAX_GAMMA]
+
+
+def test_equal_gammas_go_to_the_smaller() -> None:
+    """alpha = c = .5: gamma 1 gains exactly nothing, so nothing is drafted."""
+    assert first_choice(table(c=0.5), batch(0.5)) == [0]
+
+
+def test_rows_of_a_mixed_batch_get_gammas_of_their_own() -> None:
+    chosen = first_choice(table(c=0.02, token_s=0.05), batch(0.95, 0.05, 0.6))
+    assert chosen[0] > chosen[2] > chosen[1] == 0
+
+
+def test_a_row_for_which_nothing_pays_does_not_stop_the_others() -> None:
+    alone = first_choice(table(c=0.02, token_s=0.02), batch(0.9))
+    together = first_choice(table(c=0.02, token_s=0.02), batch(0.9, 0.01))
+    assert alone[0] > 0
+    assert together[0] > 0
+    assert together[1] == 0
+
+
+def test_caps_hold_and_fixed_rows_keep_their_gamma() -> None:
+    rows = batch(0.99, 0.99, 0.01, caps=(3, 0, 5), fixed=(False, False, True))
+    chosen = first_choice(table(c=0.01), rows)
+    assert chosen == [3, 0, 5]
+
+
+def test_a_fixed_row_makes_its_width_free_for_the_others() -> None:
+    costs = table(c=0.6, slope=0.5)
+    assert first_choice(costs, batch(0.6)) == [0]
+    assert first_choice(costs, batch(0.6, 0.6, caps=8, fixed=(False, True)))[0] > 0
+
+
+def test_retrieved_drafts_cost_no_draft_calls() -> None:
+    rows = batch(0.3, uses_model=np.array([False]))
+    assert first_choice(table(c=0.9), batch(0.3)) == [0]
+    assert first_choice(table(c=0.9), rows) == [MAX_GAMMA]
+
+
+def test_a_deadline_forbids_steps_that_would_miss_it() -> None:
+    costs = table(c=0.1)
+    assert first_choice(costs, batch(0.99)) == [8]
+    assert first_choice(costs, batch(0.99, time_left_s=1.35)) == [3]
+    assert first_choice(costs, batch(0.99, time_left_s=1.05)) == [0]
+    # Too late for any step: nothing is gained by short ones.
+    assert first_choice(costs, batch(0.99, time_left_s=0.5)) == [8]
+
+
+def test_catching_up_must_pay_before_the_answer_ends() -> None:
+    costs = table(c=0.02, catch_up_s=0.1)
+    missing = {"num_missing": np.array([100])}
+    assert first_choice(costs, batch(0.8, **missing))[0] > 0
+    assert first_choice(costs, batch(0.8, **missing, num_remaining=np.array([2]))) == [0]
+
+
+def test_two_equal_choices_never_alternate() -> None:
+    """Expectations that waver by less than the margin around a tie change nothing."""
+    one = controller(table(c=0.5))
+    chosen = []
+    for index in range(60):
+        one.decide(batch(0.5 + (0.007 if index % 2 else -0.007)))
+        chosen.append(int(one.next_step()[0][0]))
+    assert set(chosen) == {0}
+    one.decide(batch(0.9))
+    assert one.next_step()[0][0] > 0
+    chosen.clear()
+    for index in range(60):
+        one.decide(batch(0.5 + (0.007 if index % 2 else -0.007)))
+        gammas, kind = one.next_step()
+        if kind not in (StepKind.PROBE, StepKind.EXPLORE):
+            chosen.append(int(gammas[0]))
+    assert len(set(chosen)) == 1
+
+
+def run(
+    one: Controller, rows: Batch, steps: int, *, c: float = 0.05, plain_s: float = 1.0
+) -> Counter[StepKind]:
+    kinds: Counter[StepKind] = Counter()
+    for _ in range(steps):
+        if one.is_due:
+            one.decide(rows)
+        gammas, kind = one.next_step()
+        longest = int(gammas.max())
+        seconds = plain_s if longest == 0 else 1.0 + c * longest
+        one.observe(seconds, longest, 1 + longest, kind)
+        kinds[kind] += 1
+    return kinds
+
+
+def test_steps_with_drafts_are_probed_rarely_and_the_speed_up_is_measured() -> None:
+    one = controller(table(c=0.05), probe_every=10)
+    one.decide(batch(0.9))
+    kinds = run(one, batch(0.9), 110)
+    assert kinds == {StepKind.GAIN: 100, StepKind.PROBE: 10}
+    report = one.report()
+    assert report.num_probes == 10
+    assert report.num_steps_on == 100
+    # 9 tokens in 1.4 s in ten steps of eleven, 1 in 1 s in the other; recent steps weigh a little more.
+    assert report.speed_up == pytest.approx((10 * 9 + 1) / (10 * 1.4 + 1), rel=0.02)
+
+
+def test_a_slow_plain_step_shows_in_the_speed_up() -> None:
+    one = controller(table(c=0.05), probe_every=4, drift=0.5)
+    one.decide(batch(0.9))
+    run(one, batch(0.9), 400, plain_s=2.0)
+    assert one.scales[0] == pytest.approx(2.0, rel=0.02)
+    assert one.scales[8] == pytest.approx(1.0, rel=0.02)
+    report = one.report()
+    assert report.speed_up is not None
+    assert report.speed_up > 9.0
+
+
+def test_steps_without_drafts_explore_for_a_bounded_share_of_the_time() -> None:
+    one = controller(table(c=0.4), explore_share=0.01, explore_steps=4)
+    one.decide(batch(0.1))
+    kinds = run(one, batch(0.1), 1000, c=0.4)
+    assert kinds[StepKind.EXPLORE] % 4 == 0
+    assert kinds[StepKind.GAIN] == kinds[StepKind.PROBE] == 0
+    # An explored step costs .4 s more and brings a tenth of a token.
+    assert 8 <= kinds[StepKind.EXPLORE] <= 1000 * 0.01 / (0.4 - 0.1) + 4
+
+
+def test_rows_without_drafts_are_not_explored() -> None:
+    one = controller(table(c=0.4))
+    one.decide(batch(0.1, 0.1, caps=(0, 3), fixed=(False, True)))
+    for _ in range(500):
+        assert not one.is_due
+        gammas, kind = one.next_step()
+        assert gammas.tolist() == [0, 3]
+        one.observe(1.0, 3, 2, kind)
+
+
+def test_measured_times_correct_the_table() -> None:
+    """The table says that drafting pays; the clock says that it does not, so it ends."""
+    one = controller(table(c=0.05), drift=0.2)
+    rows = batch(0.6)
+    one.decide(rows)
+    assert one.next_step()[0][0] > 0
+    for _ in range(100):
+        one.decide(rows)
+        gammas, kind = one.next_step()
+        longest = int(gammas.max())
+        one.observe(3.0 if longest else 1.0, longest, 1 + longest, kind)
+    assert one.next_step()[0][0] == 0
+
+
+def test_regret_is_none_at_the_best_gamma_and_large_far_from_it() -> None:
+    good, bad = controller(table(c=0.05)), controller(table(c=0.05))
+    rows = batch(0.5)
+    tokens = 1.0 + sum(0.5**k for k in range(1, 4))
+    for one, longest in ((good, 3), (bad, 8)):
+        one.decide(rows)
+        for _ in range(50):
+            emitted = tokens if longest == 3 else 2.0
+            one.observe(1.0 + 0.05 * longest, longest, emitted, StepKind.GAIN)
+    assert good.report().best_fixed_gamma == 3
+    assert good.report().regret == pytest.approx(0.0, abs=0.01)
+    assert bad.report().regret == pytest.approx(1 - (2.0 / 1.4) / (tokens / 1.15), abs=0.02)
+
+
+def test_nothing_is_claimed_before_the_first_step() -> None:
+    report = controller(table()).report()
+    assert report.speed_up is None
+    assert report.regret is None

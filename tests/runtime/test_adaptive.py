@@ -1,0 +1,176 @@
+"""Requests whose gamma is chosen step by step: the same answers, and drafts only where they pay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engines.base import FloatArray
+from engines.laws import ExactnessMode
+from engines.scripted import ScriptedEngine
+from runtime.core.costs import CostTable
+from runtime.core.params import Progressed
+from tests.core.test_controller import table
+from tests.runtime.markov import Harness, counting_logits, limits
+from tests.runtime.test_step import answers, plain
+
+LENGTH = 60
+
+
+def wrong_logits(prefix: tuple[int, ...]) -> FloatArray:
+    return counting_logits((prefix[-1] + 5,))
+
+
+def right_until(length: int):
+    """A draft that is right until the context has this many tokens, and wrong from there on."""
+    return lambda prefix: (counting_logits if len(prefix) < length else wrong_logits)(prefix)
+
+
+def costly(c: float = 0.3) -> CostTable:
+    return table(c=c, slope=0.05, token_s=1e-3, catch_up_s=0.01)
+
+
+def harness(costs: CostTable, draft=counting_logits, **options: object) -> Harness:
+    return Harness("F3", draft=ScriptedEngine(draft, limits(10)), costs=costs, **options)
+
+
+def lengths(one: Harness, name: str) -> list[int]:
+    """Draft tokens of every pass of a request."""
+    return [
+        len(event.trace.draft_tokens) for event in one.events[name] if isinstance(event, Progressed)
+    ]
+
+
+@pytest.mark.parametrize("pair", ["F3", "F4"])
+@pytest.mark.parametrize("drafter", ["lookup", "model", "lookup+model"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_choosing_gamma_never_changes_a_token(pair: str, drafter: str, temperature: float) -> None:
+    """T28 and T29 with gamma chosen, for drafts that are free, cheap and dear, and random arrivals."""
+    options = {"temperature": temperature, "mode": ExactnessMode.SEED_STABLE}
+    expected = plain(pair, **options)
+    for c in (1e-6, 0.1, 0.6):
+        for batch in range(1, 6):
+            found = answers(
+                pair,
+                batch,
+                arrivals=batch,
+                drafter=drafter,
+                costs=table(c=c, slope=c, catch_up_s=c / 10),
+                **options,
+            )
+            assert found == expected[:batch], (c, batch)
+
+
+def test_a_perfect_draft_is_used_fully() -> None:
+    one = harness(costly(0.01))
+    one.submit("a", max_tokens=LENGTH)
+    one.run()
+    report = one.finished("a").report
+    assert max(lengths(one, "a")) == 8
+    assert report.tokens_per_step > 5
+    assert report.is_on
+    assert report.off_reason is None
+
+
+def test_a_useless_draft_is_left_alone_and_the_answer_says_so() -> None:
+    one = harness(costly(), draft=wrong_logits)
+    one.submit("a", max_tokens=LENGTH)
+    one.run()
+    one.submit("b", max_tokens=LENGTH)
+    one.run()
+    first, second = (one.finished(name).report for name in "ab")
+    assert first.is_on
+    assert first.off_reason == second.off_reason == "NO_EXPECTED_GAIN"
+    # What the first request taught is known when the second begins.
+    assert second.num_drafted <= 8
+    assert second.num_off >= LENGTH - 8 - second.num_drafted
+    assert lengths(one, "a")[-20:].count(0) >= 15
+
+
+def test_a_change_of_subject_is_followed() -> None:
+    one = harness(costly(0.1), draft=right_until(43))
+    one.submit("a", max_tokens=90)
+    one.run()
+    drafted = lengths(one, "a")
+    assert max(drafted[:8]) >= 5
+    assert sum(drafted[-20:]) <= 20
+
+
+def test_rows_of_one_batch_get_gammas_of_their_own() -> None:
+    """The draft is right for contexts that begin with 1 and wrong for those that begin with 2."""
+
+    def draft(prefix: tuple[int, ...]) -> FloatArray:
+        return (counting_logits if prefix[0] == 1 else wrong_logits)(prefix)
+
+    one = harness(table(c=0.02, token_s=0.1), draft=draft)
+    one.submit("good", (1, 2), max_tokens=90)
+    one.submit("bad", (2, 3), max_tokens=90)
+    one.run()
+    good, bad = (one.finished(name).report for name in ("good", "bad"))
+    assert good.tokens_per_step > 3
+    assert bad.num_drafted < 0.5 * bad.num_steps
+
+
+def test_fixed_and_disabled_requests_are_left_as_they_are() -> None:
+    one = harness(costly(0.9), draft=wrong_logits)
+    one.submit("auto", max_tokens=LENGTH)
+    one.submit("fixed", max_tokens=LENGTH, gamma=3, drafter="model")
+    one.submit("off", max_tokens=LENGTH, is_enabled=False)
+    one.run()
+    assert set(lengths(one, "fixed")[:-4]) == {3}
+    assert one.finished("fixed").report.off_reason is None
+    assert one.finished("off").report.off_reason == "DISABLED"
+    assert one.tokens("auto") == one.tokens("fixed") == one.tokens("off")
+
+
+def test_a_request_may_ask_for_a_choice_under_a_cap() -> None:
+    one = harness(costly(0.01))
+    one.submit("a", max_tokens=LENGTH, gamma=3, is_adaptive=True)
+    one.submit("b", max_tokens=LENGTH, is_adaptive=False)
+    one.run()
+    assert max(lengths(one, "a")) == 3
+    assert set(lengths(one, "b")[:-5]) == {4}
+
+
+def test_without_known_costs_gamma_is_fixed() -> None:
+    one = Harness("F3")
+    one.submit("a", max_tokens=LENGTH, is_adaptive=True)
+    one.run()
+    assert set(lengths(one, "a")[:-5]) == {4}
+    assert one.worker.snapshot().control is None
+    assert not one.worker.default_speculation.is_adaptive
+
+
+def test_the_worker_reports_what_choosing_brought() -> None:
+    one = harness(costly(0.01))
+    one.submit("a", max_tokens=90)
+    one.run()
+    control = one.worker.snapshot().control
+    assert control is not None
+    assert control.num_steps_on > 0
+    assert control.speed_up is not None
+    assert 0.0 <= control.regret < 1.0
+    assert one.worker.default_speculation.is_adaptive
+
+
+def test_requests_of_all_kinds_end_once_with_gamma_chosen() -> None:
+    one = Harness("F4", max_batch=8, costs=table(c=0.1, slope=0.02, token_s=0.01))
+    rng = np.random.default_rng(0)
+    for index in range(48):
+        one.submit(
+            str(index),
+            [int(t) for t in rng.integers(0, 4, size=rng.integers(1, 20))],
+            max_tokens=int(rng.integers(1, 30)),
+            drafter=("none", "lookup", "model", None)[index % 4],
+            gamma=None if index % 3 else index % 9,
+            is_adaptive=True if index % 5 == 0 else None,
+            mode=list(ExactnessMode)[index % 3],
+            temperature=float(index % 2),
+            seed=index,
+        )
+        one.worker.run_step()
+        one.check_invariants()
+    one.run()
+    for index in range(48):
+        assert one.finished(str(index)).num_output == len(one.tokens(str(index)))
+    one.check_is_idle()
