@@ -1,0 +1,59 @@
+"""The device sampler as standard ONNX graphs: propose, judge, log-probabilities.
+
+Operators that are left out, because TensorRT's parser refuses or limits them: TopK beyond a few
+thousand entries, Sort, NonZero, bitwise operators, unsigned integers, float64, scatters that add,
+control flow. What remains is arithmetic and comparisons in float32, int32 and int64, reductions,
+running sums, gathers and plain scatters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+
+from engines.sampler_tensors import (
+    LOGPROBS_FILE,
+    MAX_VOCAB_SIZE,
+    Variant,
+    judge_file,
+    kept_depth,
+    propose_file,
+)
+from export.sampler_graphs.judge import judge_graph
+from export.sampler_graphs.logprobs import logprobs_graph
+from export.sampler_graphs.propose import propose_graph
+
+
+def sampler_graphs(
+    *, vocab_size: int, draft_vocab_size: int | None, max_gamma: int
+) -> Mapping[str, onnx.ModelProto]:
+    """All graphs of a sampler by file name; without a draft model none proposes.
+
+    Raises:
+        ValueError: the vocabulary is too large for the sampler's integers.
+    """
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise ValueError(f"vocab_size {vocab_size}: sampler graphs hold at most {MAX_VOCAB_SIZE}")
+    depth = kept_depth(max_gamma)
+    graphs = {LOGPROBS_FILE: logprobs_graph(vocab_size=vocab_size)}
+    for variant in Variant:
+        graphs[judge_file(variant)] = judge_graph(variant, vocab_size=vocab_size, depth=depth)
+        if draft_vocab_size is not None:
+            graphs[propose_file(variant)] = propose_graph(
+                variant, vocab_size=vocab_size, draft_vocab_size=draft_vocab_size, depth=depth
+            )
+    return graphs
+
+
+def write_sampler_graphs(
+    folder: Path, *, vocab_size: int, draft_vocab_size: int | None, max_gamma: int
+) -> None:
+    """Write all graphs of a sampler into a folder, which is made."""
+    folder.mkdir(parents=True)
+    graphs = sampler_graphs(
+        vocab_size=vocab_size, draft_vocab_size=draft_vocab_size, max_gamma=max_gamma
+    )
+    for name, model in graphs.items():
+        onnx.save_model(model, folder / name)
