@@ -1,26 +1,23 @@
 """Top-k, top-p and min-p without a sort: thresholds found by bisecting the pattern of a float.
 
-IEEE floats are ordered as their bit patterns are, so 32 comparisons find a threshold exactly,
-whatever the row holds. ONNX cannot reinterpret bits in opset 24; but only the one threshold per row
-has to be turned from a pattern into a float, and that is arithmetic (``_float_of``). Masses are sums
-of integers: exact, and the same in any order of summation.
+IEEE floats are ordered as their bit patterns are, so a threshold is found exactly, whatever the row
+holds, by fixing its sign, its exponent and its mantissa bit by bit. ONNX cannot reinterpret bits in
+opset 24, and needs not: an exponent's bit is a product, a mantissa's bit a sum, both exact. Masses
+are sums of integers: exact, and the same in any order of summation.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 
 from engines.sampler_tensors import FRACTION_BITS, TOP_P_BITS
 from export.sampler_graphs.builder import FLOAT, INT32, INT64, Value
 
-_MANTISSA = 1 << 23
-_INFINITY_PATTERN = 0x7F800000
-# Twice the pattern of infinity is below 2 ** 32.
-_NUM_ROUNDS = 32
-# What a pattern's exponent multiplies its mantissa by; 0 stands for subnormal numbers, 255 is inf.
-_SCALES = np.concatenate([[2.0**-126], 2.0 ** np.arange(-126, 128), [np.inf]]).astype(np.float32)
+_LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST_NORMAL = 2.0**-126
+# Doublings that lead from the least exponent to any other, greatest first; a float holds no 2 ** 128.
+_EXPONENT_STEPS = (64, 64, 64, 32, 16, 8, 4, 2, 1)
+_MANTISSA_BITS = 23
 
 
 def to_fixed(fractions: Value) -> Value:
@@ -46,7 +43,8 @@ def truncated(order: Value, weights: Value, *, top_k: Value, top_p: Value, min_p
 
 def _greatest(order: Value, count: Value) -> Value:
     """Which are the ``count`` greatest, ties by lower id; [B, R, V] bool."""
-    threshold = _bisect(order, lambda t: (order >= t).cast(INT32).sum() >= count)
+    ones = order.equals(order).cast(INT32)
+    threshold = _threshold(order, ones, count)
     is_above = order > threshold
     is_tie = order.equals(threshold)
     num_ties = count - is_above.cast(INT32).sum()
@@ -55,7 +53,7 @@ def _greatest(order: Value, count: Value) -> Value:
 
 def _nucleus(order: Value, fixed: Value, wanted: Value) -> Value:
     """Which tokens have less than the ``wanted`` mass before them, ties by lower id."""
-    threshold = _bisect(order, lambda t: (order >= t).where(fixed, 0).sum() >= wanted)
+    threshold = _threshold(order, fixed, wanted)
     is_above = order > threshold
     is_tie = order.equals(threshold)
     mass_above = is_above.where(fixed, 0).sum()
@@ -70,30 +68,36 @@ def _share(total: Value, top_p: Value) -> Value:
     return upper * top_p + (lower * top_p + (unit - 1)) // unit
 
 
-def _bisect(order: Value, holds: Callable[[Value], Value]) -> Value:
-    """The greatest float at which ``holds``, which is true at -inf, false at inf and falls once.
+def _threshold(order: Value, masses: Value, wanted: Value) -> Value:
+    """The greatest number t such that tokens at or above t have the ``wanted`` mass; one of the row.
+
+    Below 0 it is sought from the other side, as the number of greatest magnitude such that the
+    tokens above it have less: both are the value of the token that completes the mass.
+
+    Args:
+        order: [B, R, V] float32, no NaN.
+        masses: [B, R, V] integers, not negative.
+        wanted: [B, R, 1] or [B, 1, 1], of the same type, 1..total.
 
     Returns:
         [B, R, 1] float32.
     """
-    peak = order.slice(0, 1, -1)  # only its shape matters
-    low = peak.equals(peak).where(peak.graph.constant(-_INFINITY_PATTERN, INT64), 0)
-    high = low * -1
-    for _ in range(_NUM_ROUNDS):
-        # Patterns below 0 stand for floats below 0. The distance is not negative, so it halves well.
-        middle = low + (high - low) // 2
-        is_true = holds(_float_of(middle))
-        low, high = is_true.where(middle, low), is_true.where(high, middle)
-    return _float_of(low)
+    order = order.graph.op("Max", order, -_LARGEST)
+    is_negative = (order >= 0.0).where(masses, 0).sum() < wanted
+    magnitudes = is_negative.where(order * -1.0, order)
+    wanted = is_negative.where(masses.sum() - wanted + 1, wanted)
 
+    def reaches(trial: Value) -> Value:
+        return (magnitudes >= trial).where(masses, 0).sum() >= wanted
 
-def _float_of(pattern: Value) -> Value:
-    """The float of a pattern, the sign of which is its own; [B, R, 1] int64 -> float32, exact."""
-    graph = pattern.graph
-    magnitude = graph.op("Abs", pattern)
-    exponent, mantissa = magnitude // _MANTISSA, magnitude % _MANTISSA
-    scale = graph.op("Gather", graph.constant(_SCALES, FLOAT), exponent, axis=0)
-    hidden = (exponent > 0).where(graph.constant(_MANTISSA, INT64), 0)
-    significand = (mantissa + hidden).cast(FLOAT) * (1.0 / _MANTISSA)
-    magnitude_value = scale * significand
-    return (pattern < 0).where(magnitude_value * -1.0, magnitude_value)
+    smallest = is_negative.where(order.graph.constant(_SMALLEST_NORMAL, FLOAT), _SMALLEST_NORMAL)
+    power = smallest
+    for step in _EXPONENT_STEPS:
+        trial = power * 2.0**step
+        power = reaches(trial).where(trial, power)
+    # Where not even the smallest exponent is reached, the number is subnormal, or 0.
+    found = reaches(smallest).where(power, 0.0)
+    for bit in range(1, _MANTISSA_BITS + 1):
+        trial = found + power * 2.0**-bit
+        found = reaches(trial).where(trial, found)
+    return is_negative.where(found * -1.0, found)
