@@ -2,10 +2,10 @@
 
 Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
 it, where trees are verified ``tree.onnx`` over the same data and ``keep_path.onnx``, and ``draft/``
-likewise; TensorRT plans under ``plans/``. The manifest lists every other file with its size and
-SHA-256; a file that is missing, changed, unlisted or reached over a link is refused. Only under
-``plans/`` an unlisted file is merely never read: a build that was killed leaves one behind. Knows no
-inference library.
+likewise; the device sampler's graphs, without weights, in ``sampler/``; TensorRT plans under
+``plans/``. The manifest lists every other file with its size and SHA-256; a file that is missing,
+changed, unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is
+merely never read: a build that was killed leaves one behind. Knows no inference library.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from typing import Final
 
 SAMPLER_FOLDER: Final = "sampler"
 
-# Probabilities become integers in units of 2 ** -44, so that sums are exact, whatever their order:
-# a vocabulary of up to 2 ** 18 entries fits 63 bits, and what is lost is below 2e-8 altogether.
-FRACTION_BITS: Final = 44
-MAX_VOCAB_SIZE: Final = 1 << 18
-# top_p in units of 2 ** -30: total << 44 + 18 bits may be multiplied by it in two halves.
+# Probabilities become integers in units of 2 ** -42, so that sums are exact, whatever their order:
+# a vocabulary of up to 2 ** 20 entries fits 62 bits, and what is lost is below 3e-7 altogether.
+FRACTION_BITS: Final = 42
+MAX_VOCAB_SIZE: Final = 1 << 20
+# top_p in units of 2 ** -30: 62 bits of total may be multiplied by it in two halves.
 TOP_P_BITS: Final = 30
 UNIFORM_BITS: Final = 53
 # Most entries beside a token's own log-probability.
@@ -112,7 +112,7 @@ class Setting(IntEnum):
 
 
 class Answer(IntEnum):
-    """Leading columns of ``answers`` [B, 4 + R] int64; overlaps in units of 2 ** -44 follow.
+    """Leading columns of ``answers`` [B, 4 + R] int64; overlaps in units of 2 ** -42 follow.
 
     NUM_ACCEPTED and NEXT_TOKEN mean nothing where IS_FINITE is 0.
     """

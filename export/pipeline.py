@@ -26,6 +26,7 @@ from engines.bundle import (
     load_bundle,
     write_manifest,
 )
+from engines.sampler_tensors import SAMPLER_FOLDER
 from export.checkpoint import (
     Checkpoint,
     ModelFacts,
@@ -35,6 +36,7 @@ from export.checkpoint import (
 )
 from export.parity import FLOAT32_TOLERANCE, check_parity
 from export.quantize import BITS, quantize_file
+from export.sampler_graphs import write_sampler_graphs
 from export.to_onnx import export_model
 from export.tree_graph import derive_tree_graphs
 from export.tree_parity import check_tree_parity
@@ -100,6 +102,13 @@ def export_bundle(
                 certify=_Certifier(max_gamma=max_gamma, max_tree_nodes=max_tree_nodes),
                 progress=progress,
             )
+        progress("sampler: writing its graphs")
+        write_sampler_graphs(
+            building / SAMPLER_FOLDER,
+            vocab_size=entries["target"].vocab_size,
+            draft_vocab_size=entries["draft"].vocab_size if draft is not None else None,
+            max_gamma=max_gamma,
+        )
         progress("manifest: hashing files")
         facts = parts["target"][0].facts
         write_manifest(

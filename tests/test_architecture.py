@@ -46,6 +46,7 @@ RULES: dict[str, set[str]] = {
     "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
     "engines.onnx_session": PURE | {"engines", "onnxruntime"},
     "engines.onnx_tree": PURE | {"engines", "onnxruntime"},
+    "engines.sampler_runner": PURE | {"engines", "onnxruntime"},
     "engines.tensorrt_engine": PURE | {"engines", "tensorrt"},
     "engines.torch_engine": PURE | {"engines", "torch", "transformers"},
     # A new file of runtime needs a line here.
@@ -106,6 +107,7 @@ HEAVY: dict[str, set[str]] = {
         "engines.onnx_engine",
         "engines.onnx_session",
         "engines.onnx_tree",
+        "engines.sampler_runner",
         "export",
     },
     # Annotations; the modules themselves are imported by tensorrt_api, by name, either flavour.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 
+from engines.base import BundleError
 from engines.sampler_tensors import (
     LOGPROBS_FILE,
     MAX_VOCAB_SIZE,
@@ -32,10 +33,10 @@ def sampler_graphs(
     """All graphs of a sampler by file name; without a draft model none proposes.
 
     Raises:
-        ValueError: the vocabulary is too large for the sampler's integers.
+        BundleError: the vocabulary is too large for the sampler's integers.
     """
     if vocab_size > MAX_VOCAB_SIZE:
-        raise ValueError(f"vocab_size {vocab_size}: sampler graphs hold at most {MAX_VOCAB_SIZE}")
+        raise BundleError(f"vocab_size {vocab_size}: sampler graphs hold at most {MAX_VOCAB_SIZE}")
     depth = kept_depth(max_gamma)
     graphs = {LOGPROBS_FILE: logprobs_graph(vocab_size=vocab_size)}
     for variant in Variant:

@@ -108,7 +108,7 @@ class _Test:
         return token, (wants_residual & is_empty).cast(INT64).squeeze(2)
 
     def overlaps(self) -> Value:
-        """Sum of min(p, q) at each position, [B, R, 1] int64 in units of 2 ** -44."""
+        """Sum of min(p, q) at each position, [B, R, 1] int64 in units of 2 ** -42."""
         lesser = self._ids.graph.op("Min", self._law.probs, self._draft_rows)
         return to_fixed(lesser).sum()
 

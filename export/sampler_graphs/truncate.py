@@ -21,7 +21,7 @@ _MANTISSA_BITS = 23
 
 
 def to_fixed(fractions: Value) -> Value:
-    """Float32 fractions of at most 1 as int64 in units of 2 ** -44, the rest cut off."""
+    """Float32 fractions of at most 1 as int64 in units of 2 ** -42, the rest cut off."""
     return (fractions * float(1 << FRACTION_BITS)).cast(INT64)
 
 

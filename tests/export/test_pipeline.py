@@ -4,6 +4,7 @@ import pytest
 
 from engines.base import BundleError
 from engines.bundle import load_bundle
+from engines.sampler_tensors import Variant, judge_file, propose_file
 from export.pipeline import export_bundle
 
 
@@ -14,7 +15,13 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
     assert manifest.draft is not None
     assert (manifest.draft.num_layers, manifest.draft.head_size) == (1, 8)
     assert (manifest.eos_token_ids, manifest.bos_token_id) == ((1,), 0)
-    assert sorted(manifest.files) == [
+    sampler = {name for name in manifest.files if name.startswith("sampler/")}
+    assert sampler == {
+        "sampler/logprobs.onnx",
+        *(f"sampler/{judge_file(variant)}" for variant in Variant),
+        *(f"sampler/{propose_file(variant)}" for variant in Variant),
+    }
+    assert sorted(manifest.files.keys() - sampler) == [
         "draft/keep_path.onnx",
         "draft/model.onnx",
         "draft/model.onnx.data",
