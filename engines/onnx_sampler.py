@@ -1,8 +1,9 @@
 """The sampler of accelerators: ONNX graphs over logits that stay where they are.
 
-The same laws, modes and noise as ``engines.cpu_sampler``; the two agree token for token, unless
-float32 rounding moves a border across a number that was drawn. What reaches the host per step is one
-tensor of integers per row.
+The same laws, modes and noise as ``engines.cpu_sampler``. Greedy and ``seed_stable`` tokens are the
+same from both, unless float32 rounding reverses two that are nearly equal. Where a number draws a
+token, the graphs lay the tokens out by id and that sampler by rank, so the law is the same and the
+tokens of a seed are not. What reaches the host per step is one tensor of integers per row.
 
 ``Sampler``'s two methods hand their answers to the host at once. A ``DeviceRound`` takes the same
 steps without: gamma proposals and the judgement follow one another on the device, each reading what
@@ -22,20 +23,20 @@ import numpy as np
 
 from engines import sampler_tensors as names
 from engines.base import EngineError, FloatArray, IntArray
-from engines.laws import SamplingRow, TokenLogprobs, Verdict
+from engines.laws import SamplingRow, Verdict
 from engines.noise import CounterNoise, NoiseSource
+from engines.sampler_answers import Tops, add_tops, read_answer
 from engines.sampler_rows import (
     Feeds,
     Shape,
     describe,
     describe_judgement,
     describe_proposal,
-    judgement_rule,
     races,
     variant_for,
 )
 from engines.sampler_runner import DeviceValue, SamplerRunner
-from engines.sampler_tensors import FRACTION_BITS, Answer, Rule, Variant
+from engines.sampler_tensors import Variant
 
 Logits: TypeAlias = FloatArray | DeviceValue
 
@@ -113,7 +114,7 @@ class OnnxSampler:
                 (*row.draft_tokens[: verdict.num_accepted], verdict.next_token or 0)
                 for row, verdict in zip(group, found, strict=True)
             ]
-            complete = step.with_logprobs(found, part, emitted)
+            complete = step.with_tops(found, part, emitted)
             verdicts.update(zip(places, complete, strict=True))
         return [verdicts[place] for place in range(len(rows))]
 
@@ -200,29 +201,32 @@ class DeviceRound:
         """What ``judge`` answered, copied to the host: a round's one synchronisation."""
         found = answers.numpy()
         return [
-            _verdict(row, found[row.index].tolist(), gamma)
+            read_answer(row, found[row.index].tolist(), gamma)
             for row, gamma in zip(self._rows, gammas.tolist(), strict=True)
         ]
 
-    def with_logprobs(
+    def with_tops(
         self, verdicts: Sequence[Verdict], logits: Logits, emitted: Sequence[tuple[int, ...]]
     ) -> list[Verdict]:
-        """Verdicts with raw log-probabilities of the emitted tokens, where rows ask for them."""
-        if all(row.num_logprobs is None for row in self._rows):
+        """Verdicts with what rows ask for of the raw logits: log-probabilities and choices.
+
+        Raises:
+            EngineError: a row asks for more entries than the graph finds.
+        """
+        if all(row.num_logprobs is None and row.num_choices == 0 for row in self._rows):
             return list(verdicts)
         tokens = np.zeros((self.num_rows, self._shape.num_positions), dtype=np.int64)
         for row, run in zip(self._rows, emitted, strict=True):
             tokens[row.index, : len(run)] = run
         feeds = {names.LOGITS: logits, names.EMITTED: tokens}
         outputs = self._runner.run(names.LOGPROBS_FILE, feeds, slot=0, num_rows=self.num_rows)
-        own, ids, tops = (
-            outputs[name].numpy() for name in (names.LOGPROBS, names.TOP_IDS, names.TOP_LOGPROBS)
+        tops = Tops(
+            logprobs=outputs[names.LOGPROBS].numpy(),
+            ids=outputs[names.TOP_IDS].numpy(),
+            top_logprobs=outputs[names.TOP_LOGPROBS].numpy(),
         )
         return [
-            _add_logprobs(
-                verdict, row.num_logprobs, own[row.index], ids[row.index], tops[row.index]
-            )
-            for row, verdict in zip(self._rows, verdicts, strict=True)
+            add_tops(verdict, row, tops) for row, verdict in zip(self._rows, verdicts, strict=True)
         ]
 
     def _run(self, file: str, logits: Logits, feeds: Feeds) -> dict[str, DeviceValue]:
@@ -248,31 +252,3 @@ def _groups(
             first,
             [replace(rows[place], index=rows[place].index - first) for place in places],
         )
-
-
-def _verdict(row: SamplingRow, answer: list[int], gamma: int) -> Verdict:
-    if not answer[Answer.IS_FINITE]:
-        return Verdict(num_accepted=0, next_token=None)
-    num_accepted = answer[Answer.NUM_ACCEPTED]
-    overlaps: tuple[float, ...] = ()
-    if row.is_sampled_draft and judgement_rule(row, gamma) is Rule.RATIO:
-        reached = answer[names.NUM_ANSWERS :][: min(num_accepted + 1, gamma)]
-        overlaps = tuple(overlap * 2.0**-FRACTION_BITS for overlap in reached)
-    return Verdict(
-        num_accepted=num_accepted,
-        next_token=answer[Answer.NEXT_TOKEN],
-        overlaps=overlaps,
-        num_fallbacks=answer[Answer.NUM_FALLBACKS],
-    )
-
-
-def _add_logprobs(
-    verdict: Verdict, num_top: int | None, own: FloatArray, ids: IntArray, tops: FloatArray
-) -> Verdict:
-    if num_top is None or verdict.next_token is None:
-        return verdict
-    logprobs = []
-    for column in range(verdict.num_accepted + 1):
-        top = zip(ids[column, :num_top].tolist(), tops[column, :num_top].tolist(), strict=True)
-        logprobs.append(TokenLogprobs(logprob=float(own[column]), top=tuple(top)))
-    return replace(verdict, logprobs=tuple(logprobs))
