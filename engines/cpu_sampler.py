@@ -13,6 +13,7 @@ Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1 and appendix A.5; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -66,8 +67,8 @@ class CpuSampler:
             vocab_size: ids at or beyond it are never proposed.
         """
         if _is_plain_greedy(rows):
-            indices = [row.index for row in rows]
-            return [int(token) for token in logits[indices, 0, :vocab_size].argmax(axis=-1)]
+            greatest = logits[:, 0, :vocab_size].argmax(axis=-1).tolist()
+            return [greatest[row.index] for row in rows]
         return [self._propose_row(logits[row.index, 0, :vocab_size], row) for row in rows]
 
     def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
@@ -239,15 +240,17 @@ def _processed(logits: FloatArray, row: SamplingRow, num_drafted: int) -> Logits
 def _judge_plain_greedy(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
     """One argmax over the columns of the longest draft instead of one per row and position."""
     width = 1 + max((len(row.draft_tokens) for row in rows), default=0)
-    greatest = logits[:, :width].argmax(axis=-1)
+    greatest = logits[:, :width].argmax(axis=-1).tolist()
     verdicts = []
     for row in rows:
-        best = [int(token) for token in greatest[row.index, : len(row.draft_tokens) + 1]]
-        agreed = [token == drafted for token, drafted in zip(best, row.draft_tokens, strict=False)]
-        num_accepted = agreed.index(False) if False in agreed else len(agreed)
-        columns = np.arange(num_accepted + 1)
-        is_finite = np.isfinite(logits[row.index, columns, best[: num_accepted + 1]]).all()
-        if is_finite:
+        best = greatest[row.index]
+        num_accepted = 0
+        for token in row.draft_tokens:
+            if token != best[num_accepted]:
+                break
+            num_accepted += 1
+        seen = enumerate(best[: num_accepted + 1])
+        if all(math.isfinite(logits[row.index, column, token]) for column, token in seen):
             verdicts.append(Verdict(num_accepted=num_accepted, next_token=best[num_accepted]))
         else:
             verdicts.append(Verdict(num_accepted=0, next_token=None))

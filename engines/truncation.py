@@ -60,7 +60,7 @@ def nucleus_size(weights: Weights, mass_wanted: float, *, mass_before: float = 0
 
 
 def candidate_count(vocab_size: int, mass_wanted: float) -> int | None:
-    """How many greatest tokens to look for the nucleus in; None where so many cannot hold it.
+    """How many greatest tokens to look for the nucleus in; None where the whole row is as cheap, or so few cannot do.
 
     Args:
         vocab_size: V.
@@ -68,7 +68,8 @@ def candidate_count(vocab_size: int, mass_wanted: float) -> int | None:
     """
     if vocab_size <= SMALL_VOCABULARY:
         return vocab_size
-    return _PEAKED_SIZE if mass_wanted <= _PEAKED_SIZE else None
+    is_worth_it = vocab_size > _HISTOGRAM_SIZE and mass_wanted <= _PEAKED_SIZE
+    return _PEAKED_SIZE if is_worth_it else None
 
 
 def keep_nucleus(weights: FloatArray, logits: Logits, mass_wanted: float) -> None:

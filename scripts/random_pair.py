@@ -24,6 +24,8 @@ LOGIT_SPREAD = 3.0
 SHARED_SPREAD = 0.97
 """Correlation of the target's logits with the draft's."""
 _EMBEDDING_STD = 0.02
+_LAYER_SCALE = 0.003
+"""Of what layers add: less than the embedding, so that the models agree on the current token's row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +88,8 @@ def _random_model(shape: Shape) -> LlamaForCausalLM:
             eos_token_id=1,
         )
     )
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight *= _LAYER_SCALE
+            layer.mlp.down_proj.weight *= _LAYER_SCALE
     return model.eval()
