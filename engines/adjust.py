@@ -87,14 +87,16 @@ def _penalise(
     processed: npt.NDArray[np.float64], law: SamplingLaw, history: IntArray, output: IntArray
 ) -> None:
     vocab_size = len(processed)
+    # A token that occurs twice is read twice before either is written, so it is changed once.
     if law.repetition_penalty != 1.0:
-        seen = np.unique(history[history < vocab_size])
+        seen = history[history < vocab_size]
         values = processed[seen]
         penalty = law.repetition_penalty
         processed[seen] = np.where(values > 0.0, values / penalty, values * penalty)
     if law.presence_penalty != 0.0 or law.frequency_penalty != 0.0:
-        tokens, counts = np.unique(output[output < vocab_size], return_counts=True)
-        processed[tokens] -= law.presence_penalty + law.frequency_penalty * counts
+        produced = output[output < vocab_size]
+        processed[produced] -= law.presence_penalty
+        np.subtract.at(processed, produced, law.frequency_penalty)  # once per occurrence
 
 
 def greatest_token(logits: Logits) -> int | None:

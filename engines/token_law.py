@@ -7,7 +7,7 @@ its length alone decides: a row has the same bits alone and in any batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +32,13 @@ class TokenLaw:
 
     weights: Weights
     ids: IntArray | None = None
+    _total: float | None = field(default=None, compare=False)
 
     def total(self) -> float:
-        """Sum of the weights."""
-        return float(np.add.reduce(self.weights))
+        """Sum of the weights, which must not change after the first call."""
+        if self._total is None:
+            self._total = float(np.add.reduce(self.weights))
+        return self._total
 
     def weight(self, token: int) -> float:
         """Weight of one token; 0 outside the vocabulary."""

@@ -93,6 +93,8 @@ def tell(
         if not proposals.rows or draft is None or not proposals.rows[slot].gamma:
             continue
         request, row = live[slot], proposals.rows[slot]
+        if not drafters.wants_outcomes(request.speculation.drafter):
+            continue
         outcome = Outcome(
             row=replace(row, sampling=replace(row.sampling, history=request.history)),
             num_fed=len(row.sampling.history),

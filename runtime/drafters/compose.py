@@ -72,6 +72,10 @@ class Drafters(Mapping[str, Proposer]):
         """Likeliest target tokens that some member wants at every verified position."""
         return max(one.traits.num_choices for one in self.members(name))
 
+    def wants_outcomes(self, name: str) -> bool:
+        """Whether some member is to be told what became of its drafts."""
+        return any(one.traits.wants_outcomes for one in self.members(name))
+
     def usable(self, name: str) -> str | None:
         """The parts of a name that this server has, in their order; None if it has none."""
         try:

@@ -255,6 +255,20 @@ def test_a_draw_never_yields_a_token_without_mass():
             assert row[draw_token(row, uniform)] > 0.0
 
 
+@pytest.mark.parametrize("size", [3, 64, 500, 704, 4096])
+def test_every_token_owns_an_interval_as_long_as_its_probability(size):
+    generator = np.random.default_rng(2)
+    weights = generator.exponential(size=size).astype(np.float32) ** 3
+    weights[generator.random(size) < 0.4] = 0.0
+    num_points = 20_000
+    points = (np.arange(num_points) + 0.5) / num_points
+    drawn = [draw_token(weights, float(point)) for point in points]
+    shares = np.bincount(drawn, minlength=size) / num_points
+    probs = weights.astype(np.float64) / weights.sum(dtype=np.float64)
+    assert abs(shares - probs).max() < 1.0 / num_points + MAX_ERROR
+    assert not shares[weights == 0.0].any()
+
+
 def test_a_residual_of_rounding_falls_back_to_the_target_and_is_counted():
     target = TokenLaw(np.array([0.5, 0.5], dtype=np.float32))
     draft = TokenLaw(np.array([0.5, 0.5 - 1e-7], dtype=np.float32))
@@ -495,18 +509,56 @@ def test_a_broken_draft_row_still_yields_an_exact_round(broken, mode):
     assert (verdict.num_accepted, verdict.next_token) == (0, 1)
 
 
-def test_neighbours_and_row_order_change_nothing():
-    generator = np.random.default_rng(5)
-    target = generator.normal(size=(3, 3, 8)).astype(np.float32)
-    laws = [SamplingLaw(), SamplingLaw(top_p=0.7), GREEDY]
+NEIGHBOURS = (
+    (SamplingLaw(), MAX_ACCEPT),
+    (SamplingLaw(temperature=0.7), MAX_ACCEPT),
+    (SamplingLaw(top_p=0.7), SEED_STABLE),
+    (SamplingLaw(top_k=5, top_p=0.9), MAX_ACCEPT),
+    (SamplingLaw(top_p=0.95), MAX_ACCEPT),
+    (SamplingLaw(min_p=0.02), LENIENT),
+    (SamplingLaw(frequency_penalty=0.3), MAX_ACCEPT),
+    (GREEDY, MAX_ACCEPT),
+)
+
+
+def drafted_and_judged(sampler, draft, target, rows):
+    """Drafts of two tokens and their verdicts, which hold every sum over a row as an overlap."""
+    vocab_size = target.shape[-1]
+    for index in range(2):
+        tokens = sampler.propose(draft[:, index : index + 1], rows, vocab_size=vocab_size)
+        rows = [
+            replace(row, draft_tokens=(*row.draft_tokens, token))
+            for row, token in zip(rows, tokens, strict=True)
+        ]
     rows = [
-        row_for((1, 2), index=i, slot=i, law=law, seed=i, mode=mode)
-        for i, (law, mode) in enumerate(zip(laws, ExactnessMode, strict=True))
+        replace(row, is_sampled_draft=not row.law.is_greedy and row.mode is not SEED_STABLE)
+        for row in rows
     ]
-    together = sampler_for(8).judge(target, rows)
-    backwards = sampler_for(8).judge(target, rows[::-1])[::-1]
-    alone = [sampler_for(8).judge(target, [row])[0] for row in rows]
-    assert together == backwards == alone
+    return [(r.draft_tokens, v) for r, v in zip(rows, sampler.judge(target, rows), strict=True)]
+
+
+@pytest.mark.parametrize("vocab_size", [8, 700, 1500, 9000])
+def test_neighbours_and_row_order_change_no_bit(vocab_size):
+    generator = np.random.default_rng(5)
+    num_rows = len(NEIGHBOURS)
+    draft = generator.normal(size=(num_rows, 2, vocab_size)).astype(np.float32)
+    target = generator.normal(size=(num_rows, 3, vocab_size)).astype(np.float32)
+    target[:, :2] = 0.5 * target[:, :2] + draft
+    rows = [
+        row_for(index=i, slot=i, law=law, seed=i, mode=mode, lenience=0.9)
+        for i, (law, mode) in enumerate(NEIGHBOURS)
+    ]
+
+    def sampler():
+        return CpuSampler(max_batch=num_rows, max_gamma=2, vocab_size=vocab_size)
+
+    together = drafted_and_judged(sampler(), draft, target, rows)
+    backwards = drafted_and_judged(sampler(), draft, target, rows[::-1])[::-1]
+    for i, row in enumerate(rows):
+        lone = replace(row, index=0, slot=0)
+        alone = drafted_and_judged(sampler(), draft[i : i + 1], target[i : i + 1], [lone])
+        assert together[i] == backwards[i] == alone[0]
+    assert any(verdict.overlaps for _, verdict in together)
 
 
 def test_logprobs_are_those_of_the_raw_target_rows():
