@@ -127,6 +127,13 @@ class Engine(Protocol):
         """Copy the first ``length`` cached tokens of one slot over another."""
         ...
 
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
+
+        May give memory back that a long slot needed; called when slots have become free.
+        """
+        ...
+
     def close(self) -> None:
         """Free the device's memory; the engine is unusable afterwards."""
         ...

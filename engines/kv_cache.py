@@ -10,7 +10,8 @@ and of one slot and head, by token position:
 
     [0 ... start) valid   [start ... start + T) written by this extend   [start + T ... S) zero
 
-S is one of a few capacities (attention reads all S positions, valid or not), and grows by copying.
+S is one of a few capacities (attention reads all S positions, valid or not), and grows and
+shrinks by copying.
 
 Invariants:
 
@@ -23,7 +24,7 @@ Knows neither a model nor a library: memory comes from an ``Allocator``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -34,6 +35,8 @@ from engines.base import EngineLimits, FloatArray
 # Attention reads the whole capacity: 7.4 ms a step at 128 tokens, 14.8 ms at 2048 (6 layers, 768
 # wide), so capacities start low and double.
 FIRST_CAPACITY = 128
+# Buffers shrink only where the longest slot could double before they would have to grow again.
+GROWTH_ROOM = 2
 # No span runs narrower: T = 1 takes another matrix kernel, with other bits (I2 of engines.base).
 MIN_SPAN = 2
 
@@ -153,6 +156,33 @@ class KvCache:
             values[:, :, :old_capacity] = old.read()
             new.write(values)
             self._buffers[index] = new
+        return True
+
+    def trim(self, lengths: Sequence[int]) -> bool:
+        """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
+
+        Smaller buffers replace these where every slot could double in them; only the tokens kept
+        are copied.
+
+        Returns:
+            Whether the buffers were replaced.
+        """
+        kept = [min(held, length) for held, length in zip(self.lengths, lengths, strict=False)]
+        self.lengths[:] = (*kept, *[0] * (len(self.lengths) - len(kept)))
+        room = GROWTH_ROOM * max(kept, default=0)
+        capacity = next((size for size in self._capacities if size >= room), self._capacity)
+        if capacity >= self._capacity:
+            return False
+        self._capacity = capacity
+        shape = self._shape(capacity)
+        for index, old in enumerate(self._buffers):
+            new = self._allocate(shape)
+            values, old_values = new.read(), old.read()
+            for slot, length in enumerate(kept):
+                values[slot, :, :length] = old_values[slot, :, :length]
+            new.write(values)
+            self._buffers[index] = new
+        self._written = list(self.lengths)
         return True
 
     def begin_write(self, slot: int, start: int, num_tokens: int) -> None:

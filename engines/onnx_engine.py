@@ -36,7 +36,7 @@ from engines.bundle import (
     value_name,
 )
 from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
-from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
+from engines.onnx_session import LIBRARY_ERRORS, DeviceBuffer, check_graph, open_session
 from engines.onnx_tree import TreeGraphs, TreeInputs
 from engines.spans import check_kept_path, check_move, check_spans, num_valid
 
@@ -65,24 +65,6 @@ class _Call:
     logit_positions: IntArray
     logits_shape: tuple[int, int, int]
     tree: TreeInputs | None
-
-
-class DeviceBuffer:
-    """Zeroed memory of an ONNX Runtime device; reads and writes copy over the host."""
-
-    def __init__(self, shape: tuple[int, ...], *, device: str) -> None:
-        values = np.zeros(shape, dtype=np.float32)
-        self._value = onnxruntime.OrtValue.ortvalue_from_numpy(values, device, 0)
-        self.pointer: int = self._value.data_ptr()
-
-    def read(self) -> FloatArray:
-        """A copy on the host."""
-        values: FloatArray = self._value.numpy()
-        return values
-
-    def write(self, values: FloatArray) -> None:
-        """Replace the content."""
-        self._value.update_inplace(np.ascontiguousarray(values))
 
 
 class OnnxEngine:
@@ -223,6 +205,13 @@ class OnnxEngine:
         check_move(source, destination, length, self._cache.lengths)
         self._cache.move(source, destination, length)
         self._tree_spans.pop(destination, None)
+
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
+        self._require_open()
+        self._tree_spans.clear()
+        if self._cache.trim(lengths):
+            self._calls.clear()
 
     def close(self) -> None:
         """Free the session and the cache; a later call raises EngineError."""

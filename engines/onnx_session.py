@@ -6,10 +6,11 @@ from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as library
 
-from engines.base import BundleError, EngineError
+from engines.base import BundleError, EngineError, FloatArray
 from engines.bundle import (
     LOGIT_POSITIONS,
     LOGITS,
@@ -86,6 +87,24 @@ def open_session(
         return onnxruntime.InferenceSession(str(path), options, providers=[_PROVIDERS[device]])
     except LIBRARY_ERRORS as error:
         raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
+
+
+class DeviceBuffer:
+    """Zeroed memory of an ONNX Runtime device; reads and writes copy over the host."""
+
+    def __init__(self, shape: tuple[int, ...], *, device: str) -> None:
+        values = np.zeros(shape, dtype=np.float32)
+        self._value = onnxruntime.OrtValue.ortvalue_from_numpy(values, device, 0)
+        self.pointer: int = self._value.data_ptr()
+
+    def read(self) -> FloatArray:
+        """A copy on the host."""
+        values: FloatArray = self._value.numpy()
+        return values
+
+    def write(self, values: FloatArray) -> None:
+        """Replace the content."""
+        self._value.update_inplace(np.ascontiguousarray(values))
 
 
 def check_graph(

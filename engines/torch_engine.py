@@ -93,6 +93,11 @@ class TorchEngine:
         self._slots[destination] = self._slots[source][:length]
         self._trees.pop(destination, None)
 
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Cut every slot to its length, to nothing where none is given."""
+        cuts = (*lengths, *[0] * (len(self._slots) - len(lengths)))
+        self._slots = [held[:cut] for held, cut in zip(self._slots, cuts, strict=True)]
+
     def close(self) -> None:
         """Let go of the model; a later extend raises EngineError."""
         self._model = None

@@ -89,6 +89,9 @@ class StillEngine:
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Nothing lies anywhere."""
 
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Holds nothing."""
+
     def close(self) -> None:
         """Nothing to free."""
 

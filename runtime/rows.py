@@ -54,7 +54,15 @@ class LiveRows:
             last.slot = slot
             if not self._move(last, move.source, slot):
                 lost.append(last)
+        if requests:
+            self._trim()
         return lost
+
+    def _trim(self) -> None:
+        """Let the engines forget what the rows that left held."""
+        self._engines[0].trim([request.num_computed for request in self.requests])
+        for draft in self._engines[1:]:
+            draft.trim([request.draft_computed for request in self.requests])
 
     def _move(self, request: Request, source: int, destination: int) -> bool:
         lengths = (request.num_computed, request.draft_computed)

@@ -83,6 +83,10 @@ class TimedEngine:
         """Move a slot of the timed engine."""
         self.engine.move_slot(source, destination, length)
 
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Trim the timed engine."""
+        self.engine.trim(lengths)
+
     def close(self) -> None:
         """Close the timed engine."""
         self.engine.close()

@@ -130,6 +130,23 @@ class EngineContract:
         engine.move_slot(0, 0, 5)
         self.assert_same(extend_one(engine, 0, 5, tail), moved)
 
+    def test_trimming_keeps_what_is_kept_and_forgets_the_rest(self, engine: Engine) -> None:
+        prefixes = [make_tokens(engine, 5, seed=40), make_tokens(engine, 7, seed=41)]
+        tail = make_tokens(engine, 3, seed=42)
+        expected = [extend_one(engine, 2, 0, prefix[:5] + tail)[-3:] for prefix in prefixes]
+        for slot, prefix in enumerate(prefixes):
+            extend_one(engine, slot, 0, prefix)
+        engine.trim([9, 5])
+        with pytest.raises(EngineError, match="beyond its 5 valid tokens"):
+            engine.extend([span(1, 6, (1,))])
+        with pytest.raises(EngineError, match="beyond its 0 valid tokens"):
+            engine.extend([span(2, 1, (1,))])
+        for slot in (0, 1):
+            self.assert_same(extend_one(engine, slot, 5, tail), expected[slot])
+        engine.trim([])
+        with pytest.raises(EngineError, match="beyond its 0 valid tokens"):
+            engine.extend([span(0, 1, (1,))])
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [((0, 99, 0), "slots are"), ((-1, 0, 0), "slots are"), ((0, 1, 4), "slot 0 holds 3")],

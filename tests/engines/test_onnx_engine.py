@@ -122,6 +122,44 @@ def test_a_grown_cache_keeps_what_was_written() -> None:
         cache.reserve(309)
 
 
+def test_a_cache_shrinks_when_its_long_slot_has_gone(bundle: Bundle) -> None:
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    tokens = make_tokens(engine, 64, seed=50)
+    expected = reference(engine, tokens)[-4:]
+    grow(engine, LONG)
+    for at in range(0, 60, 20):
+        extend_one(engine, 1, at, tokens[at : at + 20])
+    engine.trim([0, 60, LONG])
+    assert engine.capacity == 256
+    engine.trim([0, 60])
+    assert engine.capacity == 128
+    np.testing.assert_array_equal(extend_one(engine, 1, 60, tokens[60:]), expected)
+    engine.move_slot(1, 0, 60)
+    np.testing.assert_array_equal(extend_one(engine, 0, 60, tokens[60:]), expected)
+    grow(engine, LONG)
+    assert engine.capacity == 256
+
+
+def test_a_cache_keeps_room_for_what_stays_to_double(bundle: Bundle) -> None:
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    grow(engine, LONG)
+    last = engine.limits.max_batch - 1
+    for num_kept, capacity in ((65, 256), (64, 128)):
+        engine.trim([*[0] * last, num_kept])
+        assert engine.capacity == capacity
+
+
+def test_nothing_that_was_dropped_survives_in_a_smaller_cache(poisoned_bundle: Bundle) -> None:
+    engine = OnnxEngine(poisoned_bundle, poisoned_bundle.manifest.target)
+    expected = extend_one(engine, 2, 0, (1, 2, 3))
+    grow(engine, LONG)
+    extend_one(engine, 0, 0, (1,))
+    extend_one(engine, 0, 1, (NAN_TOKEN,) * 30)
+    engine.trim([1])
+    assert engine.capacity == 128
+    np.testing.assert_array_equal(extend_one(engine, 0, 1, (2, 3)), expected[1:])
+
+
 def test_a_row_of_nan_harms_no_other_row(poisoned_bundle: Bundle) -> None:
     engine = OnnxEngine(poisoned_bundle, poisoned_bundle.manifest.target)
     expected = extend_one(engine, 2, 0, (1, 2, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -302,6 +303,21 @@ def test_the_thread_ends_queued_requests_when_it_stops() -> None:
     harness.worker.start()
     assert harness.worker.stop(5.0)
     assert harness.error("waiting").reason == "DRAINING"
+
+
+def test_engines_are_told_what_stays_when_a_request_leaves() -> None:
+    class Trimmed(ScriptedEngine):
+        def trim(self, lengths: Sequence[int]) -> None:
+            super().trim(lengths)
+            trimmed.append(list(lengths))
+
+    trimmed: list[list[int]] = []
+    harness = Harness(target=Trimmed(counting_logits, limits(10)), has_draft=False)
+    harness.submit("short", (1,), max_tokens=2)
+    harness.submit("long", (1,), max_tokens=4)
+    harness.run()
+    assert trimmed == [[2], []]
+    assert harness.target.tokens_of(0) == ()
 
 
 def always_failing() -> ScriptedEngine:
