@@ -80,6 +80,9 @@ class SamplingRow:
             masses (retrieval, greedy drafts).
         num_logprobs: top entries wanted beside each emitted token's logprob; None for no logprobs.
         num_choices: judge only; most likely tokens wanted at every position of the draft, whether kept or not.
+        parents: judge only; None for a chain. For a tree, draft token i is node i + 1 and stands behind node
+            ``parents[i]``, one of 0..i, where node 0 is the last token of ``history`` (``engines.trees``); column n of
+            the row's logits follows node n. Trees are judged by ``engines.tree_judge``, as point masses.
     """
 
     index: int
@@ -94,6 +97,7 @@ class SamplingRow:
     is_sampled_draft: bool = False
     num_logprobs: int | None = None
     num_choices: int = 0
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +120,8 @@ class Verdict:
         num_fallbacks: residuals of (numerically) zero mass replaced by p.
         logprobs: one per emitted token (num_accepted + 1), or empty.
         choices: per position 0..gamma the ``num_choices`` tokens of greatest raw logit, greatest first; or empty. They
-            are functions of the tokens fed alone, so a drafter may learn from them what it likes.
+            are functions of the tokens fed alone, so a drafter may learn from them what it likes. Of a tree, per node.
+        path: of a tree, the nodes kept, from the root's child down; empty for a chain.
     """
 
     num_accepted: int
@@ -125,6 +130,7 @@ class Verdict:
     num_fallbacks: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     choices: tuple[tuple[int, ...], ...] = ()
+    path: tuple[int, ...] = ()
 
 
 class Sampler(Protocol):

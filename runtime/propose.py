@@ -13,6 +13,7 @@ from engines.base import EngineError
 from engines.laws import SamplingRow, Verdict
 from runtime.core.drafting import HistoryScope, scope_of
 from runtime.core.request import Request
+from runtime.core.tree import pruned
 from runtime.drafters import Drafters
 from runtime.drafters.base import Draft, DraftRow, Need, Outcome
 
@@ -39,6 +40,7 @@ def propose(
     *,
     scope: HistoryScope,
     vocab_size: int,
+    max_nodes: int = 0,
 ) -> Proposals:
     """A draft, possibly empty, per decoding row.
 
@@ -48,6 +50,7 @@ def propose(
         gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
         scope: whose history drafts may use.
         vocab_size: the target's V.
+        max_nodes: draft tokens of a tree at most; 0 where the target takes no trees.
     """
     drafts = [None if gamma is None else Draft(tokens=()) for gamma in gammas]
     chosen: dict[str, list[int]] = {}
@@ -57,19 +60,23 @@ def propose(
     if not chosen:
         return Proposals(drafts=drafts)
     rows = [
-        _draft_row(request, gamma or 0, scope) for request, gamma in zip(live, gammas, strict=True)
+        _draft_row(request, gamma or 0, scope, max_nodes)
+        for request, gamma in zip(live, gammas, strict=True)
     ]
     asked: dict[str, Exception | None] = dict.fromkeys(chosen)
     for name, slots in chosen.items():
         try:
-            proposed = drafters[name].propose(rows, slots)
+            proposed = [
+                _checked(draft, rows[slot], vocab_size)
+                for slot, draft in zip(slots, drafters[name].propose(rows, slots), strict=True)
+            ]
         except Exception as error:  # a drafter may be anybody's; its rows go on without it
             asked[name] = error
             if _degrade(drafters, live, rows, slots, error):
                 drafts = [draft and replace(draft, num_computed=None) for draft in drafts]
             continue
         for slot, draft in zip(slots, proposed, strict=True):
-            drafts[slot] = _checked(draft, rows[slot].gamma, vocab_size)
+            drafts[slot] = draft
             if draft.num_computed is not None:
                 rows[slot] = replace(rows[slot], num_computed=draft.num_computed)
     return Proposals(drafts=drafts, rows=rows, asked=asked)
@@ -101,6 +108,8 @@ def tell(
             draft_tokens=draft.tokens,
             num_accepted=verdict.num_accepted,
             choices=verdict.choices,
+            parents=draft.parents,
+            path=verdict.path,
         )
         told.setdefault(request.speculation.drafter, []).append(outcome)
     for name, outcomes in told.items():
@@ -121,13 +130,14 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
         history=request.history,
         num_prompt=request.num_prompt,
         draft_tokens=draft.tokens,
+        parents=draft.parents,
         is_sampled_draft=draft.is_sampled,
         num_logprobs=spec.num_logprobs,
         num_choices=num_choices,
     )
 
 
-def _draft_row(request: Request, gamma: int, scope: HistoryScope) -> DraftRow:
+def _draft_row(request: Request, gamma: int, scope: HistoryScope, max_nodes: int) -> DraftRow:
     return DraftRow(
         sampling=sampling_row(request, Draft(tokens=())),
         gamma=gamma,
@@ -135,12 +145,22 @@ def _draft_row(request: Request, gamma: int, scope: HistoryScope) -> DraftRow:
         key=request.spec.internal_id,
         scope=scope_of(scope, request.spec.tenant),
         params=request.spec.speculation,
+        max_nodes=max_nodes,
     )
 
 
-def _checked(draft: Draft, gamma: int, vocab_size: int) -> Draft:
-    """The leading tokens that may be verified: known ids, no more than were asked for."""
-    tokens = draft.tokens[:gamma]
+def _checked(draft: Draft, row: DraftRow, vocab_size: int) -> Draft:
+    """What may be verified of a draft: known ids, no more than were asked for."""
+    if draft.parents is not None:
+        tokens, parents = pruned(
+            draft.tokens,
+            draft.parents,
+            max_depth=row.gamma,
+            max_nodes=row.max_nodes,
+            vocab_size=vocab_size,
+        )
+        return replace(draft, tokens=tokens, parents=parents if tokens else None)
+    tokens = draft.tokens[: row.gamma]
     for index, token in enumerate(tokens):
         if not 0 <= token < vocab_size:
             tokens = tokens[:index]

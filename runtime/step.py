@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 
 from engines.base import Engine, EngineError, Span
 from engines.laws import Sampler, Verdict
+from engines.tree_judge import judge
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
 from runtime.core.drafting import HistoryScope
 from runtime.core.params import Progressed
 from runtime.core.request import Ending, Request
 from runtime.core.scheduler import Prefill, StepLimits, decode_spans, plan_step
+from runtime.core.tree import tried_chain
 from runtime.drafters import Drafters, build_drafters
 from runtime.drafters.base import Draft, DrafterParts
 from runtime.drafters.model import MAX_SHARED_MISSING
@@ -142,6 +144,8 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         gammas,
         scope=parts.scope,
         vocab_size=parts.target.limits.vocab_size,
+        # The tree's root is the last committed token.
+        max_nodes=max(0, parts.target.limits.max_tree_nodes - 1),
     )
     result.asked = proposals.asked
     drafts = proposals.drafts
@@ -152,15 +156,19 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         if draft is not None
     ]
     try:
-        spans = decode_spans([request.num_computed for request in live], fed)
-        verdicts = parts.sampler.judge(parts.target.extend(spans), rows)
+        spans = decode_spans(
+            [request.num_computed for request in live],
+            fed,
+            trees={row.slot: row.parents for row in rows if row.parents is not None},
+        )
+        verdicts = judge(parts.sampler, parts.target.extend(spans), rows)
     except EngineError as error:
         _fail(live, drafts, error, result)
         return result
     for row, verdict in zip(rows, verdicts, strict=True):
         draft = drafts[row.slot]
         assert draft is not None
-        _commit(live[row.slot], draft, verdict, result)
+        _commit(parts.target, live[row.slot], draft, verdict, result)
     judged = [
         (row.slot, v) for row, v in zip(rows, verdicts, strict=True) if v.next_token is not None
     ]
@@ -204,11 +212,22 @@ def _fail(
             result.failed.append((request, error))
 
 
-def _commit(request: Request, draft: Draft, verdict: Verdict, result: StepResult) -> None:
+def _commit(
+    target: Engine, request: Request, draft: Draft, verdict: Verdict, result: StepResult
+) -> None:
     if verdict.next_token is None:
         result.failed.append((request, None))
         return
-    progressed, ending = request.commit(draft.tokens, verdict)
+    tokens = draft.tokens
+    if draft.parents is not None:
+        assert request.slot is not None
+        try:
+            target.keep_path(request.slot, (0, *verdict.path))
+        except EngineError as error:
+            result.failed.append((request, error))
+            return
+        tokens = tried_chain(draft.tokens, draft.parents, verdict.path)
+    progressed, ending = request.commit(tokens, verdict, num_drafted=len(draft.tokens))
     if draft.num_computed is not None:
         # Drafts that were rejected, or fed by nobody, leave the valid prefix of the draft's cache.
         request.commit_draft_cache(draft.num_computed)

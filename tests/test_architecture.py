@@ -42,6 +42,7 @@ RULES: dict[str, set[str]] = {
     "engines.tensorrt_api": {"engines.base", "tensorrt"},
     "engines.plan_device": PURE,
     "engines.cuda_device": PURE | {"engines.base", "engines.plan_device", "cuda"},
+    "engines.tree_judge": PURE | {"engines"},
     "engines.trees": PURE | {"engines.base"},
     "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
     "engines.onnx_session": PURE | {"engines", "onnxruntime"},
@@ -57,6 +58,7 @@ RULES: dict[str, set[str]] = {
     "runtime.step": PURE
     | CORE
     | {
+        "engines.tree_judge",
         "runtime.propose",
         "runtime.steering",
         "runtime.drafters.model.MAX_SHARED_MISSING",

@@ -214,13 +214,14 @@ class Request:
         self.transition(Happening.ENDED_BY_ERROR)
 
     def commit(
-        self, draft_tokens: tuple[int, ...], verdict: Verdict
+        self, draft_tokens: tuple[int, ...], verdict: Verdict, *, num_drafted: int | None = None
     ) -> tuple[Progressed, Ending | None]:
         """Append what was verified, up to the first stop; everything after it is discarded.
 
         Args:
-            draft_tokens: the whole draft.
+            draft_tokens: the whole draft; of a tree the chain that was tried.
             verdict: its judgement, with a next token.
+            num_drafted: tokens of the whole tree; None for a chain.
 
         Returns:
             What to tell the caller, and the ending if this was it.
@@ -236,6 +237,7 @@ class Request:
             num_accepted=verdict.num_accepted,
             num_emitted=num_kept,
             num_fallbacks=verdict.num_fallbacks,
+            num_drafted=num_drafted,
         )
         if ending is not None:
             self.transition(Happening.STOPPED)

@@ -7,7 +7,7 @@ for one chunk at most; then every decoding row is verified together, each with i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -126,14 +126,27 @@ def _gamma(row: Progress, limits: StepLimits) -> int:
     return max(0, min(bounds))
 
 
-def decode_spans(starts: Sequence[int], fed: Sequence[tuple[int, ...] | None]) -> list[Span]:
+def decode_spans(
+    starts: Sequence[int],
+    fed: Sequence[tuple[int, ...] | None],
+    *,
+    trees: Mapping[int, tuple[int, ...]] | None = None,
+) -> list[Span]:
     """Spans over the whole live prefix.
 
     Args:
         starts: per slot, the tokens that stay valid.
         fed: per slot, the tokens to feed, all of whose logits are wanted; None takes no part.
+        trees: parents of the slots whose tokens form a tree.
     """
+    parents = trees or {}
     return [
-        Span(slot=slot, start=start, tokens=tokens or (), num_logits=len(tokens or ()))
+        Span(
+            slot=slot,
+            start=start,
+            tokens=tokens or (),
+            num_logits=len(tokens or ()),
+            parents=parents.get(slot),
+        )
         for slot, (start, tokens) in enumerate(zip(starts, fed, strict=True))
     ]

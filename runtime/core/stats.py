@@ -31,14 +31,23 @@ class SpeculationStats:
         self.num_fallbacks = 0
         self.num_off = 0
 
-    def record(self, *, gamma: int, num_accepted: int, num_emitted: int, num_fallbacks: int) -> int:
+    def record(
+        self,
+        *,
+        gamma: int,
+        num_accepted: int,
+        num_emitted: int,
+        num_fallbacks: int,
+        num_drafted: int | None = None,
+    ) -> int:
         """Count one target pass.
 
         Args:
-            gamma: tokens drafted for it.
+            gamma: tokens drafted for it; of a tree the longest chain that was tried.
             num_accepted: A, as judged.
             num_emitted: tokens kept after the cut, at most A + 1; what was cut off counts nowhere.
             num_fallbacks: residuals of zero mass.
+            num_drafted: tokens of the whole draft where it is a tree; None for gamma.
 
         Returns:
             The accepted tokens that count.
@@ -47,7 +56,7 @@ class SpeculationStats:
         was_cut = num_emitted <= num_accepted
         self.num_steps += 1
         self.num_emitted += num_emitted
-        self.num_drafted += gamma
+        self.num_drafted += gamma if num_drafted is None else num_drafted
         self.num_accepted += kept
         self.num_fallbacks += num_fallbacks
         self._num_trials += kept if was_cut else min(num_accepted + 1, gamma)

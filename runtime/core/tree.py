@@ -213,3 +213,51 @@ def without_replacement(draft_row: Probs, tokens: Sequence[int]) -> Probs:
         rows[index] = left / left.sum()
         left[token] = 0.0
     return rows
+
+
+def pruned(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    *,
+    max_depth: int,
+    max_nodes: int,
+    vocab_size: int,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens and parents of what may be verified of a proposed tree.
+
+    Left out are ids outside the vocabulary, nodes too deep or beyond the budget, and all behind them.
+
+    Raises:
+        EngineError: a parent does not stand before its child.
+        ValueError: tokens and parents differ in number.
+    """
+    if len(tokens) != len(parents):
+        raise ValueError("a tree of N tokens has N parents")
+    check_parents(parents)
+    kept_tokens: list[int] = []
+    kept_parents: list[int] = []
+    # Node before -> (node after, depth), for nodes that stay.
+    places = {0: (0, 0)}
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
+        if parent not in places or not 0 <= token < vocab_size or len(kept_tokens) >= max_nodes:
+            continue
+        above, depth = places[parent]
+        if depth < max_depth:
+            kept_tokens.append(token)
+            kept_parents.append(above)
+            places[node] = (len(kept_tokens), depth + 1)
+    return tuple(kept_tokens), tuple(kept_parents)
+
+
+def tried_chain(
+    tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]
+) -> tuple[int, ...]:
+    """The kept path of a tree, and the first child that was tried and rejected behind it, if any.
+
+    What a chain that met the same fate would have been: its accepted tokens over its trials estimate the chance that
+    some child is kept.
+    """
+    end = path[-1] if path else 0
+    tried = next((child for child, parent in enumerate(parents, start=1) if parent == end), None)
+    nodes = path if tried is None else (*path, tried)
+    return tuple(tokens[node - 1] for node in nodes)

@@ -54,11 +54,12 @@ class DraftRow:
 
     Attributes:
         sampling: committed tokens, law and seed; ``draft_tokens`` is empty.
-        gamma: tokens wanted at most; 0 for rows that take no part.
+        gamma: tokens wanted at most, of a tree in depth; 0 for rows that take no part.
         num_computed: leading tokens valid in the draft model's cache.
         key: names the request for as long as it lives; state is kept under it until ``forget``.
         scope: whose history the request may use and add to; None for nobody's.
         params: what the request asks of its drafter.
+        max_nodes: tokens of a tree at most; 0 where only chains are verified.
     """
 
     sampling: SamplingRow
@@ -67,6 +68,7 @@ class DraftRow:
     key: str = ""
     scope: str | None = None
     params: SpeculationParams = field(default_factory=SpeculationParams)
+    max_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +76,18 @@ class Draft:
     """What a drafter proposes for one row.
 
     Attributes:
-        tokens: at most gamma ids, an end token only in last place; empty is plain decoding.
+        tokens: at most gamma ids, an end token only in last place; empty is plain decoding. Of a
+            tree at most ``max_nodes`` ids, no path longer than gamma.
         is_sampled: whether the sampler keeps the law each token was drawn from.
         num_computed: leading tokens now valid in the draft model's cache; None when untouched.
+        parents: None for a chain; of a tree, ``runtime.core.tree.DraftTree.parents``. Nodes of a
+            tree are judged as point masses, whatever they were drawn from.
     """
 
     tokens: tuple[int, ...]
     is_sampled: bool = False
     num_computed: int | None = None
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +99,13 @@ class Outcome:
             ends with what was committed since.
         num_fed: committed tokens when the draft was proposed; the last of them is the root.
         draft_tokens: the whole draft.
-        num_accepted: leading draft tokens the target kept.
+        num_accepted: leading draft tokens the target kept; of a tree the nodes of the kept path.
         choices: entry i holds the target's most likely tokens, likeliest first, after the root and
             the first i draft tokens; empty unless the drafter's traits ask. Behind the first
-            rejected token the context is one that was never committed.
+            rejected token the context is one that was never committed. Of a tree entry i is of
+            node i.
+        parents: of a tree, as in ``Draft``.
+        path: of a tree, the nodes kept, from the root's child down.
     """
 
     row: DraftRow
@@ -104,6 +113,8 @@ class Outcome:
     draft_tokens: tuple[int, ...]
     num_accepted: int
     choices: tuple[tuple[int, ...], ...] = ()
+    parents: tuple[int, ...] | None = None
+    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

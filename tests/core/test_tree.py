@@ -14,6 +14,8 @@ from runtime.core.tree import (
     match_walk,
     merge_chains,
     node_wise_walk,
+    pruned,
+    tried_chain,
     without_replacement,
 )
 from runtime.core.verification import point_mass
@@ -339,3 +341,38 @@ def test_a_round_over_a_sampled_tree_has_the_targets_law(vocab_size, branching, 
     length = len(branching) + 1
     assert distance(completed(law, target, length), sequence_law(target, length)) < EXACT
     assert max(map(len, law)) == length
+
+
+# --- what may be verified of a proposal
+
+
+def test_pruning_keeps_what_can_be_reached():
+    tokens, parents = (1, 9, 2, 3, 4, 5), (0, 0, 1, 2, 3, 1)
+    whole = pruned(tokens, parents, max_depth=5, max_nodes=9, vocab_size=10)
+    assert whole == (tokens, parents)
+    assert pruned(tokens, parents, max_depth=5, max_nodes=9, vocab_size=9) == (
+        (1, 2, 4, 5),
+        (0, 1, 2, 1),
+    )
+    assert pruned(tokens, parents, max_depth=1, max_nodes=9, vocab_size=10) == ((1, 9), (0, 0))
+    assert pruned(tokens, parents, max_depth=5, max_nodes=3, vocab_size=10) == (
+        (1, 9, 2),
+        (0, 0, 1),
+    )
+    for limit in ({"max_depth": 0, "max_nodes": 9}, {"max_depth": 5, "max_nodes": 0}):
+        assert pruned(tokens, parents, vocab_size=10, **limit) == ((), ())
+
+
+def test_broken_proposals_are_refused():
+    with pytest.raises(EngineError, match="the parent of token 2"):
+        pruned((1, 2), (0, 2), max_depth=5, max_nodes=9, vocab_size=10)
+    with pytest.raises(ValueError, match="N parents"):
+        pruned((1, 2), (0,), max_depth=5, max_nodes=9, vocab_size=10)
+
+
+@pytest.mark.parametrize(
+    ("path", "chain"),
+    [((), (7,)), ((1,), (7, 8)), ((1, 2), (7, 8)), ((3,), (5, 6)), ((3, 4), (5, 6))],
+)
+def test_the_chain_that_was_tried_ends_with_its_first_rejected_child(path, chain):
+    assert tried_chain((7, 8, 5, 6), (0, 1, 0, 3), path) == chain
