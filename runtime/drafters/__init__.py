@@ -14,10 +14,14 @@ from importlib import metadata
 from runtime.core.errors import ConfigError
 from runtime.drafters.base import Drafter, DrafterParts, Traits
 from runtime.drafters.compose import Drafters
+from runtime.drafters.datastore import DatastoreDrafter
 from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter
+from runtime.drafters.ngram import BigramDrafter, NgramDrafter, UnigramDrafter
 from runtime.drafters.none import NoDrafter
+from runtime.drafters.recycling import RecyclingDrafter
 from runtime.drafters.reference import ReferenceDrafter
+from runtime.drafters.suffix import SuffixDrafter
 
 __all__ = ["DRAFTER_NAMES", "ENTRY_POINTS", "Drafters", "build_drafters"]
 
@@ -27,6 +31,12 @@ REGISTRY: Mapping[str, type[Drafter]] = {
     "model": ModelDrafter,
     "lookup": LookupDrafter,
     "reference": ReferenceDrafter,
+    "unigram": UnigramDrafter,
+    "bigram": BigramDrafter,
+    "ngram": NgramDrafter,
+    "datastore": DatastoreDrafter,
+    "suffix": SuffixDrafter,
+    "recycling": RecyclingDrafter,
     "none": NoDrafter,
 }
 DRAFTER_NAMES = tuple(REGISTRY)

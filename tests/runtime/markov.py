@@ -197,12 +197,15 @@ def spec(
         prompt_tokens=tuple(prompt),
         law=law or SamplingLaw(temperature=temperature, end_token_ids=end_tokens),
         max_tokens=max_tokens,
-        speculation=SpeculationParams(
-            is_enabled=is_enabled,
-            drafter=drafter,
-            gamma=gamma,
-            mode=mode,
-            is_adaptive=is_adaptive,
-        ),
-        **{"seed": 7, **fields},
+        **{
+            "seed": 7,
+            "speculation": SpeculationParams(
+                is_enabled=is_enabled,
+                drafter=drafter,
+                gamma=gamma,
+                mode=mode,
+                is_adaptive=is_adaptive,
+            ),
+            **fields,
+        },
     )

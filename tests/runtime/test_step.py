@@ -12,7 +12,7 @@ from runtime.core.costs import CostTable
 from runtime.core.params import Failed, FinishReason, Progressed
 from tests.runtime.markov import Harness, counting_logits, limits, spec
 
-DRAFTERS = ("none", "lookup", "model", "reference", "model/lookup", "lookup+model")
+DRAFTERS = ("none", "lookup", "model", "lookup+model")
 PROMPTS = ((1, 2, 3), (3,), (0, 1, 2, 3, 0, 1, 2, 3, 1), (2, 2), (1, 0, 3, 2, 1, 0, 3))
 
 

@@ -1,0 +1,96 @@
+"""Retrieval from a datastore: what most often followed the longest known end of the context.
+
+Source: He et al. 2023, "REST: Retrieval-Based Speculative Decoding" (arXiv:2311.08252); chains
+follow the heaviest prefix of the continuations, and an unknown context means no draft.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+
+from runtime.drafters.base import DrafterParts, DraftRow, Need, Traits
+from runtime.drafters.chain import ChainDrafter
+from runtime.drafters.suffix_array import Datastore
+
+MAX_MATCHES = 64
+"""Occurrences that vote on a continuation, spread evenly over all there are."""
+
+
+class DatastoreDrafter(ChainDrafter[list[int]]):
+    """Proposes continuations found in a corpus; its state is the context's last tokens."""
+
+    traits: ClassVar[Traits] = Traits(needs=frozenset({Need.CORPUS}), is_guesser=True)
+
+    def __init__(self, store: Datastore, *, min_match: int, max_match: int) -> None:
+        super().__init__()
+        self._store = store
+        self._min_match = min_match
+        self._max_match = max_match
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Over the server's datastore.
+
+        Raises:
+            BundleError: it cannot be read, or was made for another vocabulary.
+        """
+        config = parts.config
+        return cls(
+            Datastore.open(Path(config.datastore), vocab_size=parts.vocab_size),
+            min_match=config.lookup_min_ngram,
+            max_match=config.datastore_max_match,
+        )
+
+    def new_state(self, row: DraftRow) -> list[int]:
+        """No token yet."""
+        return []
+
+    def push(self, state: list[int], tokens: list[int]) -> None:
+        """Keep the last tokens."""
+        state += tokens
+        del state[: -self._max_match]
+
+    def extend(self, state: list[int], drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """The heaviest continuation of the longest match."""
+        context = [*state, *drafted][-self._max_match :]
+        size, found = self._store.longest_suffix(
+            context, shortest=self._min_match, longest=self._max_match
+        )
+        if not size:
+            return ()
+        return heaviest_chain(
+            continuations(self._store, found, size, length), self._store.vocab_size
+        )
+
+
+def continuations(store: Datastore, found: range, skip: int, length: int) -> list[list[int]]:
+    """At most ``length`` tokens behind the first ``skip`` of each of ``MAX_MATCHES`` occurrences."""
+    step = -(-len(found) // MAX_MATCHES)
+    positions = store.suffixes[found.start : found.stop : step].astype(np.int64) + skip
+    columns = positions[:, None] + np.arange(length)
+    last = len(store.tokens) - 1
+    # The last token is a separator: whatever runs over the end ends there.
+    gathered: list[list[int]] = store.tokens[np.minimum(columns, last)].tolist()
+    return gathered
+
+
+def heaviest_chain(rows: list[list[int]], separator: int) -> tuple[int, ...]:
+    """At each depth the most frequent next token among the rows that agree so far, ties by id."""
+    chain: list[int] = []
+    while rows and len(chain) < len(rows[0]):
+        depth = len(chain)
+        if len(rows) == 1:
+            token = rows[0][depth]
+        else:
+            counts = Counter(row[depth] for row in rows)
+            greatest = max(counts.values())
+            token = min(t for t, count in counts.items() if count == greatest)
+            rows = [row for row in rows if row[depth] == token]
+        if token == separator:
+            break
+        chain.append(token)
+    return tuple(chain)
