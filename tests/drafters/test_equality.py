@@ -93,6 +93,8 @@ def test_no_drafter_changes_a_token(
                 num_accepted += report.num_accepted
     harness.check_is_idle()
     assert num_drafted > 100, "a drafter that never drafts proves nothing"
-    assert 0 < num_accepted < num_drafted or (name, temperature) == ("F3", 0.0)
+    assert num_accepted > 0
+    # Where the target is all but certain, a drafter may well be right every time.
+    assert num_accepted < num_drafted or temperature == 0.0 or name == "F3"
     for one in harness.worker._parts.drafters.members(drafter):
         assert not getattr(one, "_states", None)
