@@ -8,10 +8,11 @@ nor a tokenizer. Messages name field, rule and limit, never the value.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engines.laws import ExactnessMode, SamplingLaw
+from runtime.core.checks import check_count, check_ids, check_range, check_texts
 from runtime.core.drafting import check_drafter
 from runtime.core.errors import ContextTooLong, ModelNotFound, RequestError, UnsupportedOption
 from runtime.core.params import RequestSpec, SpeculationParams
@@ -142,13 +143,13 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     _check_prompt(fields, limits, model)
     _check_stops(fields, limits, model)
     _check_law(fields.law, limits, model)
-    _check_texts("sampling.bad_words", fields.bad_words, limits.max_bad_words, limits)
-    _check_range("sampling.seed", fields.seed or 0, 0, MAX_SEED)
+    check_texts("sampling.bad_words", fields.bad_words, limits.max_bad_words, limits.max_stop_bytes)
+    check_range("sampling.seed", fields.seed or 0, 0, MAX_SEED)
     if fields.max_tokens is not None:
-        _check_range("max_tokens", fields.max_tokens, 1, limits.max_tokens)
+        check_range("max_tokens", fields.max_tokens, 1, limits.max_tokens)
     if fields.num_logprobs is not None:
         most = min(limits.max_logprobs, model.vocab_size)
-        _check_range("logprobs", fields.num_logprobs, 0, most)
+        check_range("logprobs", fields.num_logprobs, 0, most)
     _check_speculation(fields.speculation, model)
 
 
@@ -165,12 +166,12 @@ def build_spec(
     """
     if not admission.prompt_tokens:
         raise RequestError("prompt", "must have at least one token")
-    _check_ids("prompt", admission.prompt_tokens, model.vocab_size)
+    check_ids("prompt", admission.prompt_tokens, model.vocab_size)
     max_tokens = _resolve_max_tokens(
         fields.max_tokens, len(admission.prompt_tokens), limits, model.max_context
     )
     law = fields.law
-    _check_range("sampling.min_tokens", law.min_tokens, 0, max_tokens)
+    check_range("sampling.min_tokens", law.min_tokens, 0, max_tokens)
     eos = () if fields.ignore_eos else model.eos_token_ids
     end_token_ids = tuple(dict.fromkeys((*eos, *fields.stop_token_ids)))
     _check_drawable(law, admission.bad_words, end_token_ids, model.vocab_size)
@@ -207,7 +208,7 @@ def check_abort_ids(request_ids: Sequence[str], limits: RequestLimits) -> None:
     Raises:
         RequestError: it is one.
     """
-    _check_range("request_ids", len(request_ids), 1, limits.max_abort_ids, "number must be in {}")
+    check_range("request_ids", len(request_ids), 1, limits.max_abort_ids, "number must be in {}")
     if not all(REQUEST_ID.fullmatch(request_id) for request_id in request_ids):
         raise RequestError("request_ids", "each must be 1..128 characters of [A-Za-z0-9._:-]")
 
@@ -219,41 +220,41 @@ def _check_prompt(fields: GenerateFields, limits: RequestLimits, model: ServedMo
         raise RequestError("prompt", "one of text and tokens is required")
     else:
         _check_context(len(fields.tokens), model.max_context)
-        _check_ids("tokens.ids", fields.tokens, model.vocab_size)
+        check_ids("tokens.ids", fields.tokens, model.vocab_size)
 
 
 def _check_stops(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
-    _check_texts("stop", fields.stop_strings, limits.max_stop_strings, limits)
-    _check_count("stop_token_ids", fields.stop_token_ids, limits.max_stop_token_ids)
-    _check_ids("stop_token_ids", fields.stop_token_ids, model.vocab_size)
+    check_texts("stop", fields.stop_strings, limits.max_stop_strings, limits.max_stop_bytes)
+    check_count("stop_token_ids", fields.stop_token_ids, limits.max_stop_token_ids)
+    check_ids("stop_token_ids", fields.stop_token_ids, model.vocab_size)
 
 
 def _check_law(law: SamplingLaw, limits: RequestLimits, model: ServedModel) -> None:
     if law.temperature != 0.0:
         rule = f"must be 0 or in [{SMALLEST_DIVISOR}, 2]"
-        _check_range("sampling.temperature", law.temperature, SMALLEST_DIVISOR, 2.0, rule)
-    _check_range("sampling.top_k", law.top_k, 0, model.vocab_size - 1)
+        check_range("sampling.temperature", law.temperature, SMALLEST_DIVISOR, 2.0, rule)
+    check_range("sampling.top_k", law.top_k, 0, model.vocab_size - 1)
     if not 0.0 < law.top_p <= 1.0:
         raise RequestError("sampling.top_p", "must be in (0, 1]")
-    _check_range("sampling.min_p", law.min_p, 0.0, 1.0)
-    _check_range("sampling.repetition_penalty", law.repetition_penalty, SMALLEST_DIVISOR, 2.0)
-    _check_range("sampling.presence_penalty", law.presence_penalty, -2.0, 2.0)
-    _check_range("sampling.frequency_penalty", law.frequency_penalty, -2.0, 2.0)
-    _check_count("sampling.logit_bias", law.logit_bias, limits.max_logit_bias)
-    _check_ids("sampling.logit_bias", [token for token, _ in law.logit_bias], model.vocab_size)
+    check_range("sampling.min_p", law.min_p, 0.0, 1.0)
+    check_range("sampling.repetition_penalty", law.repetition_penalty, SMALLEST_DIVISOR, 2.0)
+    check_range("sampling.presence_penalty", law.presence_penalty, -2.0, 2.0)
+    check_range("sampling.frequency_penalty", law.frequency_penalty, -2.0, 2.0)
+    check_count("sampling.logit_bias", law.logit_bias, limits.max_logit_bias)
+    check_ids("sampling.logit_bias", [token for token, _ in law.logit_bias], model.vocab_size)
     for _, bias in law.logit_bias:
-        _check_range("sampling.logit_bias", bias, -100.0, 100.0)
+        check_range("sampling.logit_bias", bias, -100.0, 100.0)
     name = "sampling.allowed_token_ids"
-    _check_count(name, law.allowed_token_ids, limits.max_allowed_token_ids)
-    _check_ids(name, law.allowed_token_ids, model.vocab_size)
-    _check_range("sampling.min_tokens", law.min_tokens, 0, limits.max_tokens)
+    check_count(name, law.allowed_token_ids, limits.max_allowed_token_ids)
+    check_ids(name, law.allowed_token_ids, model.vocab_size)
+    check_range("sampling.min_tokens", law.min_tokens, 0, limits.max_tokens)
 
 
 def _check_speculation(params: SpeculationParams, model: ServedModel) -> None:
     if params.drafter is not None:
         check_drafter(params.drafter, model.drafters, model.guessers)
     if params.gamma is not None:
-        _check_range("speculation.gamma", params.gamma, 0, model.max_gamma)
+        check_range("speculation.gamma", params.gamma, 0, model.max_gamma)
     if not 0.0 < params.lenience <= 1.0:
         raise RequestError("speculation.lenience", "must be in (0, 1]")
     if params.lenience != 1.0 and params.mode is not ExactnessMode.LENIENT:
@@ -292,28 +293,3 @@ def _check_drawable(
     if len(banned) >= len(set(drawable)) and banned.issuperset(drawable):
         rule = "must leave a token that bad_words and min_tokens do not ban"
         raise RequestError("sampling.allowed_token_ids", rule)
-
-
-def _check_texts(name: str, texts: Collection[str], most: int, limits: RequestLimits) -> None:
-    _check_count(name, texts, most)
-    for text in texts:
-        if not 1 <= len(text.encode()) <= limits.max_stop_bytes:
-            raise RequestError(name, f"each must be 1..{limits.max_stop_bytes} bytes of UTF-8")
-
-
-def _check_count(name: str, values: Collection[object], most: int) -> None:
-    if len(values) > most:
-        raise RequestError(name, f"must have at most {most} entries")
-
-
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        raise RequestError(name, f"token ids must be in [0, {vocab_size})")
-
-
-def _check_range(
-    name: str, value: float, low: float, high: float, rule: str = "must be in {}"
-) -> None:
-    """NaN compares false with everything, so it is refused too."""
-    if not low <= value <= high:
-        raise RequestError(name, rule.format(f"[{low}, {high}]"))
