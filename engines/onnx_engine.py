@@ -75,6 +75,7 @@ class OnnxEngine:
         entry: which of its models.
         device: "cpu" or "cuda". On "cuda" logits are copied to the host, and truncating or moving
             a slot copies whole buffers over the host.
+        device_index: which of the device's GPUs.
         num_threads: of the pool that all sessions of the process share; two pools that spin on
             the same cores run speculation at 0.8x of plain decoding instead of 1.9x.
         max_batch: slots; None for all the bundle allows.
@@ -91,6 +92,7 @@ class OnnxEngine:
         entry: ModelEntry,
         *,
         device: str = "cpu",
+        device_index: int = 0,
         num_threads: int = 2,
         max_batch: int | None = None,
         with_trees: bool = False,
@@ -106,13 +108,19 @@ class OnnxEngine:
             max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
         )
         self._device = device
+        self._device_index = device_index
         self._session: onnxruntime.InferenceSession | None = open_session(
-            bundle.model_path(entry), device=device, num_threads=num_threads
+            bundle.model_path(entry),
+            device=device,
+            device_index=device_index,
+            num_threads=num_threads,
         )
         check_graph(self._session, entry)
         self._trees: TreeGraphs | None = None
         if self._limits.max_tree_nodes:
-            self._trees = TreeGraphs(bundle, entry, device=device, num_threads=num_threads)
+            self._trees = TreeGraphs(
+                bundle, entry, device=device, device_index=device_index, num_threads=num_threads
+            )
         self._tree_spans: dict[int, Span] = {}
         self._cache = KvCache(
             num_layers=entry.num_layers,
@@ -227,7 +235,7 @@ class OnnxEngine:
     def _allocate(self, shape: tuple[int, ...]) -> DeviceBuffer | HostBuffer:
         if self._device == "cpu":
             return HostBuffer(shape)
-        return DeviceBuffer(shape, device=self._device)
+        return DeviceBuffer(shape, device=self._device, device_index=self._device_index)
 
     def _call(self, shape: tuple[int, int, int, int, bool]) -> _Call:
         """The kept call of a shape (first slot, B, T, R, has a tree), for the capacity of now."""
@@ -267,9 +275,13 @@ class OnnxEngine:
         for past, present, pointer in zip(
             self._past_names, self._present_names, pointers, strict=True
         ):
-            binding.bind_input(past, self._device, 0, np.float32, rows, pointer)
-            binding.bind_output(present, self._device, 0, np.float32, rows, pointer)
-        binding.bind_output(LOGITS, self._device, 0, np.float32, logits_shape, self._logits.pointer)
+            binding.bind_input(past, self._device, self._device_index, np.float32, rows, pointer)
+            binding.bind_output(
+                present, self._device, self._device_index, np.float32, rows, pointer
+            )
+        binding.bind_output(
+            LOGITS, self._device, self._device_index, np.float32, logits_shape, self._logits.pointer
+        )
         return call
 
     def _reserve_logits(self, num_values: int) -> None:

@@ -54,8 +54,22 @@ def _share_thread_pool(num_threads: int) -> None:
 _LOG_ERRORS = 3
 
 
+def why_unavailable(device: str) -> str:
+    """Why a provider cannot run here, in words; empty where it can."""
+    if device not in _PROVIDERS:
+        return f"must be one of {', '.join(_PROVIDERS)}"
+    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
+        return f"this onnxruntime has no {_PROVIDERS[device]}"
+    return ""
+
+
 def open_session(
-    path: Path, *, device: str = "cpu", num_threads: int = 2, copies_caches: bool = False
+    path: Path,
+    *,
+    device: str = "cpu",
+    device_index: int = 0,
+    num_threads: int = 2,
+    copies_caches: bool = False,
 ) -> onnxruntime.InferenceSession:
     """Session over a graph file, on the thread pool that all sessions of the process share.
 
@@ -65,6 +79,7 @@ def open_session(
     Args:
         path: ``model.onnx`` of a bundle.
         device: key of the provider to run on.
+        device_index: which of its devices.
         num_threads: size of the shared pool.
         copies_caches: the caller binds past and present to different memory on purpose, so the
             library's warning about it, one line per call and layer, is left out.
@@ -72,10 +87,8 @@ def open_session(
     Raises:
         EngineError: unknown device, unloadable graph, or the shared pool has another size.
     """
-    if device not in _PROVIDERS:
-        raise EngineError(f"device {device!r}: must be one of {', '.join(_PROVIDERS)}")
-    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
-        raise EngineError(f"device {device!r}: this onnxruntime has no {_PROVIDERS[device]}")
+    if reason := why_unavailable(device):
+        raise EngineError(f"device {device!r}: {reason}")
     _share_thread_pool(num_threads)
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False
@@ -84,17 +97,26 @@ def open_session(
     # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=[_PROVIDERS[device]])
+        session = onnxruntime.InferenceSession(
+            str(path),
+            options,
+            providers=[_PROVIDERS[device]],
+            provider_options=[{} if device == "cpu" else {"device_id": str(device_index)}],
+        )
     except LIBRARY_ERRORS as error:
         raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
+    # A provider that fails to start is silently replaced by the CPU's.
+    if session.get_providers()[0] != _PROVIDERS[device]:
+        raise EngineError(f"device {device!r}: {_PROVIDERS[device]} did not start")
+    return session
 
 
 class DeviceBuffer:
     """Zeroed memory of an ONNX Runtime device; reads and writes copy over the host."""
 
-    def __init__(self, shape: tuple[int, ...], *, device: str) -> None:
+    def __init__(self, shape: tuple[int, ...], *, device: str, device_index: int = 0) -> None:
         values = np.zeros(shape, dtype=np.float32)
-        self._value = onnxruntime.OrtValue.ortvalue_from_numpy(values, device, 0)
+        self._value = onnxruntime.OrtValue.ortvalue_from_numpy(values, device, device_index)
         self.pointer: int = self._value.data_ptr()
 
     def read(self) -> FloatArray:

@@ -26,7 +26,7 @@ from engines.bundle import (
     new_value_name,
     value_name,
 )
-from engines.cuda_device import CudaDevice, RecordedWork
+from engines.cuda_device import CudaDevice, RecordedWork, compute_capability
 from engines.kv_cache import cache_names
 from engines.plan_engine import ITEM_BYTES, PlanEngine
 from engines.plans import PREFILL, PlanEntry, Shape, why_unfit
@@ -75,6 +75,25 @@ def open_tensorrt(
         vocab_size=model.vocab_size,
     )
     return PlanEngine(plans, device, model, limits)
+
+
+def check_plans(bundle: Bundle, index: int) -> None:
+    """Refuse a machine on which the bundle's plans do not run.
+
+    Raises:
+        EngineError: no TensorRT, no such device, or a model without a plan that fits them.
+    """
+    api = find_api()
+    capability = compute_capability(index)
+    manifest = bundle.manifest
+    for part in ("target",) if manifest.draft is None else ("target", "draft"):
+        choose_plans(
+            manifest.plans,
+            part,
+            flavour=api.flavour,
+            version=api.version,
+            compute_capability=capability,
+        )
 
 
 def choose_plans(

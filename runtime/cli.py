@@ -103,7 +103,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 50051,
     port_file: Annotated[Path | None, typer.Option(help="Written with the bound port.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Prometheus on the loopback.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "auto",
     model_name: Annotated[str | None, typer.Option(help="Default: the folder's name.")] = None,
     max_running: Annotated[int, typer.Option(help="Requests that hold a slot.")] = 64,
     max_queued: Annotated[int, typer.Option(help="Requests that wait for one.")] = 256,

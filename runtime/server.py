@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from engines import open_engine
+from engines import choose_device, open_engine
 from engines.base import Engine
 from engines.bundle import TOKENIZER_FILE, Bundle, load_bundle
 from engines.cpu_sampler import CpuSampler
@@ -106,6 +106,9 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
     """
     bundle = load_bundle(root)
     manifest, config = bundle.manifest, options.config
+    choice = choose_device(options.device, bundle)
+    log.warning("serving on %s: %s", choice.device, choice.reason)
+    options = replace(options, device=str(choice.device))
     vocab_size = manifest.target.vocab_size
     max_batch = min(config.max_running, manifest.max_batch)
     codec = TokenizersCodec(root / TOKENIZER_FILE)

@@ -40,6 +40,7 @@ RULES: dict[str, set[str]] = {
     },
     "engines.plans": {"engines.base", "engines.manifest_fields"},
     "engines.tensorrt_api": {"engines.base", "tensorrt"},
+    "engines.devices": {"engines.base"},
     "engines.plan_device": PURE,
     "engines.cuda_device": PURE | {"engines.base", "engines.plan_device", "cuda"},
     "engines.tree_judge": PURE | {"engines"},

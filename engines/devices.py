@@ -1,0 +1,81 @@
+"""Which device serves: how it is named, and the order in which ``auto`` looks for one.
+
+Pure; what is present is asked through the probes that ``engines`` gives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from engines.base import EngineError
+
+CPU, CUDA, TENSORRT, AUTO = "cpu", "cuda", "tensorrt", "auto"
+# Fastest first; the CPU is always there.
+PREFERENCE = (TENSORRT, CUDA)
+
+_FORM = re.compile(rf"({CUDA}|{TENSORRT})(?::(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A backend and the number of its GPU."""
+
+    kind: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        """As a user writes it."""
+        return self.kind if self.kind == CPU else f"{self.kind}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The device that serves, and why, in words."""
+
+    device: Device
+    reason: str
+
+
+def parse_device(text: str) -> Device | None:
+    """Device of a text such as "cuda:1"; None for "auto".
+
+    Raises:
+        EngineError: it is no device; says which forms there are.
+    """
+    if text == AUTO:
+        return None
+    if text == CPU:
+        return Device(CPU)
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise EngineError(f"device {text!r}: must be cpu, cuda[:N], tensorrt[:N] or auto")
+    return Device(match[1], int(match[2] or 0))
+
+
+def choose(text: str, probes: Mapping[str, Callable[[int], str]]) -> Choice:
+    """The device asked for, or the best that is present.
+
+    Args:
+        text: as ``parse_device`` takes it.
+        probes: for each kind of ``PREFERENCE``, why the GPU of a number cannot serve; empty text
+            where it can.
+
+    Raises:
+        EngineError: it is no device, or the one asked for cannot serve.
+    """
+    asked = parse_device(text)
+    if asked is not None:
+        missing = probes[asked.kind](asked.index) if asked.kind != CPU else ""
+        if missing:
+            raise EngineError(f"device {asked}: {missing}")
+        return Choice(asked, "asked for")
+    reasons: list[str] = []
+    for kind in PREFERENCE:
+        missing = probes[kind](0)
+        if not missing:
+            better = "".join(f"; no {reason}" for reason in reasons)
+            return Choice(Device(kind), f"the best that is present{better}")
+        reasons.append(f"{kind} ({missing})")
+    return Choice(Device(CPU), "".join(f"no {reason}; " for reason in reasons).rstrip("; "))

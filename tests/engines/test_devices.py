@@ -1,0 +1,74 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engines import choose_device, open_engine
+from engines.base import EngineError
+from engines.bundle import load_bundle
+from engines.devices import Choice, Device, choose, parse_device
+
+
+def probes(**missing: str) -> dict[str, Callable[[int], str]]:
+    """Probes that answer the same for every GPU."""
+    return {kind: lambda index, text=text: text for kind, text in missing.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("auto", None),
+        ("cpu", Device("cpu")),
+        ("cuda", Device("cuda", 0)),
+        ("cuda:3", Device("cuda", 3)),
+        ("tensorrt:1", Device("tensorrt", 1)),
+    ],
+)
+def test_a_device_is_read_and_written(text: str, device: Device | None) -> None:
+    assert parse_device(text) == device
+    if device is not None:
+        assert parse_device(str(device)) == device
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "cuda:", "cuda:-1", "cpu:0", "cuda:1x", "CPU"])
+def test_anything_else_is_refused_with_the_forms(text: str) -> None:
+    with pytest.raises(EngineError, match=r"must be cpu, cuda\[:N\], tensorrt\[:N\] or auto"):
+        parse_device(text)
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [
+        ({"tensorrt": "", "cuda": ""}, Choice(Device("tensorrt"), "the best that is present")),
+        (
+            {"tensorrt": "no plan", "cuda": ""},
+            Choice(Device("cuda"), "the best that is present; no tensorrt (no plan)"),
+        ),
+        (
+            {"tensorrt": "no plan", "cuda": "no driver"},
+            Choice(Device("cpu"), "no tensorrt (no plan); no cuda (no driver)"),
+        ),
+    ],
+)
+def test_auto_takes_the_best_and_says_why(missing: dict[str, str], expected: Choice) -> None:
+    assert choose("auto", probes(**missing)) == expected
+
+
+def test_a_device_asked_for_is_not_replaced() -> None:
+    absent = probes(tensorrt="no plan", cuda="no driver")
+    with pytest.raises(EngineError, match="device cuda:2: no driver"):
+        choose("cuda:2", absent)
+    assert choose("cpu", absent) == Choice(Device("cpu"), "asked for")
+
+
+def test_the_number_of_the_gpu_is_probed() -> None:
+    with pytest.raises(EngineError, match="device tensorrt:5: not 5"):
+        choose("tensorrt:5", {"tensorrt": lambda index: f"not {index}"})
+
+
+def test_auto_serves_a_bundle_without_plans_from_what_there_is(tiny_bundle: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    choice = choose_device("auto", bundle)
+    assert choice.device.kind in ("cpu", "cuda")
+    assert "tensorrt" in choice.reason
+    assert open_engine(bundle, "target", device="auto").limits.vocab_size == 512
