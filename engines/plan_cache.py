@@ -6,6 +6,8 @@ ever copied over the host, and what must be cleared or moved is enqueued on the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engines.bundle import ModelEntry
 from engines.plan_device import ALIGNMENT, PlanDevice, Rows
 
@@ -46,19 +48,33 @@ class PlanCache:
         assert offset % ALIGNMENT == 0
         return [buffer + offset for buffer in self._buffers]
 
-    def grow(self, capacity: int) -> None:
-        """Move all slots into buffers of a greater capacity."""
+    def resize(self, capacity: int) -> None:
+        """Move all slots into buffers of another capacity; what has no room there is forgotten."""
         num_rows = len(self.lengths) * self._num_heads
         old_pitch = self.capacity * self._token_bytes
         new_pitch = capacity * self._token_bytes
         for index, old in enumerate(self._buffers):
             new = self._device.allocate(self._buffer_bytes(capacity))
             self._device.copy_rows(
-                Rows(new, new_pitch), Rows(old, old_pitch), width=old_pitch, rows=num_rows
+                Rows(new, new_pitch),
+                Rows(old, old_pitch),
+                width=min(old_pitch, new_pitch),
+                rows=num_rows,
             )
             self._device.free(old)
             self._buffers[index] = new
         self.capacity = capacity
+        self._written = [min(end, capacity) for end in self._written]
+
+    def trim(self, lengths: Sequence[int]) -> int:
+        """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
+
+        Returns:
+            Tokens of the longest slot.
+        """
+        kept = [min(held, length) for held, length in zip(self.lengths, lengths, strict=False)]
+        self.lengths[:] = (*kept, *[0] * (len(self.lengths) - len(kept)))
+        return max(kept, default=0)
 
     def begin_write(self, slot: int, start: int, num_tokens: int) -> None:
         """Clear what lies beyond an extend about to write ``[start, start + num_tokens)``."""

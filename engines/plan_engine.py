@@ -26,7 +26,7 @@ from engines.bundle import (
     new_value_name,
     value_name,
 )
-from engines.kv_cache import cache_names
+from engines.kv_cache import GROWTH_ROOM, cache_names
 from engines.plan_cache import PlanCache
 from engines.plan_device import ALIGNMENT, PlanDevice, Staging
 from engines.plans import PlanEntry, Shape, profile_for
@@ -151,6 +151,15 @@ class PlanEngine:
         check_move(source, destination, length, cache.lengths)
         cache.move(source, destination, length)
 
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
+        cache = self._require_open()
+        room = GROWTH_ROOM * cache.trim(lengths)
+        sizes = (plan.entry.capacity for plan in self._plans)
+        capacity = next((size for size in sizes if size >= room), cache.capacity)
+        if capacity < cache.capacity:
+            cache.resize(capacity)
+
     def close(self) -> None:
         """Free plans, caches and the device's memory; a later call raises EngineError."""
         if self._cache is None:
@@ -177,7 +186,7 @@ class PlanEngine:
         cache = self._require_open()
         if num_tokens > cache.capacity:
             sizes = (plan.entry.capacity for plan in self._plans)
-            cache.grow(next(size for size in sizes if size >= num_tokens))
+            cache.resize(next(size for size in sizes if size >= num_tokens))
 
     def _run(self, spans: Sequence[Span], shape: Shape) -> FloatArray:
         """Extend rows that one profile holds together."""

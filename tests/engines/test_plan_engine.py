@@ -80,6 +80,19 @@ def test_the_cache_moves_to_the_next_capacity_with_all_its_rows(
     np.testing.assert_allclose(kept, extend_one(engine, 2, 0, other)[6:], atol=2e-5)
 
 
+def test_the_cache_shrinks_once_the_long_slot_is_gone(tiny_bundle: Path, folder: Path) -> None:
+    engine, _, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    tokens = make_tokens(engine, 150, seed=5)
+    extend_one(engine, 0, 0, tokens[:20])
+    extend_one(engine, 1, 0, tokens)
+    engine.trim([20, 150])
+    assert engine.capacity == 768
+    engine.trim([20])
+    assert engine.capacity == 128
+    again = extend_one(engine, 0, 20, tokens[20:25])
+    np.testing.assert_allclose(again, extend_one(engine, 2, 0, tokens[:25])[20:], atol=2e-5)
+
+
 def test_plans_too_small_for_the_limits_are_refused(tiny_bundle: Path, folder: Path) -> None:
     with pytest.raises(BundleError, match="no plan with a cache of 768 tokens"):
         open_host_engine(tiny_bundle, folder, "float32", (128,))
