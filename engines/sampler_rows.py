@@ -147,6 +147,20 @@ def races(
     return values
 
 
+def race_addresses(
+    rows: Sequence[SamplingRow], shape: Shape, spans: Sequence[range], width: int
+) -> Feeds:
+    """What the noise graph is told to draw ``races`` itself; address 0 where no row races."""
+    seeds = np.zeros((shape.num_rows, names.SEED_LIMBS), dtype=np.int64)
+    positions = np.zeros((shape.num_rows, width), dtype=np.int64)
+    for row, span in zip(rows, spans, strict=True):
+        if _has_race(row):
+            limbs = range(names.SEED_LIMBS)
+            seeds[row.index] = [(row.seed >> (16 * limb)) & 0xFFFF for limb in limbs]
+            positions[row.index, : len(span)] = [len(row.history) + depth for depth in span]
+    return {names.SEEDS: seeds, names.POSITIONS: positions}
+
+
 def _lenience(row: SamplingRow) -> float:
     return row.lenience if row.mode is ExactnessMode.LENIENT else 1.0
 

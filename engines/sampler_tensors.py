@@ -166,8 +166,9 @@ LOGPROBS: Final = "logprobs"  # logprobs: [B, R] float32
 TOP_IDS: Final = "top_ids"  # logprobs: [B, R, N] int64
 TOP_LOGPROBS: Final = "top_logprobs"  # logprobs: [B, R, N] float32
 
-SEEDS: Final = "seeds"  # noise: [B, 2] int64, lower and upper 32 bits
-POSITIONS: Final = "positions"  # noise: [B, R] int64
+SEED_LIMBS: Final = 4
+SEEDS: Final = "seeds"  # noise: [B, 4] int64, limbs of 16 bits, lowest first
+POSITIONS: Final = "positions"  # noise: [B, R] int64; ``races`` comes out
 
 
 def kept_depth(max_gamma: int) -> int:

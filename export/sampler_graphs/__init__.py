@@ -1,4 +1,4 @@
-"""The device sampler as standard ONNX graphs: propose, judge, log-probabilities.
+"""The device sampler as standard ONNX graphs: propose, judge, shared noise, log-probabilities.
 
 Operators that are left out, because TensorRT's parser refuses or limits them: TopK beyond a few
 thousand entries, Sort, NonZero, bitwise operators, unsigned integers, float64, scatters that add,
@@ -17,6 +17,7 @@ from engines.base import BundleError
 from engines.sampler_tensors import (
     LOGPROBS_FILE,
     MAX_VOCAB_SIZE,
+    NOISE_FILE,
     Variant,
     judge_file,
     kept_depth,
@@ -24,6 +25,7 @@ from engines.sampler_tensors import (
 )
 from export.sampler_graphs.judge import judge_graph
 from export.sampler_graphs.logprobs import logprobs_graph
+from export.sampler_graphs.noise import noise_graph
 from export.sampler_graphs.propose import propose_graph
 
 
@@ -38,7 +40,10 @@ def sampler_graphs(
     if vocab_size > MAX_VOCAB_SIZE:
         raise BundleError(f"vocab_size {vocab_size}: sampler graphs hold at most {MAX_VOCAB_SIZE}")
     depth = kept_depth(max_gamma)
-    graphs = {LOGPROBS_FILE: logprobs_graph(vocab_size=vocab_size)}
+    graphs = {
+        LOGPROBS_FILE: logprobs_graph(vocab_size=vocab_size),
+        NOISE_FILE: noise_graph(vocab_size=vocab_size),
+    }
     for variant in Variant:
         graphs[judge_file(variant)] = judge_graph(variant, vocab_size=vocab_size, depth=depth)
         if draft_vocab_size is not None:

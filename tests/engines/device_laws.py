@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
 from engines.noise import CounterNoise, Purpose
@@ -20,6 +21,7 @@ from engines.noise import CounterNoise, Purpose
 GRID = np.concatenate([[0.0], (np.arange(16) + 0.5) / 16, [1.0 - 2.0**-53]])
 NUM_BISECTIONS = 28
 MAX_TRIALS = len(GRID)
+MAX_ERROR = 1e-6
 
 
 class TableNoise:
@@ -129,3 +131,12 @@ def _pieces(run, table, coordinate):
         open_ends = [half for half in halves if half[2] != half[3]]
     borders = sorted((low + high) / 2 for low, high, _, _ in open_ends)
     return list(pairwise([0.0, *borders, 1.0]))
+
+
+def same(one, other):
+    """Whether two verdicts agree, overlaps up to rounding."""
+    return (one.num_accepted, one.next_token, one.num_fallbacks) == (
+        other.num_accepted,
+        other.next_token,
+        other.num_fallbacks,
+    ) and one.overlaps == pytest.approx(other.overlaps, abs=MAX_ERROR)

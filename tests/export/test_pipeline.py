@@ -18,6 +18,7 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
     sampler = {name for name in manifest.files if name.startswith("sampler/")}
     assert sampler == {
         "sampler/logprobs.onnx",
+        "sampler/noise.onnx",
         *(f"sampler/{judge_file(variant)}" for variant in Variant),
         *(f"sampler/{propose_file(variant)}" for variant in Variant),
     }

@@ -1,0 +1,69 @@
+"""Graphs and device samplers that the tests of this folder share; loading them takes most of the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.noise import CounterNoise
+from engines.onnx_sampler import OnnxSampler
+from export.sampler_graphs import write_sampler_graphs
+from tests.engines.device_laws import (
+    MAX_TRIALS,
+)
+
+# The graphs keep the laws of so many draft tokens.
+MAX_GAMMA = 4
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """Graph folders by (V, V of the draft), written when first asked for."""
+    root = tmp_path_factory.mktemp("graphs")
+
+    def folder(vocab_size, draft_vocab_size=None):
+        path = root / f"{vocab_size}_{draft_vocab_size}"
+        if not path.exists():
+            write_sampler_graphs(
+                path,
+                vocab_size=vocab_size,
+                draft_vocab_size=draft_vocab_size or vocab_size,
+                max_gamma=MAX_GAMMA,
+            )
+        return path
+
+    return folder
+
+
+class Switch:
+    """A ``NoiseSource`` whose source may be exchanged, so that tests share loaded graphs."""
+
+    source = CounterNoise()
+
+    def uniforms(self, *args, **kwargs):
+        return self.source.uniforms(*args, **kwargs)
+
+    def exponentials(self, *args, **kwargs):
+        return self.source.exponentials(*args, **kwargs)
+
+
+@pytest.fixture(scope="session")
+def loaded(folders):
+    """Samplers by vocabulary, graphs loaded once, and their noise."""
+    made = {}
+
+    def sampler(vocab_size):
+        if vocab_size not in made:
+            noise = Switch()
+            made[vocab_size] = (
+                noise,
+                OnnxSampler(
+                    folders(vocab_size),
+                    max_batch=MAX_TRIALS,
+                    max_gamma=MAX_GAMMA,
+                    vocab_size=vocab_size,
+                    noise=noise,
+                ),
+            )
+        return made[vocab_size]
+
+    return sampler
