@@ -16,6 +16,7 @@ from engines.cpu_sampler import CpuSampler
 from engines.laws import SamplingLaw, SamplingRow, Verdict
 from runtime.core.config import ServerConfig
 from runtime.core.params import Event, Failed, Finished, RequestSpec, SpeculationParams
+from runtime.server import ServeOptions, bundle_costs
 from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker
 
@@ -171,9 +172,25 @@ class Rig:
         return finished, wall_s
 
 
-def open_rig(root: Path, *, max_batch: int = 8, num_threads: int = 2) -> Rig:
-    """Open a bundle for benchmarks; requests wait for a slot as long as it takes."""
+def open_rig(
+    root: Path, *, max_batch: int = 8, num_threads: int = 2, costs: Path | None = None
+) -> Rig:
+    """Open a bundle for benchmarks; requests wait for a slot as long as it takes.
+
+    Step costs are kept in the folder ``costs``; None leaves them unknown, and every gamma fixed.
+    """
     bundle = load_bundle(root)
+    tokenizer = TokenizersCodec(root / "tokenizer.json")
+    config = ServerConfig(max_running=max_batch, queue_timeout_s=math.inf, num_threads=num_threads)
+    table = None
+    if costs is not None:
+        options = ServeOptions(costs_folder=costs, config=config)
+        plain = CpuSampler(
+            max_batch=max_batch,
+            max_gamma=bundle.manifest.max_gamma,
+            vocab_size=bundle.manifest.target.vocab_size,
+        )
+        table = bundle_costs(bundle, options, plain, tokenizer, max_batch)
     target = TimedEngine(
         open_engine(bundle, "target", num_threads=num_threads, max_batch=max_batch)
     )
@@ -186,11 +203,9 @@ def open_rig(root: Path, *, max_batch: int = 8, num_threads: int = 2) -> Rig:
     sampler = TimedSampler(
         CpuSampler(max_batch=max_batch, max_gamma=max_gamma, vocab_size=target.limits.vocab_size)
     )
-    tokenizer = TokenizersCodec(root / "tokenizer.json")
     worker = Worker(
-        target=target, draft=draft, sampler=sampler,
-        config=ServerConfig(max_running=max_batch, queue_timeout_s=math.inf),
-        max_gamma=max_gamma, decoder=tokenizer,
+        target=target, draft=draft, sampler=sampler, config=config, max_gamma=max_gamma,
+        decoder=tokenizer, costs=table,
     )  # fmt: skip
     return Rig(
         bundle=bundle,

@@ -14,6 +14,7 @@ from engines.base import EngineLimits, FloatArray
 from engines.cpu_sampler import CpuSampler
 from engines.scripted import ScriptedEngine
 from runtime.core.config import ServerConfig
+from runtime.core.costs import CostTable
 from runtime.core.validate import RequestLimits, ServedModel
 from runtime.server import Server
 from runtime.serving import Serving
@@ -75,6 +76,7 @@ async def running(
     stall_timeout_s: float = 30.0,
     options: Sequence[tuple[str, Any]] = (),
     clock: Callable[[], float] = time.monotonic,
+    costs: CostTable | None = None,
 ) -> AsyncIterator[Running]:
     config = config or ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0)
     engine_limits = EngineLimits(
@@ -88,6 +90,7 @@ async def running(
         config=config,
         max_gamma=MAX_GAMMA,
         decoder=codec,
+        costs=costs,
         clock=clock,
     )
     model = ServedModel(

@@ -1,0 +1,234 @@
+"""Gamma chosen step by step against speculation off and against the best fixed gamma, cell by cell.
+
+A cell is a batch size, a kind of prompts, a temperature and a bundle. All ways run the same prompts in every
+round, in an order that rotates, so that a disturbance of the machine meets all alike; ratios are of runs of
+one round, intervals are Student's t on their logarithms. A cell misses a bound when its 95 % interval lies
+wholly below. The best fixed gamma is the one of the highest mean speed over all rounds: in hindsight.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from engines.laws import SamplingLaw
+from runtime.core.params import SpeculationParams
+from scripts.bench_common import Rig, code_prompts, open_rig
+
+OFF_BOUND, BEST_BOUND = 0.98, 0.95
+PROMPT_TOKENS = 96
+# Two-sided 95 % quantiles of Student's t by degrees of freedom.
+T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+
+Prompts = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A ratio of speeds with its 95 % interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell: tokens per second of every way, and adaptive against off and against the best fixed gamma."""
+
+    bundle: str
+    batch: int
+    prompts: str
+    temperature: float
+    tokens_per_s: dict[str, float]
+    best_fixed: str
+    to_off: Interval
+    to_best: Interval
+    share_drafted: float
+    cost_share: float
+
+    @property
+    def misses(self) -> bool:
+        """Whether a bound is missed beyond doubt."""
+        return self.to_off.high < OFF_BOUND or self.to_best.high < BEST_BOUND
+
+
+def prompts_of(kind: str, rig: Rig, count: int) -> Prompts:
+    """Token prompts: code as the pair was trained on, prose of a text it never saw, or random tokens."""
+    if kind == "code":
+        texts = code_prompts(count)
+        return [tuple(rig.tokenizer.encode(text))[:PROMPT_TOKENS] for text in texts]
+    if kind == "prose":
+        names = sorted(topics, key=lambda name: (-len(topics[name]), name))[:count]
+        return [tuple(rig.tokenizer.encode(topics[name][:800]))[:PROMPT_TOKENS] for name in names]
+    rng = np.random.default_rng(0)
+    vocab_size = rig.target.limits.vocab_size
+    return [tuple(rng.integers(0, vocab_size, PROMPT_TOKENS).tolist()) for _ in range(count)]
+
+
+def ways(gammas: Sequence[int]) -> dict[str, SpeculationParams]:
+    """Every way to run a cell, by name."""
+    fixed = {f"gamma {gamma}": SpeculationParams(drafter="model", gamma=gamma) for gamma in gammas}
+    return {
+        "adaptive": SpeculationParams(drafter="model", is_adaptive=True),
+        "off": SpeculationParams(is_enabled=False),
+        **fixed,
+    }
+
+
+def speed(
+    rig: Rig,
+    prompts: Prompts,
+    batch: int,
+    law: SamplingLaw,
+    way: SpeculationParams,
+    num_tokens: int,
+) -> tuple[float, float]:
+    """Tokens per second of all prompts in batches, and the share of target passes that had a draft."""
+    num_output = num_passes = num_drafted = 0
+    wall_s = 0.0
+    for first in range(0, len(prompts), batch):
+        finished, took_s = rig.run(prompts[first : first + batch], law, way, num_tokens)
+        wall_s += took_s
+        num_output += sum(one.num_output for one in finished)
+        num_passes += sum(one.report.num_steps for one in finished)
+        num_drafted += sum(sum(one.report.drafted_by_position[:1]) for one in finished)
+    return num_output / wall_s, num_drafted / num_passes
+
+
+def interval(ratios: Sequence[float]) -> Interval:
+    """Geometric mean of paired ratios and Student's interval on their logarithms."""
+    logs = [math.log(ratio) for ratio in ratios]
+    middle = statistics.fmean(logs)
+    half = 0.0
+    if len(logs) > 1:
+        half = T_95.get(len(logs) - 1, 2.2) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Interval(
+        ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half)
+    )
+
+
+def measure(
+    rig: Rig, kind: str, batch: int, temperature: float, gammas: Sequence[int], rounds: int, num_tokens: int,
+    least_tokens: int,
+) -> Cell:  # fmt: skip
+    """Run one cell; a first round warms up and is not counted."""
+    num_batches = max(1, math.ceil(least_tokens / (batch * num_tokens)))
+    prompts = prompts_of(kind, rig, batch * num_batches)
+    law = SamplingLaw(temperature=temperature)
+    all_ways = ways(gammas)
+    taken: dict[str, list[float]] = {name: [] for name in all_ways}
+    drafted: list[float] = []
+    for number in range(rounds + 1):
+        names = list(all_ways)
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            tokens_per_s, share = speed(rig, prompts, batch, law, all_ways[name], num_tokens)
+            if number:
+                taken[name].append(tokens_per_s)
+                if name == "adaptive":
+                    drafted.append(share)
+    fixed = [f"gamma {gamma}" for gamma in gammas]
+    best = max(["off", *fixed], key=lambda name: statistics.fmean(taken[name]))
+    control = rig.worker.snapshot().control
+    assert control is not None
+    return Cell(
+        bundle=rig.bundle.root.name, batch=batch, prompts=kind, temperature=temperature,
+        tokens_per_s={name: statistics.median(values) for name, values in taken.items()},
+        best_fixed=best,
+        to_off=interval([a / b for a, b in zip(taken["adaptive"], taken["off"], strict=True)]),
+        to_best=interval([a / b for a, b in zip(taken["adaptive"], taken[best], strict=True)]),
+        share_drafted=statistics.fmean(drafted), cost_share=control.cost_share,
+    )  # fmt: skip
+
+
+def show(cells: Sequence[Cell], gammas: Sequence[int], took_s: float) -> None:
+    """Print all cells and how many miss."""
+    table = Table(title=f"adaptive gamma, {len(cells)} cells in {took_s:.0f} s")
+    heads = ("bundle", "batch", "prompts", "T", "off", *(f"gamma {g}" for g in gammas), "adaptive", "drafted",
+             "to off [95 %]", "to best fixed [95 %]", "best", "misses")  # fmt: skip
+    for head in heads:
+        table.add_column(head, justify="right")
+    for cell in cells:
+        speeds = cell.tokens_per_s
+        table.add_row(
+            cell.bundle, str(cell.batch), cell.prompts, f"{cell.temperature:g}", f"{speeds['off']:.0f}",
+            *(f"{speeds[f'gamma {g}']:.0f}" for g in gammas), f"{speeds['adaptive']:.0f}",
+            f"{cell.share_drafted:.2f}",
+            *(f"{one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}]" for one in (cell.to_off, cell.to_best)),
+            cell.best_fixed, "MISS" if cell.misses else "",
+        )  # fmt: skip
+    console = Console(width=180)
+    console.print(table)
+    console.print(f"cells that miss: {sum(cell.misses for cell in cells)} of {len(cells)}")
+
+
+def main(
+    bundles: Annotated[list[Path], typer.Argument(help="float32 and int8 bundles of a pair")],
+    batches: str = "1,2,4,8,16,32",
+    prompts: Annotated[str, typer.Option(help="of code, prose, random")] = "code,prose,random",
+    temperatures: str = "0,1",
+    gammas: Annotated[str, typer.Option(help="fixed ones to compare with")] = "1,2,4,8",
+    rounds: int = 5,
+    max_tokens: int = 64,
+    least_tokens: Annotated[int, typer.Option(help="output tokens of one run at least")] = 384,
+    costs: Annotated[Path, typer.Option(help="folder for measured step costs")] = Path("costs"),
+    quick: Annotated[bool, typer.Option("--quick", help="a part of the sweep, in minutes")] = False,
+    json_out: Path | None = None,
+) -> None:
+    """Run the sweep; exit code 1 when a cell misses."""
+    if quick:
+        prompts, gammas, rounds, max_tokens, least_tokens = "code,random", "1,4", 3, 48, 144
+        batches = "1,8" if batches == "1,2,4,8,16,32" else batches
+    sizes = [int(one) for one in batches.split(",")]
+    fixed = [int(one) for one in gammas.split(",")]
+    jobs = [
+        (root, kind, batch, float(temperature))
+        for root in bundles
+        for kind in prompts.split(",")
+        for batch in sizes
+        for temperature in temperatures.split(",")
+    ]
+    rigs: dict[Path, Rig] = {}
+    cells = []
+    began = time.perf_counter()
+    for root, kind, batch, temperature in track(jobs, description="cells"):
+        if root not in rigs:
+            rigs[root] = open_rig(root, max_batch=max(sizes), costs=costs)
+        rig = rigs[root]
+        cells.append(
+            measure(rig, kind, batch, temperature, fixed, rounds, max_tokens, least_tokens)
+        )
+    took_s = time.perf_counter() - began
+    show(cells, fixed, took_s)
+    if json_out is not None:
+        result = {
+            "benchmark": "never_slower",
+            "machine": platform.processor() or platform.machine(),
+            "seconds": took_s,
+            "bounds": {"off": OFF_BOUND, "best_fixed": BEST_BOUND},
+            "cells": [{**asdict(cell), "misses": cell.misses} for cell in cells],
+            "control": {
+                root.name: asdict(rig.worker.snapshot().control or {}) for root, rig in rigs.items()
+            },
+        }
+        json_out.write_text(json.dumps(result, indent=2) + "\n")
+    raise typer.Exit(int(any(cell.misses for cell in cells)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
