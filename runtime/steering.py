@@ -2,7 +2,8 @@
 
 Requests are rows by slot. A decision costs some tenths of a millisecond and is good for as long as
 the rows stay the same and little was learnt, so it is taken when rows change, and otherwise so
-rarely that it stays below a share of the decoding time.
+rarely that it stays below a share of the decoding time. Among many rows, a newcomer waits for the
+next decision without drafts.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from runtime.drafters.base import Draft
 MAX_GROUPS = 32
 # Rounds of evidence that wait for a decision at most.
 MAX_WAITING = 512
+# From so many rows on, one that comes or goes among them waits for the next decision.
+MANY_ROWS = 8
 
 
 class Steering:
@@ -68,6 +71,8 @@ class Steering:
         self._owners: list[tuple[Request, Speculation]] = []
         self._decoding: tuple[bool, ...] = ()
         self._slots: list[int] = []
+        self._decided: list[Request] = []
+        self._is_stale = True
         self._waiting: list[Round] = []
         self._num_cached = 0
         self._kind = StepKind.NO_GAIN
@@ -90,20 +95,26 @@ class Steering:
         if not self._is_steering:
             return caps
         decoding = tuple(cap is not None for cap in caps)
-        is_new = self._align(live) or decoding != self._decoding
-        if is_new or self._controller.is_due or self._may_decide():
-            began = self._clock()
+        if self._align(live) or decoding != self._decoding:
             self._decoding = decoding
+            self._slots = [slot for slot, is_decoding in enumerate(decoding) if is_decoding]
+            self._is_stale = True
+        if self._must_decide() or self._controller.is_due or self._may_decide():
+            began = self._clock()
             self._decide(live, caps)
             took_s = self._clock() - began
             self._own_s += took_s
             # A decision that was disturbed must not keep the next one away for long.
             self._decision_s += 0.2 * (min(took_s, 0.01) - self._decision_s)
             self._since_s = 0.0
-        gammas, self._kind = self._controller.next_step()
+        decided, self._kind = self._controller.next_step()
+        gammas: list[int] = decided.tolist()
+        if self._is_stale:
+            known = dict(zip(map(id, self._decided), gammas, strict=True))
+            gammas = [_known_gamma(live[slot], known) for slot in self._slots]
         chosen: list[int | None] = [None] * len(live)
         self._held_back.clear()
-        for slot, gamma in zip(self._slots, gammas.tolist(), strict=True):
+        for slot, gamma in zip(self._slots, gammas, strict=True):
             cap = caps[slot] or 0
             chosen[slot] = min(cap, gamma)
             if cap and not gamma and self._kind is not StepKind.PROBE:
@@ -142,12 +153,21 @@ class Steering:
         del self._waiting[:-MAX_WAITING]
         self._since_s += seconds
         self._total_s += seconds
-        self._controller.observe(seconds, longest, num_emitted, self._kind)
+        self._controller.observe(
+            seconds, longest, num_emitted, self._kind, num_rows=len(self._slots)
+        )
 
     def report(self) -> ControlReport:
         """What the choices brought; callable from any thread."""
         share = self._own_s / self._total_s if self._total_s else 0.0
         return replace(self._controller.report(), cost_share=share)
+
+    def _must_decide(self) -> bool:
+        """Whether the rows are others than those last decided on, beyond a few among many."""
+        if not self._is_stale:
+            return False
+        num_rows, num_decided = len(self._slots), len(self._decided)
+        return num_rows < MANY_ROWS or abs(num_rows - num_decided) > num_rows // MANY_ROWS
 
     def _may_decide(self) -> bool:
         return self._decision_s <= self._settings.cost_share * self._since_s
@@ -183,8 +203,9 @@ class Steering:
 
     def _decide(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
         self._learn()
-        self._slots = [slot for slot, cap in enumerate(caps) if cap is not None]
         rows = [live[slot] for slot in self._slots]
+        self._decided = rows
+        self._is_stale = False
         uses_model = np.array([self._uses_model(row.speculation.drafter) for row in rows])
         missing = np.array([row.num_known - row.draft_computed for row in rows])
         self._num_cached = max(self._num_cached, *(request.num_known for request in live))
@@ -204,6 +225,11 @@ class Steering:
                 time_left_s=min(deadlines) - self._clock() if deadlines else None,
             )
         )
+
+
+def _known_gamma(request: Request, known: dict[int, int]) -> int:
+    """As decided; a newcomer that has no gamma of its own does without drafts until then."""
+    return known.get(id(request), 0 if request.speculation.is_adaptive else request.gamma)
 
 
 def _kind(request: Request) -> int:

@@ -141,7 +141,15 @@ class Controller:
         self._credit_s = min(self._credit_s + spent_s * float(self._scales[0]), most_s)
         return decision.gammas, StepKind.NO_GAIN
 
-    def observe(self, seconds: float, longest: int, num_emitted: int, kind: StepKind) -> None:
+    def observe(
+        self,
+        seconds: float,
+        longest: int,
+        num_emitted: int,
+        kind: StepKind,
+        *,
+        num_rows: int | None = None,
+    ) -> None:
         """Learn from the time of a step over the rows last decided on.
 
         Args:
@@ -149,6 +157,7 @@ class Controller:
             longest: greatest draft that was verified.
             num_emitted: tokens it emitted.
             kind: what it was for.
+            num_rows: that decoded, if others than those decided on.
         """
         decision = self._decision
         assert decision is not None, "decide comes first"
@@ -162,7 +171,7 @@ class Controller:
         self._ledger.record(
             seconds=seconds,
             num_emitted=num_emitted,
-            num_rows=len(decision.gammas),
+            num_rows=num_rows or len(decision.gammas),
             plain_s=plain_s * float(self._scales[0]),
             has_drafts=longest > 0,
             is_probe=kind is StepKind.PROBE,

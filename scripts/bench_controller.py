@@ -1,0 +1,111 @@
+"""What choosing gamma costs a step: time of the steering against the tabled time of the step, by batch size.
+
+Engines compute nothing, so that only the host is busy; "worst" decides anew in every step, as when rows come and
+go all the time, "steady" as the controller does while rows stay.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from engines.base import EngineLimits
+from engines.bundle import load_bundle
+from engines.cpu_sampler import CpuSampler
+from engines.laws import SamplingLaw
+from runtime.calibrate import StillEngine
+from runtime.core.config import ServerConfig
+from runtime.core.costs import CostTable
+from runtime.core.params import RequestSpec
+from runtime.server import ServeOptions, bundle_costs
+from runtime.steering import Steering
+from runtime.tokenizer import TokenizersCodec
+from runtime.worker import Worker
+
+STEPS = 60
+
+
+class TimedSteering(Steering):
+    """A steering that keeps the seconds it took of every step."""
+
+    forces = False
+
+    def choose(self, live: Sequence[Any], caps: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Choose and take the time."""
+        began = time.perf_counter()
+        if self.forces:
+            self._owners = self._owners[:-1]
+        chosen = super().choose(live, caps)
+        self.taken = [*getattr(self, "taken", []), time.perf_counter() - began]
+        return chosen
+
+    def observe(self, *arguments: Any) -> None:
+        """Observe and take the time."""
+        began = time.perf_counter()
+        super().observe(*arguments)
+        self.taken[-1] += time.perf_counter() - began
+
+
+def steering_s(table: CostTable, rows: int, codec: TokenizersCodec, *, forces: bool) -> float:
+    """Mean seconds of steering per step, the slowest tenth left out."""
+    limits = EngineLimits(max_batch=rows, max_context=4096, max_extend=64, vocab_size=256)
+    row = np.random.default_rng(0).normal(size=256).astype(np.float32)
+    still = StillEngine(limits, row, max_wanted=9)
+    worker = Worker(
+        target=still, draft=still, sampler=CpuSampler(max_batch=rows, max_gamma=8, vocab_size=256),
+        config=ServerConfig(max_running=rows), max_gamma=8, decoder=codec, costs=table,
+    )  # fmt: skip
+    steering = worker._parts.steering
+    assert steering is not None
+    steering.__class__ = TimedSteering
+    steering.forces = forces  # type: ignore[attr-defined]
+    for index in range(rows):
+        spec = RequestSpec(
+            internal_id=str(index), request_id=str(index), prompt_tokens=(0,), seed=index, max_tokens=2000,
+            law=SamplingLaw(temperature=0.0),
+        )  # fmt: skip
+        worker.submit(spec, lambda event: None)
+    for _ in range(STEPS):
+        worker.run_step()
+    taken = sorted(steering.taken[5:])  # type: ignore[attr-defined]
+    return statistics.fmean(taken[: -len(taken) // 10])
+
+
+def main(
+    bundle: Path,
+    batches: str = "1,8,32",
+    costs: Annotated[Path, typer.Option(help="folder for measured step costs")] = Path("costs"),
+    max_batch: int = 32,
+) -> None:
+    """Print steering time and its share of a plain step."""
+    loaded = load_bundle(bundle)
+    codec = TokenizersCodec(bundle / "tokenizer.json")
+    manifest = loaded.manifest
+    sampler = CpuSampler(
+        max_batch=max_batch, max_gamma=manifest.max_gamma, vocab_size=manifest.target.vocab_size
+    )
+    options = ServeOptions(costs_folder=costs, config=ServerConfig(max_running=max_batch))
+    table = bundle_costs(loaded, options, sampler, codec, max_batch)
+    shown = Table(title=f"{bundle.name}: choosing gamma")
+    for head in ("batch", "plain step ms", "steady us", "share %", "worst us", "share %"):
+        shown.add_column(head, justify="right")
+    for rows in (int(one) for one in batches.split(",")):
+        plain_s = table.target.extend_s(rows, 2, table.capacities[0]) + table.host.step_s
+        cells = []
+        for forces in (False, True):
+            took_s = steering_s(table, rows, codec, forces=forces)
+            cells += [f"{1e6 * took_s:.0f}", f"{100 * took_s / plain_s:.2f}"]
+        shown.add_row(str(rows), f"{1e3 * plain_s:.2f}", *cells)
+    Console(width=120).print(shown)
+
+
+if __name__ == "__main__":
+    typer.run(main)
