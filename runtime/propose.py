@@ -6,6 +6,7 @@ whose drafter failed go on with what is left of their chain of fallbacks, or pla
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,8 @@ from runtime.core.request import Request
 from runtime.core.tree import pruned
 from runtime.drafters import Drafters
 from runtime.drafters.base import Draft, DraftRow, Need, Outcome
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,10 @@ def tell(
         )
         told.setdefault(request.speculation.drafter, []).append(outcome)
     for name, outcomes in told.items():
-        drafters.observe(name, outcomes)
+        try:
+            drafters.observe(name, outcomes)
+        except Exception:  # what it failed to learn harms nobody
+            logger.exception("drafter %s failed to learn", name)
 
 
 def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:

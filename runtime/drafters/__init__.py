@@ -19,6 +19,8 @@ from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter
 from runtime.drafters.ngram import BigramDrafter, NgramDrafter, UnigramDrafter
 from runtime.drafters.none import NoDrafter
+from runtime.drafters.ouroboros import OuroborosDrafter
+from runtime.drafters.phrases import PhraseDrafter
 from runtime.drafters.recycling import RecyclingDrafter
 from runtime.drafters.reference import ReferenceDrafter
 from runtime.drafters.suffix import SuffixDrafter
@@ -37,6 +39,8 @@ REGISTRY: Mapping[str, type[Drafter]] = {
     "datastore": DatastoreDrafter,
     "suffix": SuffixDrafter,
     "recycling": RecyclingDrafter,
+    "phrases": PhraseDrafter,
+    "ouroboros": OuroborosDrafter,
     "none": NoDrafter,
 }
 DRAFTER_NAMES = tuple(REGISTRY)

@@ -59,11 +59,18 @@ class CascadeDrafter(ModelDrafter):
                 computed[slot] += len(fed) + num_matched[slot]
                 last = drafted[slot][-1]
                 is_end = last in live[slot].sampling.law.end_token_ids
-                if len(drafted[slot]) < gammas[slot] and not is_end:
+                is_full = len(drafted[slot]) >= gammas[slot]
+                if not (
+                    is_full or is_end or self._is_enough(live[slot], drafted[slot], gammas[slot])
+                ):
                     following[slot] = (last,)
             missing = following
         self.num_drafted += sum(len(tokens) for tokens in drafted.values())
         return drafted
+
+    def _is_enough(self, row: DraftRow, drafted: Sequence[int], gamma: int) -> bool:
+        """Whether a draft shorter than gamma is left as it is; never, unless a subclass says so."""
+        return False
 
     def _guess(
         self, row: DraftRow, drafted: list[int], gamma: int, num_fed: int

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
 from engines.laws import ExactnessMode
+from engines.scripted import ScriptedEngine
 from runtime.core.drafting import DraftingConfig
 from runtime.core.params import SpeculationParams
 from runtime.drafters import REGISTRY
 from runtime.drafters.suffix_array import write_datastore
-from tests.runtime.markov import PAIRS, Harness
+from tests.runtime.markov import PAIRS, Harness, limits
 
 PROMPTS = ((1, 2, 3), (3,), (0, 1, 2, 3, 0, 1, 2, 3, 1), (2, 2), (1, 0, 3, 2, 1, 0, 3))
-COMPOSED = ("model/lookup", "model/recycling", "model/suffix+ngram", "lookup+datastore+model")
+COMPOSED = (
+    "model/lookup",
+    "model/phrases",
+    "model/recycling",
+    "model/suffix+ngram",
+    "lookup+datastore+model",
+)
 NAMES = (*(name for name in REGISTRY if name != "none"), *COMPOSED)
 
 
@@ -59,7 +67,10 @@ def test_no_drafter_changes_a_token(
     expected = plain(name, temperature)
     # A reference that the answers quote in part.
     reference = (*expected[4][:7], 2, 2, 1, *expected[2][2:9], 0, 3)
-    harness = Harness(name, drafting=drafting)
+    vocab_size, target_logits, _ = PAIRS[name]
+    # One pair on an engine that verifies trees, the other on one of chains.
+    bounds = replace(limits(vocab_size), max_tree_nodes=16 if name == "F4" else 0)
+    harness = Harness(name, target=ScriptedEngine(target_logits, bounds), drafting=drafting)
     num_drafted = num_accepted = 0
     for gamma in range(9):
         params = SpeculationParams(

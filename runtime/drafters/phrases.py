@@ -1,0 +1,204 @@
+"""The phrase pool of Ouroboros: short continuations by the token before them, and where they come from.
+
+Phrases are guesses only, so they may come from anywhere: from what was committed, from what the
+target said at positions of a draft that was rejected, from phrases that were tried and corrected.
+
+Source: Zhao et al. 2024, "Ouroboros" (arXiv:2402.13720), sections 3.3 and 3.4. Our phrase_length is
+the paper's beta minus 2: tokens after the key token.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+from runtime.drafters.base import DrafterParts, DraftRow, Outcome, Traits
+from runtime.drafters.chain import ChainDrafter
+from runtime.drafters.scopes import Scoped
+
+Phrase = tuple[int, ...]
+
+
+class PhrasePool:
+    """Per key token its phrases, last written first to be used and last to go. Thread-safe.
+
+    Args:
+        pool_size: phrases of one key (G in the source).
+        max_keys: keys; the one written longest ago goes first.
+    """
+
+    def __init__(self, *, pool_size: int, max_keys: int) -> None:
+        self._pool_size = pool_size
+        self._max_keys = max_keys
+        self._lock = threading.Lock()
+        self._phrases: OrderedDict[int, OrderedDict[Phrase, None]] = OrderedDict()
+
+    def put(self, key: int, phrase: Phrase) -> None:
+        """Add a phrase, or make it the newest again."""
+        with self._lock:
+            held = self._phrases.setdefault(key, OrderedDict())
+            self._phrases.move_to_end(key)
+            held[phrase] = None
+            held.move_to_end(phrase)
+            if len(held) > self._pool_size:
+                held.popitem(last=False)
+            if len(self._phrases) > self._max_keys:
+                self._phrases.popitem(last=False)
+
+    def get(self, key: int, count: int) -> list[Phrase]:
+        """At most ``count`` phrases, newest first."""
+        with self._lock:
+            held = self._phrases.get(key)
+            return list(reversed(held))[:count] if held else []
+
+    def replace(self, key: int, old: Phrase, new: Phrase) -> None:
+        """Put a corrected phrase in the place of one that was tried."""
+        with self._lock:
+            self._phrases.get(key, OrderedDict()).pop(old, None)
+        self.put(key, new)
+
+    def __len__(self) -> int:
+        """Phrases held."""
+        with self._lock:
+            return sum(map(len, self._phrases.values()))
+
+
+def matching_segments(outcome: Outcome, length: int) -> Iterator[tuple[int, Phrase]]:
+    """Keys and phrases from the nodes of a draft that were not kept (rule H1).
+
+    Behind a node's token comes the target's choice there; as long as the draft goes on with that
+    very token, the target's choice behind it comes next. Only whole phrases count.
+    """
+    tokens, choices = outcome.draft_tokens, outcome.choices
+    child = {(parent, tokens[i]): i + 1 for i, parent in enumerate(_parents(outcome))}
+    kept = set(_path(outcome))
+    for node in range(1, len(tokens) + 1):
+        if node in kept:
+            continue
+        phrase: list[int] = []
+        at: int | None = node
+        while at is not None and len(phrase) < length:
+            phrase.append(choices[at][0])
+            at = child.get((at, phrase[-1]))
+        if len(phrase) == length:
+            yield tokens[node - 1], tuple(phrase)
+
+
+def windows(tokens: Sequence[int], length: int) -> Iterator[tuple[int, Phrase]]:
+    """Every token of a text with the ``length`` tokens after it (rule H3)."""
+    for start in range(len(tokens) - length):
+        yield tokens[start], tuple(tokens[start + 1 : start + 1 + length])
+
+
+def corrected(outcome: Outcome, root: int, phrase: Phrase) -> Phrase | None:
+    """What the target says in the place of a phrase tried behind node ``root`` (rule H2).
+
+    Returns:
+        Its choice behind the root and behind each of the phrase's tokens but the last; None if not
+        all of the phrase was verified.
+    """
+    child = {(parent, outcome.draft_tokens[i]): i + 1 for i, parent in enumerate(_parents(outcome))}
+    said = [outcome.choices[root][0]]
+    node: int | None = root
+    for token in phrase[:-1]:
+        node = child.get((node, token)) if node is not None else None
+        if node is None:
+            return None
+        said.append(outcome.choices[node][0])
+    return tuple(said)
+
+
+@dataclass(slots=True)
+class PhraseState:
+    """One request: its pool, and the committed tokens that phrases have yet to be cut from."""
+
+    pool: PhrasePool
+    phrase_length: int
+    tail: list[int] = field(default_factory=list)
+
+
+class PhraseDrafter(ChainDrafter[PhraseState]):
+    """Proposes the newest phrase after the last token, and after its end the next one.
+
+    Args:
+        phrase_length: where a request does not say.
+        harvests_rejected: whether rejected drafts are a source; else committed text alone is.
+    """
+
+    traits: ClassVar[Traits] = Traits(is_guesser=True, num_choices=1, wants_outcomes=True)
+
+    def __init__(
+        self,
+        *,
+        phrase_length: int,
+        pool_size: int,
+        pool_keys: int,
+        max_scopes: int,
+        harvests_rejected: bool,
+    ) -> None:
+        super().__init__()
+        self._phrase_length = phrase_length
+        self._harvests_rejected = harvests_rejected
+        self._pools = Scoped(
+            lambda: PhrasePool(pool_size=pool_size, max_keys=pool_keys), max_scopes=max_scopes
+        )
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """With the server's bounds."""
+        config = parts.config
+        return cls(
+            phrase_length=config.phrase_length,
+            pool_size=config.pool_size,
+            pool_keys=config.pool_keys,
+            max_scopes=config.max_scopes,
+            harvests_rejected=config.harvests_rejected,
+        )
+
+    def new_state(self, row: DraftRow) -> PhraseState:
+        """The pool of the row's scope and phrase length, warm from the first step on."""
+        length = row.params.phrase_length or self._phrase_length
+        scope = None if row.scope is None else (row.scope, length)
+        return PhraseState(self._pools.of(scope), length)
+
+    def push(self, state: PhraseState, tokens: list[int]) -> None:
+        """Cut phrases from committed tokens, the prompt's included."""
+        state.tail += tokens
+        put_all(state.pool, windows(state.tail, state.phrase_length))
+        del state.tail[: -state.phrase_length]
+
+    def extend(self, state: PhraseState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """Phrases end to end."""
+        chain: tuple[int, ...] = ()
+        key = drafted[-1] if drafted else state.tail[-1]
+        while len(chain) < length:
+            found = state.pool.get(key, 1)
+            if not found:
+                break
+            chain += found[0]
+            key = chain[-1]
+        return chain[:length]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Harvest what was committed and, unless that is off, what was rejected."""
+        for outcome in outcomes:
+            state = self.state_of(outcome.row)
+            if self._harvests_rejected and outcome.choices:
+                put_all(state.pool, matching_segments(outcome, state.phrase_length))
+
+
+def put_all(pool: PhrasePool, phrases: Iterable[tuple[int, Phrase]]) -> None:
+    """Add phrases in order."""
+    for key, phrase in phrases:
+        pool.put(key, phrase)
+
+
+def _parents(outcome: Outcome) -> Sequence[int]:
+    return range(len(outcome.draft_tokens)) if outcome.parents is None else outcome.parents
+
+
+def _path(outcome: Outcome) -> Sequence[int]:
+    return range(1, outcome.num_accepted + 1) if outcome.parents is None else outcome.path
