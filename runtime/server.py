@@ -35,6 +35,7 @@ from runtime.core.errors import ConfigError
 from runtime.core.text import Decoder
 from runtime.core.validate import RequestLimits, ServedModel
 from runtime.cost_store import load_or_measure, table_name
+from runtime.drafters import any_proposes_trees
 from runtime.metrics import Metrics
 from runtime.service import SERVICE, InferenceService
 from runtime.serving import Serving
@@ -190,6 +191,7 @@ def _open_engines(
             device=options.device,
             num_threads=options.config.num_threads,
             max_batch=max_batch,
+            with_trees=which == "target" and any_proposes_trees(),
         )
 
     return opened("target"), opened("draft") if bundle.manifest.draft is not None else None

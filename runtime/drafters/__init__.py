@@ -25,7 +25,7 @@ from runtime.drafters.recycling import RecyclingDrafter
 from runtime.drafters.reference import ReferenceDrafter
 from runtime.drafters.suffix import SuffixDrafter
 
-__all__ = ["DRAFTER_NAMES", "ENTRY_POINTS", "Drafters", "build_drafters"]
+__all__ = ["DRAFTER_NAMES", "ENTRY_POINTS", "Drafters", "any_proposes_trees", "build_drafters"]
 
 ENTRY_POINTS = "outrider.drafters"
 
@@ -61,6 +61,16 @@ def build_drafters(parts: DrafterParts) -> Drafters:
         if all(parts.has(need) for need in _traits(name, kind).needs)
     }
     return Drafters(single, parts)
+
+
+def any_proposes_trees() -> bool:
+    """Whether a registered drafter may propose trees, so that the target must verify them.
+
+    Raises:
+        ConfigError: as ``build_drafters``.
+    """
+    kinds = {**REGISTRY, **_registered()}
+    return any(_traits(name, kind).proposes_trees for name, kind in kinds.items())
 
 
 def _registered() -> dict[str, type[Drafter]]:

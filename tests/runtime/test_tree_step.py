@@ -14,11 +14,12 @@ from engines.base import EngineError
 from engines.bundle import load_bundle
 from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
-from runtime import drafters
+from runtime import drafters, server
 from runtime.core.errors import RequestFailed
 from runtime.core.params import FinishReason
 from runtime.core.tree import merge_chains
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from runtime.server import ServeOptions
 from tests.runtime.markov import PAIRS, Harness, limits
 
 MAX_NODES = 12
@@ -236,3 +237,17 @@ def test_trees_on_onnx_runtime_answer_as_plain_decoding_does(
         harness.run()
         answers.append([harness.tokens(str(index)) for index in range(3)])
     assert answers[0] == answers[1]
+
+
+def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = load_bundle(tiny_bundle)
+    target, draft = server._open_engines(bundle, ServeOptions(), 2)
+    assert draft is not None
+    assert (target.limits.max_tree_nodes, draft.limits.max_tree_nodes) == (64, 0)
+    for name, kind in list(drafters.REGISTRY.items()):
+        if kind.traits.proposes_trees:
+            monkeypatch.delitem(drafters.REGISTRY, name)
+    target, _ = server._open_engines(bundle, ServeOptions(), 2)
+    assert target.limits.max_tree_nodes == 0
