@@ -7,7 +7,7 @@ import pytest
 
 from engines import sampler_tensors as names
 from engines.laws import ExactnessMode, SamplingLaw
-from engines.noise import CounterNoise
+from engines.noise import CounterNoise, Purpose
 from engines.onnx_session import open_session
 from engines.sampler_rows import Shape, describe
 from engines.sampler_tensors import Variant
@@ -26,6 +26,7 @@ from tests.core.laws import (
 )
 from tests.engines.device_laws import (
     TableNoise,
+    outcomes,
     round_law,
     row_for,
 )
@@ -107,6 +108,40 @@ def test_a_point_mass_draft_has_the_oracles_law(law_of, token, lenience):
         lambda _: point_mass(token, 4), f1_target, 1, lenience=1.0 if lenience is None else lenience
     )
     assert distance(actual, expected) < MAX_ERROR
+
+
+@pytest.mark.parametrize(
+    ("target", "coin", "num_accepted"),
+    [
+        # Dyadic rows, which come out of the softmax exactly.
+        ([0.5, 0.5, 0.0, 0.0], np.nextafter(0.5, 0.0), 1),
+        ([0.5, 0.5, 0.0, 0.0], 0.5, 0),
+        ([0.0, 1.0, 0.0, 0.0], 0.0, 0),
+    ],
+)
+def test_the_coin_at_the_ratio_itself_rejects(loaded, target, coin, num_accepted):  # T3, T4
+    switch, sampler = loaded(4)
+    switch.source = noise = TableNoise()
+    table = {(Purpose.ACCEPT, 1): float(coin)}
+    certain = np.eye(4)[0]
+    try:
+        found = outcomes(sampler, noise, [table], lambda _: certain, lambda _: np.array(target), 1)
+    finally:
+        switch.source = CounterNoise()
+    assert found[0][:2] == ((0,), num_accepted)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-53])
+def test_a_draw_never_yields_a_token_without_mass(loaded, uniform):
+    switch, sampler = loaded(4)
+    switch.source = noise = TableNoise()
+    table = {(Purpose.MATCH, 1): uniform}
+    target = np.array([0.0, 0.25, 0.75, 0.0])
+    try:
+        found = outcomes(sampler, noise, [table], None, lambda _: target, 0)
+    finally:
+        switch.source = CounterNoise()
+    assert found == [((), 0, 1 if uniform == 0.0 else 2)]
 
 
 @pytest.fixture(scope="module")
