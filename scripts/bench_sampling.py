@@ -108,7 +108,15 @@ def run_batch(rig: Rig, prompts: Sequence[Sequence[int]], spec: RequestSpec, int
 
 
 def cell_of(mode: str, batch: int, samples: Samples) -> Cell:
-    """Medians over steps; the share is the median of each step's own share."""
+    """Medians over steps; the share is the median of each step's own share.
+
+    Raises:
+        ValueError: in no step did all rows decode.
+    """
+    if not samples.engine_s:
+        raise ValueError(
+            f"{mode}, batch {batch}: rows ended before all decoded; max_tokens is too small"
+        )
     shares = [
         sampling / (sampling + engine)
         for sampling, engine in zip(samples.sampling_s, samples.engine_s, strict=True)
@@ -157,7 +165,7 @@ def main(
     modes: Annotated[str, typer.Option(help="comma-separated numbers of modes; all if empty")] = "",
     batches: str = "1,8",
     gamma: int = 4,
-    max_tokens: int = 48,
+    max_tokens: int = 80,
     rounds: int = 3,
     json_out: Path | None = None,
 ) -> None:
