@@ -12,6 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from runtime import cli_datastore
+from runtime.core.drafting import DraftingConfig, HistoryScope
+from runtime.core.errors import ConfigError
+
 app = typer.Typer(
     name="outrider",
     help="Exact speculative decoding: export a pair of models, serve it, stream completions.",
@@ -19,6 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+app.add_typer(cli_datastore.datastore)
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -115,7 +121,13 @@ def serve(
         Path | None, typer.Option(help="Folder for measured step costs; default: by the bundle.")
     ] = None,
     refresh_costs: Annotated[bool, typer.Option(help="Measure step costs anew.")] = False,
-    drafter: Annotated[str, typer.Option(help="model, lookup or none.")] = "model",
+    drafter: Annotated[str, typer.Option(help="Name; see outrider info.")] = "model",
+    datastore: Annotated[
+        Path | None, typer.Option(help="Corpus made by outrider datastore build.")
+    ] = None,
+    history_scope: Annotated[
+        str, typer.Option(help="Whose answers inform drafts: request, tenant or server.")
+    ] = "tenant",
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
     threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
@@ -135,6 +147,7 @@ def serve(
             drain_timeout_s=drain_timeout_s,
             lb_delay_s=lb_delay_s,
             num_threads=threads,
+            drafting=_drafting(datastore, history_scope),
         )
         options = ServeOptions(
             address=f"{host}:{port}",
@@ -162,7 +175,12 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
     speculate: Annotated[bool, typer.Option(help="Draft at all.")] = True,
-    drafter: Annotated[str | None, typer.Option(help="model, lookup or none.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Name; see outrider info.")] = None,
+    phrase_length: Annotated[int | None, typer.Option(help="Of phrases, ouroboros.")] = None,
+    num_phrases: Annotated[int | None, typer.Option(help="Of ouroboros; 0 is none.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Text the answer may quote; of drafter reference.")
+    ] = None,
     gamma: Annotated[int | None, typer.Option(help="Draft tokens per step.")] = None,
     mode: Annotated[str, typer.Option(help="max_accept, seed_stable, lenient.")] = "max_accept",
     lenience: Annotated[float | None, typer.Option(help="Of mode lenient.")] = None,
@@ -181,6 +199,9 @@ def generate(
         "gamma": gamma,
         "mode": names[mode_name].number,
         "lenience": lenience,
+        "phrase_length": phrase_length,
+        "num_phrases": num_phrases,
+        "reference": None if reference is None else reference.read_text(encoding="utf-8"),
     }
     given: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -306,6 +327,15 @@ async def _info(address: str) -> str:
 
     async with Client(address) as client:
         return str(await client.info()).rstrip()
+
+
+def _drafting(datastore: Path | None, history_scope: str) -> DraftingConfig:
+    if history_scope not in set(HistoryScope):
+        raise ConfigError("history_scope", f"must be one of {', '.join(HistoryScope)}")
+    return DraftingConfig(
+        datastore="" if datastore is None else str(datastore),
+        history_scope=HistoryScope(history_scope),
+    )
 
 
 class _refusals:  # noqa: N801  (reads as a phrase in a with statement)

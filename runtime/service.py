@@ -12,6 +12,7 @@ import logging
 import secrets
 import uuid
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 import grpc
@@ -172,6 +173,7 @@ class InferenceService:
         if remaining_s is not None:
             budget_s = min(budget_s, remaining_s)
         deadline_s = serving.clock() + budget_s
+        fields = await self._with_reference(fields)
         internal_id = uuid.uuid4().hex
         admission = Admission(
             internal_id=internal_id,
@@ -209,6 +211,13 @@ class InferenceService:
         if fields.tokens is not None:
             return fields.tokens
         return await self._encode(fields.text or "", add_special_tokens=True)
+
+    async def _with_reference(self, fields: GenerateFields) -> GenerateFields:
+        """The fields with their reference text tokenised."""
+        if not fields.speculation.reference:
+            return fields
+        tokens = await self._encode(fields.speculation.reference, add_special_tokens=False)
+        return replace(fields, speculation=replace(fields.speculation, reference_tokens=tokens))
 
     async def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         encode = self._serving.codec.encode

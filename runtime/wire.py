@@ -140,6 +140,10 @@ def _speculation(speculation: wire.Speculation) -> SpeculationParams:
         is_adaptive=_optional(speculation, "adaptive", None),
         mode=MODES[speculation.mode],
         lenience=_optional(speculation, "lenience", 1.0),
+        phrase_length=_optional(speculation, "phrase_length", None),
+        num_phrases=_optional(speculation, "num_phrases", None),
+        window=_optional(speculation, "window", None),
+        reference=speculation.reference,
     )
 
 

@@ -96,6 +96,7 @@ RULES: dict[str, set[str]] = {
     "runtime.verify_sampler": ANY,
     "runtime.server": ANY,
     "runtime.cli": ANY,
+    "runtime.cli_datastore": ANY,
     "export": ANY,
     "outrider": {"grpc", "grpc_status", "google", "outrider"},
 }
@@ -126,7 +127,7 @@ HEAVY: dict[str, set[str]] = {
     },
     "prometheus_client": {"runtime.metrics", "runtime.server"},
     "tokenizers": {"runtime.tokenizer", "export"},
-    "typer": {"runtime.cli"},
+    "typer": {"runtime.cli", "runtime.cli_datastore"},
 }
 LAZY = {"engines", "runtime.cli"}
 # Imported for annotations only: which module it is at run time, tensorrt_api decides.

@@ -11,10 +11,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from runtime.core.errors import ConfigError, RequestError
+from runtime.core.errors import ConfigError, RequestError, UnsupportedOption
+from runtime.core.params import SpeculationParams
 
 MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
+MAX_PHRASE = 16
+"""Tokens of a phrase, and phrases behind one draft."""
 
 
 class HistoryScope(StrEnum):
@@ -132,6 +135,36 @@ def check_drafter(name: str, names: Collection[str], guessers: Collection[str]) 
         if part.inner is not None and (part.name != "model" or part.inner not in guessers):
             rule = f"only model may be followed by '/', and by one of {', '.join(guessers)}"
             raise RequestError("speculation.drafter", rule)
+
+
+def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int) -> None:
+    """Refuse parameters out of range, and those that the named drafter would ignore.
+
+    Raises:
+        RequestError: a parameter breaks its rule; names it.
+        UnsupportedOption: a lookahead window is asked for.
+    """
+    if params.window:
+        rule = "must be 0: this server has no lookahead window"
+        raise UnsupportedOption("speculation.window", rule)
+    parts = parse_drafter(params.drafter) if params.drafter else ()
+    used = {name for part in parts for name in (part.name, part.inner)}
+    given = {
+        "phrase_length": (params.phrase_length is not None, {"phrases", "ouroboros"}),
+        "num_phrases": (params.num_phrases is not None, {"ouroboros"}),
+        "reference": (bool(params.reference), {"reference"}),
+    }
+    for name, (is_given, users) in given.items():
+        if is_given and not used & users:
+            rule = f"needs a drafter that uses it: {', '.join(sorted(users))}"
+            raise RequestError(f"speculation.{name}", rule)
+    if not 1 <= (params.phrase_length or 1) <= MAX_PHRASE or params.phrase_length == 0:
+        raise RequestError("speculation.phrase_length", f"must be in [1, {MAX_PHRASE}]")
+    if not 0 <= (params.num_phrases or 0) <= MAX_PHRASE:
+        raise RequestError("speculation.num_phrases", f"must be in [0, {MAX_PHRASE}]")
+    if len(params.reference.encode()) > max_reference_bytes:
+        rule = f"must be at most {max_reference_bytes} bytes of UTF-8"
+        raise RequestError("speculation.reference", rule)
 
 
 def scope_of(scope: HistoryScope, tenant: str) -> str | None:

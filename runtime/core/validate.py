@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from engines.laws import ExactnessMode, SamplingLaw
 from runtime.core.checks import check_count, check_ids, check_range, check_texts
-from runtime.core.drafting import check_drafter
+from runtime.core.drafting import check_drafter, check_drafter_params
 from runtime.core.errors import ContextTooLong, ModelNotFound, RequestError, UnsupportedOption
 from runtime.core.params import RequestSpec, SpeculationParams
 
@@ -42,6 +42,7 @@ class RequestLimits:
         default_max_tokens: output tokens where a request does not say.
         max_request_s: seconds a request may take in all, whatever the client's deadline.
         max_message_bytes: bytes of a request message.
+        max_reference_bytes: UTF-8 bytes of a reference text.
     """
 
     max_prompt_bytes: int = 1 << 20
@@ -57,6 +58,7 @@ class RequestLimits:
     max_abort_ids: int = 256
     max_request_s: float = 600.0
     max_message_bytes: int = 4 << 20
+    max_reference_bytes: int = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,7 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     if fields.num_logprobs is not None:
         most = min(limits.max_logprobs, model.vocab_size)
         check_range("logprobs", fields.num_logprobs, 0, most)
-    _check_speculation(fields.speculation, model)
+    _check_speculation(fields.speculation, limits, model)
 
 
 def build_spec(
@@ -250,9 +252,12 @@ def _check_law(law: SamplingLaw, limits: RequestLimits, model: ServedModel) -> N
     check_range("sampling.min_tokens", law.min_tokens, 0, limits.max_tokens)
 
 
-def _check_speculation(params: SpeculationParams, model: ServedModel) -> None:
+def _check_speculation(
+    params: SpeculationParams, limits: RequestLimits, model: ServedModel
+) -> None:
     if params.drafter is not None:
         check_drafter(params.drafter, model.drafters, model.guessers)
+    check_drafter_params(params, max_reference_bytes=limits.max_reference_bytes)
     if params.gamma is not None:
         check_range("speculation.gamma", params.gamma, 0, model.max_gamma)
     if not 0.0 < params.lenience <= 1.0:

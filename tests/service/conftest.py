@@ -99,7 +99,8 @@ async def running(
         max_context=CONTEXT,
         max_gamma=MAX_GAMMA,
         eos_token_ids=(EOS,),
-        drafters=("model", "lookup", "none"),
+        drafters=worker.drafter_names,
+        guessers=worker.guesser_names,
     )
     serving = Serving(
         worker=worker,

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from outrider import CallCancelled
+from outrider import CallCancelled, CallError
 from outrider.v1 import inference_pb2 as wire
 
 
@@ -100,7 +100,7 @@ async def test_tokenize_and_info(start):
         assert await run.client.tokenize("abc") == [0, 1, 2]
         info = await run.client.info()
     assert (info.model, info.limits.max_tokens) == ("letters", 4096)
-    assert list(info.speculation.drafters) == ["model", "lookup", "none"]
+    assert {"model", "lookup", "none", "ouroboros"} <= set(info.speculation.drafters)
     assert info.load.num_free_slots == info.load.num_slots == 4
 
 
@@ -144,3 +144,52 @@ async def test_leaving_the_stream_frees_the_slot(start):
         )
     assert "".join(r.text for r in responses) == "bcd"
     assert cancelled == 1
+
+
+@pytest.mark.parametrize(
+    ("speculation", "field", "reason"),
+    [
+        ({"drafter": "lookup/model"}, "speculation.drafter", "INVALID_PARAMETER"),
+        ({"drafter": "lookup+"}, "speculation.drafter", "INVALID_PARAMETER"),
+        ({"phrase_length": 3}, "speculation.phrase_length", "INVALID_PARAMETER"),
+        ({"drafter": "phrases", "phrase_length": 0}, "speculation.phrase_length", "INVALID_PARAMETER"),
+        ({"drafter": "phrases", "phrase_length": 17}, "speculation.phrase_length", "INVALID_PARAMETER"),
+        ({"drafter": "phrases", "num_phrases": 2}, "speculation.num_phrases", "INVALID_PARAMETER"),
+        ({"drafter": "ouroboros", "num_phrases": 17}, "speculation.num_phrases", "INVALID_PARAMETER"),
+        ({"drafter": "ouroboros", "window": 4}, "speculation.window", "UNSUPPORTED_OPTION"),
+        ({"drafter": "lookup", "reference": "ab"}, "speculation.reference", "INVALID_PARAMETER"),
+        ({"drafter": "reference", "reference": "a" * 65537}, "speculation.reference", "INVALID_PARAMETER"),
+    ],
+)  # fmt: skip
+async def test_drafter_parameters_are_refused_by_name(
+    start, speculation: dict[str, object], field: str, reason: str
+) -> None:
+    async with start() as running:
+        with pytest.raises(CallError) as refusal:
+            async for _ in running.client.generate("abc", speculation=speculation):
+                pass
+    assert refusal.value.reason == reason
+    assert field in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        {"drafter": "reference", "reference": "xyzabcdefghijklmnopqrstuvwxyz"},
+        {"drafter": "model/phrases", "phrase_length": 2},
+        {"drafter": "ouroboros", "phrase_length": 3, "num_phrases": 2},
+        {"drafter": "reference+suffix+ngram+recycling"},
+    ],
+)
+async def test_a_drafter_is_asked_for_over_the_wire(start, speculation: dict[str, object]) -> None:
+    async with start() as running:
+        options = {"max_tokens": 30, "temperature": 0.0}
+        text = ""
+        async for chunk in running.client.generate(
+            "xyzab", speculation={**speculation, "gamma": 4}, **options
+        ):
+            text += chunk.text
+            finish = chunk.finish
+    assert text == "cdefghijklmnopqrstuvwxyzabcdef"
+    assert finish.speculation.drafter == speculation["drafter"]
+    assert finish.speculation.num_accepted > 0
