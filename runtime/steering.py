@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from engines.laws import ExactnessMode, Verdict
+from engines.trees import tree_layout
 from runtime.core.acceptance import AcceptanceBook, Round
 from runtime.core.controller import Controller, StepKind
 from runtime.core.costs import CostTable, RowKind
@@ -132,7 +133,8 @@ class Steering:
 
         Args:
             live: as in ``choose``.
-            drafts: per slot, what was verified.
+            drafts: per slot, what was verified; a tree counts as deep as it is, and what its width
+                costs shows in the times.
             judged: slot and verdict of each row.
         """
         if not self._is_steering:
@@ -143,7 +145,7 @@ class Steering:
             draft = drafts[slot]
             num_emitted += verdict.num_accepted + 1
             if draft is not None and draft.tokens:
-                num_drafted = len(draft.tokens)
+                num_drafted = _depth(draft)
                 longest = max(longest, num_drafted)
                 self._waiting.append(
                     Round(slot, num_drafted, verdict.num_accepted, verdict.overlaps)
@@ -230,6 +232,13 @@ class Steering:
 def _known_gamma(request: Request, known: dict[int, int]) -> int:
     """As decided; a newcomer that has no gamma of its own does without drafts until then."""
     return known.get(id(request), 0 if request.speculation.is_adaptive else request.gamma)
+
+
+def _depth(draft: Draft) -> int:
+    """Tokens of the draft's longest path."""
+    if draft.parents is None:
+        return len(draft.tokens)
+    return int(tree_layout(draft.parents).depths.max())
 
 
 def _kind(request: Request) -> int:

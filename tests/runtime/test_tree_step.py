@@ -20,6 +20,7 @@ from runtime.core.params import FinishReason
 from runtime.core.tree import merge_chains
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from runtime.server import ServeOptions
+from tests.core.test_controller import table
 from tests.runtime.markov import PAIRS, Harness, limits
 
 MAX_NODES = 12
@@ -251,3 +252,20 @@ def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
             monkeypatch.delitem(drafters.REGISTRY, name)
     target, _ = server._open_engines(bundle, ServeOptions(), 2)
     assert target.limits.max_tree_nodes == 0
+
+
+def test_gamma_of_trees_can_be_chosen_too() -> None:
+    """A tree of more tokens than the greatest gamma counts as deep as it is."""
+    expected = plain_answers("F3", 2, max_tokens=40)
+    harness = tree_harness("F3", max_nodes=16, costs=table(c=0.01))
+    for index in range(2):
+        harness.submit(str(index), (index, 1, 2), seed=index, drafter="branches", max_tokens=40)
+    harness.run()
+    assert [harness.tokens(str(index)) for index in range(2)] == expected
+    report = harness.finished("0").report
+    assert max(len(one.draft_tokens) for one in drafter_of(harness).outcomes) > 8
+    assert report.tokens_per_step is not None
+    assert report.tokens_per_step > 1.2
+    control = harness.worker.snapshot().control
+    assert control is not None
+    assert control.num_steps_on > 0
