@@ -34,6 +34,7 @@ from export.checkpoint import (
     check_tokenizer,
     open_checkpoint,
 )
+from export.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
 from export.parity import FLOAT32_TOLERANCE, check_parity
 from export.quantize import BITS, quantize_file
 from export.sampler_graphs import write_sampler_graphs
@@ -41,7 +42,7 @@ from export.to_onnx import export_model
 from export.tree_graph import derive_tree_graphs
 from export.tree_parity import check_tree_parity
 
-WEIGHT_KINDS = ("float32", *BITS)
+WEIGHT_KINDS = ("float32", FLOAT16, *BITS)
 MAX_EXTEND = 512
 # The graph is written once in float32, and once more by a pass that rewrites its weights.
 _DISK_COPIES = 2
@@ -177,6 +178,10 @@ def _export_part(
         quantize_file(path, weights)
         # Judged before: the graph. Recorded here: what the coarser weights change.
         certificate[weights] = certify(model, path, facts, tolerance=None)
+    elif weights == FLOAT16:
+        progress(f"{name}: storing the weights as {weights}")
+        store_float16(path)
+        certificate[weights] = certify(model, path, facts, tolerance=FLOAT16_TOLERANCE)
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,

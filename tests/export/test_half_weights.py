@@ -1,0 +1,63 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from engines.base import BundleError
+from export.half_weights import store_float16
+from export.tensorrt_graph import derive_graph
+from tests.export.test_tensorrt_graph import CAPACITY, run_graph
+
+
+@pytest.fixture
+def graph(tiny_bundle: Path, tmp_path: Path) -> Path:
+    for name in ("model.onnx", "model.onnx.data"):
+        shutil.copyfile(tiny_bundle / "target" / name, tmp_path / name)
+    return tmp_path / "model.onnx"
+
+
+def test_halves_take_half_the_file_and_answer_nearly_the_same(graph: Path) -> None:
+    expected, size = run_graph(graph), graph.with_name("model.onnx.data").stat().st_size
+    assert store_float16(graph) >= 2 * 4 + 1  # per layer at least QKV, output, up and down
+    assert graph.with_name("model.onnx.data").stat().st_size < 0.6 * size
+    found = run_graph(graph)
+    assert found["logits"].dtype == found["new_key.0"].dtype == np.float32
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=2e-2)
+    assert np.abs(found["logits"] - expected["logits"]).max() > 0
+
+
+def test_the_weights_are_the_checkpoints_rounded_once(graph: Path) -> None:
+    matrices = {
+        value.name: onnx.numpy_helper.to_array(value)
+        for value in onnx.load(graph).graph.initializer
+        if len(value.dims) == 2
+    }
+    store_float16(graph)
+    stored = {value.name: value for value in onnx.load(graph).graph.initializer}
+    for name, values in matrices.items():
+        found = onnx.numpy_helper.to_array(stored[f"{name}.float16"])
+        np.testing.assert_array_equal(found, values.astype(np.float16))
+
+
+def test_a_plan_graph_takes_stored_halves_as_they_are(graph: Path, tmp_path: Path) -> None:
+    store_float16(graph)
+    out = tmp_path / "derived.onnx"
+    derive_graph(graph, out, capacity=CAPACITY, precision="float16")
+    kinds = {value.data_type for value in onnx.load(out).graph.initializer if len(value.dims) == 2}
+    assert kinds == {onnx.TensorProto.FLOAT16}
+    logits, expected = run_graph(out)["logits"], run_graph(graph)["logits"]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=4e-2)
+
+
+def test_a_weight_beyond_float16_is_refused_by_name(graph: Path) -> None:
+    model = onnx.load(graph)
+    weight = next(value for value in model.graph.initializer if len(value.dims) == 2)
+    values = onnx.numpy_helper.to_array(weight).copy()
+    values[0, 0] = -1e5
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(model, graph)
+    with pytest.raises(BundleError, match="is beyond the range of float16; use float32"):
+        store_float16(graph)
