@@ -5,8 +5,10 @@ import numpy as np
 import onnx
 import pytest
 
-from engines.base import BundleError
-from export.half_weights import store_float16
+from engines import open_engine
+from engines.base import BundleError, Span
+from export.half_weights import FLOAT16_TOLERANCE, store_float16
+from export.pipeline import export_bundle
 from export.tensorrt_graph import derive_graph
 from tests.export.test_tensorrt_graph import CAPACITY, run_graph
 
@@ -61,3 +63,26 @@ def test_a_weight_beyond_float16_is_refused_by_name(graph: Path) -> None:
     onnx.save(model, graph)
     with pytest.raises(BundleError, match="is beyond the range of float16; use float32"):
         store_float16(graph)
+
+
+def test_a_bundle_of_halves_is_certified_and_served_with_its_trees(
+    tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bundle = export_bundle(
+        target=tiny_checkpoints[1],
+        draft=None,
+        out=tmp_path / "bundle",
+        weights="float16",
+        max_context=64,
+        max_tree_nodes=16,
+        progress=lambda stage: None,
+    )
+    assert bundle.manifest.target.weights == "float16"
+    judged = bundle.manifest.certificate["target"]["float16"]
+    assert judged["tolerance"] == FLOAT16_TOLERANCE
+    assert 0 < judged["verify"]["max_difference"] < FLOAT16_TOLERANCE
+    engine = open_engine(bundle, "target", with_trees=True)
+    chain = Span(slot=0, start=0, tokens=(1, 2, 3), num_logits=3)
+    expected = engine.extend([chain])[0, 2].copy()
+    tree = Span(slot=0, start=0, tokens=(1, 2, 3, 4), num_logits=4, parents=(0, 1, 0))
+    np.testing.assert_allclose(engine.extend([tree])[0, 2], expected, rtol=0, atol=1e-4)
