@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run, and no deadline: a busy machine must not fail a test.
+settings.register_profile("deterministic", derandomize=True, deadline=None)
+settings.load_profile("deterministic")
 
 VOCAB_SIZE = 512
 CORPUS = (
