@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -147,7 +148,12 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
 
 
 def bundle_costs(
-    bundle: Bundle, options: ServeOptions, sampler: Sampler, decoder: Decoder, max_batch: int
+    bundle: Bundle,
+    options: ServeOptions,
+    sampler: Sampler,
+    decoder: Decoder,
+    max_batch: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
     """What steps of a bundle cost here: as kept, or measured on engines of their own."""
     manifest, root = bundle.manifest, bundle.root.resolve()
@@ -165,6 +171,7 @@ def bundle_costs(
                 sampler=sampler,
                 decoder=decoder,
                 max_gamma=manifest.max_gamma,
+                clock=clock,
             )
         finally:
             for engine in (target, draft):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,6 +127,7 @@ class Rig:
     sampler: TimedSampler
     tokenizer: TokenizersCodec
     worker: Worker
+    clock: Callable[[], float] = time.perf_counter
     next_id: int = 0
     finished: list[Finished] = field(default_factory=list)
 
@@ -152,7 +153,7 @@ class Rig:
             if isinstance(event, Finished | Failed):
                 done.append(event)
 
-        began = time.perf_counter()
+        began = self.clock()
         for seed, prompt in enumerate(prompts):
             self.next_id += 1
             name = f"bench-{self.next_id}"
@@ -163,7 +164,7 @@ class Rig:
             self.worker.submit(spec, deliver)
         while len(done) < len(prompts):
             self.worker.run_step()
-        wall_s = time.perf_counter() - began
+        wall_s = self.clock() - began
         finished = []
         for event in done:
             if isinstance(event, Failed):
@@ -173,8 +174,9 @@ class Rig:
 
 
 def open_rig(
-    root: Path, *, max_batch: int = 8, num_threads: int = 2, costs: Path | None = None
-) -> Rig:
+    root: Path, *, max_batch: int = 8, num_threads: int = 2, costs: Path | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Rig:  # fmt: skip
     """Open a bundle for benchmarks; requests wait for a slot as long as it takes.
 
     Step costs are kept in the folder ``costs``; None leaves them unknown, and every gamma fixed.
@@ -190,7 +192,7 @@ def open_rig(
             max_gamma=bundle.manifest.max_gamma,
             vocab_size=bundle.manifest.target.vocab_size,
         )
-        table = bundle_costs(bundle, options, plain, tokenizer, max_batch)
+        table = bundle_costs(bundle, options, plain, tokenizer, max_batch, clock)
     target = TimedEngine(
         open_engine(bundle, "target", num_threads=num_threads, max_batch=max_batch)
     )
@@ -205,7 +207,7 @@ def open_rig(
     )
     worker = Worker(
         target=target, draft=draft, sampler=sampler, config=config, max_gamma=max_gamma,
-        decoder=tokenizer, costs=table,
+        decoder=tokenizer, costs=table, clock=clock,
     )  # fmt: skip
     return Rig(
         bundle=bundle,
@@ -214,4 +216,5 @@ def open_rig(
         sampler=sampler,
         tokenizer=tokenizer,
         worker=worker,
+        clock=clock,
     )
