@@ -15,6 +15,7 @@ from engines.bundle import Bundle, load_bundle
 from engines.cpu_sampler import CpuSampler
 from engines.laws import SamplingLaw, SamplingRow, Verdict
 from runtime.core.config import ServerConfig
+from runtime.core.drafting import DraftingConfig
 from runtime.core.params import Event, Failed, Finished, RequestSpec, SpeculationParams
 from runtime.server import ServeOptions, bundle_costs
 from runtime.tokenizer import TokenizersCodec
@@ -175,7 +176,7 @@ class Rig:
 
 def open_rig(
     root: Path, *, max_batch: int = 8, num_threads: int = 2, costs: Path | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter, drafting: DraftingConfig | None = None,
 ) -> Rig:  # fmt: skip
     """Open a bundle for benchmarks; requests wait for a slot as long as it takes.
 
@@ -183,7 +184,10 @@ def open_rig(
     """
     bundle = load_bundle(root)
     tokenizer = TokenizersCodec(root / "tokenizer.json")
-    config = ServerConfig(max_running=max_batch, queue_timeout_s=math.inf, num_threads=num_threads)
+    config = ServerConfig(
+        max_running=max_batch, queue_timeout_s=math.inf, num_threads=num_threads,
+        drafting=drafting or DraftingConfig(),
+    )  # fmt: skip
     table = None
     if costs is not None:
         options = ServeOptions(costs_folder=costs, config=config)
