@@ -10,9 +10,11 @@ import pytest
 from outrider import Client
 from typer.testing import CliRunner
 
+from engines.bundle import load_bundle
 from engines.cpu_sampler import CpuSampler
 from runtime.chi_square import chi_square_tail, goodness_of_fit, homogeneity
 from runtime.cli import app
+from runtime.drafters.suffix_array import Datastore
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +63,28 @@ async def test_serve_generate_and_sigterm(tiny_bundle: Path, tmp_path: Path):
         server.send_signal(signal.SIGTERM)
         out, err = await asyncio.wait_for(server.communicate(), 60)
     assert server.returncode == 0, err.decode()
+
+
+def test_a_datastore_is_built_once_and_read_by_the_drafters(tiny_bundle: Path, tmp_path: Path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("def main():\n    return 1\n")
+    (tmp_path / "b.py").write_text("class A: ...")
+    store = tmp_path / "store"
+    command = [
+        "datastore",
+        "build",
+        str(tiny_bundle),
+        str(tmp_path / "texts"),
+        str(tmp_path / "b.py"),
+    ]
+    result = CliRunner().invoke(app, [*command, "--out", str(store)])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("2 texts, ")
+    vocab_size = load_bundle(tiny_bundle).manifest.target.vocab_size
+    assert (Datastore.open(store, vocab_size=vocab_size).tokens == vocab_size).sum() == 2
+    again = CliRunner().invoke(app, [*command, "--out", str(store)])
+    assert again.exit_code == 2
+    assert "exists already" in again.output
 
 
 def test_verify_sampler_passes_on_a_correct_bundle(tiny_bundle: Path):
