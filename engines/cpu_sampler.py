@@ -21,6 +21,7 @@ import numpy as np
 
 from engines.adjust import adjusted_law, greatest_token, has_processors, process_logits
 from engines.base import FloatArray
+from engines.block_judge import BlockDraft, judge_block
 from engines.draws import choices_of, padded_size, raw_logprobs
 from engines.laws import ExactnessMode, SamplingRow, Verdict
 from engines.noise import CounterNoise, NoiseSource, Purpose
@@ -112,6 +113,8 @@ class CpuSampler:
         is_match = row.mode is ExactnessMode.SEED_STABLE or not row.draft_tokens
         if is_match or not (row.is_sampled_draft or is_lenient):
             return self._judge_by_match(logits, row)
+        if row.verifies_block and row.mode is ExactnessMode.MAX_ACCEPT:
+            return self._judge_block(logits, row)
         return self._judge_by_ratio(logits, row, row.lenience if is_lenient else 1.0)
 
     def _judge_greedy(self, logits: FloatArray, row: SamplingRow, lenience: float) -> Verdict:
@@ -180,6 +183,21 @@ class CpuSampler:
             return Verdict(num_accepted=0, next_token=None)
         next_token = target.draw(self._uniform(row, Purpose.BONUS, start + gamma))
         return Verdict(num_accepted=gamma, next_token=next_token, overlaps=tuple(overlaps))
+
+    def _judge_block(self, logits: FloatArray, row: SamplingRow) -> Verdict:
+        """Judge the draft as a whole; see ``engines.block_judge``."""
+
+        def target_at(index: int) -> TokenLaw | None:
+            return adjusted_law(_processed(logits[index], row, index), row.law, self._target_row)
+
+        draft = BlockDraft(
+            tokens=row.draft_tokens,
+            target_at=target_at,
+            draft_at=lambda index: self._draft_law(row, index),
+            uniform=lambda purpose, index: self._uniform(row, purpose, len(row.history) + index),
+            scratch=self._scratch,
+        )
+        return judge_block(draft)
 
     def _draft_law(self, row: SamplingRow, index: int) -> TokenLaw:
         """Law of draft token ``index``: the kept one (J1), or a point mass."""

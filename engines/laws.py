@@ -80,6 +80,8 @@ class SamplingRow:
             masses (retrieval, greedy drafts).
         num_logprobs: top entries wanted beside each emitted token's logprob; None for no logprobs.
         num_choices: judge only; most likely tokens wanted at every position of the draft, whether kept or not.
+        verifies_block: judge only; whether a sampled draft of a max_accept row is judged as a whole instead of token by
+            token (``engines.block_judge``): the same law, and never fewer tokens in expectation.
         parents: judge only; None for a chain. For a tree, draft token i is node i + 1 and stands behind node
             ``parents[i]``, one of 0..i, where node 0 is the last token of ``history`` (``engines.trees``); column n of
             the row's logits follows node n. Trees are judged by ``engines.tree_judge``, as point masses.
@@ -97,6 +99,7 @@ class SamplingRow:
     is_sampled_draft: bool = False
     num_logprobs: int | None = None
     num_choices: int = 0
+    verifies_block: bool = False
     parents: tuple[int, ...] | None = None
 
 

@@ -42,9 +42,9 @@ _MOST_RACE_VALUES = 1 << 23
 class Purpose(IntEnum):
     """What a number is drawn for; part of its address (N1).
 
-    DRAFT: a draft token. ACCEPT: the coin that judges one. RECOVER: the token after a rejection. BONUS: the token
-    after a fully accepted draft. MATCH: a token drawn from the target and compared with the draft, or plain decoding.
-    RACE: the exponentials that draft and target share.
+    DRAFT: a draft token. ACCEPT: the coin that judges one, or the run that ends with it. RECOVER: the token after a
+    rejection. BONUS: the token after a fully accepted draft. MATCH: a token drawn from the target and compared with the
+    draft, or plain decoding. RACE: the exponentials that draft and target share.
     """
 
     DRAFT = 1

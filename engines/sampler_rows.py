@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from engines import sampler_tensors as names
 from engines.adjust import has_processors
-from engines.base import FloatArray, IntArray
+from engines.base import EngineError, FloatArray, IntArray
 from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
 from engines.noise import NoiseSource, Purpose
 from engines.sampler_lists import describe_lists
@@ -117,6 +117,8 @@ def describe_judgement(
     for row, gamma in zip(rows, gammas.tolist(), strict=True):
         counts[row.index, Count.RULE] = rule = judgement_rule(row, gamma)
         counts[row.index, Count.GAMMA] = gamma
+        if rule is Rule.RATIO and row.verifies_block:
+            raise EngineError("the sampler's graphs judge token by token, not whole blocks")
         if not row.is_sampled_draft:
             counts[row.index, Count.FLAGS] += Flag.POINT_MASS
         if rule in (Rule.MATCH, Rule.RATIO):

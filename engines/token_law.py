@@ -74,16 +74,19 @@ class TokenLaw:
         return index if self.ids is None else int(self.ids[index])
 
 
-def shared_weights(target: TokenLaw, draft: TokenLaw, scratch: FloatArray) -> Weights:
+def shared_weights(
+    target: TokenLaw, draft: TokenLaw, scratch: FloatArray, *, weight: float = 1.0
+) -> Weights:
     """min(p, q) on the target's support, in units of the target's weights; their sum over its total is the overlap.
 
     Args:
         target: p.
         draft: q.
         scratch: [padded] float32 to write in, longer than both; what is returned may lie in it.
+        weight: P in (0, 1]; below 1 it is min(p, q / P).
     """
     draft_total = draft.total()
-    scale = target.total() / draft_total if draft_total > 0.0 else 0.0
+    scale = target.total() / (draft_total * weight) if draft_total > 0.0 else 0.0
     if target.ids is None:
         shared = scratch[: len(target.weights)]
         if draft.ids is None:

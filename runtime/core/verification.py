@@ -14,7 +14,7 @@ when this one was kept, which was decided before it is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, product
 
 import numpy as np
@@ -24,6 +24,7 @@ from engines.base import IntArray
 
 Probs = npt.NDArray[np.float64]
 RowOf = Callable[[tuple[int, ...]], Probs]
+Judged = Callable[[IntArray, Probs, Probs], Iterable[tuple[float, int, Probs]]]
 
 # A residual of less mass than this is rounding of two equal rows.
 SMALLEST_RESIDUAL = 1e-12
@@ -167,13 +168,38 @@ def alpha_hat(nums_accepted: Sequence[int], gammas: Sequence[int]) -> float | No
 def emitted_law(
     draft_row: RowOf, target_row: RowOf, gamma: int, *, lenience: float = 1.0
 ) -> dict[tuple[int, ...], float]:
-    """Exact law of what one round emits, by walking every draft and every cell of the coins' cube.
+    """Exact law of what one round emits; see ``run_law``.
 
     Args:
         draft_row: [V] float64 law of a draft token, given the tokens drafted before it.
         target_row: [V] float64 law of the target, given the same.
-        gamma: draft tokens of the round, small: V ** gamma * 2 ** gamma cells are visited.
+        gamma: draft tokens of the round.
         lenience: l in (0, 1].
+    """
+
+    def judged(
+        tokens: IntArray, draft_probs: Probs, target_probs: Probs
+    ) -> Iterator[tuple[float, int, Probs]]:
+        position = np.arange(len(tokens))
+        cuts = target_probs[position, tokens] / (lenience * draft_probs[position, tokens])
+        for coins, volume in coin_cells(cuts):
+            kept = count_accepted(tokens, draft_probs, target_probs, coins, lenience=lenience)
+            yield volume, kept, next_token_probs(kept, draft_probs, target_probs)
+
+    return run_law(draft_row, target_row, gamma, judged)
+
+
+def run_law(
+    draft_row: RowOf, target_row: RowOf, gamma: int, judged: Judged
+) -> dict[tuple[int, ...], float]:
+    """Exact law of what one round emits, by walking every draft and every outcome of its judgement.
+
+    Args:
+        draft_row: [V] float64 law of a draft token, given the tokens drafted before it.
+        target_row: [V] float64 law of the target, given the same.
+        gamma: draft tokens of the round, small: V ** gamma drafts are visited.
+        judged: of draft tokens [G], draft rows [G, V] and target rows [G + 1, V]: the probability of each outcome over
+            the coins, the tokens it keeps, and the law [V] of the one after them.
 
     Returns:
         Emitted run (accepted tokens and the one after them) -> probability; zero-probability runs are left out.
@@ -188,9 +214,7 @@ def emitted_law(
         probability = float(np.prod(draft_probs[np.arange(gamma), tokens]))
         if probability == 0.0:
             continue
-        for coins, volume in _coin_cells(tokens, draft_probs, target_probs, lenience):
-            kept = count_accepted(tokens, draft_probs, target_probs, coins, lenience=lenience)
-            next_probs = next_token_probs(kept, draft_probs, target_probs)
+        for volume, kept, next_probs in judged(tokens, draft_probs, target_probs):
             for token in np.flatnonzero(next_probs):
                 run = (*draft[:kept], int(token))
                 mass = probability * volume * float(next_probs[token])
@@ -198,14 +222,16 @@ def emitted_law(
     return law
 
 
-def _coin_cells(
-    tokens: IntArray, draft_probs: Probs, target_probs: Probs, lenience: float
-) -> Iterator[tuple[Probs, float]]:
-    """Midpoint and volume of every cell of the coins' cube, cut where a coin's outcome can change."""
-    intervals = []
-    for index, token in enumerate(tokens):
-        cut = min(1.0, target_probs[index, token] / (lenience * draft_probs[index, token]))
-        intervals.append([(low, high) for low, high in pairwise([0.0, cut, 1.0]) if high > low])
+def coin_cells(cuts: Probs) -> Iterator[tuple[Probs, float]]:
+    """Midpoint and volume of every cell of the coins' cube [0, 1)^G, coin i cut at ``cuts[i]``.
+
+    Args:
+        cuts: [G] float64, where the outcome of a coin changes; at least 0, beyond 1 is no cut.
+    """
+    intervals = [
+        [(low, high) for low, high in pairwise([0.0, cut, 1.0]) if high > low]
+        for cut in np.minimum(1.0, cuts).tolist()
+    ]
     for cell in product(*intervals):
         midpoint = np.array([(low + high) / 2 for low, high in cell])
         yield midpoint, float(np.prod([high - low for low, high in cell]))
