@@ -28,7 +28,34 @@ from tests.core.laws import (
 
 MAX_ERROR = 1e-12
 F2_DRAFT, F2_TARGET = np.array([2 / 3, 1 / 3]), np.array([1 / 3, 2 / 3])
+
+
+def binary_draft(prefix):
+    """A coin whose bias depends on the whole prefix."""
+    first = (0.6, 0.25, 0.7, 0.4)[(len(prefix) + 2 * sum(prefix)) % 4]
+    return np.array([first, 1.0 - first])
+
+
+def binary_target(prefix):
+    first = (0.35, 0.8, 0.45, 0.6, 0.15)[(2 * len(prefix) + sum(prefix)) % 5]
+    return np.array([first, 1.0 - first])
+
+
+def ternary_draft(prefix):
+    row = [(0.5, 0.3, 0.2), (0.2, 0.5, 0.3), (0.15, 0.25, 0.6)][(len(prefix) + sum(prefix)) % 3]
+    return np.array(row)
+
+
+def ternary_target(prefix):
+    row = [(0.4, 0.25, 0.35), (0.45, 0.1, 0.45), (0.3, 0.45, 0.25)][
+        (len(prefix) + 2 * sum(prefix)) % 3
+    ]
+    return np.array(row)
+
+
 PAIRS = {
+    "ternary": (ternary_draft, ternary_target),
+    "binary": (binary_draft, binary_target),
     "F1": (lambda _: F1_DRAFT, lambda _: F1_TARGET),
     "F2": (lambda _: F2_DRAFT, lambda _: F2_TARGET),
     "F4a": (f4a_draft, f4a_target),
