@@ -117,6 +117,9 @@ def serve(
     gamma: Annotated[
         str, typer.Option(help="Draft tokens per step, or auto: whatever gains most.")
     ] = "auto",
+    block_verification: Annotated[
+        bool, typer.Option(help="Judge sampled drafts of max_accept as whole blocks.")
+    ] = False,
     costs: Annotated[
         Path | None, typer.Option(help="Folder for measured step costs; default: by the bundle.")
     ] = None,
@@ -143,6 +146,7 @@ def serve(
             max_queued=max_queued,
             queue_timeout_s=queue_timeout_s,
             default_gamma=_gamma(gamma),
+            block_verification=block_verification,
             default_drafter=drafter,
             drain_timeout_s=drain_timeout_s,
             lb_delay_s=lb_delay_s,
@@ -184,6 +188,9 @@ def generate(
     gamma: Annotated[int | None, typer.Option(help="Draft tokens per step.")] = None,
     mode: Annotated[str, typer.Option(help="max_accept, seed_stable, lenient.")] = "max_accept",
     lenience: Annotated[float | None, typer.Option(help="Of mode lenient.")] = None,
+    block_verification: Annotated[
+        bool | None, typer.Option(help="Judge sampled drafts as whole blocks.")
+    ] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Deadline, seconds.")] = None,
     trace: Annotated[bool, typer.Option(help="One line per pass of the target.")] = False,
 ) -> None:
@@ -199,6 +206,7 @@ def generate(
         "gamma": gamma,
         "mode": names[mode_name].number,
         "lenience": lenience,
+        "block_verification": block_verification,
         "phrase_length": phrase_length,
         "num_phrases": num_phrases,
         "reference": None if reference is None else reference.read_text(encoding="utf-8"),

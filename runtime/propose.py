@@ -138,6 +138,7 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
         draft_tokens=draft.tokens,
         parents=draft.parents,
         is_sampled_draft=draft.is_sampled,
+        verifies_block=request.speculation.verifies_block,
         num_logprobs=spec.num_logprobs,
         num_choices=num_choices,
     )

@@ -68,6 +68,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             max_gamma=model.max_gamma,
             default_gamma=serving.worker.default_speculation.gamma,
             default_is_adaptive=serving.worker.default_speculation.is_adaptive,
+            default_block_verification=config.block_verification,
             control=_control(serving.worker),
         ),
     )

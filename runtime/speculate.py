@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from engines.laws import ExactnessMode
 from runtime.core.breaker import Breaker
 from runtime.core.config import ServerConfig
 from runtime.core.drafting import check_drafter
@@ -59,7 +60,18 @@ class SpeculationPolicy:
         usable = self._drafters.usable(drafter)
         if usable is None:
             return Speculation(drafter="none", gamma=0, off_reason=NO_DRAFT)
-        return Speculation(drafter=usable, gamma=gamma, off_reason=None, is_adaptive=is_adaptive)
+        return Speculation(
+            drafter=usable,
+            gamma=gamma,
+            off_reason=None,
+            is_adaptive=is_adaptive,
+            verifies_block=self._verifies_block(wanted),
+        )
+
+    def _verifies_block(self, wanted: SpeculationParams) -> bool:
+        asked = wanted.verifies_block
+        is_on = self._config.block_verification if asked is None else asked
+        return is_on and wanted.mode is ExactnessMode.MAX_ACCEPT
 
     def pause(self, live: Sequence[Request], now: float) -> None:
         """Have rows whose drafter is paused at ``now`` go on without it."""

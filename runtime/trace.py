@@ -49,14 +49,13 @@ def print_report(console: Console, finish: wire.Finish) -> None:
 
 def _figures(finish: wire.Finish) -> list[tuple[str, str]]:
     report = finish.speculation
-    mode = wire.ExactnessMode.Name(report.mode).removeprefix("EXACTNESS_MODE_").lower()
     figures = [
         ("finish", wire.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()),
         ("prompt tokens", str(finish.usage.prompt_tokens)),
         ("output tokens", str(finish.usage.output_tokens)),
         ("seed", str(finish.seed)),
         ("drafter", report.drafter),
-        ("mode", mode if report.is_exact else f"{mode} ({report.lenience:g}), not exact"),
+        ("mode", _mode(report)),
         ("target passes", str(report.num_steps)),
         ("drafted / accepted", f"{report.num_drafted} / {report.num_accepted}"),
     ]
@@ -69,3 +68,10 @@ def _figures(finish: wire.Finish) -> list[tuple[str, str]]:
     for position, (accepted, drafted) in enumerate(pairs, start=1):
         figures.append((f"accepted at position {position}", f"{accepted} / {drafted}"))
     return figures
+
+
+def _mode(report: wire.SpeculationReport) -> str:
+    mode = wire.ExactnessMode.Name(report.mode).removeprefix("EXACTNESS_MODE_").lower()
+    if not report.is_exact:
+        return f"{mode} ({report.lenience:g}), not exact"
+    return f"{mode}, whole blocks" if report.block_verification else mode

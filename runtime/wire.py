@@ -140,6 +140,7 @@ def _speculation(speculation: wire.Speculation) -> SpeculationParams:
         is_adaptive=_optional(speculation, "adaptive", None),
         mode=MODES[speculation.mode],
         lenience=_optional(speculation, "lenience", 1.0),
+        verifies_block=_optional(speculation, "block_verification", None),
         phrase_length=_optional(speculation, "phrase_length", None),
         num_phrases=_optional(speculation, "num_phrases", None),
         window=_optional(speculation, "window", None),
@@ -164,6 +165,7 @@ def _report(report: SpeculationReport) -> wire.SpeculationReport:
         drafted_by_position=report.drafted_by_position,
         num_fallbacks=report.num_fallbacks,
         num_off=report.num_off,
+        block_verification=report.verifies_block,
         is_exact=report.mode is not ExactnessMode.LENIENT,
     )
 

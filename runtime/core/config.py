@@ -23,6 +23,8 @@ class ServerConfig:
         queue_timeout_s: seconds a request may wait for a slot.
         default_gamma: draft tokens per step where a request does not say; None lets the controller
             choose them by what they are expected to gain.
+        block_verification: whether sampled drafts of max_accept requests that do not say are
+            judged as whole blocks.
         default_drafter: registry name of the drafter where a request does not say; "model" without
             a draft in the bundle means "none".
         drafting: settings of the drafters themselves.
@@ -41,6 +43,7 @@ class ServerConfig:
     max_queued_tokens: int = 262_144
     queue_timeout_s: float = 30.0
     default_gamma: int | None = None
+    block_verification: bool = False
     default_drafter: str = "model"
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0

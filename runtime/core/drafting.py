@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from engines.laws import ExactnessMode
 from runtime.core.errors import ConfigError, RequestError, UnsupportedOption
 from runtime.core.params import SpeculationParams
 
@@ -165,6 +166,20 @@ def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int)
     if len(params.reference.encode()) > max_reference_bytes:
         rule = f"must be at most {max_reference_bytes} bytes of UTF-8"
         raise RequestError("speculation.reference", rule)
+
+
+def check_mode(params: SpeculationParams) -> None:
+    """Refuse parameters that the mode does not have.
+
+    Raises:
+        RequestError: a parameter is out of range or of another mode; names it.
+    """
+    if not 0.0 < params.lenience <= 1.0:
+        raise RequestError("speculation.lenience", "must be in (0, 1]")
+    if params.lenience != 1.0 and params.mode is not ExactnessMode.LENIENT:
+        raise RequestError("speculation.lenience", "must be 1 unless mode is LENIENT")
+    if params.verifies_block and params.mode is not ExactnessMode.MAX_ACCEPT:
+        raise RequestError("speculation.block_verification", "needs mode MAX_ACCEPT")
 
 
 def scope_of(scope: HistoryScope, tenant: str) -> str | None:

@@ -38,6 +38,8 @@ class SpeculationParams:
             what they are expected to gain; None: exactly where gamma and the server's default are
             both left open.
         lenience: l of the lenient mode, in (0, 1].
+        verifies_block: whether sampled drafts are judged as whole blocks, in mode max_accept; None
+            takes the server's default. At temperature 0 and for point masses it changes nothing.
         phrase_length: tokens of a phrase after its key token; None takes the server's default.
         num_phrases: phrases tried per step; None takes the server's default.
         window: columns of the lookahead window on the draft model; None and 0 are none.
@@ -50,6 +52,7 @@ class SpeculationParams:
     is_adaptive: bool | None = None
     mode: ExactnessMode = ExactnessMode.MAX_ACCEPT
     lenience: float = 1.0
+    verifies_block: bool | None = None
     phrase_length: int | None = None
     num_phrases: int | None = None
     window: int | None = None
@@ -107,13 +110,15 @@ class SpeculationReport:
     """Acceptance figures of one request.
 
     Attributes:
-        alpha_hat: accepted / trials reached, an estimate of the paper's alpha; None without trials.
+        alpha_hat: accepted / trials reached, an estimate of the paper's alpha unless whole blocks
+            were judged; None without trials.
         draft_utilization: accepted / drafted (not alpha); None without drafts.
         tokens_per_step: mean emitted tokens per target pass.
         accepted_by_position: entry i counts rounds whose draft token i was accepted.
         drafted_by_position: entry i counts rounds that drafted at least i + 1 tokens.
         off_reason: why speculation was off or degraded for (part of) the request; None when it was on throughout.
         num_off: target passes without a draft because none was expected to gain anything.
+        verifies_block: whether sampled drafts were judged as whole blocks.
     """
 
     is_on: bool
@@ -131,6 +136,7 @@ class SpeculationReport:
     drafted_by_position: tuple[int, ...]
     num_fallbacks: int
     num_off: int = 0
+    verifies_block: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

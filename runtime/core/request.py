@@ -11,7 +11,7 @@ Invariants between steps, where n is ``num_known``:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 import numpy as np
@@ -89,12 +89,14 @@ class Speculation:
         gamma: draft tokens per step, at most.
         off_reason: why speculation is off or degraded; None when it is on as asked.
         is_adaptive: whether each step's draft tokens are chosen by what they are expected to gain.
+        verifies_block: whether sampled drafts are judged as whole blocks.
     """
 
     drafter: str
     gamma: int
     off_reason: str | None
     is_adaptive: bool = False
+    verifies_block: bool = False
 
 
 class Request:
@@ -207,6 +209,7 @@ class Request:
             gamma=self.speculation.gamma if fallback else 0,
             off_reason=reason,
             is_adaptive=self.speculation.is_adaptive and fallback is not None,
+            verifies_block=self.speculation.verifies_block,
         )
 
     def fail(self) -> None:
@@ -254,12 +257,13 @@ class Request:
 
     def report(self) -> SpeculationReport:
         """Acceptance figures so far."""
-        return self.stats.report(
+        report = self.stats.report(
             drafter=self.speculation.drafter,
             mode=self.spec.speculation.mode,
             lenience=self.spec.speculation.lenience,
             off_reason=self.speculation.off_reason,
         )
+        return replace(report, verifies_block=self.speculation.verifies_block)
 
     def _note_prompt_computed(self) -> None:
         if self.num_computed == self.num_known - 1:

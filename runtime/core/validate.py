@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engines.laws import ExactnessMode, SamplingLaw
+from engines.laws import SamplingLaw
 from runtime.core.checks import check_count, check_ids, check_range, check_texts
-from runtime.core.drafting import check_drafter, check_drafter_params
+from runtime.core.drafting import check_drafter, check_drafter_params, check_mode
 from runtime.core.errors import ContextTooLong, ModelNotFound, RequestError, UnsupportedOption
 from runtime.core.params import RequestSpec, SpeculationParams
 
@@ -260,10 +260,7 @@ def _check_speculation(
     check_drafter_params(params, max_reference_bytes=limits.max_reference_bytes)
     if params.gamma is not None:
         check_range("speculation.gamma", params.gamma, 0, model.max_gamma)
-    if not 0.0 < params.lenience <= 1.0:
-        raise RequestError("speculation.lenience", "must be in (0, 1]")
-    if params.lenience != 1.0 and params.mode is not ExactnessMode.LENIENT:
-        raise RequestError("speculation.lenience", "must be 1 unless mode is LENIENT")
+    check_mode(params)
 
 
 def _resolve_max_tokens(

@@ -62,6 +62,7 @@ speculations = st.builds(
     gamma=st.none() | st.integers(0, 6),
     mode=st.sampled_from(ExactnessMode),
     lenience=any_float,
+    verifies_block=st.none() | st.booleans(),
 )
 requests = st.builds(
     GenerateFields,

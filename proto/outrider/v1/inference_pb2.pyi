@@ -128,7 +128,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("enabled", "drafter", "gamma", "mode", "lenience", "phrase_length", "num_phrases", "window", "reference", "adaptive")
+    __slots__ = ("enabled", "drafter", "gamma", "mode", "lenience", "phrase_length", "num_phrases", "window", "reference", "adaptive", "block_verification")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class Speculation(_message.Message):
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
     ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     drafter: str
     gamma: int
@@ -149,7 +150,8 @@ class Speculation(_message.Message):
     window: int
     reference: str
     adaptive: bool
-    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., gamma: _Optional[int] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., phrase_length: _Optional[int] = ..., num_phrases: _Optional[int] = ..., window: _Optional[int] = ..., reference: _Optional[str] = ..., adaptive: _Optional[bool] = ...) -> None: ...
+    block_verification: bool
+    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., gamma: _Optional[int] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., phrase_length: _Optional[int] = ..., num_phrases: _Optional[int] = ..., window: _Optional[int] = ..., reference: _Optional[str] = ..., adaptive: _Optional[bool] = ..., block_verification: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("text", "tokens", "steps", "finish")
@@ -224,7 +226,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationReport(_message.Message):
-    __slots__ = ("is_on", "off_reason", "drafter", "mode", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization", "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "is_exact", "num_off")
+    __slots__ = ("is_on", "off_reason", "drafter", "mode", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization", "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "is_exact", "num_off", "block_verification")
     IS_ON_FIELD_NUMBER: _ClassVar[int]
     OFF_REASON_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +243,7 @@ class SpeculationReport(_message.Message):
     NUM_FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     NUM_OFF_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     is_on: bool
     off_reason: str
     drafter: str
@@ -257,7 +260,8 @@ class SpeculationReport(_message.Message):
     num_fallbacks: int
     is_exact: bool
     num_off: int
-    def __init__(self, is_on: _Optional[bool] = ..., off_reason: _Optional[str] = ..., drafter: _Optional[str] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., alpha_hat: _Optional[float] = ..., draft_utilization: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., num_fallbacks: _Optional[int] = ..., is_exact: _Optional[bool] = ..., num_off: _Optional[int] = ...) -> None: ...
+    block_verification: bool
+    def __init__(self, is_on: _Optional[bool] = ..., off_reason: _Optional[str] = ..., drafter: _Optional[str] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., alpha_hat: _Optional[float] = ..., draft_utilization: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., num_fallbacks: _Optional[int] = ..., is_exact: _Optional[bool] = ..., num_off: _Optional[int] = ..., block_verification: _Optional[bool] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)
@@ -352,20 +356,22 @@ class Limits(_message.Message):
     def __init__(self, max_context: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_bytes: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., queue_timeout_s: _Optional[float] = ..., max_request_s: _Optional[float] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
 
 class SpeculationInfo(_message.Message):
-    __slots__ = ("drafters", "default_drafter", "max_gamma", "default_gamma", "default_is_adaptive", "control")
+    __slots__ = ("drafters", "default_drafter", "max_gamma", "default_gamma", "default_is_adaptive", "default_block_verification", "control")
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_DRAFTER_FIELD_NUMBER: _ClassVar[int]
     MAX_GAMMA_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_GAMMA_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_IS_ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_BLOCK_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     CONTROL_FIELD_NUMBER: _ClassVar[int]
     drafters: _containers.RepeatedScalarFieldContainer[str]
     default_drafter: str
     max_gamma: int
     default_gamma: int
     default_is_adaptive: bool
+    default_block_verification: bool
     control: Control
-    def __init__(self, drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., max_gamma: _Optional[int] = ..., default_gamma: _Optional[int] = ..., default_is_adaptive: _Optional[bool] = ..., control: _Optional[_Union[Control, _Mapping]] = ...) -> None: ...
+    def __init__(self, drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., max_gamma: _Optional[int] = ..., default_gamma: _Optional[int] = ..., default_is_adaptive: _Optional[bool] = ..., default_block_verification: _Optional[bool] = ..., control: _Optional[_Union[Control, _Mapping]] = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("speed_up", "regret", "best_fixed_gamma", "num_steps_on", "num_steps_off", "num_probes", "cost_share")
