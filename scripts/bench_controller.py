@@ -29,6 +29,7 @@ from runtime.server import ServeOptions, bundle_costs
 from runtime.steering import Steering
 from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker
+from scripts.bench_results import Recorder, Row
 
 STEPS = 60
 
@@ -84,27 +85,36 @@ def main(
     batches: str = "1,8,32",
     costs: Annotated[Path, typer.Option(help="folder for measured step costs")] = Path("costs"),
     max_batch: int = 32,
+    threads: int = 2,
+    json_out: Path | None = None,
 ) -> None:
     """Print steering time and its share of a plain step."""
+    recorder = Recorder("controller", "time of choosing gamma against a plain step", threads)
     loaded = load_bundle(bundle)
     codec = TokenizersCodec(bundle / "tokenizer.json")
     manifest = loaded.manifest
     sampler = CpuSampler(
         max_batch=max_batch, max_gamma=manifest.max_gamma, vocab_size=manifest.target.vocab_size
     )
-    options = ServeOptions(costs_folder=costs, config=ServerConfig(max_running=max_batch))
+    config = ServerConfig(max_running=max_batch, num_threads=threads)
+    options = ServeOptions(costs_folder=costs, config=config)
     table = bundle_costs(loaded, options, sampler, codec, max_batch)
     shown = Table(title=f"{bundle.name}: choosing gamma")
     for head in ("batch", "plain step ms", "steady us", "share %", "worst us", "share %"):
         shown.add_column(head, justify="right")
+    results = []
     for rows in (int(one) for one in batches.split(",")):
         plain_s = table.target.extend_s(rows, 2, table.capacities[0]) + table.host.step_s
-        cells = []
-        for forces in (False, True):
+        cells: list[str] = []
+        figures = {"plain_step_ms": 1e3 * plain_s}
+        for name, forces in (("steady", False), ("worst", True)):
             took_s = steering_s(table, rows, codec, forces=forces)
+            figures |= {f"{name}_us": 1e6 * took_s, f"{name}_share": took_s / plain_s}
             cells += [f"{1e6 * took_s:.0f}", f"{100 * took_s / plain_s:.2f}"]
         shown.add_row(str(rows), f"{1e3 * plain_s:.2f}", *cells)
+        results.append(Row(case={"bundle": bundle.name, "batch": rows}, figures=figures))
     Console(width=120).print(shown)
+    recorder.write(json_out, results, {"steps": STEPS})
 
 
 if __name__ == "__main__":

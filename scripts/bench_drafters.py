@@ -8,12 +8,11 @@ what a drafter costs where it does not pay.
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +27,7 @@ from runtime.core.params import Event, Progressed, RequestSpec, SpeculationParam
 from runtime.drafters import DRAFTER_NAMES
 from runtime.drafters.suffix_array import write_datastore
 from scripts.bench_common import Rig, code_prompts, open_rig
+from scripts.bench_results import Recorder, row_of
 
 COMPOSED = ("model/lookup", "model/phrases", "lookup+model")
 TASKS = {"code": 0.0, "edit": 0.0, "noise": 1.5}
@@ -159,15 +159,17 @@ def measure(
     )
 
 
-def open_with_corpus(bundle: Path, batch: int, scratch: Path, history: HistoryScope) -> Rig:
+def open_with_corpus(
+    bundle: Path, batch: int, scratch: Path, history: HistoryScope, threads: int
+) -> Rig:
     """A rig whose datastore holds code prompts other than those that are measured."""
     store = scratch / "datastore"
     if not store.exists():
-        plain = open_rig(bundle, max_batch=1)
+        plain = open_rig(bundle, max_batch=1, num_threads=threads)
         texts = [plain.tokenizer.encode(t) for t in code_prompts(CORPUS_PROMPTS)[len(TASKS) * 8 :]]
         write_datastore(texts, store, vocab_size=plain.target.limits.vocab_size)
     drafting = DraftingConfig(datastore=str(store), history_scope=history)
-    return open_rig(bundle, max_batch=batch, drafting=drafting)
+    return open_rig(bundle, max_batch=batch, num_threads=threads, drafting=drafting)
 
 
 def show(medians: Sequence[Cell], title: str) -> None:
@@ -197,10 +199,12 @@ def main(
     history: Annotated[
         str, typer.Option(help="request, or server: rounds repeat prompts, so answers are known.")
     ] = "request",
+    threads: int = 2,
     json_out: Path | None = None,
 ) -> None:
     """Measure every drafter ``rounds`` times, interleaved, and print medians."""
-    rig = open_with_corpus(bundle, batch, scratch, HistoryScope(history))
+    recorder = Recorder("drafters", "every drafter on the same prompts, gamma fixed", threads)
+    rig = open_with_corpus(bundle, batch, scratch, HistoryScope(history), threads)
     clock = HostClock(rig)
     for name in ("propose", "tell"):
         clock.watch(name)
@@ -224,14 +228,17 @@ def main(
         for found in cells.values()
     ]
     show(medians, f"{bundle.name}, batch {batch}, gamma {gamma}: medians of {rounds} rounds")
-    if json_out:
-        hosts = {
-            f"{t}/{n}": statistics.median(c.host_share for c in found)
-            for (t, n), found in cells.items()
-        }
-        json_out.write_text(
-            json.dumps({"cells": [asdict(c) for c in medians], "host": hosts}, indent=2) + "\n"
+    rows = [
+        row_of(
+            replace(cell, host_share=statistics.median(one.host_share for one in found)),
+            ("task", "drafter"), bundle=bundle.name, batch=batch, gamma=gamma,
         )
+        for cell, found in zip(medians, cells.values(), strict=True)
+    ]  # fmt: skip
+    settings = {
+        "num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds, "history": history,
+    }  # fmt: skip
+    recorder.write(json_out, rows, settings)
 
 
 if __name__ == "__main__":

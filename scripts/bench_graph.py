@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from scripts.bench_results import Recorder, Row
 from scripts.graph_steps import GraphRun, Shape, interleaved_times, medians, timed_step
 
 _NUM_IDS = 100  # any vocabulary has as many
@@ -25,17 +26,26 @@ def main(
     length: int = 200,
     capacity: int = 256,
     threads: int = 2,
+    json_out: Path | None = None,
 ) -> None:
     """Print the median step of both graphs at 2 and 5 tokens."""
+    recorder = Recorder("graph", "one step of two graphs, in turn", threads)
     runs = [GraphRun(path, capacity=capacity, threads=threads) for path in (before, after)]
     tokens = np.random.default_rng(0).integers(0, _NUM_IDS, capacity)
+    rows = []
     table = Table("tokens", "before ms", "after ms", "before / after")
     for num_tokens in (2, 5):
         shape = Shape(num_tokens, length, capacity)
         steps = [timed_step(run, tokens, shape) for run in runs]
         first, second = medians(interleaved_times(steps, repeats))
         table.add_row(str(num_tokens), f"{first:.3f}", f"{second:.3f}", f"{first / second:.2f}")
+        figures = {"before_ms": first, "after_ms": second, "ratio": first / second}
+        rows.append(Row(case={"num_tokens": num_tokens}, figures=figures))
     Console().print(table)
+    settings = {
+        "before": str(before), "after": str(after), "repeats": repeats, "length": length, "capacity": capacity,
+    }  # fmt: skip
+    recorder.write(json_out, rows, settings)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 from engines.base import FloatArray
+from scripts.bench_results import Recorder, Row, Scalar
 from scripts.graph_steps import GraphRun, Shape, interleaved_times, medians, timed_step
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,8 +87,8 @@ def prepare(work: Path, models: dict[str, Path]) -> None:
                 (out / "done").touch()
 
 
-def compare(paths: list[Path], shape: Shape, repeats: int, threads: int) -> list[str]:
-    """Cells of one row: both medians, their ratio, and how far the logits agree."""
+def compare(paths: list[Path], shape: Shape, repeats: int, threads: int) -> dict[str, Scalar]:
+    """Figures of one row: both medians, their ratio, and how far the logits agree."""
     runs = [GraphRun(path, capacity=shape.capacity, threads=threads) for path in paths]
     vocab_size = _vocab_size(paths[1].parent)
     total = shape.length + shape.num_tokens
@@ -95,17 +97,30 @@ def compare(paths: list[Path], shape: Shape, repeats: int, threads: int) -> list
         interleaved_times([timed_step(run, tokens, shape) for run in runs], repeats)
     )
     logits = [run.logits(tokens[shape.length :], shape.length) for run in runs]
-    ratio = ours / peers
-    mark = "" if ratio <= WANTED_RATIO else " (above)"
-    return [f"{ours:.3f}", f"{peers:.3f}", f"{ratio:.3f}{mark}", *agreement(*logits)]
+    return {"ours_ms": ours, "genai_ms": peers, "ratio": ours / peers, **agreement(*logits)}
 
 
-def agreement(ours: FloatArray, peers: FloatArray) -> list[str]:
+def agreement(ours: FloatArray, peers: FloatArray) -> dict[str, Scalar]:
     """Greatest and relative root mean square difference of logits [T, V], and equal best tokens."""
     difference = ours - peers
     spread = np.sqrt((difference**2).mean() / (peers - peers.mean()).var())
     equal = int((ours.argmax(-1) == peers.argmax(-1)).sum())
-    return [f"{np.abs(difference).max():.1e}", f"{spread:.1e}", f"{equal}/{len(ours)}"]
+    return {
+        "max_difference": float(np.abs(difference).max()),
+        "rms_difference": float(spread),
+        "same_best_share": equal / len(ours),
+    }
+
+
+def cells_of(figures: Mapping[str, Scalar]) -> list[str]:
+    """Figures as they are shown; a ratio above the wanted one is marked."""
+    mark = "" if float(figures["ratio"] or 0) <= WANTED_RATIO else " (above)"
+    return [
+        *(f"{figures[name]:.3f}" for name in ("ours_ms", "genai_ms")),
+        f"{figures['ratio']:.3f}{mark}",
+        *(f"{figures[name]:.1e}" for name in ("max_difference", "rms_difference")),
+        f"{figures['same_best_share']:.0%}",
+    ]
 
 
 def _vocab_size(folder: Path) -> int:
@@ -120,8 +135,11 @@ def main(
     length: int = 200,
     capacity: int = 256,
     threads: int = 2,
+    json_out: Path | None = None,
 ) -> None:
     """Print ours / genai's per model, weights and tokens; medians of steps that take turns."""
+    recorder = Recorder("graph_peer", "one step of our graphs and of onnxruntime-genai's", threads)
+    rows = []
     models = {"demo": ROOT / "demo" / "target", "97M": work / "llama-97M"}
     prepare(work, models)
     headings = ("model", "weights", "T", "ours ms", "genai ms", "ratio")
@@ -133,10 +151,12 @@ def main(
             paths = [work / f"{who}-{name}-{weights}" / "model.onnx" for who in ("ours", "genai")]
             for num_tokens in (2, 5):
                 shape = Shape(num_tokens, length, capacity)
-                table.add_row(
-                    name, weights, str(num_tokens), *compare(paths, shape, repeats, threads)
-                )
+                figures = compare(paths, shape, repeats, threads)
+                table.add_row(name, weights, str(num_tokens), *cells_of(figures))
+                case = {"model": name, "weights": weights, "num_tokens": num_tokens}
+                rows.append(Row(case=case, figures=figures))
     Console().print(table)
+    recorder.write(json_out, rows, {"repeats": repeats, "length": length, "capacity": capacity})
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ cost nothing would reach it. Client and server share the machine.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -22,6 +21,7 @@ from rich.table import Table
 from engines.laws import SamplingLaw
 from runtime.core.params import SpeculationParams
 from scripts.bench_common import Rig, code_prompts, open_rig
+from scripts.bench_results import Recorder, row_of
 from scripts.server_process import running_server
 
 MAX_BATCH = 8
@@ -169,6 +169,7 @@ def main(
     sizes = [int(one) for one in batches.split(",")]
     if not all(1 <= size <= min(MAX_BATCH, num_prompts) for size in sizes):
         raise typer.BadParameter(f"each must be in 1..{min(MAX_BATCH, num_prompts)}")
+    recorder = Recorder("grpc", "tokens per second in process and through gRPC", threads)
     rig = open_rig(bundle, max_batch=MAX_BATCH, num_threads=threads)
     options = ("--max-running", str(MAX_BATCH), "--threads", str(threads))
     with running_server(bundle, *options) as server:
@@ -178,8 +179,9 @@ def main(
             )
         )
     Console(width=120).print(show(bundle.name, summaries, rounds))
-    if json_out:
-        json_out.write_text(json.dumps([asdict(one) for one in summaries], indent=2) + "\n")
+    rows = [row_of(one, ("batch", "gamma"), bundle=bundle.name) for one in summaries]
+    settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
+    recorder.write(json_out, rows, settings)
 
 
 if __name__ == "__main__":

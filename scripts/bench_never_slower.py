@@ -8,9 +8,7 @@ wholly below. The best fixed gamma is the one of the highest mean speed over all
 
 from __future__ import annotations
 
-import json
 import math
-import platform
 import statistics
 import time
 from collections.abc import Sequence
@@ -28,6 +26,7 @@ from rich.table import Table
 from engines.laws import SamplingLaw
 from runtime.core.params import SpeculationParams
 from scripts.bench_common import Rig, code_prompts, open_rig
+from scripts.bench_results import Recorder, Row
 
 OFF_BOUND, BEST_BOUND = 0.98, 0.95
 PROMPT_TOKENS = 96
@@ -177,6 +176,21 @@ def show(cells: Sequence[Cell], gammas: Sequence[int], took_s: float) -> None:
     console.print(f"cells that miss: {sum(cell.misses for cell in cells)} of {len(cells)}")
 
 
+def row_of_cell(cell: Cell) -> Row:
+    """A cell on one line."""
+    case = ("bundle", "batch", "prompts", "temperature")
+    ratios = {"to_off": cell.to_off, "to_best": cell.to_best}
+    return Row(
+        case={name: getattr(cell, name) for name in case},
+        figures={
+            **{f"{way} tokens_per_s": speed for way, speed in cell.tokens_per_s.items()},
+            **{f"{name}_{key}": value for name, one in ratios.items() for key, value in asdict(one).items()},
+            "best_fixed": cell.best_fixed, "share_drafted": cell.share_drafted, "cost_share": cell.cost_share,
+            "misses": cell.misses,
+        },
+    )  # fmt: skip
+
+
 def main(
     bundles: Annotated[list[Path], typer.Argument(help="float32 and int8 bundles of a pair")],
     batches: str = "1,2,4,8,16,32",
@@ -192,6 +206,7 @@ def main(
         typer.Option("--cpu-time", help="processor seconds, for a machine that others use too"),
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="a part of the sweep, in minutes")] = False,
+    threads: int = 2,
     json_out: Path | None = None,
 ) -> None:
     """Run the sweep; exit code 1 when a cell misses."""
@@ -208,6 +223,8 @@ def main(
         for batch in sizes
         for temperature in temperatures.split(",")
     ]
+    title = "gamma chosen step by step against speculation off and the best fixed gamma"
+    recorder = Recorder("never_slower", title, threads)
     rigs: dict[Path, Rig] = {}
     cells = []
     began = time.perf_counter()
@@ -215,26 +232,20 @@ def main(
         if root not in rigs:
             clock = time.process_time if cpu_time else time.perf_counter
             folder = costs / "cpu" if cpu_time else costs
-            rigs[root] = open_rig(root, max_batch=max(sizes), costs=folder, clock=clock)
+            rigs[root] = open_rig(
+                root, max_batch=max(sizes), num_threads=threads, costs=folder, clock=clock
+            )
         rig = rigs[root]
         cells.append(
             measure(rig, kind, batch, temperature, fixed, rounds, max_tokens, least_tokens)
         )
     took_s = time.perf_counter() - began
     show(cells, fixed, took_s)
-    if json_out is not None:
-        result = {
-            "benchmark": "never_slower",
-            "machine": platform.processor() or platform.machine(),
-            "seconds": took_s,
-            "clock": "processor" if cpu_time else "wall",
-            "bounds": {"off": OFF_BOUND, "best_fixed": BEST_BOUND},
-            "cells": [{**asdict(cell), "misses": cell.misses} for cell in cells],
-            "control": {
-                root.name: asdict(rig.worker.snapshot().control or {}) for root, rig in rigs.items()
-            },
-        }
-        json_out.write_text(json.dumps(result, indent=2) + "\n")
+    settings = {
+        "max_tokens": max_tokens, "rounds": rounds, "clock": "processor" if cpu_time else "wall",
+        "off_bound": OFF_BOUND, "best_fixed_bound": BEST_BOUND,
+    }  # fmt: skip
+    recorder.write(json_out, [row_of_cell(cell) for cell in cells], settings)
     raise typer.Exit(int(any(cell.misses for cell in cells)))
 
 

@@ -6,10 +6,9 @@ sample of (engine seconds, sampling seconds). Modes take turns, so that a load b
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from rich.table import Table
 from engines.laws import ExactnessMode, SamplingLaw
 from runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec, SpeculationParams
 from scripts.bench_common import Rig, code_prompts, open_rig
+from scripts.bench_results import Recorder, row_of
 from scripts.random_pair import build_bundle
 
 MAX_ACCEPT, SEED_STABLE, _ = ExactnessMode
@@ -167,9 +167,11 @@ def main(
     gamma: int = 4,
     max_tokens: int = 80,
     rounds: int = 3,
+    threads: int = 2,
     json_out: Path | None = None,
 ) -> None:
     """Print the share of sampling in a step for every bundle, batch size and mode."""
+    recorder = Recorder("sampling", "sampling as a share of a decoding step", threads)
     names = list(MODES)
     chosen = [names[int(one)] for one in modes.split(",")] if modes else names
     roots = list(bundles)
@@ -189,9 +191,9 @@ def main(
         "tokens/step",
     ):
         table.add_column(head, justify="right")
-    results = []
+    rows = []
     for root in roots:
-        rig = open_rig(root)
+        rig = open_rig(root, num_threads=threads)
         for batch in (int(one) for one in batches.split(",")):
             for cell in measure(rig, chosen, batch, gamma, max_tokens, rounds):
                 table.add_row(
@@ -199,10 +201,9 @@ def main(
                     f"{cell.sampling_ms:.3f}", f"{cell.share:.3f}", f"{cell.share_of_fastest:.3f}",
                     f"{cell.tokens_per_step:.2f}",
                 )  # fmt: skip
-                results.append({"bundle": root.name, "gamma": gamma, **asdict(cell)})
+                rows.append(row_of(cell, ("mode", "batch"), bundle=root.name, gamma=gamma))
     Console(width=120).print(table)
-    if json_out:
-        json_out.write_text(json.dumps(results, indent=2) + "\n")
+    recorder.write(json_out, rows, {"max_tokens": max_tokens, "rounds": rounds})
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the run
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from engines.base import Engine, Span
 from engines.laws import SamplingLaw
 from runtime.core.params import SpeculationParams, SpeculationReport
 from scripts.bench_common import Rig, code_prompts, open_rig
+from scripts.bench_results import Recorder, Row, row_of
 
 CONTEXT = 200
 REPEATS = 30
@@ -117,10 +117,12 @@ def main(
     num_prompts: int = 16,
     max_tokens: int = 96,
     rounds: int = 3,
+    threads: int = 2,
     json_out: Path | None = None,
 ) -> None:
     """Measure every cell ``rounds`` times, interleaved, and print medians beside the prediction."""
-    rig = open_rig(bundle)
+    recorder = Recorder("speculation", "speculation against plain decoding, in process", threads)
+    rig = open_rig(bundle, num_threads=threads)
     prompts = [rig.tokenizer.encode(text) for text in code_prompts(num_prompts)]
     wanted = [0, *(int(gamma) for gamma in gammas.split(","))]
     table = Table(
@@ -129,7 +131,7 @@ def main(
     for head in ("batch", "T", "gamma", "tokens/s", "speed-up", "predicted", "ratio", "alpha_hat", "tokens/step",
                  "engine share", "sampling share"):  # fmt: skip
         table.add_column(head, justify="right")
-    results = []
+    rows = []
     for batch in (int(one) for one in batches.split(",")):
         plain_s = call_cost_s(rig.target, batch, 2)
         c = call_cost_s(rig.draft, batch, 2) / plain_s if rig.draft else 0.0
@@ -154,12 +156,12 @@ def main(
                     "-" if cell.alpha_hat is None else f"{cell.alpha_hat:.2f}", f"{cell.tokens_per_step:.2f}",
                     f"{cell.engine_share:.2f}", f"{cell.sampling_share:.3f}",
                 )  # fmt: skip
-                results.append(
-                    {**asdict(cell), "speedup": speedup, "predicted": expected, "c": c, "v": v}
-                )
+                row = row_of(cell, ("batch", "temperature", "gamma"), bundle=bundle.name)
+                theory = {"speedup": speedup, "predicted": expected, "c": c, "v": v}
+                rows.append(Row(case=row.case, figures={**row.figures, **theory}))
     Console(width=150).print(table)
-    if json_out:
-        json_out.write_text(json.dumps(results, indent=2) + "\n")
+    settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
+    recorder.write(json_out, rows, settings)
 
 
 if __name__ == "__main__":
