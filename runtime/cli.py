@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from runtime import cli_datastore
+from runtime import cli_datastore, cli_offline
 from runtime.core.drafting import DraftingConfig, HistoryScope
 from runtime.core.errors import ConfigError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_datastore.datastore)
+app.command()(cli_offline.analyze)
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2

@@ -94,9 +94,12 @@ RULES: dict[str, set[str]] = {
     "runtime.chi_square": PURE,
     # Opens a bundle as the server does, and holds its answers against the oracle.
     "runtime.verify_sampler": ANY,
+    # Measures a bundle in process; nobody but the command line may import it.
+    "runtime.offline": ANY,
     "runtime.server": ANY,
     "runtime.cli": ANY,
     "runtime.cli_datastore": ANY,
+    "runtime.cli_offline": ANY,
     "export": ANY,
     "outrider": {"grpc", "grpc_status", "google", "outrider"},
 }
@@ -127,9 +130,11 @@ HEAVY: dict[str, set[str]] = {
     },
     "prometheus_client": {"runtime.metrics", "runtime.server"},
     "tokenizers": {"runtime.tokenizer", "export"},
-    "typer": {"runtime.cli", "runtime.cli_datastore"},
+    "typer": {"runtime.cli", "runtime.cli_datastore", "runtime.cli_offline"},
+    "matplotlib": {"runtime.offline"},
+    "jinja2": {"runtime.offline"},
 }
-LAZY = {"engines", "runtime.cli"}
+LAZY = {"engines", "runtime.cli", "runtime.cli_offline"}
 # Imported for annotations only: which module it is at run time, tensorrt_api decides.
 TYPING_ONLY = {"tensorrt"}
 # Nothing but the command line may reach the exporter, and nothing at all scripts or tests.

@@ -1,0 +1,114 @@
+"""``outrider analyze``: what a bundle can do, measured beside serving, not while serving.
+
+What draws pictures is imported when it runs: serving does without.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engines.base import SpeculativeError
+from runtime.core.errors import ConfigError
+
+EXIT_REFUSED = 2
+NEEDED = ("matplotlib", "jinja2")
+
+Bundle = Annotated[Path, typer.Argument(help="Exported bundle.")]
+Prompts = Annotated[
+    Path, typer.Option(help="One prompt per line; .jsonl: strings, or objects with a prompt.")
+]
+Costs = Annotated[
+    Path | None, typer.Option(help="Folder for measured step costs; default: as serve.")
+]
+Datastore = Annotated[Path | None, typer.Option(help="Corpus made by outrider datastore build.")]
+
+
+def analyze(
+    bundle: Bundle,
+    prompts: Prompts,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for page and PNGs; default: NAME-analysis.")
+    ] = None,
+    drafters: Annotated[
+        str, typer.Option(help="Comma-separated; default: model, bigram, unigram, lookup.")
+    ] = "",
+    gammas: Annotated[
+        str, typer.Option(help="Draft tokens per step, comma-separated.")
+    ] = "1,2,4,8",
+    temperatures: Annotated[str, typer.Option(help="Comma-separated; 0 is greedy.")] = "0,1",
+    leniences: Annotated[str, typer.Option(help="Comma-separated, in (0, 1].")] = "1,0.5,0.3,0.1",
+    max_tokens: Annotated[int, typer.Option(help="Output tokens per prompt.")] = 96,
+    batch: Annotated[int, typer.Option(help="Requests that decode together.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Interleaved runs of every setting.")] = 3,
+    device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
+    costs: Costs = None,
+    refresh_costs: Annotated[bool, typer.Option(help="Measure step costs anew.")] = False,
+    datastore: Datastore = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Four prompts, short answers, one round.")
+    ] = False,
+) -> None:
+    """Alpha, costs, predicted and measured speed-up of a bundle: tables and figures of a page."""
+    _require()
+    from runtime.build_progress import BuildProgress
+    from runtime.offline.analysis import analyze as analyze_bundle
+    from runtime.offline.analysis_page import write_analysis
+    from runtime.offline.options import AnalysisOptions
+
+    try:
+        options = AnalysisOptions(
+            drafters=split(drafters),
+            gammas=tuple(int(one) for one in numbers("gammas", gammas, int)),
+            temperatures=numbers("temperatures", temperatures, float),
+            leniences=numbers("leniences", leniences, float),
+            max_tokens=max_tokens,
+            batch=batch,
+            rounds=rounds,
+            device=device,
+            num_threads=threads,
+            costs_folder=costs,
+            refreshes_costs=refresh_costs,
+            datastore="" if datastore is None else str(datastore),
+        )
+        with BuildProgress() as progress:
+            found = analyze_bundle(
+                bundle, prompts, options.quick() if quick else options, progress.report
+            )
+        page = write_analysis(found, out or Path(f"{found.bundle}-analysis"))
+    except (SpeculativeError, OSError) as error:
+        typer.echo(f"outrider: {error}", err=True)
+        raise typer.Exit(EXIT_REFUSED) from error
+    typer.echo(str(page))
+
+
+def split(text: str) -> tuple[str, ...]:
+    """Parts of a comma-separated list, without empty ones."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def numbers(key: str, text: str, kind: type[int] | type[float]) -> tuple[float, ...]:
+    """Numbers of a comma-separated list.
+
+    Raises:
+        ConfigError: a part is no such number.
+    """
+    try:
+        return tuple(kind(part) for part in split(text))
+    except ValueError as error:
+        raise ConfigError(key, "must be numbers, separated by commas") from error
+
+
+def _require() -> None:
+    """Say what to install where it is missing."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        typer.echo(
+            f"outrider: needs {' and '.join(missing)}: pip install 'outrider-server[analysis]'",
+            err=True,
+        )
+        raise typer.Exit(EXIT_REFUSED)

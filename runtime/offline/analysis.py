@@ -1,0 +1,266 @@
+"""``outrider analyze``: the tables of Leviathan et al. 2023 for a pair and a machine of one's own.
+
+Alpha by drafter and temperature (Table 3), c and v(k), predicted and measured speed-up (Table 4),
+lenience (Table 5), and traces of when the models ran (Figure 5). What a round taught a drafter
+about other requests would flatter the next round, so here no request knows another's history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from engines.laws import SamplingLaw
+from runtime.core.analysis import optimal_gamma, walltime_factor
+from runtime.core.costs import RowKind
+from runtime.core.drafting import DraftingConfig
+from runtime.core.params import SpeculationParams
+from runtime.drafters import Drafters, build_drafters
+from runtime.drafters.base import DrafterParts, Guesser
+from runtime.offline.alpha import MODEL, Text, measure_alphas
+from runtime.offline.options import AnalysisOptions, check_option, chosen_drafters
+from runtime.offline.prompts import encode_prompts, read_prompts
+from runtime.offline.results import AlphaRow, Analysis, CostRow, SpeedRow, TraceRow
+from runtime.offline.rig import Rig, RigOptions, open_rig
+from runtime.offline.speed import PLAIN, Cell, Measured, measure_cells
+from runtime.offline.step_costs import StepCosts, cost_row
+
+Report = Callable[[str, int, int], None]
+Prompts = tuple[tuple[int, ...], ...]
+
+SERVED_ROWS = 64
+"""Slots of ``outrider serve``: so many, and its measured step costs are used here too."""
+TRACE_TOKENS = 24
+
+
+def analyze(bundle: Path, prompts: Path, options: AnalysisOptions, report: Report) -> Analysis:
+    """Measure a bundle over prompts.
+
+    Args:
+        bundle: folder.
+        prompts: file, see ``read_prompts``.
+        options: what to measure.
+        report: told the phase, the steps done and their number.
+
+    Raises:
+        BundleError: the bundle does not fit its manifest.
+        ConfigError: an option or a prompt does not fit the bundle.
+    """
+    texts = read_prompts(prompts)[: options.max_prompts]
+    rig = open_rig(
+        bundle,
+        RigOptions(
+            max_batch=max(SERVED_ROWS, options.batch),
+            num_threads=options.num_threads,
+            device=options.device,
+            knows_costs=True,
+            costs_folder=options.costs_folder,
+            refreshes_costs=options.refreshes_costs,
+            drafting=options.drafting(),
+        ),
+    )
+    try:
+        return _Bench(rig, texts, options, report).analysis()
+    finally:
+        rig.close()
+
+
+class _Bench:
+    """The steps of one analysis over one open bundle."""
+
+    def __init__(
+        self, rig: Rig, texts: tuple[str, ...], options: AnalysisOptions, report: Report
+    ) -> None:
+        manifest = rig.bundle.manifest
+        self._rig = rig
+        self._report = report
+        self._prompts: Prompts = encode_prompts(
+            texts, rig.tokenizer, max_tokens=options.max_tokens, max_context=manifest.max_context
+        )
+        gammas = tuple(gamma for gamma in options.gammas if gamma <= manifest.max_gamma)
+        check_option(bool(gammas), "gammas", f"must include one of 1..{manifest.max_gamma}")
+        check_option(
+            options.batch <= manifest.max_batch, "batch", f"must be at most {manifest.max_batch}"
+        )
+        self._options = replace(options, gammas=gammas)
+        # Alpha counts every position: thresholds below which counts do not draft are off.
+        self._all = _drafters(rig, replace(options.drafting(), min_prob=0.0))
+        self._names = chosen_drafters(options.drafters, self._all)
+
+    def analysis(self) -> Analysis:
+        """Everything, temperature by temperature."""
+        options, rig = self._options, self._rig
+        alphas: list[AlphaRow] = []
+        costs: list[CostRow] = []
+        speeds: list[SpeedRow] = []
+        plain: dict[float, float] = {}
+        for temperature in options.temperatures:
+            alphas += self._alphas(temperature)
+            known = self._costs(temperature)
+            costs.append(self._cost_row(known, temperature))
+            rows, plain[temperature] = self._speeds(known, temperature, alphas)
+            speeds += rows
+        return Analysis(
+            bundle=rig.bundle.root.name,
+            device=rig.device,
+            weights=rig.bundle.manifest.target.weights,
+            num_prompts=len(self._prompts),
+            max_tokens=options.max_tokens,
+            batch=options.batch,
+            rounds=options.rounds,
+            alphas=tuple(alphas),
+            costs=tuple(costs),
+            speeds=tuple(speeds),
+            plain_tokens_per_s=plain,
+            traces=self._traces(),
+        )
+
+    def _alphas(self, temperature: float) -> list[AlphaRow]:
+        rig, options = self._rig, self._options
+        texts = []
+        phase = f"texts at temperature {temperature:g}"
+        batch = min(len(self._prompts), rig.bundle.manifest.max_batch, SERVED_ROWS)
+        for first in range(0, len(self._prompts), batch):
+            group = self._prompts[first : first + batch]
+            law = SamplingLaw(temperature=temperature)
+            answers, _ = rig.answer(group, law, PLAIN, options.max_tokens)
+            texts += [
+                Text((*prompt, *answer.tokens), len(prompt))
+                for prompt, answer in zip(group, answers, strict=True)
+            ]
+            self._report(phase, len(texts), len(self._prompts))
+        guessers = {name: one for name in self._names if (one := self._guesser(name)) is not None}
+        draft = rig.draft if MODEL in self._names else None
+        return measure_alphas(
+            rig.target, draft, guessers, texts, temperature, options.leniences, self._report
+        )
+
+    def _guesser(self, name: str) -> Guesser | None:
+        """A drafter whose drafts are functions of the tokens alone; None for any other."""
+        one = self._all.get(name)
+        is_fit = isinstance(one, Guesser) and one.traits.num_choices == 0
+        return one if is_fit and isinstance(one, Guesser) else None
+
+    def _costs(self, temperature: float) -> StepCosts:
+        assert self._rig.costs is not None, "the rig was opened to know them"
+        longest = max(len(prompt) for prompt in self._prompts) + self._options.max_tokens
+        return StepCosts(
+            table=self._rig.costs,
+            kind=RowKind.GREEDY if temperature == 0.0 else RowKind.SAMPLED,
+            batch=self._options.batch,
+            num_cached=longest,
+        )
+
+    def _cost_row(self, costs: StepCosts, temperature: float) -> CostRow:
+        uses = {name: self._all.uses_model(name) for name in self._names}
+        return cost_row(costs, temperature, uses, range(1, self._rig.bundle.manifest.max_gamma + 2))
+
+    def _speeds(
+        self, costs: StepCosts, temperature: float, alphas: Sequence[AlphaRow]
+    ) -> tuple[list[SpeedRow], float]:
+        settings = [(name, gamma) for name in self._names for gamma in self._options.gammas]
+        cells = [Cell(temperature, PLAIN)]
+        cells += [
+            Cell(temperature, SpeculationParams(drafter=name, gamma=gamma))
+            for name, gamma in settings
+        ]
+        plain, *measured = measure_cells(
+            self._rig,
+            self._prompts,
+            cells,
+            max_tokens=self._options.max_tokens,
+            batch=self._options.batch,
+            rounds=self._options.rounds,
+            phase=f"speed at temperature {temperature:g}",
+            report=self._report,
+        )
+        known = {row.drafter: row.alpha for row in alphas if row.temperature == temperature}
+        rows = [
+            speed_row(
+                name,
+                temperature,
+                gamma,
+                one,
+                alpha=known.get(name, one.alpha_hat),
+                costs=costs,
+                uses_model=self._all.uses_model(name),
+                max_gamma=self._rig.bundle.manifest.max_gamma,
+                plain=plain,
+            )
+            for (name, gamma), one in zip(settings, measured, strict=True)
+        ]
+        return rows, plain.tokens_per_s
+
+    def _traces(self) -> tuple[TraceRow, ...]:
+        """One request greedily, with the widest drafts, with fewer, and without."""
+        drafter = MODEL if MODEL in self._names else self._names[0]
+        widest = max(self._options.gammas)
+        gammas = dict.fromkeys((widest, max(1, widest // 2), 0))
+        return tuple(self._trace(drafter, gamma) for gamma in gammas)
+
+    def _trace(self, drafter: str, gamma: int) -> TraceRow:
+        rig = self._rig
+        timed = [rig.target, *([rig.draft] if rig.draft is not None else [])]
+        for engine in timed:
+            engine.calls = []
+        wanted = SpeculationParams(drafter=drafter, gamma=gamma) if gamma else PLAIN
+        length = min(TRACE_TOKENS, self._options.max_tokens)
+        rig.run(self._prompts[:1], SamplingLaw(temperature=0.0), wanted, length)
+        calls = [tuple(engine.calls or ()) for engine in timed]
+        for engine in timed:
+            engine.calls = None
+        origin = min(began for one in calls for began, _ in one)
+        shifted = [tuple((1e3 * (a - origin), 1e3 * (b - origin)) for a, b in one) for one in calls]
+        label = f"{drafter}, gamma {gamma}" if gamma else "plain decoding"
+        drafts = shifted[1] if len(shifted) > 1 else ()
+        return TraceRow(label=label, gamma=gamma, target_ms=shifted[0], draft_ms=drafts)
+
+
+def speed_row(
+    drafter: str,
+    temperature: float,
+    gamma: int,
+    measured: Measured,
+    *,
+    alpha: float | None,
+    costs: StepCosts,
+    uses_model: bool,
+    max_gamma: int,
+    plain: Measured,
+) -> SpeedRow:
+    """One line of Table 4: the formula beside the measurement."""
+    c, v = costs.c(uses_model=uses_model), costs.v(gamma + 1)
+    predicted = best = None
+    if alpha is not None:
+        predicted = walltime_factor(alpha, gamma, c, verify_cost=v)
+        best, _ = optimal_gamma(alpha, c, max_gamma=max_gamma, verify_cost=costs.v)
+    return SpeedRow(
+        drafter=drafter,
+        temperature=temperature,
+        gamma=gamma,
+        alpha=alpha,
+        draft_cost=c,
+        verify_cost=v,
+        predicted=predicted,
+        best_gamma=best,
+        alpha_hat=measured.alpha_hat,
+        tokens_per_step=measured.tokens_per_step,
+        operations=measured.operations,
+        tokens_per_s=measured.tokens_per_s,
+        speedup=measured.over(plain),
+    )
+
+
+def _drafters(rig: Rig, config: DraftingConfig) -> Drafters:
+    manifest = rig.bundle.manifest
+    return build_drafters(
+        DrafterParts(
+            draft=rig.draft,
+            sampler=rig.sampler,
+            vocab_size=manifest.target.vocab_size,
+            chunk=manifest.max_extend,
+            max_gamma=manifest.max_gamma,
+            config=config,
+        )
+    )

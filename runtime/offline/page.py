@@ -1,0 +1,48 @@
+"""One self-contained HTML page of tables and pictures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+TEMPLATE = "page.html.j2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading with a text, a table and pictures, each of which may be missing.
+
+    Attributes:
+        rows: cells as text, as many as ``heads``.
+        pictures: PNG files, which the page takes in.
+    """
+
+    title: str
+    text: str = ""
+    heads: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    pictures: tuple[Path, ...] = field(default=())
+
+    @property
+    def images(self) -> list[tuple[str, str]]:
+        """Name and base64 of each picture."""
+        return [(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in self.pictures]
+
+
+def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Section]) -> None:
+    """Write the page; it refers to nothing outside itself."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = environment.get_template(TEMPLATE).render(
+        title=title, summary=summary, sections=sections
+    )
+    path.write_text(text, encoding="utf-8")

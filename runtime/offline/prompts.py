@@ -1,0 +1,64 @@
+"""Prompts of a file, as token ids that fit the bundle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from runtime.core.errors import ConfigError
+from runtime.tokenizer import TokenizersCodec
+
+KEY = "prompts"
+FIELD = "prompt"
+
+
+def read_prompts(path: Path) -> tuple[str, ...]:
+    """Texts of a file.
+
+    A ``.jsonl`` file holds a JSON string, or an object with a string field "prompt", per line; any
+    other file one prompt per line. Empty lines are passed over.
+
+    Raises:
+        ConfigError: the file cannot be read, breaks these rules, or has no prompt.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(KEY, f"{path}: must be a readable file of UTF-8 text") from error
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise ConfigError(KEY, f"{path}: must have at least one prompt")
+    if path.suffix != ".jsonl":
+        return tuple(line for _, line in numbered)
+    return tuple(_text(line, f"{path}: line {number}") for number, line in numbered)
+
+
+def encode_prompts(
+    texts: tuple[str, ...], codec: TokenizersCodec, *, max_tokens: int, max_context: int
+) -> tuple[tuple[int, ...], ...]:
+    """Token ids of texts.
+
+    Raises:
+        ConfigError: a text has no token, or does not leave room for ``max_tokens``.
+    """
+    most = max_context - max_tokens
+    if most < 1:
+        raise ConfigError("max_tokens", f"must be less than {max_context}, the bundle's context")
+    prompts = tuple(tuple(codec.encode(text)) for text in texts)
+    for number, prompt in enumerate(prompts, 1):
+        if not prompt or len(prompt) + max_tokens > max_context:
+            rule = f"prompt {number}: must have 1..{most} tokens, so that {max_tokens} may follow"
+            raise ConfigError(KEY, rule)
+    return prompts
+
+
+def _text(line: str, where: str) -> str:
+    try:
+        value: object = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(KEY, f"{where}: must be JSON") from error
+    if isinstance(value, dict):
+        value = value.get(FIELD)
+    if not isinstance(value, str) or not value:
+        raise ConfigError(KEY, f'{where}: must be a string, or an object with a string "{FIELD}"')
+    return value

@@ -1,0 +1,111 @@
+"""What an analysis found: plain values, so that tables, figures and JSON say the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlphaRow:
+    """Mean acceptance of one drafter over text that the target wrote, every position counted.
+
+    Attributes:
+        alpha: mean over all positions of the probability that the target keeps the first draft
+            token; 0 where nothing is drafted.
+        coverage: share of positions at which something is drafted.
+        lenient: lenience -> the same under appendix A.5.
+    """
+
+    drafter: str
+    temperature: float
+    alpha: float
+    coverage: float
+    num_positions: int
+    lenient: dict[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRow:
+    """Step times at one temperature; all but ``plain_ms`` in units of the plain step.
+
+    Attributes:
+        plain_ms: milliseconds of the runtime's plain step, sampling and host work included.
+        draft_cost: drafter -> c, one draft token.
+        verify_cost: k -> v(k), one step whose target pass takes k tokens per row.
+        target_ms: k -> milliseconds of that target pass alone.
+    """
+
+    temperature: float
+    plain_ms: float
+    draft_cost: dict[str, float]
+    verify_cost: dict[int, float]
+    target_ms: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedRow:
+    """One setting measured against plain decoding, and what the formula says.
+
+    Attributes:
+        alpha: what goes into the formula: of the ``AlphaRow``, or ``alpha_hat`` where there is none
+            (trees, phrases and cascades have no law of a single draft token).
+        draft_cost: c.
+        verify_cost: v(gamma + 1).
+        predicted: generalised Theorem 3.8; None without alpha.
+        best_gamma: gamma of the greatest predicted factor, up to the bundle's cap.
+        alpha_hat: accepted / trials reached, in this run; None without trials.
+        operations: tokens that the target computed per token emitted.
+        speedup: over plain decoding, median of the rounds' ratios.
+    """
+
+    drafter: str
+    temperature: float
+    gamma: int
+    alpha: float | None
+    draft_cost: float
+    verify_cost: float
+    predicted: float | None
+    best_gamma: int | None
+    alpha_hat: float | None
+    tokens_per_step: float
+    operations: float
+    tokens_per_s: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRow:
+    """When the models ran during one request; milliseconds from its first call.
+
+    Attributes:
+        gamma: 0 is plain decoding.
+        target_ms: begin and end of each target pass.
+        draft_ms: begin and end of each call of the draft model.
+    """
+
+    label: str
+    gamma: int
+    target_ms: tuple[tuple[float, float], ...]
+    draft_ms: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """Everything ``outrider analyze`` found, in one machine's run.
+
+    Attributes:
+        plain_tokens_per_s: temperature -> plain decoding.
+    """
+
+    bundle: str
+    device: str
+    weights: str
+    num_prompts: int
+    max_tokens: int
+    batch: int
+    rounds: int
+    alphas: tuple[AlphaRow, ...]
+    costs: tuple[CostRow, ...]
+    speeds: tuple[SpeedRow, ...]
+    plain_tokens_per_s: dict[float, float]
+    traces: tuple[TraceRow, ...]

@@ -1,0 +1,234 @@
+"""A bundle opened in process as the server opens it, to be measured."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from engines import choose_device, open_engine
+from engines.bundle import TOKENIZER_FILE, Bundle, load_bundle
+from engines.cpu_sampler import CpuSampler
+from engines.laws import SamplingLaw
+from runtime.core.config import ServerConfig
+from runtime.core.costs import CostTable
+from runtime.core.drafting import DraftingConfig
+from runtime.core.params import (
+    Event,
+    Failed,
+    Finished,
+    Progressed,
+    RequestSpec,
+    SpeculationParams,
+)
+from runtime.drafters import any_proposes_trees
+from runtime.offline.timers import TimedEngine, TimedSampler
+from runtime.server import ServeOptions, bundle_costs
+from runtime.tokenizer import TokenizersCodec
+from runtime.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RigOptions:
+    """How a bundle is opened for measurements.
+
+    Attributes:
+        max_batch: slots; the bundle's bound them too.
+        num_threads: of a CPU backend.
+        device: as of ``outrider serve``.
+        knows_costs: whether what steps cost is looked up or measured; else every gamma is fixed.
+        costs_folder: where measured step costs are kept; None for where the server keeps them.
+        refreshes_costs: whether step costs are measured even if they are known.
+        drafting: settings of the drafters.
+        clock: seconds, of requests and of step costs.
+    """
+
+    max_batch: int = 8
+    num_threads: int = 2
+    device: str = "cpu"
+    knows_costs: bool = False
+    costs_folder: Path | None = None
+    refreshes_costs: bool = False
+    drafting: DraftingConfig = field(default_factory=DraftingConfig)
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one request was told.
+
+    Attributes:
+        tokens: of the completion.
+        end: None until it ends.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    end: Finished | Failed | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Take the next event."""
+        if isinstance(event, Progressed):
+            self.tokens.extend(token.token for token in event.tokens)
+        else:
+            self.end = event
+
+
+@dataclass(slots=True)
+class Rig:
+    """One bundle opened in process, with timers on everything that is not the runtime itself.
+
+    Attributes:
+        costs: of these engines on this machine, where they are known.
+    """
+
+    bundle: Bundle
+    target: TimedEngine
+    draft: TimedEngine | None
+    sampler: TimedSampler
+    tokenizer: TokenizersCodec
+    worker: Worker
+    device: str = "cpu"
+    costs: CostTable | None = None
+    clock: Callable[[], float] = time.perf_counter
+    next_id: int = 0
+
+    def engine_s(self) -> float:
+        """Seconds spent in engine calls so far."""
+        return self.target.total_s + (self.draft.total_s if self.draft else 0.0)
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        law: SamplingLaw,
+        speculation: SpeculationParams,
+        max_tokens: int,
+    ) -> tuple[list[Answer], float]:
+        """Run prompts as one batch of arrivals to the end.
+
+        Returns:
+            The answers, in the order of the prompts, and the wall seconds taken.
+
+        Raises:
+            RuntimeError: a request failed.
+        """
+        answers = [Answer() for _ in prompts]
+        began = self.clock()
+        for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            self.next_id += 1
+            name = f"bench-{self.next_id}"
+            spec = RequestSpec(
+                internal_id=name,
+                request_id=name,
+                prompt_tokens=tuple(prompt),
+                law=law,
+                seed=seed,
+                max_tokens=max_tokens,
+                speculation=speculation,
+            )
+            self.worker.submit(spec, answer)
+        while any(answer.end is None for answer in answers):
+            self.worker.run_step()
+        wall_s = self.clock() - began
+        for answer in answers:
+            if isinstance(answer.end, Failed):
+                raise RuntimeError("a measured request failed") from answer.end.error
+        return answers, wall_s
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        law: SamplingLaw,
+        speculation: SpeculationParams,
+        max_tokens: int,
+    ) -> tuple[list[Finished], float]:
+        """As ``answer``, but only how the requests ended."""
+        answers, wall_s = self.answer(prompts, law, speculation, max_tokens)
+        return [one.end for one in answers if isinstance(one.end, Finished)], wall_s
+
+    def close(self) -> None:
+        """Close the engines."""
+        self.target.close()
+        if self.draft is not None:
+            self.draft.close()
+
+
+def open_rig(root: Path, options: RigOptions) -> Rig:
+    """Open a bundle; requests wait for a slot as long as it takes.
+
+    Raises:
+        BundleError: the bundle does not fit its manifest.
+        ConfigError: the device cannot be used.
+    """
+    bundle = load_bundle(root)
+    manifest = bundle.manifest
+    tokenizer = TokenizersCodec(root / TOKENIZER_FILE)
+    max_batch = min(options.max_batch, manifest.max_batch)
+    options = replace(options, device=str(choose_device(options.device, bundle).device))
+    config = ServerConfig(
+        max_running=max_batch,
+        queue_timeout_s=math.inf,
+        num_threads=options.num_threads,
+        drafting=options.drafting,
+    )
+
+    def sampler() -> CpuSampler:
+        return CpuSampler(
+            max_batch=max_batch,
+            max_gamma=manifest.max_gamma,
+            vocab_size=manifest.target.vocab_size,
+        )
+
+    costs = None
+    if options.knows_costs:
+        serving = ServeOptions(
+            costs_folder=options.costs_folder,
+            refreshes_costs=options.refreshes_costs,
+            device=options.device,
+            config=config,
+        )
+        costs = bundle_costs(
+            bundle, serving, sampler(), tokenizer, max_batch, options.clock
+        )
+    target = _open_timed(bundle, "target", options, max_batch)
+    draft = None
+    if manifest.draft is not None:
+        draft = _open_timed(bundle, "draft", options, max_batch)
+    timed_sampler = TimedSampler(sampler())
+    worker = Worker(
+        target=target,
+        draft=draft,
+        sampler=timed_sampler,
+        config=config,
+        max_gamma=manifest.max_gamma,
+        decoder=tokenizer,
+        costs=costs,
+        clock=options.clock,
+    )
+    return Rig(
+        bundle=bundle,
+        target=target,
+        draft=draft,
+        sampler=timed_sampler,
+        tokenizer=tokenizer,
+        worker=worker,
+        device=options.device,
+        costs=costs,
+        clock=options.clock,
+    )
+
+
+def _open_timed(
+    bundle: Bundle, which: Literal["target", "draft"], options: RigOptions, max_batch: int
+) -> TimedEngine:
+    engine = open_engine(
+        bundle,
+        which,
+        device=options.device,
+        num_threads=options.num_threads,
+        max_batch=max_batch,
+        with_trees=which == "target" and any_proposes_trees(),
+    )
+    return TimedEngine(engine)

@@ -1,0 +1,85 @@
+"""Engine and sampler with a stop-watch: whatever is not spent in them is the runtime's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engines.base import Engine, EngineLimits, FloatArray, Span
+from engines.laws import Sampler, SamplingRow, Verdict
+
+
+@dataclass(slots=True)
+class TimedEngine:
+    """An engine that adds up the seconds spent in its extends.
+
+    Attributes:
+        calls: when each extend began and ended, seconds of ``time.perf_counter``; None keeps none.
+    """
+
+    engine: Engine
+    total_s: float = 0.0
+    num_calls: int = 0
+    calls: list[tuple[float, float]] | None = None
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities of the timed engine."""
+        return self.engine.limits
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Promise of the timed engine."""
+        return self.engine.is_row_invariant
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """Extend and take the time."""
+        began = time.perf_counter()
+        logits = self.engine.extend(spans)
+        ended = time.perf_counter()
+        self.total_s += ended - began
+        self.num_calls += 1
+        if self.calls is not None:
+            self.calls.append((began, ended))
+        return logits
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep a path of the timed engine's tree."""
+        self.engine.keep_path(slot, path)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Move a slot of the timed engine."""
+        self.engine.move_slot(source, destination, length)
+
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Trim the timed engine."""
+        self.engine.trim(lengths)
+
+    def close(self) -> None:
+        """Close the timed engine."""
+        self.engine.close()
+
+
+@dataclass(slots=True)
+class TimedSampler:
+    """A sampler that adds up the seconds spent in it."""
+
+    sampler: Sampler
+    total_s: float = 0.0
+
+    def propose(
+        self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
+    ) -> list[int]:
+        """Propose and take the time."""
+        began = time.perf_counter()
+        tokens = self.sampler.propose(logits, rows, vocab_size=vocab_size)
+        self.total_s += time.perf_counter() - began
+        return tokens
+
+    def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
+        """Judge and take the time."""
+        began = time.perf_counter()
+        verdicts = self.sampler.judge(logits, rows)
+        self.total_s += time.perf_counter() - began
+        return verdicts
