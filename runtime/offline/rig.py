@@ -189,9 +189,7 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
             device=options.device,
             config=config,
         )
-        costs = bundle_costs(
-            bundle, serving, sampler(), tokenizer, max_batch, options.clock
-        )
+        costs = bundle_costs(bundle, serving, sampler(), tokenizer, max_batch, options.clock)
     target = _open_timed(bundle, "target", options, max_batch)
     draft = None
     if manifest.draft is not None:
