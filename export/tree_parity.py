@@ -68,7 +68,9 @@ def check_tree_parity(
     generator = np.random.default_rng(seed)
     num_nodes = min(max_tree_nodes, facts.max_position - max(_STARTS) - _NUM_AFTER)
     trees = [_random_tree(generator, start, num_nodes, facts.vocab_size) for start in _STARTS]
-    runner = _TreeRunner(path, facts, num_rows=len(trees), capacity=max(_STARTS) + num_nodes)
+    # Behind the deepest path, which may be the whole tree, comes a chain.
+    capacity = max(_STARTS) + num_nodes + _NUM_AFTER
+    runner = _TreeRunner(path, facts, num_rows=len(trees), capacity=capacity)
     masked = _check_masks(model, runner, trees)
     kept = _check_kept_paths(model, runner, trees)
     return {

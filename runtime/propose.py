@@ -11,14 +11,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engines.base import EngineError
-from engines.laws import SamplingRow, Verdict
+from engines.laws import ExactnessMode, SamplingRow, Verdict
 from runtime.core.drafting import HistoryScope, scope_of
+from runtime.core.params import RequestSpec
 from runtime.core.request import Request
-from runtime.core.tree import pruned
+from runtime.core.tree import leading_chain, pruned
 from runtime.drafters import Drafters
 from runtime.drafters.base import Draft, DraftRow, Need, Outcome
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRules:
+    """What may be proposed.
+
+    Attributes:
+        vocab_size: the target's V.
+        scope: whose earlier requests may inform drafts.
+        max_nodes: draft tokens of a tree at most; 0 where the target takes no trees.
+        trees_may_round_differently: see ``DraftingConfig``.
+    """
+
+    vocab_size: int
+    scope: HistoryScope = HistoryScope.TENANT
+    max_nodes: int = 0
+    trees_may_round_differently: bool = False
+
+    def max_nodes_of(self, spec: RequestSpec) -> int:
+        """Tokens of a tree for a request; 0 where its answer is promised bit for bit.
+
+        Chains have the bits of plain decoding, and so has the leading chain of a tree; its side
+        branches are summed in another order, and may turn where two tokens nearly tie.
+        """
+        is_fixed = spec.law.is_greedy or spec.speculation.mode is ExactnessMode.SEED_STABLE
+        return 0 if is_fixed and not self.trees_may_round_differently else self.max_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +67,7 @@ def propose(
     drafters: Drafters,
     live: Sequence[Request],
     gammas: Sequence[int | None],
-    *,
-    scope: HistoryScope,
-    vocab_size: int,
-    max_nodes: int = 0,
+    rules: DraftRules,
 ) -> Proposals:
     """A draft, possibly empty, per decoding row.
 
@@ -51,9 +75,7 @@ def propose(
         drafters: by name.
         live: request i holds slot i.
         gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
-        scope: whose history drafts may use.
-        vocab_size: the target's V.
-        max_nodes: draft tokens of a tree at most; 0 where the target takes no trees.
+        rules: what they may propose.
     """
     drafts = [None if gamma is None else Draft(tokens=()) for gamma in gammas]
     chosen: dict[str, list[int]] = {}
@@ -63,14 +85,13 @@ def propose(
     if not chosen:
         return Proposals(drafts=drafts)
     rows = [
-        _draft_row(request, gamma or 0, scope, max_nodes)
-        for request, gamma in zip(live, gammas, strict=True)
+        _draft_row(request, gamma or 0, rules) for request, gamma in zip(live, gammas, strict=True)
     ]
     asked: dict[str, Exception | None] = dict.fromkeys(chosen)
     for name, slots in chosen.items():
         try:
             proposed = [
-                _checked(draft, rows[slot], vocab_size)
+                _checked(draft, rows[slot], rules.vocab_size)
                 for slot, draft in zip(slots, drafters[name].propose(rows, slots), strict=True)
             ]
         except Exception as error:  # a drafter may be anybody's; its rows go on without it
@@ -144,20 +165,23 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
     )
 
 
-def _draft_row(request: Request, gamma: int, scope: HistoryScope, max_nodes: int) -> DraftRow:
+def _draft_row(request: Request, gamma: int, rules: DraftRules) -> DraftRow:
     return DraftRow(
         sampling=sampling_row(request, Draft(tokens=())),
         gamma=gamma,
         num_computed=request.draft_computed,
         key=request.spec.internal_id,
-        scope=scope_of(scope, request.spec.tenant),
+        scope=scope_of(rules.scope, request.spec.tenant),
         params=request.spec.speculation,
-        max_nodes=max_nodes,
+        max_nodes=rules.max_nodes_of(request.spec),
     )
 
 
 def _checked(draft: Draft, row: DraftRow, vocab_size: int) -> Draft:
     """What may be verified of a draft: known ids, no more than were asked for."""
+    if draft.parents is not None and row.max_nodes == 0:
+        chain = leading_chain(draft.tokens, draft.parents)
+        draft = replace(draft, tokens=chain, parents=None, is_sampled=False)
     if draft.parents is not None:
         tokens, parents = pruned(
             draft.tokens,

@@ -52,9 +52,8 @@ class SpeculationPolicy:
         gamma = self._config.default_gamma if wanted.gamma is None else wanted.gamma
         is_adaptive = gamma is None if wanted.is_adaptive is None else wanted.is_adaptive
         is_adaptive = is_adaptive and self._can_adapt
-        if gamma is None:
-            gamma = self._max_gamma if is_adaptive else FIXED_GAMMA
-        gamma = min(gamma, self._max_gamma)
+        fixed_gamma = min(FIXED_GAMMA if gamma is None else gamma, self._max_gamma)
+        gamma = self._max_gamma if gamma is None and is_adaptive else fixed_gamma
         if not wanted.is_enabled or drafter == "none" or gamma == 0:
             return Speculation(drafter="none", gamma=0, off_reason=DISABLED)
         usable = self._drafters.usable(drafter)
@@ -66,6 +65,7 @@ class SpeculationPolicy:
             off_reason=None,
             is_adaptive=is_adaptive,
             verifies_block=self._verifies_block(wanted),
+            fixed_gamma=fixed_gamma,
         )
 
     def _verifies_block(self, wanted: SpeculationParams) -> bool:

@@ -4,10 +4,14 @@ Requests are rows by slot. A decision costs some tenths of a millisecond and is 
 the rows stay the same and little was learnt, so it is taken when rows change, and otherwise so
 rarely that it stays below a share of the decoding time. Among many rows, a newcomer waits for the
 next decision without drafts.
+
+A choice that fails harms no request: gammas are fixed for a while, and what was learnt of the rows
+is forgotten.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,11 +28,15 @@ from runtime.core.ledger import ControlReport
 from runtime.core.request import Request, Speculation
 from runtime.drafters.base import Draft
 
+logger = logging.getLogger(__name__)
+
 MAX_GROUPS = 32
 # Rounds of evidence that wait for a decision at most.
 MAX_WAITING = 512
 # From so many rows on, one that comes or goes among them waits for the next decision.
 MANY_ROWS = 8
+RETRY_S = 60.0
+"""Seconds that gammas stay fixed after choosing them failed."""
 
 
 class Steering:
@@ -82,6 +90,7 @@ class Steering:
         self._since_s = 0.0
         self._own_s = 0.0
         self._total_s = 0.0
+        self._retry_at_s: float | None = None
 
     def choose(
         self, live: Sequence[Request], caps: tuple[int | None, ...]
@@ -95,6 +104,18 @@ class Steering:
         self._is_steering = any(request.speculation.is_adaptive for request in live)
         if not self._is_steering:
             return caps
+        if self._retry_at_s is None or self._clock() >= self._retry_at_s:
+            self._retry_at_s = None
+            try:
+                return self._choose(live, caps)
+            except Exception as error:  # whatever is wrong with the choice, rows do without
+                self._give_up(error)
+        self._is_steering = False
+        return _fixed_gammas(live, caps)
+
+    def _choose(
+        self, live: Sequence[Request], caps: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
         decoding = tuple(cap is not None for cap in caps)
         if self._align(live) or decoding != self._decoding:
             self._decoding = decoding
@@ -139,6 +160,17 @@ class Steering:
         """
         if not self._is_steering:
             return
+        try:
+            self._observe(live, drafts, judged)
+        except Exception as error:  # what was not learnt harms nobody
+            self._give_up(error)
+
+    def _observe(
+        self,
+        live: Sequence[Request],
+        drafts: Sequence[Draft | None],
+        judged: Sequence[tuple[int, Verdict]],
+    ) -> None:
         seconds = self._clock() - self._began_s
         longest = num_emitted = 0
         for slot, verdict in judged:
@@ -163,6 +195,14 @@ class Steering:
         """What the choices brought; callable from any thread."""
         share = self._own_s / self._total_s if self._total_s else 0.0
         return replace(self._controller.report(), cost_share=share)
+
+    def _give_up(self, error: Exception) -> None:
+        """Say so, keep gammas fixed for a while, and begin with the rows anew after that."""
+        logger.error("choosing gamma failed; it is fixed for %g s", RETRY_S, exc_info=error)
+        self._retry_at_s = self._clock() + RETRY_S
+        self._owners.clear()
+        self._decided.clear()
+        self._waiting.clear()
 
     def _must_decide(self) -> bool:
         """Whether the rows are others than those last decided on, beyond a few among many."""
@@ -227,6 +267,16 @@ class Steering:
                 time_left_s=min(deadlines) - self._clock() if deadlines else None,
             )
         )
+
+
+def _fixed_gammas(live: Sequence[Request], caps: Sequence[int | None]) -> tuple[int | None, ...]:
+    """As if nothing were ever chosen."""
+    return tuple(
+        cap
+        if cap is None or (fixed := request.speculation.fixed_gamma) is None
+        else min(cap, fixed)
+        for request, cap in zip(live, caps, strict=True)
+    )
 
 
 def _known_gamma(request: Request, known: dict[int, int]) -> int:

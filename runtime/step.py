@@ -16,7 +16,6 @@ from engines.laws import Sampler, Verdict
 from engines.tree_judge import judge
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
-from runtime.core.drafting import HistoryScope
 from runtime.core.params import Progressed
 from runtime.core.request import Ending, Request
 from runtime.core.scheduler import Prefill, StepLimits, decode_spans, plan_step
@@ -24,7 +23,7 @@ from runtime.core.tree import tried_chain
 from runtime.drafters import Drafters, build_drafters
 from runtime.drafters.base import Draft, DrafterParts
 from runtime.drafters.model import MAX_SHARED_MISSING
-from runtime.propose import num_choices, propose, sampling_row, tell
+from runtime.propose import DraftRules, num_choices, propose, sampling_row, tell
 from runtime.steering import Steering
 
 
@@ -34,7 +33,7 @@ class StepParts:
 
     Attributes:
         drafters: by name.
-        scope: whose earlier requests may inform drafts.
+        rules: what drafters may propose.
         steering: chooses the gammas of adaptive requests; None where there are none.
     """
 
@@ -42,7 +41,7 @@ class StepParts:
     sampler: Sampler
     drafters: Drafters
     limits: StepLimits
-    scope: HistoryScope = HistoryScope.TENANT
+    rules: DraftRules
     steering: Steering | None = None
 
 
@@ -106,7 +105,13 @@ def step_parts(
         sampler=sampler,
         drafters=drafters,
         limits=limits,
-        scope=config.drafting.history_scope,
+        rules=DraftRules(
+            vocab_size=target.limits.vocab_size,
+            scope=config.drafting.history_scope,
+            # The tree's root is the last committed token.
+            max_nodes=max(0, target.limits.max_tree_nodes - 1),
+            trees_may_round_differently=config.drafting.trees_may_round_differently,
+        ),
         steering=None
         if costs is None
         else Steering(
@@ -138,15 +143,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         return result
     steering = parts.steering
     gammas = plan.gammas if steering is None else steering.choose(live, plan.gammas)
-    proposals = propose(
-        parts.drafters,
-        live,
-        gammas,
-        scope=parts.scope,
-        vocab_size=parts.target.limits.vocab_size,
-        # The tree's root is the last committed token.
-        max_nodes=max(0, parts.target.limits.max_tree_nodes - 1),
-    )
+    proposals = propose(parts.drafters, live, gammas, parts.rules)
     result.asked = proposals.asked
     drafts = proposals.drafts
     fed = [_fed(request, draft) for request, draft in zip(live, drafts, strict=True)]

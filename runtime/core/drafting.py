@@ -54,6 +54,9 @@ class DraftingConfig:
         phrase_length: tokens of a phrase where a request does not say.
         num_phrases: phrases tried where a request does not say.
         harvests_rejected: whether phrases may come from rejected drafts; else from committed text.
+        trees_may_round_differently: whether greedy and seed_stable requests get trees too. Their
+            answers are promised bit for bit, and a tree's side branches are summed in another
+            order than plain decoding, so that an answer may differ where two tokens nearly tie.
     """
 
     lookup_min_ngram: int = 2
@@ -72,6 +75,7 @@ class DraftingConfig:
     phrase_length: int = 4
     num_phrases: int = 3
     harvests_rejected: bool = True
+    trees_may_round_differently: bool = False
 
     def __post_init__(self) -> None:
         """Check every setting.

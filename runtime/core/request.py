@@ -12,12 +12,12 @@ Invariants between steps, where n is ``num_known``:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 
 import numpy as np
 
-from engines.base import IntArray, SpeculativeError
+from engines.base import IntArray
 from engines.laws import TokenLogprobs, Verdict
+from runtime.core.lifecycle import LIFECYCLE, Happening, IllegalTransition, State
 from runtime.core.params import (
     EmittedToken,
     FinishReason,
@@ -35,40 +35,6 @@ from runtime.core.text import (
     StopMatch,
     StopScanner,
 )
-
-
-class State(Enum):
-    """Where a request is in its life."""
-
-    QUEUED = auto()
-    PREFILLING = auto()
-    DECODING = auto()
-    FINISHED = auto()
-    FAILED = auto()
-
-
-class Happening(Enum):
-    """What can happen to a request."""
-
-    ADMITTED = auto()
-    PROMPT_COMPUTED = auto()
-    STOPPED = auto()
-    ENDED_BY_ERROR = auto()
-
-
-LIFECYCLE: dict[tuple[State, Happening], State] = {
-    (State.QUEUED, Happening.ADMITTED): State.PREFILLING,
-    (State.QUEUED, Happening.ENDED_BY_ERROR): State.FAILED,
-    (State.PREFILLING, Happening.PROMPT_COMPUTED): State.DECODING,
-    (State.PREFILLING, Happening.ENDED_BY_ERROR): State.FAILED,
-    (State.DECODING, Happening.STOPPED): State.FINISHED,
-    (State.DECODING, Happening.ENDED_BY_ERROR): State.FAILED,
-}
-"""Every legal transition; any other pair is a bug."""
-
-
-class IllegalTransition(SpeculativeError):  # noqa: N818 - reads as what happened
-    """A request was told something that cannot happen to it in its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +56,7 @@ class Speculation:
         off_reason: why speculation is off or degraded; None when it is on as asked.
         is_adaptive: whether each step's draft tokens are chosen by what they are expected to gain.
         verifies_block: whether sampled drafts are judged as whole blocks.
+        fixed_gamma: draft tokens per step while none can be chosen; None for ``gamma``.
     """
 
     drafter: str
@@ -97,6 +64,7 @@ class Speculation:
     off_reason: str | None
     is_adaptive: bool = False
     verifies_block: bool = False
+    fixed_gamma: int | None = None
 
 
 class Request:
@@ -204,12 +172,12 @@ class Request:
 
     def degrade(self, fallback: str | None = None, *, reason: str = DEGRADED) -> None:
         """Go on without the drafter that failed or is paused: with another one, or plainly."""
-        self.speculation = Speculation(
+        self.speculation = replace(
+            self.speculation,
             drafter=fallback or self.speculation.drafter,
             gamma=self.speculation.gamma if fallback else 0,
             off_reason=reason,
             is_adaptive=self.speculation.is_adaptive and fallback is not None,
-            verifies_block=self.speculation.verifies_block,
         )
 
     def fail(self) -> None:

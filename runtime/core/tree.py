@@ -249,6 +249,25 @@ def pruned(
     return tuple(kept_tokens), tuple(kept_parents)
 
 
+def leading_chain(tokens: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:
+    """The path of a tree that takes the first child everywhere: its drafter's best guess.
+
+    Raises:
+        EngineError: a parent does not stand before its child.
+        ValueError: tokens and parents differ in number.
+    """
+    if len(tokens) != len(parents):
+        raise ValueError("a tree of N tokens has N parents")
+    check_parents(parents)
+    chain: list[int] = []
+    end = 0
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), start=1):
+        if parent == end:
+            chain.append(token)
+            end = node
+    return tuple(chain)
+
+
 def tried_chain(
     tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]
 ) -> tuple[int, ...]:

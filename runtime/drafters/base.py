@@ -59,7 +59,8 @@ class DraftRow:
         key: names the request for as long as it lives; state is kept under it until ``forget``.
         scope: whose history the request may use and add to; None for nobody's.
         params: what the request asks of its drafter.
-        max_nodes: tokens of a tree at most; 0 where only chains are verified.
+        max_nodes: tokens of a tree at most; 0 where only chains are verified, and of a tree its
+            leading one.
     """
 
     sampling: SamplingRow

@@ -5,15 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from engines.laws import SamplingLaw, TokenLogprobs, Verdict
+from runtime.core.lifecycle import LIFECYCLE, Happening, IllegalTransition, State
 from runtime.core.params import FinishReason, Provenance, RequestSpec
-from runtime.core.request import (
-    LIFECYCLE,
-    Happening,
-    IllegalTransition,
-    Request,
-    Speculation,
-    State,
-)
+from runtime.core.request import Request, Speculation
 
 
 class LetterDecoder:

@@ -11,6 +11,7 @@ from engines.base import EngineError
 from runtime.core.tree import (
     DraftTree,
     judge_offers,
+    leading_chain,
     match_walk,
     merge_chains,
     node_wise_walk,
@@ -376,3 +377,17 @@ def test_broken_proposals_are_refused():
 )
 def test_the_chain_that_was_tried_ends_with_its_first_rejected_child(path, chain):
     assert tried_chain((7, 8, 5, 6), (0, 1, 0, 3), path) == chain
+
+
+def test_the_leading_chain_takes_the_first_child_everywhere() -> None:
+    """Nodes 1 and 4 stand behind the root, 2 and 3 behind 1, 5 behind 4, 6 behind 2."""
+    assert leading_chain((10, 20, 30, 40, 50, 60), (0, 1, 1, 0, 4, 2)) == (10, 20, 60)
+    assert leading_chain((10, 20), (0, 1)) == (10, 20)
+    assert leading_chain((), ()) == ()
+
+
+def test_the_leading_chain_of_no_tree_is_refused() -> None:
+    with pytest.raises(EngineError):
+        leading_chain((1, 2), (0, 2))
+    with pytest.raises(ValueError, match="N parents"):
+        leading_chain((1, 2), (0,))

@@ -126,7 +126,9 @@ def test_rejected_drafts_reach_the_pool_by_option_only(harvests_rejected: bool) 
 def tree_harness(pair: str, max_nodes: int = 24, **settings: object) -> Harness:
     vocab_size, target_logits, _ = PAIRS[pair]
     bounds = replace(limits(vocab_size), max_tree_nodes=max_nodes)
-    return Harness(pair, target=ScriptedEngine(target_logits, bounds), **settings)
+    drafting = DraftingConfig(trees_may_round_differently=True)
+    target = ScriptedEngine(target_logits, bounds)
+    return Harness(pair, target=target, **{"drafting": drafting, **settings})
 
 
 def ouroboros(harness: Harness) -> OuroborosDrafter:

@@ -30,14 +30,20 @@ def model(tiny_checkpoints: tuple[Path, Path]) -> PreTrainedModel:
 
 
 def certify(
-    model: PreTrainedModel, folder: Path, *, tolerance: float | None = 1e-4
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    tolerance: float | None = 1e-4,
+    num_nodes: int = NUM_NODES,
+    seed: int = 0,
 ) -> Mapping[str, object]:
     return check_tree_parity(
         model,
         folder / MODEL_FILE,
         model_facts(model.config),
-        max_tree_nodes=NUM_NODES,
+        max_tree_nodes=num_nodes,
         tolerance=tolerance,
+        seed=seed,
     )
 
 
@@ -70,6 +76,14 @@ def test_int8_trees_are_as_far_from_the_checkpoint_as_int8_chains(
     derive_tree_graphs(graphs / MODEL_FILE)
     certificate = certify(model, graphs, tolerance=0.5)
     assert certificate["tree_masks"]["max_difference"] > 1e-3
+
+
+@pytest.mark.parametrize("num_nodes", [2, 3, 4, 7])
+def test_the_deepest_trees_leave_room_for_what_follows(
+    model: PreTrainedModel, graphs: Path, num_nodes: int
+) -> None:
+    for seed in range(4):
+        certify(model, graphs, num_nodes=num_nodes, seed=seed)
 
 
 def make_causal(graph: onnx.GraphProto) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
 from runtime.core.costs import CostTable
 from runtime.core.params import Progressed
+from runtime.steering import RETRY_S
 from tests.core.test_controller import table
 from tests.runtime.markov import Harness, counting_logits, limits
 from tests.runtime.test_step import answers, plain
@@ -174,3 +177,58 @@ def test_requests_of_all_kinds_end_once_with_gamma_chosen() -> None:
     for index in range(48):
         assert one.finished(str(index)).num_output == len(one.tokens(str(index)))
     one.check_is_idle()
+
+
+class Broken:
+    """A part of the choice that raises while it is broken."""
+
+    def __init__(self, part: Callable[..., object]) -> None:
+        self.part = part
+        self.is_broken = True
+        self.num_raised = 0
+
+    def __call__(self, *args: object, **options: object) -> object:
+        if self.is_broken:
+            self.num_raised += 1
+            raise FloatingPointError("injected")
+        return self.part(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("owner", "part"),
+    [
+        ("_controller", "decide"),
+        ("_controller", "next_step"),
+        ("_controller", "observe"),
+        ("_book", "start"),
+        ("_book", "record"),
+    ],
+)
+def test_a_choice_that_fails_leaves_gamma_fixed_and_harms_nobody(
+    owner: str, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = harness(costly(0.01))
+    chooser = getattr(one.worker._parts.steering, owner)
+    broken = Broken(getattr(chooser, part))
+    monkeypatch.setattr(chooser, part, broken)
+    one.submit("auto", (3,), max_tokens=LENGTH)
+    one.submit("capped", (3,), max_tokens=LENGTH, gamma=3, is_adaptive=True)
+    one.submit("fixed", (3,), max_tokens=LENGTH, gamma=6, drafter="model")
+    one.run()
+    expected = [token % 10 for token in range(4, 4 + LENGTH)]
+    assert one.tokens("auto") == one.tokens("capped") == one.tokens("fixed") == expected
+    assert broken.num_raised == 1
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    assert set(lengths(one, "auto")[2:-5]) == {4}
+    assert set(lengths(one, "capped")[2:-5]) == {3}
+    assert set(lengths(one, "fixed")[2:-5]) == {6}
+    one.check_is_idle()
+
+    # It is tried again, and works once it is whole.
+    broken.is_broken = False
+    one.clock.now += RETRY_S
+    one.submit("later", (3,), max_tokens=LENGTH)
+    one.run()
+    assert one.tokens("later") == expected
+    assert max(lengths(one, "later")) == 8
+    assert len(caplog.records) == 1

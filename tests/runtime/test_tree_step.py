@@ -1,4 +1,7 @@
-"""Trees through the whole step: the answers of plain decoding, audited caches, honest figures."""
+"""Trees through the whole step: the answers of plain decoding, audited caches, honest figures.
+
+Most tests ask for trees where answers are promised bit for bit, which is where a wrong one shows.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ import numpy as np
 import pytest
 
 from engines import open_engine
-from engines.base import EngineError
+from engines.base import EngineError, FloatArray, Span
 from engines.bundle import load_bundle
 from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
+from engines.trees import chain_length
 from runtime import drafters, server
+from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import RequestFailed
 from runtime.core.params import FinishReason
 from runtime.core.tree import merge_chains
@@ -24,6 +29,7 @@ from tests.core.test_controller import table
 from tests.runtime.markov import PAIRS, Harness, limits
 
 MAX_NODES = 12
+TREES_ANYWHERE = DraftingConfig(trees_may_round_differently=True)
 
 
 class BranchingDrafter:
@@ -68,7 +74,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def tree_harness(pair: str, *, max_nodes: int = MAX_NODES, **settings: object) -> Harness:
     vocab_size, target_logits, _ = PAIRS[pair]
     bounds = replace(limits(vocab_size), max_tree_nodes=max_nodes)
-    return Harness(pair, target=ScriptedEngine(target_logits, bounds), **settings)
+    target = ScriptedEngine(target_logits, bounds)
+    return Harness(pair, target=target, **{"drafting": TREES_ANYWHERE, **settings})
 
 
 def drafter_of(harness: Harness) -> BranchingDrafter:
@@ -129,13 +136,70 @@ def test_what_trees_are_proposed_fits_the_engine_and_the_request() -> None:
         assert harness.finished("a").report.num_drafted == sum(fed)
 
 
-def test_an_engine_without_trees_decodes_plainly_for_a_drafter_of_trees() -> None:
-    harness = Harness("F3")
+def test_an_engine_without_trees_verifies_the_leading_chain() -> None:
+    harness = Harness("F3", drafting=TREES_ANYWHERE)
     harness.submit("a", drafter="branches", gamma=3, max_tokens=9)
     harness.run()
     assert harness.tokens("a") == [4, 5, 6, 7, 8, 9, 0, 1, 2]
-    assert {row.max_nodes for row in drafter_of(harness).rows} == {0}
-    assert harness.finished("a").report.num_drafted == 0
+    drafter = drafter_of(harness)
+    assert {row.max_nodes for row in drafter.rows} == {0}
+    assert {(len(one.draft_tokens), one.parents) for one in drafter.outcomes} <= {
+        (length, None) for length in (1, 2, 3)
+    }
+    assert harness.finished("a").report.num_drafted > 0
+
+
+class RoundingEngine(ScriptedEngine):
+    """Sums side branches in an order that turns their answer, as a real one does near ties."""
+
+    num_trees = 0
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        logits = super().extend(spans)
+        for row, span in enumerate(spans):
+            if span.parents is not None:
+                self.num_trees += 1
+                logits[row, chain_length(span.parents) : len(span.tokens), 0] += 20.0
+        return logits
+
+
+@pytest.mark.parametrize("drafter", ["branches", "branches+lookup", "lookup+branches"])
+@pytest.mark.parametrize(
+    ("temperature", "mode"),
+    [
+        (0.0, ExactnessMode.MAX_ACCEPT),
+        (0.0, ExactnessMode.LENIENT),
+        (1.0, ExactnessMode.SEED_STABLE),
+        (0.0, ExactnessMode.SEED_STABLE),
+    ],
+)
+def test_answers_promised_bit_for_bit_see_no_side_branch(
+    drafter: str, temperature: float, mode: ExactnessMode
+) -> None:
+    """Unless the server says they may: then this engine's rounding shows, so the test can fail."""
+    options = {"temperature": temperature, "mode": mode, "max_tokens": 40}
+    expected = plain_answers("F3", 3, **options)
+    bounds = replace(limits(10), max_tree_nodes=MAX_NODES)
+    for drafting in (DraftingConfig(), TREES_ANYWHERE):
+        target = RoundingEngine(PAIRS["F3"][1], bounds)
+        harness = Harness("F3", target=target, drafting=drafting)
+        for index in range(3):
+            prompt = (index, 1, 2)
+            harness.submit(str(index), prompt, seed=index, drafter=drafter, gamma=4, **options)
+        harness.run()
+        is_allowed = drafting.trees_may_round_differently
+        assert (target.num_trees > 0) is is_allowed
+        found = [harness.tokens(str(index)) for index in range(3)]
+        assert (found == expected) is not is_allowed
+        assert harness.finished("0").report.num_drafted > 0
+
+
+def test_sampled_answers_that_promise_a_law_alone_get_trees() -> None:
+    target = RoundingEngine(PAIRS["F4"][1], replace(limits(4), max_tree_nodes=MAX_NODES))
+    harness = Harness("F4", target=target)
+    harness.submit("a", drafter="branches", gamma=4, temperature=1.0)
+    harness.run()
+    assert target.num_trees > 0
 
 
 def test_a_drafter_learns_which_nodes_were_kept_and_what_the_target_says_at_each() -> None:
@@ -208,7 +272,8 @@ def test_a_path_that_cannot_be_kept_ends_its_own_request() -> None:
             super().keep_path(slot, path)
 
     bounds = replace(limits(10), max_tree_nodes=MAX_NODES)
-    harness = Harness("F3", target=LosesOne(PAIRS["F3"][1], bounds))
+    target = LosesOne(PAIRS["F3"][1], bounds)
+    harness = Harness("F3", target=target, drafting=TREES_ANYWHERE)
     for name in "ab":
         harness.submit(name, drafter="branches", gamma=2, max_tokens=6)
     harness.run()
@@ -232,7 +297,7 @@ def test_trees_on_onnx_runtime_answer_as_plain_decoding_does(
     answers = []
     for drafter in ("none", "branches"):
         target = open_engine(bundle, "target", max_batch=4, with_trees=True)
-        harness = Harness(target=target, max_batch=4, has_draft=False)
+        harness = Harness(target=target, max_batch=4, has_draft=False, drafting=TREES_ANYWHERE)
         for index, prompt in enumerate(prompts):
             harness.submit(str(index), prompt, seed=index, drafter=drafter, **options)
         harness.run()
