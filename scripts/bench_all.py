@@ -72,6 +72,11 @@ BENCHMARKS = (
         is_per_bundle=False,
     ),
     Job(
+        name="serving",
+        arguments="{bundle} --costs {work}/costs --threads {threads}",
+        quick="--shares 0.5,1.2 --requests 12 --max-tokens 24",
+    ),
+    Job(
         name="controller",
         arguments="{bundle} --costs {work}/costs --threads {threads}",
         quick="--batches 1,8 --max-batch 8",
