@@ -21,6 +21,7 @@ from engines.base import BundleError, EngineLimits
 from engines.manifest_fields import FieldReader
 from engines.onnx_files import external_data_paths
 from engines.plans import PLANS_FOLDER, PlanEntry, read_plans
+from engines.serving_defaults import ServingDefaults, read_serving_defaults
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -105,6 +106,7 @@ class Manifest:
         versions: of the packages that made it.
         certificate: what the parity check found; JSON values.
         plans: TensorRT plans built from its graphs.
+        serving: how it is best served, if that was measured.
     """
 
     target: ModelEntry
@@ -119,6 +121,7 @@ class Manifest:
     versions: Mapping[str, str] = field(default_factory=dict)
     certificate: Mapping[str, object] = field(default_factory=dict)
     plans: tuple[PlanEntry, ...] = ()
+    serving: ServingDefaults | None = None
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> str:
@@ -161,6 +164,7 @@ class Manifest:
             versions=reader.section("versions").texts(),
             certificate=reader.section("certificate").values,
             plans=read_plans(reader.items("plans")),
+            serving=read_serving_defaults(reader),
             schema_version=schema_version,
         )
 

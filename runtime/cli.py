@@ -26,6 +26,7 @@ app = typer.Typer(
 
 app.add_typer(cli_datastore.datastore)
 app.command()(cli_offline.analyze)
+app.command()(cli_offline.tune)
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -116,8 +117,9 @@ def serve(
     max_queued: Annotated[int, typer.Option(help="Requests that wait for one.")] = 256,
     queue_timeout_s: Annotated[float, typer.Option(help="Longest wait, seconds.")] = 30.0,
     gamma: Annotated[
-        str, typer.Option(help="Draft tokens per step, or auto: whatever gains most.")
-    ] = "auto",
+        str | None,
+        typer.Option(help="Draft tokens per step, or auto: what gains most. Default: as tuned."),
+    ] = None,
     block_verification: Annotated[
         bool, typer.Option(help="Judge sampled drafts of max_accept as whole blocks.")
     ] = False,
@@ -125,7 +127,9 @@ def serve(
         Path | None, typer.Option(help="Folder for measured step costs; default: by the bundle.")
     ] = None,
     refresh_costs: Annotated[bool, typer.Option(help="Measure step costs anew.")] = False,
-    drafter: Annotated[str, typer.Option(help="Name; see outrider info.")] = "model",
+    drafter: Annotated[
+        str | None, typer.Option(help="Name; see outrider info. Default: as tuned, or model.")
+    ] = None,
     datastore: Annotated[
         Path | None, typer.Option(help="Corpus made by outrider datastore build.")
     ] = None,
@@ -146,9 +150,9 @@ def serve(
             max_running=max_running,
             max_queued=max_queued,
             queue_timeout_s=queue_timeout_s,
-            default_gamma=_gamma(gamma),
+            default_gamma=_gamma(gamma or "auto"),
             block_verification=block_verification,
-            default_drafter=drafter,
+            default_drafter="model" if drafter is None else drafter,
             drain_timeout_s=drain_timeout_s,
             lb_delay_s=lb_delay_s,
             num_threads=threads,
@@ -162,6 +166,8 @@ def serve(
             refreshes_costs=refresh_costs,
             device=device,
             model_name=model_name,
+            leaves_drafter=drafter is None,
+            leaves_gamma=gamma is None,
             config=config,
         )
         code = asyncio.run(serve_bundle(bundle, options))

@@ -1,4 +1,4 @@
-"""``outrider analyze``: what a bundle can do, measured beside serving, not while serving.
+"""``outrider analyze`` and ``outrider tune``: a bundle measured beside serving, not while serving.
 
 What draws pictures is imported when it runs: serving does without.
 """
@@ -83,6 +83,72 @@ def analyze(
     except (SpeculativeError, OSError) as error:
         typer.echo(f"outrider: {error}", err=True)
         raise typer.Exit(EXIT_REFUSED) from error
+    typer.echo(str(page))
+
+
+def tune(
+    bundle: Bundle,
+    prompts: Prompts,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for page and PNG; default: NAME-tuning.")
+    ] = None,
+    drafters: Annotated[
+        str,
+        typer.Option(help="Comma-separated; default: model, ouroboros, lookup, suffix, ngram."),
+    ] = "",
+    gammas: Annotated[
+        str, typer.Option(help="Draft tokens per step beside auto, comma-separated.")
+    ] = "1,2,4,8",
+    phrase_lengths: Annotated[
+        str, typer.Option(help="Of drafters with phrases, comma-separated.")
+    ] = "2,4,6",
+    temperature: Annotated[float, typer.Option(help="Of all requests; 0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens per prompt.")] = 96,
+    batch: Annotated[int, typer.Option(help="Requests that decode together.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Interleaved runs of every setting.")] = 3,
+    device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
+    costs: Costs = None,
+    datastore: Datastore = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Four prompts, short answers, one round.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave the bundle as it is.")] = False,
+) -> None:
+    """Find the drafter and its parameters that serve fastest; written into the bundle."""
+    _require()
+    from runtime.build_progress import BuildProgress
+    from runtime.offline.tuning import TuneOptions, write_serving_defaults
+    from runtime.offline.tuning import tune as tune_bundle
+    from runtime.offline.tuning_page import describe, write_tuning
+
+    try:
+        options = TuneOptions(
+            drafters=split(drafters),
+            gammas=tuple(int(one) for one in numbers("gammas", gammas, int)),
+            phrase_lengths=tuple(
+                int(one) for one in numbers("phrase_lengths", phrase_lengths, int)
+            ),
+            temperature=temperature,
+            max_tokens=max_tokens,
+            batch=batch,
+            rounds=rounds,
+            device=device,
+            num_threads=threads,
+            costs_folder=costs,
+            datastore="" if datastore is None else str(datastore),
+        )
+        with BuildProgress() as progress:
+            found = tune_bundle(
+                bundle, prompts, options.quick() if quick else options, progress.report
+            )
+        page = write_tuning(found, out or Path(f"{found.bundle}-tuning"))
+        if not dry_run:
+            write_serving_defaults(bundle, found.choice)
+    except (SpeculativeError, OSError) as error:
+        typer.echo(f"outrider: {error}", err=True)
+        raise typer.Exit(EXIT_REFUSED) from error
+    typer.echo(f"{describe(found)}{'' if dry_run else ': now the serving defaults of the bundle'}")
     typer.echo(str(page))
 
 

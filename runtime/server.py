@@ -40,6 +40,7 @@ from runtime.drafters import any_proposes_trees
 from runtime.metrics import Metrics
 from runtime.service import SERVICE, InferenceService
 from runtime.serving import Serving
+from runtime.serving_defaults import with_bundle_defaults
 from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker
 
@@ -87,6 +88,8 @@ class ServeOptions:
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
             cache of the user's where that cannot be written.
         refreshes_costs: whether step costs are measured even if they are known.
+        leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
+        leaves_gamma: whether it chooses the default gamma.
     """
 
     address: str = "127.0.0.1:50051"
@@ -96,6 +99,8 @@ class ServeOptions:
     refreshes_costs: bool = False
     device: str = "cpu"
     model_name: str | None = None
+    leaves_drafter: bool = False
+    leaves_gamma: bool = False
     config: ServerConfig = field(default_factory=ServerConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
 
@@ -107,10 +112,18 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         BundleError: the bundle does not fit its manifest.
     """
     bundle = load_bundle(root)
-    manifest, config = bundle.manifest, options.config
+    manifest = bundle.manifest
+    config, line = with_bundle_defaults(
+        options.config,
+        manifest.serving,
+        leaves_drafter=options.leaves_drafter,
+        leaves_gamma=options.leaves_gamma,
+    )
+    if line is not None:
+        log.warning("serving with %s", line)
     choice = choose_device(options.device, bundle)
     log.warning("serving on %s: %s", choice.device, choice.reason)
-    options = replace(options, device=str(choice.device))
+    options = replace(options, device=str(choice.device), config=config)
     vocab_size = manifest.target.vocab_size
     max_batch = min(config.max_running, manifest.max_batch)
     codec = TokenizersCodec(root / TOKENIZER_FILE)

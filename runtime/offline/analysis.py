@@ -19,7 +19,13 @@ from runtime.core.params import SpeculationParams
 from runtime.drafters import Drafters, build_drafters
 from runtime.drafters.base import DrafterParts, Guesser
 from runtime.offline.alpha import MODEL, Text, measure_alphas
-from runtime.offline.options import AnalysisOptions, check_option, chosen_drafters
+from runtime.offline.options import (
+    SERVED_ROWS,
+    AnalysisOptions,
+    check_option,
+    chosen_drafters,
+    request_drafting,
+)
 from runtime.offline.prompts import encode_prompts, read_prompts
 from runtime.offline.results import AlphaRow, Analysis, CostRow, SpeedRow, TraceRow
 from runtime.offline.rig import Rig, RigOptions, open_rig
@@ -29,8 +35,6 @@ from runtime.offline.step_costs import StepCosts, cost_row
 Report = Callable[[str, int, int], None]
 Prompts = tuple[tuple[int, ...], ...]
 
-SERVED_ROWS = 64
-"""Slots of ``outrider serve``: so many, and its measured step costs are used here too."""
 TRACE_TOKENS = 24
 
 
@@ -57,7 +61,7 @@ def analyze(bundle: Path, prompts: Path, options: AnalysisOptions, report: Repor
             knows_costs=True,
             costs_folder=options.costs_folder,
             refreshes_costs=options.refreshes_costs,
-            drafting=options.drafting(),
+            drafting=request_drafting(options.datastore),
         ),
     )
     try:
@@ -85,8 +89,8 @@ class _Bench:
         )
         self._options = replace(options, gammas=gammas)
         # Alpha counts every position: thresholds below which counts do not draft are off.
-        self._all = _drafters(rig, replace(options.drafting(), min_prob=0.0))
-        self._names = chosen_drafters(options.drafters, self._all)
+        self._all = _drafters(rig, replace(request_drafting(options.datastore), min_prob=0.0))
+        self._names = chosen_drafters(options.drafters, tuple(self._all), self._all.guessers)
 
     def analysis(self) -> Analysis:
         """Everything, temperature by temperature."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime.core.drafting import DraftingConfig, HistoryScope, check_drafter
 from runtime.core.errors import ConfigError, RequestError
-from runtime.drafters import Drafters
 
+SERVED_ROWS = 64
+"""Slots of ``outrider serve``: so many, and its measured step costs are used here too."""
 QUICK_PROMPTS = 4
 QUICK_TOKENS = 32
 DEFAULT_DRAFTERS = ("model", "bigram", "unigram", "lookup")
@@ -79,13 +81,18 @@ class AnalysisOptions:
             rounds=1,
         )
 
-    def drafting(self) -> DraftingConfig:
-        """Settings of the drafters under analysis: no request learns from another."""
-        return DraftingConfig(history_scope=HistoryScope.REQUEST, datastore=self.datastore)
+
+def request_drafting(datastore: str) -> DraftingConfig:
+    """Settings of drafters under measurement: no request learns from another."""
+    return DraftingConfig(history_scope=HistoryScope.REQUEST, datastore=datastore)
 
 
 def chosen_drafters(
-    names: tuple[str, ...], drafters: Drafters, *, default: tuple[str, ...] = DEFAULT_DRAFTERS
+    names: tuple[str, ...],
+    drafters: Collection[str],
+    guessers: Collection[str],
+    *,
+    default: tuple[str, ...] = DEFAULT_DRAFTERS,
 ) -> tuple[str, ...]:
     """The drafters asked for, or those of the default ones that there are.
 
@@ -95,7 +102,7 @@ def chosen_drafters(
     for name in names:
         check_option(name != "none", "drafters", "none: is what the others are measured against")
         try:
-            check_drafter(name, tuple(drafters), drafters.guessers)
+            check_drafter(name, drafters, guessers)
         except RequestError as error:
             raise ConfigError("drafters", f"{name}: {error.rule}") from error
     return names or tuple(name for name in default if name in drafters)

@@ -1,0 +1,133 @@
+"""The heuristic search of Ouroboros for how a bundle is best served, and the same for any drafter.
+
+Coordinate descent on measured speed, one drafter after another: first gamma, with everything else
+at any value in range; then the window; then the length of phrases; the number of phrases stays
+where it is. This server has no lookahead window, so that there is nothing to choose in the middle.
+
+Source: Zhao et al. 2024 (arXiv:2402.13720), appendix; their beta is our phrase_length + 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from engines.serving_defaults import ServingDefaults
+from runtime.core.drafting import check_drafter_params
+from runtime.core.errors import RequestError
+from runtime.core.params import SpeculationParams
+from runtime.offline.speed import Measured
+
+GAMMA, PHRASES = "gamma", "phrase_length"
+NUM_PHRASES = 3
+"""K of the search's source, which it keeps fixed."""
+FIXED_MARGIN = 1.02
+"""A fixed gamma must beat the adaptive one by this much: that one also follows load and text."""
+
+Measure = Callable[[str, Sequence[SpeculationParams]], tuple[Measured, list[Measured]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One setting that was measured.
+
+    Attributes:
+        stage: what was being chosen.
+        gamma: None is adaptive.
+        speedup: over plain decoding in the same rounds.
+        is_kept: whether the stage chose it.
+    """
+
+    drafter: str
+    stage: str
+    gamma: int | None
+    phrase_length: int | None
+    num_phrases: int | None
+    tokens_per_s: float
+    speedup: float
+    alpha_hat: float | None
+    tokens_per_step: float
+    is_kept: bool = False
+
+
+def search_drafter(
+    name: str, gammas: Sequence[int | None], phrase_lengths: Sequence[int], measure: Measure
+) -> list[Trial]:
+    """Every setting that the search tried on one drafter; one of each stage is kept.
+
+    Args:
+        name: of the drafter.
+        gammas: candidates; None is adaptive.
+        phrase_lengths: candidates, for drafters that have phrases.
+        measure: given the stage's name and settings, plain decoding and each of the settings, all
+            in the same rounds.
+    """
+    start = SpeculationParams(drafter=name)
+    if is_used(with_phrases := replace(start, num_phrases=NUM_PHRASES)):
+        start = with_phrases
+    trials = _stage(GAMMA, [replace(start, gamma=gamma) for gamma in gammas], measure)
+    best = replace(start, gamma=next(trial.gamma for trial in trials if trial.is_kept))
+    settings = [replace(best, phrase_length=length) for length in phrase_lengths]
+    if all(is_used(one) for one in settings):
+        trials += _stage(PHRASES, settings, measure)
+    return trials
+
+
+def is_used(params: SpeculationParams) -> bool:
+    """Whether a drafter uses all it is given, by the rule that requests are held to."""
+    try:
+        check_drafter_params(params, max_reference_bytes=0)
+    except RequestError:
+        return False
+    return True
+
+
+def choose(trials: Sequence[Trial], source: str) -> ServingDefaults:
+    """The fastest of what the drafters' last stages kept; no drafts where none was faster.
+
+    Args:
+        trials: of all drafters.
+        source: who asks, and on what it was measured.
+    """
+    last = {trial.drafter: trial for trial in trials if trial.is_kept}
+    best = max(last.values(), key=lambda trial: trial.speedup, default=None)
+    if best is None or best.speedup <= 1.0:
+        return ServingDefaults(drafter="none", gamma=None, source=source)
+    return ServingDefaults(
+        drafter=best.drafter,
+        gamma=best.gamma,
+        phrase_length=best.phrase_length,
+        num_phrases=best.num_phrases,
+        source=source,
+    )
+
+
+def keep_best(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials of one stage with the fastest kept; the adaptive gamma unless clearly beaten."""
+
+    def worth(trial: Trial) -> float:
+        is_preferred = trial.stage == GAMMA and trial.gamma is None
+        return trial.speedup * (FIXED_MARGIN if is_preferred else 1.0)
+
+    best = max(range(len(trials)), key=lambda index: worth(trials[index]))
+    return [replace(trial, is_kept=index == best) for index, trial in enumerate(trials)]
+
+
+def _stage(stage: str, settings: Sequence[SpeculationParams], measure: Measure) -> list[Trial]:
+    plain, measured = measure(stage, settings)
+    return keep_best(
+        [
+            Trial(
+                drafter=one.drafter or "",
+                stage=stage,
+                gamma=one.gamma,
+                phrase_length=one.phrase_length,
+                num_phrases=one.num_phrases,
+                tokens_per_s=found.tokens_per_s,
+                speedup=found.over(plain),
+                alpha_hat=found.alpha_hat,
+                tokens_per_step=found.tokens_per_step,
+            )
+            for one, found in zip(settings, measured, strict=True)
+        ]
+    )
