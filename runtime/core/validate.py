@@ -24,6 +24,9 @@ MAX_SEED = 2**64 - 1
 # The caller may leave these out or say the only value that is served.
 ONLY_VALUES: Mapping[str, object] = {
     "n": 1,
+    "num_beams": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
     "prompt_logprobs": 0,
     "regex": "",
     "json_schema": "",

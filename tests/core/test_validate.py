@@ -165,6 +165,15 @@ def test_unsupported_options_and_other_models():
     check_fields(replace(FIELDS, model="m", options={"n": 1}), LIMITS, MODEL)
 
 
+@pytest.mark.parametrize(
+    "option", [{"num_beams": 2}, {"length_penalty": 0.5}, {"early_stopping": True}]
+)
+def test_beams_are_refused_by_name(option):
+    with pytest.raises(UnsupportedOption) as caught:
+        check_fields(replace(FIELDS, options=option), LIMITS, MODEL)
+    assert caught.value.field == next(iter(option))
+
+
 @pytest.mark.parametrize(("num_prompt", "asked"), [(100, None), (101, None), (60, 41)])
 def test_what_does_not_fit_the_context(num_prompt, asked):
     admission = replace(ADMISSION, prompt_tokens=(1,) * num_prompt)

@@ -1,0 +1,210 @@
+"""Beam search, and how far one pass of the target takes it when a draft model ran ahead: the definition, in float64.
+
+Pure: rows of log-probabilities in, hypotheses out; no engine, request or device is known. A step of the search is one
+function of the live hypotheses and the target's rows behind them. Speculation changes none of that: it only decides
+behind which hypotheses one pass of the target yields rows, so the result is that of the plain search whatever was
+drafted, and only the number of passes differs.
+
+Rules, which every number of passes shares:
+
+* S1  Continuations of all live hypotheses are ranked by the sum of their log-probabilities; ties by the rank of the
+  hypothesis, then by the lower token. What has probability 0 is no continuation.
+* S2  Of the ``num_beams`` highest ranked, those that end with an end token are finished. The ``num_beams`` highest
+  ranked that do not end live on.
+* S3  A finished hypothesis of n tokens, its end token included, scores its sum / n ** length_penalty. The
+  ``num_beams`` best are kept; of equals the one that finished first, and of these the one that ranked first.
+* S4  The search is over when nothing lives; when ``max_tokens`` is reached, and then the live ones finish, by rank; or
+  when ``num_beams`` have finished and either ``stops_early`` is set or no live one could, by any continuation, beat the
+  worst of them.
+
+Source: Leviathan et al. 2023 (arXiv:2211.17192), appendix A.4; w is num_beams, u, the beams of the draft, is ``width``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.core.verification import Probs
+
+LogRow = Callable[[tuple[int, ...]], Probs]
+MaybeRow = Callable[[tuple[int, ...]], Probs | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamRules:
+    """What is searched for.
+
+    Attributes:
+        num_beams: hypotheses that live, and that are kept when finished; at least 1.
+        max_tokens: of a hypothesis, at least 1.
+        end_tokens: tokens that finish a hypothesis.
+        length_penalty: exponent of the length in a score; above 0 favours long answers, since sums are negative.
+        stops_early: whether ``num_beams`` finished hypotheses end the search whatever the live ones promise.
+    """
+
+    num_beams: int
+    max_tokens: int
+    end_tokens: frozenset[int] = frozenset()
+    length_penalty: float = 1.0
+    stops_early: bool = False
+
+    def score(self, log_prob: float, length: int) -> float:
+        """Of a hypothesis of ``length`` tokens, as in S3."""
+        return float(log_prob / length**self.length_penalty)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """Tokens behind the prompt, and the sum of their log-probabilities."""
+
+    tokens: tuple[int, ...] = ()
+    log_prob: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BeamState:
+    """A search between two steps.
+
+    Attributes:
+        live: best first, all of one length; none where the search is over.
+        finished: best first.
+    """
+
+    live: tuple[Hypothesis, ...] = (Hypothesis(),)
+    finished: tuple[Hypothesis, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``finished`` is the answer."""
+        return not self.live
+
+
+def advance(state: BeamState, rows: Sequence[Probs], rules: BeamRules) -> BeamState:
+    """One step of the search (S1 to S4).
+
+    Args:
+        state: of a search that is not over.
+        rows: [V] float64 log-probabilities behind each live hypothesis; -inf for what cannot follow, no NaN.
+        rules: what is searched for.
+    """
+    width = rules.num_beams
+    live: list[Hypothesis] = []
+    finished: list[Hypothesis] = []
+    for rank, candidate in enumerate(ranked(state.live, rows, _enough(state.live, width, rules))):
+        if candidate.tokens[-1] not in rules.end_tokens:
+            live.append(candidate)
+        elif rank < width:
+            finished.append(candidate)
+        if len(live) == width:
+            break
+    if live and len(live[0].tokens) == rules.max_tokens:
+        finished.extend(live)
+        live = []
+    kept = _best([*state.finished, *finished], rules)
+    return BeamState(live=() if _is_settled(live, kept, rules) else tuple(live), finished=kept)
+
+
+def search(
+    state: BeamState, row_after: MaybeRow, rules: BeamRules
+) -> tuple[BeamState, tuple[tuple[int, ...], ...]]:
+    """Steps of the search as far as rows are known: what one pass of the target is good for.
+
+    Args:
+        state: of a search that is not over.
+        row_after: [V] float64 log-probabilities of the target behind a hypothesis' tokens, None where the pass did not
+            compute them; those behind every live hypothesis of ``state`` it did.
+        rules: what is searched for.
+
+    Returns:
+        The state after the last step, and per step the tokens whose rows were used, best first.
+    """
+    used: list[tuple[int, ...]] = []
+    while not state.is_over:
+        rows = [row_after(hypothesis.tokens) for hypothesis in state.live]
+        known = [row for row in rows if row is not None]
+        if len(known) < len(rows):
+            break
+        used.extend(hypothesis.tokens for hypothesis in state.live)
+        state = advance(state, known, rules)
+    return state, tuple(used)
+
+
+def draft_beams(
+    state: BeamState, draft_row: LogRow, rules: BeamRules, *, width: int, gamma: int
+) -> tuple[tuple[int, ...], ...]:
+    """Hypotheses behind which the target's rows are wanted: the live ones, and what the draft expects to live.
+
+    The draft goes on from the live hypotheses with their own sums, by a beam search of ``width`` for ``gamma`` steps.
+
+    Args:
+        state: of a search that is not over.
+        draft_row: [V] float64 log-probabilities of the draft behind a hypothesis' tokens.
+        rules: what is searched for.
+        width: u, hypotheses drafted per step.
+        gamma: steps drafted; none beyond what ``max_tokens`` leaves.
+
+    Returns:
+        At most ``len(state.live) + width * gamma`` tuples of tokens, parents before children.
+    """
+    beams = list(state.live)
+    wanted = [hypothesis.tokens for hypothesis in beams]
+    # The rows behind a hypothesis of max_tokens are of no use.
+    num_steps = min(gamma, rules.max_tokens - 1 - len(beams[0].tokens))
+    for _ in range(num_steps):
+        rows = [draft_row(hypothesis.tokens) for hypothesis in beams]
+        beams = [
+            candidate
+            for candidate in ranked(beams, rows, _enough(beams, width, rules))
+            if candidate.tokens[-1] not in rules.end_tokens
+        ][:width]
+        wanted.extend(hypothesis.tokens for hypothesis in beams)
+        if not beams:
+            break
+    return tuple(wanted)
+
+
+def ranked(live: Sequence[Hypothesis], rows: Sequence[Probs], count: int) -> list[Hypothesis]:
+    """The ``count`` best continuations, or as many as there are, best first (S1)."""
+    sums = np.stack([one.log_prob + row for one, row in zip(live, rows, strict=True)])
+    vocab_size = sums.shape[1]
+    flat = sums.ravel()
+    least = -np.inf if count >= len(flat) else float(np.partition(flat, -count)[-count])
+    places = np.flatnonzero((flat >= least) & (flat > -np.inf))
+    # The sort is stable and places ascend, so ties go by hypothesis, then by token.
+    best = places[np.argsort(-flat[places], kind="stable")[:count]]
+    return [
+        Hypothesis((*live[place // vocab_size].tokens, place % vocab_size), float(flat[place]))
+        for place in best.tolist()
+    ]
+
+
+def _enough(live: Sequence[Hypothesis], width: int, rules: BeamRules) -> int:
+    """Continuations that hold ``width`` which do not end: each hypothesis has one ending per end token."""
+    return width + len(live) * len(rules.end_tokens)
+
+
+def _best(finished: Sequence[Hypothesis], rules: BeamRules) -> tuple[Hypothesis, ...]:
+    """The num_beams best; a stable sort, so that of equals the first stays."""
+    by_score = sorted(finished, key=lambda one: -rules.score(one.log_prob, len(one.tokens)))
+    return tuple(by_score[: rules.num_beams])
+
+
+def _is_settled(
+    live: Sequence[Hypothesis], finished: Sequence[Hypothesis], rules: BeamRules
+) -> bool:
+    """Whether no live hypothesis can change what is finished (S4)."""
+    if not live:
+        return True
+    if len(finished) < rules.num_beams:
+        return False
+    if rules.stops_early:
+        return True
+    worst = rules.score(finished[-1].log_prob, len(finished[-1].tokens))
+    # A sum only falls; a positive exponent favours the longest continuation, another one the shortest.
+    best = max(live, key=lambda one: one.log_prob)
+    length = rules.max_tokens if rules.length_penalty > 0.0 else len(best.tokens) + 1
+    bound = rules.score(best.log_prob, length)
+    return bound <= worst

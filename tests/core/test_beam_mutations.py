@@ -1,0 +1,80 @@
+"""The tests of beam search can fail: each mistake, put into the source, is caught by a named test."""
+
+from __future__ import annotations
+
+import pytest
+
+import tests.core.test_beam as tests_of_beams
+from runtime.core import beam
+from tests.core.test_mutations import mutant_of, replace_functions
+
+MUTANTS = {
+    "a step without all rows": (
+        "if len(known) < len(rows):",
+        "if not known:",
+        "draft",
+    ),
+    "a step too few ranked": (
+        "return width + len(live) * len(rules.end_tokens)",
+        "return width",
+        "search",
+    ),
+    "every ending finishes": ("elif rank < width:", "else:", "ending"),
+    "endings live on": (
+        "not in rules.end_tokens:\n            live",
+        "is not None:\n            live",
+        "search",
+    ),
+    "the last step forgets the living": ("finished.extend(live)", "pass", "search"),
+    "scores without length": ("log_prob / length**self.length_penalty", "log_prob", "search"),
+    "too many kept": ("[: rules.num_beams])", ")", "search"),
+    "bound by the present length": (
+        "rules.max_tokens if rules.length_penalty > 0.0 else",
+        "len(best.tokens) if rules.length_penalty > 0.0 else",
+        "search",
+    ),
+    "bound by the longest for short answers": (
+        "rules.max_tokens if rules.length_penalty > 0.0 else",
+        "rules.max_tokens if True else",
+        "short",
+    ),
+    "an equal later one wins": (
+        "by_score = sorted(finished,",
+        "by_score = sorted(finished[::-1],",
+        "equal",
+    ),
+    "an equal bound goes on": ("return bound <= worst", "return bound < worst - 1e9", "passes"),
+    "early stops ignored": ("if rules.stops_early:", "if False:", "search"),
+    "ties by token": ('kind="stable")[:count]', 'kind="stable")[:count][::-1]', "ties"),
+    "impossible continuations": ("& (flat > -np.inf)", "", "over"),
+    "sums begin anew": ("one.log_prob + row", "row", "search"),
+    "the draft without its own sums": (
+        "beams = list(state.live)",
+        "beams = list(state.live[:1])",
+        "draft",
+    ),
+    "drafting beyond the end": ("rules.max_tokens - 1 -", "rules.max_tokens + 9 -", "last"),
+}
+KILLERS = {
+    "draft": lambda: tests_of_beams.test_a_draft_changes_nothing("random", "other"),
+    "search": lambda: tests_of_beams.test_the_search_is_the_independent_ones("random", 0),
+    "ending": tests_of_beams.test_an_end_below_the_beams_is_not_finished,
+    "equal": tests_of_beams.test_a_finished_hypothesis_is_beaten_only_by_more,
+    "passes": tests_of_beams.test_a_settled_search_takes_no_further_pass,
+    "short": tests_of_beams.test_where_short_answers_score_higher_the_next_token_may_still_win,
+    "ties": tests_of_beams.test_of_equal_sums_the_higher_hypothesis_and_then_the_lower_token_ranks_first,
+    "over": tests_of_beams.test_what_cannot_be_continued_is_over,
+    "last": tests_of_beams.test_nothing_is_drafted_behind_the_last_token,
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_caught(monkeypatch, name):
+    old, new, killer = MUTANTS[name]
+    check = KILLERS[killer]
+    check()
+    replace_functions(monkeypatch, tests_of_beams, mutant_of(beam, old, new))
+    if name == "scores without length":
+        monkeypatch.setattr(beam.BeamRules, "score", lambda rules, log_prob, length: log_prob)
+    with pytest.raises((AssertionError, ValueError, IndexError)):
+        check()
