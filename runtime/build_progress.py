@@ -1,4 +1,4 @@
-"""Progress bars of a plan build, one per phase of the builder that is under way."""
+"""Progress bars of long work (plan builds, analyses), one per phase that is under way."""
 
 from __future__ import annotations
 

@@ -41,6 +41,13 @@ class Text:
     num_prompt: int
 
 
+def text_of(prompt: Sequence[int], answer: Sequence[int], end_tokens: Sequence[int]) -> Text:
+    """A prompt and what followed, up to and with the first end token: no server goes on there."""
+    ends = (i for i, token in enumerate(answer, 1) if token in end_tokens)
+    length = next(ends, len(answer))
+    return Text((*prompt, *answer[:length]), len(prompt))
+
+
 @dataclass(slots=True)
 class _Tally:
     """Sums over positions of one drafter, by lenience."""

@@ -18,7 +18,7 @@ from runtime.core.drafting import DraftingConfig
 from runtime.core.params import SpeculationParams
 from runtime.drafters import Drafters, build_drafters
 from runtime.drafters.base import DrafterParts, Guesser
-from runtime.offline.alpha import MODEL, Text, measure_alphas
+from runtime.offline.alpha import MODEL, Text, measure_alphas, text_of
 from runtime.offline.options import (
     SERVED_ROWS,
     AnalysisOptions,
@@ -122,7 +122,7 @@ class _Bench:
 
     def _alphas(self, temperature: float) -> list[AlphaRow]:
         rig, options = self._rig, self._options
-        texts = []
+        texts: list[Text] = []
         phase = f"texts at temperature {temperature:g}"
         batch = min(len(self._prompts), rig.bundle.manifest.max_batch, SERVED_ROWS)
         for first in range(0, len(self._prompts), batch):
@@ -130,7 +130,7 @@ class _Bench:
             law = SamplingLaw(temperature=temperature)
             answers, _ = rig.answer(group, law, PLAIN, options.max_tokens)
             texts += [
-                Text((*prompt, *answer.tokens), len(prompt))
+                text_of(prompt, answer.tokens, rig.bundle.manifest.eos_token_ids)
                 for prompt, answer in zip(group, answers, strict=True)
             ]
             self._report(phase, len(texts), len(self._prompts))

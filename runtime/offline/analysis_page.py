@@ -14,8 +14,8 @@ from runtime.offline.results import Analysis, SpeedRow
 ALPHA_TEXT = (
     "Mean probability that the target keeps the first draft token, over every position of text that "
     "the target wrote (Leviathan et al. 2023, section 4.1). Coverage: share of positions at which "
-    "the drafter proposes at all; elsewhere alpha counts 0. Thresholds below which counts do not "
-    "draft are off here."
+    "the drafter proposes at all; elsewhere alpha counts 0. Texts end with their end "
+    "token. Thresholds below which counts do not draft are off here."
 )
 COST_TEXT = (
     "In units of the runtime's plain step, sampling and host work included: c is one draft token, "
@@ -26,7 +26,8 @@ SPEED_TEXT = (
     "above, or alpha_hat of the run for drafters without a law of one token. It takes every round "
     "to draft gamma tokens and their fates as independent, so a drafter that rarely proposes, or whose "
     "successes come in runs, is not bound by it. Measured: tokens per second over plain decoding of "
-    "the same round, median of the rounds. Best gamma: by the formula. *: fastest as measured."
+    "the same round, median of the rounds; answers run on past end tokens, so that every setting does "
+    "the same work. Best gamma: by the formula. *: fastest as measured."
 )
 LENIENT_TEXT = "Alpha where a token is kept at up to p / l (appendix A.5); not exact below l = 1."
 FIGURE_TEXT = (
@@ -52,7 +53,7 @@ def write_analysis(analysis: Analysis, folder: Path) -> Path:
         title=f"Analysis of {analysis.bundle}",
         summary=(
             f"{analysis.num_prompts} prompts, {analysis.max_tokens} tokens each, batch "
-            f"{analysis.batch}, {analysis.rounds} rounds, {analysis.weights} weights, on "
+            f"{analysis.batch}, rounds of every setting: {analysis.rounds}, {analysis.weights} weights, on "
             f"{analysis.device}."
         ),
         sections=[*table_sections(analysis), *_picture_sections(figures)],

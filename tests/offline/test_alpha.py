@@ -16,7 +16,7 @@ from runtime.core.sampling import adjusted_probs
 from runtime.core.verification import count_accepted_greedy
 from runtime.drafters.base import DrafterParts
 from runtime.drafters.ngram import UnigramDrafter
-from runtime.offline.alpha import Text, kept_of_token, law_rows, measure_alphas
+from runtime.offline.alpha import Text, kept_of_token, law_rows, measure_alphas, text_of
 
 TOKENS = (7, 300, 12, 45, 45, 9, 300, 12, 45, 301, 7, 8)
 NUM_PROMPT = 4
@@ -114,3 +114,8 @@ def test_a_greedy_target_keeps_what_the_oracle_keeps_ties_included():
     point = np.eye(4)[2]
     assert kept_of_token(probs, 2, 1.0, is_greedy=False) == acceptance(probs, point)
     assert kept_of_token(probs, 2, 0.1, is_greedy=False) == 1.0
+
+
+def test_a_text_ends_with_its_first_end_token():
+    assert text_of((5, 1), (7, 1, 8, 1), (1, 2)) == Text((5, 1, 7, 1), 2)
+    assert text_of((5, 1), (7, 8), (1, 2)) == Text((5, 1, 7, 8), 2)
