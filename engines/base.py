@@ -131,6 +131,9 @@ class Engine(Protocol):
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
 
         May give memory back that a long slot needed; called when slots have become free.
+
+        Raises:
+            EngineError: smaller buffers could not be had; what was kept stays valid.
         """
         ...
 

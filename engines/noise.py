@@ -37,6 +37,8 @@ _RACE_BITS = 32
 _LEAST_ABOVE_MINUS_ONE = np.float32(2.0**-24 - 1.0)
 # A round asks for each of its races twice, to draft and to verify: 32 MB keep 55 of a vocabulary of 151,936.
 _MOST_RACE_VALUES = 1 << 23
+# Of a small vocabulary that would be rows of requests long gone; these are as many as 100 rows of 9 drafts need.
+_MOST_RACES = 1024
 
 
 class Purpose(IntEnum):
@@ -140,7 +142,9 @@ class CounterNoise:
         replaced = self._races.pop(address, None)
         self._num_kept += len(race) - (0 if replaced is None else len(replaced))
         self._races[address] = race
-        while self._num_kept > _MOST_RACE_VALUES and len(self._races) > 1:
+        while len(self._races) > 1 and (
+            self._num_kept > _MOST_RACE_VALUES or len(self._races) > _MOST_RACES
+        ):
             oldest = next(iter(self._races))
             self._num_kept -= len(self._races.pop(oldest))
 

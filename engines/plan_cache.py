@@ -49,12 +49,17 @@ class PlanCache:
         return [buffer + offset for buffer in self._buffers]
 
     def resize(self, capacity: int) -> None:
-        """Move all slots into buffers of another capacity; what has no room there is forgotten."""
+        """Move all slots into buffers of another capacity; what has no room there is forgotten.
+
+        Larger buffers replace these one by one, which needs the least memory. Smaller ones are all
+        there before the first is replaced: if they cannot be had, nothing has changed.
+        """
         num_rows = len(self.lengths) * self._num_heads
         old_pitch = self.capacity * self._token_bytes
         new_pitch = capacity * self._token_bytes
+        ready = self._allocate_all(capacity) if capacity < self.capacity else None
         for index, old in enumerate(self._buffers):
-            new = self._device.allocate(self._buffer_bytes(capacity))
+            new = ready[index] if ready else self._device.allocate(self._buffer_bytes(capacity))
             self._device.copy_rows(
                 Rows(new, new_pitch),
                 Rows(old, old_pitch),
@@ -65,6 +70,17 @@ class PlanCache:
             self._buffers[index] = new
         self.capacity = capacity
         self._written = [min(end, capacity) for end in self._written]
+
+    def _allocate_all(self, capacity: int) -> list[int]:
+        ready: list[int] = []
+        try:
+            while len(ready) < len(self._buffers):
+                ready.append(self._device.allocate(self._buffer_bytes(capacity)))
+        except Exception:
+            for buffer in ready:
+                self._device.free(buffer)
+            raise
+        return ready
 
     def trim(self, lengths: Sequence[int]) -> int:
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.

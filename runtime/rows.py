@@ -59,10 +59,13 @@ class LiveRows:
         return lost
 
     def _trim(self) -> None:
-        """Let the engines forget what the rows that left held."""
-        self._engines[0].trim([request.num_computed for request in self.requests])
-        for draft in self._engines[1:]:
-            draft.trim([request.draft_computed for request in self.requests])
+        """Let the engines forget what the rows that left held; larger caches than needed harm nobody."""
+        lengths = [(request.num_computed, request.draft_computed) for request in self.requests]
+        for index, engine in enumerate(self._engines):
+            try:
+                engine.trim([of_engines[index] for of_engines in lengths])
+            except EngineError:
+                logger.exception("a cache could not be made smaller")
 
     def _move(self, request: Request, source: int, destination: int) -> bool:
         lengths = (request.num_computed, request.draft_computed)

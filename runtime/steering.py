@@ -237,7 +237,9 @@ class Steering:
     def _group(self, request: Request) -> int:
         """Requests of one drafter and temperature class share their traffic."""
         key = (request.speculation.drafter, request.spec.law.is_greedy)
-        return self._groups.setdefault(key, min(len(self._groups), MAX_GROUPS - 1))
+        if len(self._groups) >= MAX_GROUPS - 1:
+            return self._groups.get(key, MAX_GROUPS - 1)
+        return self._groups.setdefault(key, len(self._groups))
 
     def _learn(self) -> None:
         self._book.record(self._waiting)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from runtime.core.drafting import Part, parse_drafter
 from runtime.core.errors import RequestError
@@ -16,6 +18,13 @@ from runtime.drafters.base import (
 )
 from runtime.drafters.cascade import CascadeDrafter
 from runtime.drafters.fallback import FallbackDrafter
+
+MAX_COMPOSED = 256
+"""Composites kept; callers may spell many thousands."""
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Drafters(Mapping[str, Proposer]):
@@ -39,7 +48,8 @@ class Drafters(Mapping[str, Proposer]):
         """
         found = self._single.get(name) or self._composed.get(name)
         if found is None:
-            found = self._composed[name] = self._compose(name)
+            found = self._compose(name)
+            _keep(self._composed, name, found)
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -61,7 +71,7 @@ class Drafters(Mapping[str, Proposer]):
         if found is None:
             names = [n for part in parse_drafter(name) for n in (part.inner, part.name) if n]
             found = tuple(self._single[n] for n in dict.fromkeys(names))
-            self._members[name] = found
+            _keep(self._members, name, found)
         return found
 
     def uses_model(self, name: str) -> bool:
@@ -102,7 +112,10 @@ class Drafters(Mapping[str, Proposer]):
     def forget(self, key: str) -> None:
         """Drop what any drafter keeps for a request that ended."""
         for drafter in self._single.values():
-            drafter.forget(key)
+            try:
+                drafter.forget(key)
+            except Exception:  # what it keeps is its own affair; the request ends all the same
+                logger.exception("a drafter failed to forget a request")
 
     def _compose(self, name: str) -> Proposer:
         try:
@@ -123,6 +136,13 @@ class Drafters(Mapping[str, Proposer]):
             chunk=self._parts.chunk,
             guesser=guesser,
         )
+
+
+def _keep(kept: dict[str, T], name: str, thing: T) -> None:
+    """Keep what can be made again; two threads may do so at once."""
+    if len(kept) >= MAX_COMPOSED:
+        kept.clear()
+    kept[name] = thing
 
 
 def _spell(part: Part) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from runtime.core.drafting import check_drafter, parse_drafter
 from runtime.core.errors import ConfigError, RequestError
 from runtime.drafters import REGISTRY
 from runtime.drafters.base import Traits
+from runtime.drafters.compose import MAX_COMPOSED
+from runtime.drafters.lookup import LookupDrafter
+from runtime.steering import MAX_GROUPS
+from tests.core.test_controller import table
 from tests.runtime.markov import Harness
 
 DOCS = Path(__file__).parents[2] / "docs" / "drafters.md"
@@ -165,3 +170,38 @@ def test_nothing_is_kept_of_a_request_that_ended() -> None:
     for name in ("lookup", "reference"):
         assert not harness.worker._parts.drafters[name]._states
         assert not harness.worker._parts.drafters[name]._num_seen
+
+
+def test_names_that_callers_compose_do_not_pile_up() -> None:
+    harness = Harness("F3", costs=table(c=0.1), max_queued=1000)
+    single = [name for name in harness.worker.drafter_names if name != "none"]
+    names = ["+".join(parts) for parts in permutations(single, 3)]
+    assert len(names) > 2 * MAX_COMPOSED
+    for name in names[: 2 * MAX_COMPOSED]:
+        harness.submit(name, drafter=name, max_tokens=3)
+    harness.run()
+    assert all(len(harness.tokens(name)) == 3 for name in harness.events)
+    drafters = harness.worker._parts.drafters
+    steering = harness.worker._parts.steering
+    assert steering is not None
+    assert len(drafters._composed) <= MAX_COMPOSED
+    assert len(drafters._members) <= MAX_COMPOSED
+    assert len(steering._groups) == MAX_GROUPS - 1
+
+
+def test_a_drafter_that_cannot_forget_costs_nobody_an_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forget(self: LookupDrafter, key: str) -> None:
+        raise ValueError(key)
+
+    monkeypatch.setattr(LookupDrafter, "forget", forget)
+    harness = Harness("F3")
+    for name in ("a", "b"):
+        harness.submit(name, drafter="lookup", max_tokens=5)
+    harness.run()
+    assert harness.tokens("a") == harness.tokens("b") == [4, 5, 6, 7, 8]
+    assert [record.message for record in caplog.records] == [
+        "a drafter failed to forget a request"
+    ] * 2
+    harness.check_is_idle()

@@ -8,7 +8,7 @@ import pytest
 from engines import open_engine
 from engines.base import BundleError, Engine, EngineError, EngineLimits, FloatArray
 from engines.bundle import Bundle, load_bundle
-from engines.kv_cache import KvCache, capacities
+from engines.kv_cache import HostBuffer, KvCache, capacities
 from engines.onnx_engine import OnnxEngine
 from export.pipeline import export_bundle
 from tests.engines.contract import extend_one, make_tokens, span, wanted_logits
@@ -147,6 +147,32 @@ def test_a_cache_keeps_room_for_what_stays_to_double(bundle: Bundle) -> None:
     for num_kept, capacity in ((65, 256), (64, 128)):
         engine.trim([*[0] * last, num_kept])
         assert engine.capacity == capacity
+
+
+def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
+    room = [6]
+
+    def allocate(shape: tuple[int, ...]) -> HostBuffer:
+        room[0] -= 1
+        if room[0] < 0:
+            raise MemoryError
+        return HostBuffer(shape)
+
+    limits = EngineLimits(max_batch=2, max_context=200, max_extend=8, vocab_size=5)
+    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits, allocate=allocate)
+    assert cache.reserve(190)
+    cache.lengths[:] = [3, 150]
+    for buffer in cache._buffers:
+        buffer.read()[...] = 5.0
+    room[0] = 1
+    with pytest.raises(EngineError, match="no memory"):
+        cache.trim([3])
+    assert cache.lengths == [3, 0]
+    assert {buffer.read().shape[2] for buffer in cache._buffers} == {cache.capacity}
+    assert cache.capacity >= 190
+    room[0] = 2
+    assert cache.trim([3])
+    assert all((buffer.read()[0, :, :3] == 5.0).all() for buffer in cache._buffers)
 
 
 def test_nothing_that_was_dropped_survives_in_a_smaller_cache(poisoned_bundle: Bundle) -> None:

@@ -93,6 +93,34 @@ def test_the_cache_shrinks_once_the_long_slot_is_gone(tiny_bundle: Path, folder:
     np.testing.assert_allclose(again, extend_one(engine, 2, 0, tokens[:25])[20:], atol=2e-5)
 
 
+def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on(
+    tiny_bundle: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    tokens = make_tokens(engine, 150, seed=5)
+    extend_one(engine, 0, 0, tokens[:20])
+    extend_one(engine, 1, 0, tokens)
+    device, num_allowed, freed = engine._device, [1], []
+    allocate, free = device.allocate, device.free
+
+    def scarce(num_bytes: int) -> int:
+        num_allowed[0] -= 1
+        if num_allowed[0] < 0:
+            raise EngineError("out of memory")
+        return allocate(num_bytes)
+
+    monkeypatch.setattr(device, "allocate", scarce)
+    monkeypatch.setattr(device, "free", lambda pointer: (freed.append(pointer), free(pointer)))
+    with pytest.raises(EngineError, match="out of memory"):
+        engine.trim([20])
+    monkeypatch.undo()
+    assert (engine.capacity, len(freed)) == (768, 1)
+    again = extend_one(engine, 0, 20, tokens[20:25])
+    np.testing.assert_allclose(again, extend_one(engine, 2, 0, tokens[:25])[20:], atol=2e-5)
+    engine.trim([25])
+    assert engine.capacity == 128
+
+
 def test_plans_too_small_for_the_limits_are_refused(tiny_bundle: Path, folder: Path) -> None:
     with pytest.raises(BundleError, match="no plan with a cache of 768 tokens"):
         open_host_engine(tiny_bundle, folder, "float32", (128,))

@@ -320,6 +320,22 @@ def test_engines_are_told_what_stays_when_a_request_leaves() -> None:
     assert harness.target.tokens_of(0) == ()
 
 
+def test_a_cache_that_cannot_shrink_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Unshrinkable(ScriptedEngine):
+        def trim(self, lengths: Sequence[int]) -> None:
+            raise EngineError("no memory")
+
+    target = Unshrinkable(counting_logits, limits(10))
+    harness = Harness(target=target, draft=Unshrinkable(counting_logits, limits(10)))
+    harness.submit("short", (1,), max_tokens=2, is_enabled=False)
+    harness.submit("long", (1,), max_tokens=4, is_enabled=False)
+    harness.run()
+    assert harness.tokens("short") == [2, 3]
+    assert harness.tokens("long") == [2, 3, 4, 5]
+    assert len(caplog.records) == 4
+    harness.check_is_idle()
+
+
 def always_failing() -> ScriptedEngine:
     return ScriptedEngine(counting_logits, limits(10), failing_extends=range(1000))
 
