@@ -81,6 +81,13 @@ BENCHMARKS = (
         arguments="{bundle} --costs {work}/costs --threads {threads}",
         quick="--batches 1,8 --max-batch 8",
     ),
+    Job(
+        name="peers",
+        arguments="{work}/peers --threads {threads}",
+        # Setting other peers up takes minutes and a network.
+        quick="--peers outrider --weights int8 --gammas 4 --batches 1 --num-prompts 2 --max-tokens 16 --rounds 1",
+        is_per_bundle=False,
+    ),
 )
 
 

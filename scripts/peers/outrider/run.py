@@ -1,0 +1,49 @@
+"""Outrider itself, in process, as one of the peers."""
+
+from pathlib import Path
+
+from peer_job import converted, main
+
+from engines.laws import SamplingLaw
+from runtime.core.params import Event, Progressed, RequestSpec, SpeculationParams
+from scripts.bench_common import open_rig
+
+
+def load(job):
+    def export(_, out):
+        from export.pipeline import export_bundle  # only where it is needed: it loads torch
+
+        export_bundle(
+            target=Path(job["target"]), draft=Path(job["draft"]), out=out / "bundle", weights=job["weights"],
+            progress=lambda stage: None,
+        )  # fmt: skip
+
+    bundle = converted(job, "target", export) / "bundle"
+    rig = open_rig(bundle, max_batch=job["batch"], num_threads=job["threads"])
+    gamma = job["gamma"]
+    speculation = SpeculationParams(
+        is_enabled=gamma > 0, drafter="model" if gamma else None, gamma=gamma
+    )
+
+    def run(prompts):
+        events: list[list[Event]] = [[] for _ in prompts]
+        for prompt, seen in zip(prompts, events, strict=True):
+            rig.next_id += 1
+            name = f"peer-{rig.next_id}"
+            spec = RequestSpec(
+                internal_id=name, request_id=name, prompt_tokens=tuple(prompt), law=SamplingLaw(temperature=0.0),
+                seed=0, max_tokens=job["max_tokens"], speculation=speculation,
+            )  # fmt: skip
+            rig.worker.submit(spec, seen.append)
+        while rig.worker.run_step():
+            pass
+        return [
+            [one.token for event in seen if isinstance(event, Progressed) for one in event.tokens]
+            for seen in events
+        ]
+
+    return run
+
+
+if __name__ == "__main__":
+    main(load)

@@ -1,0 +1,56 @@
+"""What every peer's run.py shares: read a job, load, run it once to warm up and once on the clock, write what came out.
+
+Standard library only: this runs in each peer's own environment. A job is a JSON object (``scripts/bench_peers.py`` says
+what is in it), the answer another: ``seconds`` and ``outputs`` (token ids, one list a prompt), or the ``reason`` why
+this peer cannot do this.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Tokens = list[list[int]]
+Run = Callable[[Sequence[Sequence[int]]], Tokens]
+
+
+class UnableError(Exception):
+    """The peer has no such feature; the text says which."""
+
+
+def take(job: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """Run the job's prompts in batches, after the first batch alone has warmed everything up."""
+    prompts, batch = job["prompts"], job["batch"]
+    run(prompts[:batch])
+    began = time.perf_counter()
+    outputs: Tokens = []
+    for first in range(0, len(prompts), batch):
+        outputs += run(prompts[first : first + batch])
+    return {"seconds": time.perf_counter() - began, "outputs": outputs}
+
+
+def main(load: Callable[[Mapping[str, Any]], Run]) -> None:
+    """Answer the job in the file ``argv[1]`` into the file ``argv[2]``."""
+    job = json.loads(Path(sys.argv[1]).read_text())
+    try:
+        answer = take(job, load(job))
+    except UnableError as error:
+        answer = {"reason": str(error)}
+    Path(sys.argv[2]).write_text(json.dumps(answer))
+
+
+def converted(job: Mapping[str, Any], part: str, convert: Callable[[Path, Path], None]) -> Path:
+    """Folder of the job's ``target`` or ``draft`` in the peer's own form, made once."""
+    out = Path(job["work"]) / f"{part}-{job['weights']}"
+    done = out / "done"
+    if not done.exists():
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        convert(Path(job[part]), out)
+        done.touch()
+    return out
