@@ -85,8 +85,11 @@ class CudaDevice:
         EngineError: there is no such device.
     """
 
+    kind = "cuda"
+
     def __init__(self, index: int = 0) -> None:
         self.traffic = Traffic()
+        self.index = index
         self.compute_capability = compute_capability(index)
         check(cudart.cudaSetDevice(index))
         self.stream = int(check(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking)))

@@ -70,6 +70,7 @@ def open_session(
     device_index: int = 0,
     num_threads: int = 2,
     copies_caches: bool = False,
+    stream: int = 0,
 ) -> onnxruntime.InferenceSession:
     """Session over a graph file, on the thread pool that all sessions of the process share.
 
@@ -83,6 +84,7 @@ def open_session(
         num_threads: size of the shared pool.
         copies_caches: the caller binds past and present to different memory on purpose, so the
             library's warning about it, one line per call and layer, is left out.
+        stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
 
     Raises:
         EngineError: unknown device, unloadable graph, or the shared pool has another size.
@@ -101,7 +103,7 @@ def open_session(
             str(path),
             options,
             providers=[_PROVIDERS[device]],
-            provider_options=[{} if device == "cpu" else {"device_id": str(device_index)}],
+            provider_options=[_provider_options(device, device_index, stream)],
         )
     except LIBRARY_ERRORS as error:
         raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
@@ -109,6 +111,33 @@ def open_session(
     if session.get_providers()[0] != _PROVIDERS[device]:
         raise EngineError(f"device {device!r}: {_PROVIDERS[device]} did not start")
     return session
+
+
+def enqueue(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> None:
+    """Run a graph over memory of its device without waiting for the device.
+
+    What is bound must be on the device: an array of the host would be copied when it is bound, at
+    once and on another stream.
+
+    Raises:
+        EngineError: the library refuses, in its own words.
+    """
+    options = onnxruntime.RunOptions()
+    # Otherwise every run ends in a synchronisation of the stream.
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    try:
+        session.run_with_iobinding(binding, options)
+    except LIBRARY_ERRORS as error:
+        raise EngineError(f"ONNX Runtime failed: {error}") from error
+
+
+def _provider_options(device: str, index: int, stream: int) -> dict[str, str]:
+    if device == "cpu":
+        return {}
+    options = {"device_id": str(index)}
+    if stream:
+        options["user_compute_stream"] = str(stream)
+    return options
 
 
 class DeviceBuffer:

@@ -7,6 +7,7 @@ Addresses are integers. Everything is enqueued in order; only ``wait`` returns w
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,26 @@ class Rows(NamedTuple):
 
     pointer: int
     pitch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTensor:
+    """A contiguous tensor in a device's memory.
+
+    Attributes:
+        pointer: address of the first element.
+        shape: its axes.
+        dtype: of its elements.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(slots=True)
@@ -48,6 +69,21 @@ class Staging(Protocol):
 
 class PlanDevice(Protocol):
     """Memory and order of one device."""
+
+    @property
+    def kind(self) -> str:
+        """Name of its kind, "cpu" or "cuda"."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Which of the devices of its kind."""
+        ...
+
+    @property
+    def stream(self) -> int:
+        """Handle of the queue that everything is enqueued on; 0 where enqueuing is doing."""
+        ...
 
     @property
     def traffic(self) -> Traffic:
@@ -104,6 +140,10 @@ class HostStaging:
 
 class HostDevice:
     """The host as a device; enqueuing is doing."""
+
+    kind = "cpu"
+    index = 0
+    stream = 0
 
     def __init__(self) -> None:
         self.traffic = Traffic()

@@ -4,17 +4,19 @@ Knows neither TensorRT nor CUDA: a ``LoadedPlan`` runs, a ``PlanDevice`` holds t
 code serves from TensorRT plans on a GPU and, in the tests, from the plans' own graphs on the host.
 
 An extend is one upload (tokens, starts and wanted positions in one piece), one run, one download of
-the logits and one wait. Rows that no profile holds together run one by one.
+the logits and one wait. Rows that no profile holds together run one by one. ``extend_on_device`` is
+the same without the download and the wait, so that several follow one another on the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
+from engines.base import BundleError, EngineError, EngineLimits, FloatArray, IntArray, Span
 from engines.bundle import (
     LOGIT_POSITIONS,
     LOGITS,
@@ -28,12 +30,13 @@ from engines.bundle import (
 )
 from engines.kv_cache import GROWTH_ROOM, cache_names
 from engines.plan_cache import PlanCache
-from engines.plan_device import ALIGNMENT, PlanDevice, Staging
+from engines.plan_device import DeviceTensor, PlanDevice
+from engines.plan_uploads import Downloads, GivenTokens, Uploads
 from engines.plans import PlanEntry, Shape, profile_for
 from engines.spans import check_move, check_spans
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_INT64_BYTES, _FLOAT32_BYTES = 8, 4
+_FLOAT32 = np.dtype(np.float32)
 
 
 class LoadedPlan(Protocol):
@@ -64,15 +67,15 @@ class PlanEngine:
 
     Args:
         plans: of the model, one precision, distinct capacities.
-        device: where they run; closed with the engine.
+        device: where they run.
         model: its entry in the manifest.
         limits: of the engine; trees are not taken.
+        is_row_invariant: whether the plans promise I2 of ``engines.base``.
+        owns_device: whether closing the engine closes the device.
 
     Raises:
         BundleError: no plan, or none whose capacity holds every extend of the limits.
     """
-
-    is_row_invariant = False
 
     def __init__(
         self,
@@ -80,6 +83,9 @@ class PlanEngine:
         device: PlanDevice,
         model: ModelEntry,
         limits: EngineLimits,
+        *,
+        is_row_invariant: bool = False,
+        owns_device: bool = True,
     ) -> None:
         self._plans = sorted(plans, key=lambda plan: plan.entry.capacity)
         wanted = limits.max_context + limits.max_extend
@@ -97,8 +103,16 @@ class PlanEngine:
         layers = model.num_layers
         self._past_names = cache_names(layers, key_name, value_name)
         self._present_names = cache_names(layers, new_key_name, new_value_name)
-        self._feeds = _Feeds(device)
-        self._logits = _Logits(device)
+        self._is_row_invariant = is_row_invariant
+        self._owns_device = owns_device
+        self._uploads = Uploads(device)
+        self._downloads = Downloads(device)
+        self._logits = self._logits_bytes = 0
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether I2 of ``engines.base`` holds."""
+        return self._is_row_invariant
 
     @property
     def limits(self) -> EngineLimits:
@@ -115,23 +129,40 @@ class PlanEngine:
 
         Returns:
             [B, R, V] float32 on the host, valid until the next extend; later columns are padding.
+            Where no logits are wanted nothing is copied, and nothing is waited for.
 
         Raises:
             EngineError: a span breaks a limit (nothing was computed), or the library failed (the
                 given slots are undefined and must be extended from ``start`` 0).
         """
-        cache = self._require_open()
-        longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
-        shape = Shape(len(spans), max(1, longest), max(1, most_wanted))
-        self._reserve(max(span.start for span in spans) + shape.tokens)
+        shape = self._shape(spans)
         profiles = self._plan().entry.profiles
         if any(not profile.broken_limits(shape) for profile in profiles):
-            return self._run(spans, shape)
+            return self._on_host(self._run(spans, shape), spans)
         logits = np.zeros((*shape[::2], self._limits.vocab_size), dtype=np.float32)
         for row, span in enumerate(spans):
-            alone = Shape(1, max(1, len(span.tokens)), max(1, span.num_logits))
-            logits[row, : alone.wanted] = self._run([span], alone)[0]
+            alone = self._padded(1, len(span.tokens), span.num_logits)
+            found = self._on_host(self._run([span], alone), [span])
+            logits[row, : span.num_logits] = found[0, : span.num_logits]
         return logits
+
+    def extend_on_device(
+        self, spans: Sequence[Span], given: Sequence[GivenTokens] = ()
+    ) -> DeviceTensor:
+        """Enqueue an extend whose logits stay, and some of whose tokens are, on the device.
+
+        Args:
+            spans: as for ``extend``; in place of given tokens any id may stand.
+            given: tokens that replace those of the spans.
+
+        Returns:
+            [B, R, V] float32, valid until the next extend of this engine.
+
+        Raises:
+            EngineError: as ``extend``, or no plan profile holds all rows together.
+        """
+        shape = self._shape(spans)
+        return self._run(spans, shape, given)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Refuse: no tree is ever extended here.
@@ -169,9 +200,12 @@ class PlanEngine:
         self._cache = None
         for plan in self._plans:
             plan.close()
-        self._feeds.free()
-        self._logits.free()
-        self._device.close()
+        self._uploads.free()
+        self._downloads.free()
+        if self._logits_bytes:
+            self._device.free(self._logits)
+        if self._owns_device:
+            self._device.close()
 
     def _require_open(self) -> PlanCache:
         if self._cache is None:
@@ -188,115 +222,71 @@ class PlanEngine:
             sizes = (plan.entry.capacity for plan in self._plans)
             cache.resize(next(size for size in sizes if size >= num_tokens))
 
-    def _run(self, spans: Sequence[Span], shape: Shape) -> FloatArray:
-        """Extend rows that one profile holds together."""
+    def _shape(self, spans: Sequence[Span]) -> Shape:
+        """Shape of spans that keep the limits, in a cache that has room for them."""
+        cache = self._require_open()
+        longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
+        shape = self._padded(len(spans), longest, most_wanted)
+        self._reserve(max(span.start for span in spans) + shape.tokens)
+        return shape
+
+    def _padded(self, num_rows: int, num_tokens: int, num_wanted: int) -> Shape:
+        """Shape with as many tokens and logits as the narrowest profile takes at least."""
+        profiles = self._plan().entry.profiles
+        return Shape(
+            num_rows,
+            max(num_tokens, min(profile.tokens.least for profile in profiles)),
+            max(num_wanted, min(profile.wanted.least for profile in profiles)),
+        )
+
+    def _run(
+        self, spans: Sequence[Span], shape: Shape, given: Sequence[GivenTokens] = ()
+    ) -> DeviceTensor:
+        """Enqueue an extend of rows that one profile holds together."""
         cache, plan = self._require_open(), self._plan()
         profile = profile_for(plan.entry.profiles, shape)
-        addresses = self._feeds.upload(spans, shape)
+        feeds = self._uploads.put(_feeds(spans, shape))
+        for tokens in given:
+            tokens.write(self._device, feeds[TOKENS])
         for span in spans:
             cache.begin_write(span.slot, span.start, shape.tokens)
             cache.lengths[span.slot] = 0
+        addresses = {name: tensor.pointer for name, tensor in feeds.items()}
         pointers = cache.pointers(spans[0].slot)
         addresses |= dict(zip(self._past_names, pointers, strict=True))
         addresses |= dict(zip(self._present_names, pointers, strict=True))
         logits_shape = (shape.batch, shape.wanted, self._limits.vocab_size)
-        addresses[LOGITS] = self._logits.reserve(logits_shape)
+        num_bytes = math.prod(logits_shape) * _FLOAT32.itemsize
+        addresses[LOGITS] = self._reserve_logits(num_bytes)
         plan.run(profile, shape, addresses)
-        logits = self._logits.download(logits_shape)
         for span in spans:
             cache.lengths[span.slot] = span.start + len(span.tokens)
-        return logits
+        return DeviceTensor(addresses[LOGITS], logits_shape, _FLOAT32)
+
+    def _on_host(self, logits: DeviceTensor, spans: Sequence[Span]) -> FloatArray:
+        if not any(span.num_logits for span in spans):
+            return np.zeros((logits.shape[0], 0, logits.shape[2]), dtype=np.float32)
+        found: FloatArray = self._downloads.get([logits])[0]
+        return found
+
+    def _reserve_logits(self, num_bytes: int) -> int:
+        """Address of room for the logits of one call; they are read before the next writes them."""
+        if num_bytes > self._logits_bytes:
+            if self._logits_bytes:
+                self._device.free(self._logits)
+            self._logits, self._logits_bytes = self._device.allocate(num_bytes), num_bytes
+        return self._logits
 
 
-class _Room:
-    """One piece of device memory with its image on the host, made anew when it is too small."""
-
-    def __init__(self, device: PlanDevice) -> None:
-        self._device = device
-        self._num_bytes = 0
-        self._pointer = 0
-        self._staging: Staging | None = None
-
-    def make(self, num_bytes: int) -> tuple[int, Staging]:
-        if self._staging is None or num_bytes > self._num_bytes:
-            self.free()
-            self._num_bytes = num_bytes
-            self._pointer = self._device.allocate(num_bytes)
-            self._staging = self._device.stage(num_bytes)
-        return self._pointer, self._staging
-
-    def free(self) -> None:
-        """Give both back."""
-        if self._staging is not None:
-            self._device.free(self._pointer)
-            self._staging.free()
-            self._staging = None
-
-
-class _Feeds:
-    """The integers of a call, uploaded in one piece."""
-
-    def __init__(self, device: PlanDevice) -> None:
-        self._device = device
-        self._room = _Room(device)
-
-    def upload(self, spans: Sequence[Span], shape: Shape) -> dict[str, int]:
-        """Enqueue tokens, starts and wanted positions; their addresses by name."""
-        shapes = {
-            TOKENS: (shape.batch, shape.tokens),
-            START: (shape.batch,),
-            LOGIT_POSITIONS: (shape.batch, shape.wanted),
-        }
-        offsets, total = {}, 0
-        for name, dims in shapes.items():
-            offsets[name] = total
-            total += -(-int(np.prod(dims)) * _INT64_BYTES // ALIGNMENT) * ALIGNMENT
-        pointer, staging = self._room.make(total)
-        arrays = {
-            name: staging.array[offsets[name] :][: int(np.prod(dims)) * _INT64_BYTES]
-            .view(np.int64)
-            .reshape(dims)
-            for name, dims in shapes.items()
-        }
-        for row, span in enumerate(spans):
-            num_tokens = len(span.tokens)
-            # The last token and the last wanted position are repeated as padding.
-            arrays[START][row] = span.start
-            arrays[TOKENS][row] = span.tokens[-1] if span.tokens else 0
-            arrays[TOKENS][row, :num_tokens] = span.tokens
-            first = num_tokens - span.num_logits
-            arrays[LOGIT_POSITIONS][row] = max(0, num_tokens - 1)
-            arrays[LOGIT_POSITIONS][row, : span.num_logits] = range(first, num_tokens)
-        self._device.upload(pointer, staging, total)
-        return {name: pointer + offset for name, offset in offsets.items()}
-
-    def free(self) -> None:
-        """Give the memory back."""
-        self._room.free()
-
-
-class _Logits:
-    """The logits of a call, on the device and on the host."""
-
-    def __init__(self, device: PlanDevice) -> None:
-        self._device = device
-        self._room = _Room(device)
-
-    def reserve(self, shape: tuple[int, int, int]) -> int:
-        """Address of room for logits [B, R, V] float32."""
-        return self._room.make(_num_bytes(shape))[0]
-
-    def download(self, shape: tuple[int, int, int]) -> FloatArray:
-        """The logits on the host, when everything enqueued is done."""
-        pointer, staging = self._room.make(_num_bytes(shape))
-        self._device.download(staging, pointer, _num_bytes(shape))
-        self._device.wait()
-        return staging.array[: _num_bytes(shape)].view(np.float32).reshape(shape)
-
-    def free(self) -> None:
-        """Give the memory back."""
-        self._room.free()
-
-
-def _num_bytes(shape: tuple[int, int, int]) -> int:
-    return int(np.prod(shape)) * _FLOAT32_BYTES
+def _feeds(spans: Sequence[Span], shape: Shape) -> dict[str, IntArray]:
+    """The integers of a call; a row's last token and last wanted position repeat as padding."""
+    tokens = np.zeros((shape.batch, shape.tokens), dtype=np.int64)
+    positions = np.zeros((shape.batch, shape.wanted), dtype=np.int64)
+    for row, span in enumerate(spans):
+        num_tokens = len(span.tokens)
+        tokens[row] = span.tokens[-1] if span.tokens else 0
+        tokens[row, :num_tokens] = span.tokens
+        positions[row] = max(0, num_tokens - 1)
+        positions[row, : span.num_logits] = range(num_tokens - span.num_logits, num_tokens)
+    starts = np.array([span.start for span in spans], dtype=np.int64)
+    return {TOKENS: tokens, START: starts, LOGIT_POSITIONS: positions}

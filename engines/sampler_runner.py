@@ -1,6 +1,7 @@
 """Runs the sampler's graphs on ONNX Runtime and owns the memory that outlives a call.
 
-Laws of sampled drafts stay on the device, one row of memory per slot:
+Inputs of the host are uploaded in one piece per call, and nothing waits but ``read``. Laws of sampled
+drafts stay on the device, one row of memory per slot:
 
     kept[slot]    [position 0 | position 1 | ... | position max_gamma - 1 | nobody reads this]
 
@@ -10,21 +11,22 @@ place. Everything else is made anew per call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
 
 from engines import sampler_tensors as names
 from engines.base import EngineError
-from engines.onnx_session import LIBRARY_ERRORS, open_session
+from engines.onnx_session import enqueue, open_session
+from engines.plan_device import DeviceTensor, PlanDevice
+from engines.plan_uploads import Downloads, HostArray, Uploads
 
 DeviceValue: TypeAlias = onnxruntime.OrtValue
-HostArray = npt.NDArray[np.float32] | npt.NDArray[np.int64]
 _FLOAT_BYTES = 4
+_DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
 
 class SamplerRunner:
@@ -35,7 +37,7 @@ class SamplerRunner:
         max_batch: slots.
         depth: positions of a slot that laws are kept for.
         vocab_size: V of the target.
-        device: "cpu" or "cuda".
+        device: where they run.
         num_threads: of the pool that all sessions of the process share.
     """
 
@@ -46,21 +48,31 @@ class SamplerRunner:
         max_batch: int,
         depth: int,
         vocab_size: int,
-        device: str,
+        device: PlanDevice,
         num_threads: int,
     ) -> None:
         self.depth = depth
         self.vocab_size = vocab_size
         self._folder = folder
         self._max_batch = max_batch
-        self._device = device
+        self.device = device
+        self._place = (device.kind, device.index)
+        self._uploads = Uploads(device)
+        self._downloads = Downloads(device)
         self._num_threads = num_threads
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
         # Made when a graph first wants it: greedy and retrieved drafts never do.
-        self._kept: DeviceValue | None = None
+        self._kept: int | None = None
+        # Values that enqueued graphs read; dropped after a wait.
+        self._under_way: list[object] = []
 
     def run(
-        self, file: str, feeds: Mapping[str, HostArray | DeviceValue], *, slot: int, num_rows: int
+        self,
+        file: str,
+        feeds: Mapping[str, HostArray | DeviceValue | DeviceTensor],
+        *,
+        slot: int,
+        num_rows: int,
     ) -> dict[str, DeviceValue]:
         """Run one graph; its outputs stay on the device.
 
@@ -75,34 +87,52 @@ class SamplerRunner:
         """
         session = self._session(file)
         binding = session.io_binding()
-        for name, value in feeds.items():
-            if not isinstance(value, np.ndarray):
-                binding.bind_ortvalue_input(name, value)
+        arrays = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
+        for name, value in {**feeds, **self._uploads.put(arrays)}.items():
+            if isinstance(value, DeviceTensor):
+                place = (*self._place, value.dtype.type, value.shape, value.pointer)
+                binding.bind_input(name, *place)
             else:
-                binding.bind_cpu_input(name, value)
+                binding.bind_ortvalue_input(name, value)
         if any(tensor.name == names.KEPT_ROWS for tensor in session.get_inputs()):
             shape = (num_rows, 1, self.depth, self.vocab_size)
-            place = (self._device, 0, np.float32, shape, self._kept_pointer(slot))
+            place = (*self._place, np.float32, shape, self._kept_pointer(slot))
             binding.bind_input(names.KEPT_ROWS, *place)
         outputs = [tensor.name for tensor in session.get_outputs()]
         for name in outputs:
             if name == names.NEW_KEPT_ROWS:
                 binding.bind_output(name, *place)
             else:
-                binding.bind_output(name, self._device)
+                binding.bind_output(name, *self._place)
         try:
-            session.run_with_iobinding(binding)
-        except LIBRARY_ERRORS as error:
-            raise EngineError(f"ONNX Runtime failed in {file}: {error}") from error
+            enqueue(session, binding)
+        except EngineError as error:
+            raise EngineError(f"{file}: {error}") from error
+        self._under_way.append(binding)
         return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+    def read(self, values: Sequence[DeviceValue]) -> list[HostArray]:
+        """The values on the host, in one copy and one wait; valid until the next call."""
+        found = self._downloads.get([as_tensor(value) for value in values])
+        self._under_way.clear()
+        return found
+
+    def close(self) -> None:
+        """Free the device's memory; the device itself is the caller's."""
+        self.device.wait()
+        self._under_way.clear()
+        self._sessions.clear()
+        self._uploads.free()
+        self._downloads.free()
+        if self._kept is not None:
+            self.device.free(self._kept)
+            self._kept = None
 
     def _kept_pointer(self, slot: int) -> int:
         if self._kept is None:
-            shape = (self._max_batch, 1, self.depth, self.vocab_size)
-            zeros = np.zeros(shape, dtype=np.float32)
-            self._kept = DeviceValue.ortvalue_from_numpy(zeros, self._device, 0)
-        slot_bytes = _FLOAT_BYTES * self.depth * self.vocab_size
-        return int(self._kept.data_ptr()) + slot * slot_bytes
+            num_values = self._max_batch * self.depth * self.vocab_size
+            self._kept = self.device.allocate(_FLOAT_BYTES * num_values)
+        return self._kept + slot * _FLOAT_BYTES * self.depth * self.vocab_size
 
     def _session(self, file: str) -> onnxruntime.InferenceSession:
         if file not in self._sessions:
@@ -110,6 +140,16 @@ class SamplerRunner:
             if not path.is_file():
                 raise EngineError(f"{self._folder.name}/{file}: no such sampler graph")
             self._sessions[file] = open_session(
-                path, device=self._device, num_threads=self._num_threads
+                path,
+                device=self.device.kind,
+                device_index=self.device.index,
+                num_threads=self._num_threads,
+                stream=self.device.stream,
             )
         return self._sessions[file]
+
+
+def as_tensor(value: DeviceValue) -> DeviceTensor:
+    """Where a value lies; it must outlive the tensor."""
+    dtype = np.dtype(_DTYPES[value.data_type()])
+    return DeviceTensor(int(value.data_ptr()), tuple(value.shape()), dtype)

@@ -1,0 +1,148 @@
+"""What crosses the border between the host and a device: arrays in, one piece at a time, and out.
+
+Copies are enqueued, so what they read must stay as it is until the device has been waited for. Each
+upload therefore takes memory of its own, and all of it is free again after a wait:
+
+    wait | upload 0 | run | upload 1 | run | ... | download | wait | upload 0 | ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.plan_device import ALIGNMENT, DeviceTensor, PlanDevice, Rows, Staging
+
+HostArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenTokens:
+    """Tokens of an extend that are on the device already: a block of one tensor.
+
+    Attributes:
+        source: [B, any] int64.
+        rows: rows of the extend, and of the source.
+        column: of the extend's tokens, the first that is replaced.
+        width: columns of the source, from its first on.
+    """
+
+    source: DeviceTensor
+    rows: range
+    column: int
+    width: int
+
+    def write(self, device: PlanDevice, tokens: DeviceTensor) -> None:
+        """Enqueue the copy into tokens [B, T] int64."""
+        size = tokens.dtype.itemsize
+        pitches = (tokens.shape[1] * size, self.source.shape[1] * size)
+        device.copy_rows(
+            Rows(tokens.pointer + self.rows.start * pitches[0] + self.column * size, pitches[0]),
+            Rows(self.source.pointer + self.rows.start * pitches[1], pitches[1]),
+            width=self.width * size,
+            rows=len(self.rows),
+        )
+
+
+class Room:
+    """One piece of device memory with its image on the host, made anew when it is too small."""
+
+    def __init__(self, device: PlanDevice) -> None:
+        self._device = device
+        self._num_bytes = 0
+        self._pointer = 0
+        self._staging: Staging | None = None
+
+    def make(self, num_bytes: int) -> tuple[int, Staging]:
+        """Address and image of at least so many bytes; nothing may be under way in them."""
+        if self._staging is None or num_bytes > self._num_bytes:
+            self.free()
+            self._num_bytes = num_bytes
+            self._pointer = self._device.allocate(num_bytes)
+            self._staging = self._device.stage(num_bytes)
+        return self._pointer, self._staging
+
+    def free(self) -> None:
+        """Give both back."""
+        if self._staging is not None:
+            self._device.free(self._pointer)
+            self._staging.free()
+            self._staging = None
+
+
+class Uploads:
+    """Arrays of calls that are enqueued one after another, each call's in one piece."""
+
+    def __init__(self, device: PlanDevice) -> None:
+        self._device = device
+        self._rooms: list[Room] = []
+        self._num_used = 0
+        self._num_waits = device.traffic.num_waits
+
+    def put(self, arrays: Mapping[str, HostArray]) -> dict[str, DeviceTensor]:
+        """Enqueue a copy of all arrays; by name, where they will be, valid until the next wait."""
+        if self._num_waits != self._device.traffic.num_waits:
+            self._num_waits = self._device.traffic.num_waits
+            self._num_used = 0
+        if self._num_used == len(self._rooms):
+            self._rooms.append(Room(self._device))
+        room = self._rooms[self._num_used]
+        self._num_used += 1
+        offsets, total = [], 0
+        for array in arrays.values():
+            offsets.append(total)
+            total += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        # An empty list still has an address.
+        total += ALIGNMENT
+        pointer, staging = room.make(total)
+        found: dict[str, DeviceTensor] = {}
+        for (name, array), offset in zip(arrays.items(), offsets, strict=True):
+            image = staging.array[offset : offset + array.nbytes].view(array.dtype)
+            image.reshape(array.shape)[...] = array
+            found[name] = DeviceTensor(pointer + offset, array.shape, array.dtype)
+        self._device.upload(pointer, staging, total)
+        return found
+
+    def free(self) -> None:
+        """Give the memory back; nothing may be under way."""
+        for room in self._rooms:
+            room.free()
+        self._rooms.clear()
+        self._num_used = 0
+
+
+class Downloads:
+    """Tensors on their way to the host: several in one piece, with one wait."""
+
+    def __init__(self, device: PlanDevice) -> None:
+        self._device = device
+        self._room = Room(device)
+
+    def get(self, tensors: Sequence[DeviceTensor]) -> list[HostArray]:
+        """The tensors on the host, valid until the next call, when all that was enqueued is done."""
+        total = sum(tensor.num_bytes for tensor in tensors)
+        pointer, staging = self._room.make(total)
+        begin, offsets = pointer, []
+        for tensor in tensors:
+            offsets.append(begin - pointer)
+            if len(tensors) > 1:
+                source, size = Rows(tensor.pointer, tensor.num_bytes), tensor.num_bytes
+                self._device.copy_rows(Rows(begin, size), source, width=size, rows=1)
+            begin += tensor.num_bytes
+        where = pointer if len(tensors) > 1 else tensors[0].pointer
+        self._device.download(staging, where, total)
+        self._device.wait()
+        return [
+            np.frombuffer(
+                staging.array[offset : offset + tensor.num_bytes].data, dtype=tensor.dtype
+            ).reshape(tensor.shape)
+            for tensor, offset in zip(tensors, offsets, strict=True)
+        ]
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._room.free()
