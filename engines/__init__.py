@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from engines.base import BundleError, Engine, EngineError
-from engines.bundle import Bundle
-from engines.devices import CUDA, TENSORRT, Choice, choose, parse_device
+from engines.bundle import Bundle, ModelEntry
+from engines.devices import CPU, CUDA, TENSORRT, Choice, Device, choose, parse_device
+
+if TYPE_CHECKING:
+    from engines.pair import Pair
+    from engines.plan_engine import PlanEngine
 
 
 def open_engine(
@@ -40,17 +44,101 @@ def open_engine(
         from engines.tensorrt_engine import open_tensorrt
 
         return open_tensorrt(bundle, entry, which, index=chosen.index, max_batch=max_batch)
+    if chosen.kind == CUDA:
+        from engines.cuda_device import CudaDevice
+        from engines.onnx_plan import open_on_device
+
+        return open_on_device(
+            bundle,
+            entry,
+            CudaDevice(chosen.index),
+            num_threads=num_threads,
+            max_batch=max_batch,
+            owns_device=True,
+        )
     from engines.onnx_engine import OnnxEngine
 
     return OnnxEngine(
         bundle,
         entry,
-        device=chosen.kind,
-        device_index=chosen.index,
         num_threads=num_threads,
         max_batch=max_batch,
         with_trees=with_trees,
     )
+
+
+def open_pair(
+    bundle: Bundle,
+    *,
+    device: str = "cpu",
+    sampler: str = "auto",
+    num_threads: int = 2,
+    max_batch: int | None = None,
+    with_trees: bool = False,
+) -> Pair:
+    """The models of a bundle and their sampler, ready to serve.
+
+    Args:
+        bundle: from ``load_bundle``.
+        device: as ``open_engine`` takes it.
+        sampler: "host", "device", or "auto": the device, where it is an accelerator.
+        num_threads: of the pool that all engines of the process share.
+        max_batch: slots; None for all the bundle allows.
+        with_trees: load the graphs that verify trees too; engines whose device samples take none.
+
+    Raises:
+        BundleError: a graph does not fit the manifest, or the bundle lacks what was asked for.
+        EngineError: the backend cannot load it, or the sampler cannot be where it was asked for.
+    """
+    from engines.pair import DEVICE, choose_place, open_on_host, why_no_graphs
+
+    chosen = parse_device(device) or choose_device(device, bundle).device
+    rows = max_batch or bundle.manifest.max_batch
+    missing = why_no_graphs(bundle) or _why_no_sampler(chosen)
+    place, reason = choose_place(sampler, is_accelerator=chosen.kind != CPU, missing=missing)
+    if place == DEVICE:
+        return _open_together(bundle, chosen, num_threads, rows, reason)
+    options: dict[str, Any] = {"device": str(chosen), "num_threads": num_threads, "max_batch": rows}
+    target = open_engine(bundle, "target", with_trees=with_trees, **options)
+    draft = None if bundle.manifest.draft is None else open_engine(bundle, "draft", **options)
+    return open_on_host(target, draft, bundle, rows, reason)
+
+
+def _open_together(
+    bundle: Bundle, chosen: Device, num_threads: int, max_batch: int, reason: str
+) -> Pair:
+    from engines.pair import open_together
+
+    memory = _open_memory(chosen)
+
+    def open_model(entry: ModelEntry, part: str) -> PlanEngine:
+        if chosen.kind == TENSORRT:
+            from engines.tensorrt_engine import open_tensorrt
+
+            return open_tensorrt(bundle, entry, part, device=memory, max_batch=max_batch)
+        from engines.onnx_plan import open_on_device
+
+        return open_on_device(bundle, entry, memory, num_threads=num_threads, max_batch=max_batch)
+
+    return open_together(
+        bundle, memory, open_model, num_threads=num_threads, max_batch=max_batch, reason=reason
+    )
+
+
+def _open_memory(chosen: Device) -> Any:
+    """The device's memory and stream; its type is known only where CUDA's bindings are."""
+    if chosen.kind == CPU:
+        from engines.plan_device import HostDevice
+
+        return HostDevice()
+    from engines.cuda_device import CudaDevice
+
+    return CudaDevice(chosen.index)
+
+
+def _why_no_sampler(chosen: Device) -> str:
+    """Why the sampler's graphs do not run on a device; TensorRT's shares CUDA's provider."""
+    return "" if chosen.kind == CPU else _why_no_cuda(chosen.index)
 
 
 def choose_device(text: str, bundle: Bundle) -> Choice:
@@ -87,8 +175,8 @@ def _why_no_cuda(index: int) -> str:
         return reason
     try:
         from engines.cuda_device import compute_capability
-    except ImportError:  # the provider itself will say whether it starts
-        return ""
+    except ImportError:
+        return "cuda-bindings is not installed"
     try:
         compute_capability(index)
     except EngineError as error:

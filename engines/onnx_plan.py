@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnxruntime
 
-from engines.base import EngineLimits
+from engines.base import BundleError, EngineLimits
 from engines.bundle import (
     LOGIT_POSITIONS,
     LOGITS,
@@ -104,8 +104,9 @@ def open_on_device(
     *,
     num_threads: int = 2,
     max_batch: int | None = None,
+    owns_device: bool = False,
 ) -> PlanEngine:
-    """Engine of a bundle's model over a device that the caller owns.
+    """Engine of a bundle's model over a device.
 
     Spans are padded on the CPU's provider as ``OnnxEngine`` pads them, so that they have its bits.
 
@@ -115,11 +116,15 @@ def open_on_device(
         device: its memory and stream; may be shared by several engines.
         num_threads: of the pool that all sessions of the process share.
         max_batch: slots; None for all the bundle allows.
+        owns_device: whether closing the engine closes the device.
 
     Raises:
-        BundleError: the graph does not fit its entry.
+        BundleError: the graph does not fit its entry, or ``max_batch`` the bundle.
         EngineError: the library cannot load it.
     """
+    manifest = bundle.manifest
+    if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
+        raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
     session = open_session(
         bundle.model_path(model),
         device=device.kind,
@@ -128,7 +133,6 @@ def open_on_device(
         stream=device.stream,
     )
     check_graph(session, model)
-    manifest = bundle.manifest
     limits = EngineLimits(
         max_batch=max_batch or manifest.max_batch,
         max_context=manifest.max_context,
@@ -141,7 +145,7 @@ def open_on_device(
         for capacity in plan_capacities(capacities(limits))
     ]
     return PlanEngine(
-        plans, device, model, limits, is_row_invariant=is_row_invariant, owns_device=False
+        plans, device, model, limits, is_row_invariant=is_row_invariant, owns_device=owns_device
     )
 
 

@@ -40,7 +40,13 @@ _MAX_RECORDINGS = 64
 
 
 def open_tensorrt(
-    bundle: Bundle, model: ModelEntry, part: str, *, index: int = 0, max_batch: int | None = None
+    bundle: Bundle,
+    model: ModelEntry,
+    part: str,
+    *,
+    index: int = 0,
+    device: CudaDevice | None = None,
+    max_batch: int | None = None,
 ) -> PlanEngine:
     """Engine over the plans of one model that fit this machine.
 
@@ -48,7 +54,8 @@ def open_tensorrt(
         bundle: from ``load_bundle``.
         model: entry of the model in the manifest.
         part: "target" or "draft".
-        index: of the CUDA device.
+        index: of the CUDA device, where none is given.
+        device: to share with others; stays the caller's.
         max_batch: slots; None for all the bundle allows.
 
     Raises:
@@ -56,7 +63,8 @@ def open_tensorrt(
         EngineError: no TensorRT, no such device, or no plan that fits them; says why for each plan.
     """
     api = find_api()
-    device = CudaDevice(index)
+    owns_device = device is None
+    device = CudaDevice(index) if device is None else device
     manifest = bundle.manifest
     if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
         raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
@@ -74,7 +82,7 @@ def open_tensorrt(
         max_extend=manifest.max_extend,
         vocab_size=model.vocab_size,
     )
-    return PlanEngine(plans, device, model, limits)
+    return PlanEngine(plans, device, model, limits, owns_device=owns_device)
 
 
 def check_plans(bundle: Bundle, index: int) -> None:

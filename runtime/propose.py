@@ -85,7 +85,7 @@ def propose(
     if not chosen:
         return Proposals(drafts=drafts)
     rows = [
-        _draft_row(request, gamma or 0, rules) for request, gamma in zip(live, gammas, strict=True)
+        draft_row(request, gamma or 0, rules) for request, gamma in zip(live, gammas, strict=True)
     ]
     asked: dict[str, Exception | None] = dict.fromkeys(chosen)
     for name, slots in chosen.items():
@@ -96,7 +96,7 @@ def propose(
             ]
         except Exception as error:  # a drafter may be anybody's; its rows go on without it
             asked[name] = error
-            if _degrade(drafters, live, rows, slots, error):
+            if degrade(drafters, live, rows, slots, error):
                 drafts = [draft and replace(draft, num_computed=None) for draft in drafts]
             continue
         for slot, draft in zip(slots, proposed, strict=True):
@@ -165,7 +165,8 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
     )
 
 
-def _draft_row(request: Request, gamma: int, rules: DraftRules) -> DraftRow:
+def draft_row(request: Request, gamma: int, rules: DraftRules) -> DraftRow:
+    """The request's row as a drafter sees it."""
     return DraftRow(
         sampling=sampling_row(request, Draft(tokens=())),
         gamma=gamma,
@@ -199,7 +200,7 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int) -> Draft:
     return draft if len(tokens) == len(draft.tokens) else replace(draft, tokens=tokens)
 
 
-def _degrade(
+def degrade(
     drafters: Drafters,
     live: Sequence[Request],
     rows: list[DraftRow],

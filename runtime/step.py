@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engines.base import Engine, EngineError, Span
 from engines.laws import Sampler, Verdict
+from engines.rounds import Rounds
 from engines.tree_judge import judge
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
@@ -23,7 +24,15 @@ from runtime.core.tree import tried_chain
 from runtime.drafters import Drafters, build_drafters
 from runtime.drafters.base import Draft, DrafterParts
 from runtime.drafters.model import MAX_SHARED_MISSING
-from runtime.propose import DraftRules, num_choices, propose, sampling_row, tell
+from runtime.propose import (
+    DraftRules,
+    Proposals,
+    num_choices,
+    propose,
+    sampling_row,
+    tell,
+)
+from runtime.rounds import DRAFT_FAILED, HOST_SERVES, on_device, why_on_host
 from runtime.steering import Steering
 
 
@@ -35,6 +44,7 @@ class StepParts:
         drafters: by name.
         rules: what drafters may propose.
         steering: chooses the gammas of adaptive requests; None where there are none.
+        rounds: runs whole rounds on the engines' device; None where the host takes every step.
     """
 
     target: Engine
@@ -43,6 +53,7 @@ class StepParts:
     limits: StepLimits
     rules: DraftRules
     steering: Steering | None = None
+    rounds: Rounds | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,11 +65,14 @@ class StepResult:
         failed: requests the engine could not serve, each with the error; None means its logits
             were not finite.
         asked: every drafter asked, by name, and what it raised, if it did.
+        host_reason: why the host took part between draft and judgement; empty where it did not,
+            None where nothing was decoded.
     """
 
     progressed: list[tuple[Request, Progressed, Ending | None]] = field(default_factory=list)
     failed: list[tuple[Request, EngineError | None]] = field(default_factory=list)
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
+    host_reason: str | None = None
 
 
 def step_parts(
@@ -67,6 +81,7 @@ def step_parts(
     config: ServerConfig,
     max_gamma: int,
     *,
+    rounds: Rounds | None = None,
     costs: CostTable | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> StepParts:
@@ -77,6 +92,7 @@ def step_parts(
         sampler: of both.
         config: of the server.
         max_gamma: draft tokens per step the bundle allows.
+        rounds: runs rounds over these engines on their device; None for the host.
         costs: of the engines; None keeps every gamma fixed.
         clock: seconds; deadlines are on it.
 
@@ -112,6 +128,7 @@ def step_parts(
             max_nodes=max(0, target.limits.max_tree_nodes - 1),
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
+        rounds=rounds,
         steering=None
         if costs is None
         else Steering(
@@ -143,8 +160,61 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         return result
     steering = parts.steering
     gammas = plan.gammas if steering is None else steering.choose(live, plan.gammas)
+    try:
+        proposals, verdicts = _verified(parts, live, gammas, result)
+    except EngineError as error:
+        _fail(live, gammas, error, result)
+        return result
+    for slot, verdict in verdicts:
+        draft = proposals.drafts[slot]
+        assert draft is not None
+        _commit(parts.target, live[slot], draft, verdict, result)
+    judged = [(slot, verdict) for slot, verdict in verdicts if verdict.next_token is not None]
+    tell(parts.drafters, live, proposals, judged)
+    if steering is not None:
+        steering.observe(live, proposals.drafts, judged)
+    return result
+
+
+def _verified(
+    parts: StepParts, live: Sequence[Request], gammas: Sequence[int | None], result: StepResult
+) -> tuple[Proposals, list[tuple[int, Verdict]]]:
+    """Drafts of the decoding rows, and by slot their verdicts.
+
+    Raises:
+        EngineError: the target failed; the caches of all live rows are undefined.
+    """
+    if parts.rounds is None:
+        reason = HOST_SERVES
+    else:
+        reason = why_on_host(parts.drafters, live, gammas)
+        if not reason:
+            outcome = on_device(
+                parts.rounds,
+                parts.drafters,
+                live,
+                gammas,
+                replace(parts.rules, max_nodes=0),
+            )
+            result.asked = outcome.proposals.asked
+            if outcome.verdicts is not None:
+                result.host_reason = ""
+                return outcome.proposals, outcome.verdicts
+            result.host_reason = DRAFT_FAILED
+            return outcome.proposals, _on_host(parts, live, gammas, outcome.proposals)
+    result.host_reason = reason
     proposals = propose(parts.drafters, live, gammas, parts.rules)
     result.asked = proposals.asked
+    return proposals, _on_host(parts, live, gammas, proposals)
+
+
+def _on_host(
+    parts: StepParts,
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    proposals: Proposals,
+) -> list[tuple[int, Verdict]]:
+    """Verify drafts and judge them where the host sees the logits."""
     drafts = proposals.drafts
     fed = [_fed(request, draft) for request, draft in zip(live, drafts, strict=True)]
     rows = [
@@ -152,27 +222,13 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         for request, draft, gamma in zip(live, drafts, gammas, strict=True)
         if draft is not None
     ]
-    try:
-        spans = decode_spans(
-            [request.num_computed for request in live],
-            fed,
-            trees={row.slot: row.parents for row in rows if row.parents is not None},
-        )
-        verdicts = judge(parts.sampler, parts.target.extend(spans), rows)
-    except EngineError as error:
-        _fail(live, drafts, error, result)
-        return result
-    for row, verdict in zip(rows, verdicts, strict=True):
-        draft = drafts[row.slot]
-        assert draft is not None
-        _commit(parts.target, live[row.slot], draft, verdict, result)
-    judged = [
-        (row.slot, v) for row, v in zip(rows, verdicts, strict=True) if v.next_token is not None
-    ]
-    tell(parts.drafters, live, proposals, judged)
-    if steering is not None:
-        steering.observe(live, drafts, judged)
-    return result
+    spans = decode_spans(
+        [request.num_computed for request in live],
+        fed,
+        trees={row.slot: row.parents for row in rows if row.parents is not None},
+    )
+    verdicts = judge(parts.sampler, parts.target.extend(spans), rows)
+    return [(row.slot, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
 
 
 def _prefill(
@@ -197,13 +253,13 @@ def _fed(request: Request, draft: Draft | None) -> tuple[int, ...] | None:
 
 def _fail(
     live: Sequence[Request],
-    drafts: Sequence[Draft | None],
+    gammas: Sequence[int | None],
     error: EngineError,
     result: StepResult,
 ) -> None:
     """End what was verified; rows that took no part lost their cache only, and prefill again."""
-    for request, draft in zip(live, drafts, strict=True):
-        if draft is None:
+    for request, gamma in zip(live, gammas, strict=True):
+        if gamma is None:
             request.lose_cache()
         else:
             result.failed.append((request, error))

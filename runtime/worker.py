@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from engines.base import Engine
 from engines.laws import Sampler
+from engines.rounds import Rounds
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
 from runtime.core.errors import (
@@ -49,6 +50,7 @@ class Worker:
 
     Args:
         max_gamma: draft tokens per step the bundle allows.
+        rounds: runs rounds over these engines on their device; None for the host.
         costs: of these engines on this machine; None keeps every gamma fixed.
         clock: monotonic seconds; deadlines are on it.
     """
@@ -62,6 +64,7 @@ class Worker:
         config: ServerConfig,
         max_gamma: int,
         decoder: Decoder,
+        rounds: Rounds | None = None,
         costs: CostTable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,7 +72,9 @@ class Worker:
         self._config = config
         self._decoder = decoder
         self._clock = clock
-        self._parts = step_parts(engines, sampler, config, max_gamma, costs=costs, clock=clock)
+        self._parts = step_parts(
+            engines, sampler, config, max_gamma, rounds=rounds, costs=costs, clock=clock
+        )
         self._limits = self._parts.limits
         self._policy = SpeculationPolicy(
             self._parts.drafters,

@@ -10,7 +10,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = ("engines", "export", "runtime", "outrider")
 PURE = {"numpy"}
-CORE = {"engines.base", "engines.laws", "engines.noise", "engines.trees", "runtime.core"}
+CORE = {
+    "engines.base",
+    "engines.laws",
+    "engines.noise",
+    "engines.rounds",
+    "engines.trees",
+    "runtime.core",
+}
 GRPC = {"grpc", "grpc_status", "grpc_health", "google", "outrider.v1"}
 SERVICE = {
     "runtime.metrics",
@@ -46,8 +53,10 @@ RULES: dict[str, set[str]] = {
     "engines.plan_device": PURE,
     "engines.cuda_device": PURE | {"engines.base", "engines.plan_device", "cuda"},
     "engines.tree_judge": PURE | {"engines"},
+    "engines.rounds": {"engines.base", "engines.laws"},
     "engines.trees": PURE | {"engines.base"},
     "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
+    "engines.onnx_plan": PURE | {"engines", "onnxruntime"},
     "engines.onnx_session": PURE | {"engines", "onnxruntime"},
     "engines.onnx_tree": PURE | {"engines", "onnxruntime"},
     "engines.sampler_runner": PURE | {"engines", "onnxruntime"},
@@ -58,11 +67,20 @@ RULES: dict[str, set[str]] = {
     "runtime.core": PURE | CORE,
     "runtime.drafters": PURE | CORE | {"runtime.drafters"},
     "runtime.propose": PURE | CORE | {"runtime.drafters.base", "runtime.drafters.Drafters"},
+    "runtime.rounds": PURE
+    | CORE
+    | {
+        "runtime.propose",
+        "runtime.drafters.model",
+        "runtime.drafters.base",
+        "runtime.drafters.Drafters",
+    },
     "runtime.step": PURE
     | CORE
     | {
         "engines.tree_judge",
         "runtime.propose",
+        "runtime.rounds",
         "runtime.steering",
         "runtime.drafters.model.MAX_SHARED_MISSING",
         "runtime.drafters.base",
@@ -115,6 +133,7 @@ HEAVY: dict[str, set[str]] = {
     "onnxscript": {"export"},
     "onnxruntime": {
         "engines.onnx_engine",
+        "engines.onnx_plan",
         "engines.onnx_session",
         "engines.onnx_tree",
         "engines.sampler_runner",

@@ -9,7 +9,7 @@ fed alone, so that it pads nobody, and all lagging rows together by at most one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from engines.base import Engine, Span
@@ -18,6 +18,19 @@ from runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, 
 
 MAX_SHARED_MISSING = 2
 """Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Where rows stand before a model drafts for them.
+
+    Attributes:
+        computed: per live slot, leading tokens valid in the draft model's cache.
+        gammas: by slot, ascending, how many tokens each chosen row that can be drafted for wants.
+    """
+
+    computed: Sequence[int]
+    gammas: dict[int, int]
 
 
 class ModelDrafter:
@@ -47,6 +60,24 @@ class ModelDrafter:
         Raises:
             EngineError: the draft model failed; its caches of all live slots are undefined.
         """
+        ready = self.prepare(live, chosen)
+        computed = list(ready.computed)
+        tokens = self._draft_in_lockstep(live, ready.gammas, computed)
+        return [
+            Draft(
+                tokens=tuple(tokens.get(slot, ())),
+                is_sampled=is_sampled(live[slot]),
+                num_computed=computed[slot],
+            )
+            for slot in chosen
+        ]
+
+    def prepare(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> Ready:
+        """Bring chosen rows up to date as far as one step may, and say how much each may draft.
+
+        Raises:
+            EngineError: the draft model failed; its caches of all live slots are undefined.
+        """
         computed = [row.num_computed for row in live]
         usable = [slot for slot in chosen if self._can_feed(live[slot])]
         self._catch_up(live, usable, computed)
@@ -56,15 +87,7 @@ class ModelDrafter:
             if _num_missing(live, slot, computed) <= MAX_SHARED_MISSING
             and (gamma := self._gamma(live[slot])) > 0
         }
-        tokens = self._draft_in_lockstep(live, gammas, computed)
-        return [
-            Draft(
-                tokens=tuple(tokens.get(slot, ())),
-                is_sampled=_is_sampled(live[slot]),
-                num_computed=computed[slot],
-            )
-            for slot in chosen
-        ]
+        return Ready(computed=computed, gammas=gammas)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learns nothing: the cache pointers are the request's."""
@@ -133,6 +156,6 @@ def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -
     return len(live[slot].sampling.history) - computed[slot]
 
 
-def _is_sampled(row: DraftRow) -> bool:
+def is_sampled(row: DraftRow) -> bool:
     """Whether verification needs the law of the draft: not for greedy, nor under shared noise."""
     return not row.sampling.law.is_greedy and row.sampling.mode is not ExactnessMode.SEED_STABLE

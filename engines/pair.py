@@ -1,0 +1,148 @@
+"""A target, its draft and their sampler, opened to serve together.
+
+Where the engines' device is an accelerator, the sampler's graphs run on it too, over the same stream,
+and whole rounds stay there. On the CPU the host is the device, and its own sampler is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engines.base import BundleError, Engine, EngineError
+from engines.bundle import Bundle, ModelEntry
+from engines.cpu_sampler import CpuSampler
+from engines.device_rounds import DeviceRounds
+from engines.laws import Sampler
+from engines.onnx_sampler import OnnxSampler
+from engines.plan_device import PlanDevice
+from engines.plan_engine import PlanEngine
+from engines.rounds import Rounds
+from engines.sampler_tensors import SAMPLER_FOLDER
+
+AUTO, HOST, DEVICE = "auto", "host", "device"
+PLACES = (AUTO, HOST, DEVICE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What a worker runs on; the opener's to close.
+
+    Attributes:
+        target: of the bundle.
+        draft: of the bundle, if it has one.
+        sampler: of both.
+        rounds: over all three, where they share a device.
+        place: where rounds are sampled and why, in words.
+    """
+
+    target: Engine
+    draft: Engine | None
+    sampler: Sampler
+    rounds: Rounds | None
+    place: str
+    _closers: tuple[Callable[[], None], ...] = ()
+
+    def close(self) -> None:
+        """Free engines, sampler and device."""
+        for close in self._closers:
+            close()
+
+
+def open_on_host(
+    target: Engine, draft: Engine | None, bundle: Bundle, max_batch: int, reason: str
+) -> Pair:
+    """Engines whose logits the host reads, and the host's sampler."""
+    manifest = bundle.manifest
+    sampler = CpuSampler(
+        max_batch=max_batch,
+        max_gamma=manifest.max_gamma,
+        vocab_size=manifest.target.vocab_size,
+    )
+    closers = [engine.close for engine in (target, draft) if engine is not None]
+    return Pair(
+        target=target,
+        draft=draft,
+        sampler=sampler,
+        rounds=None,
+        place=f"on the host: {reason}",
+        _closers=tuple(closers),
+    )
+
+
+def open_together(
+    bundle: Bundle,
+    memory: PlanDevice,
+    open_model: Callable[[ModelEntry, str], PlanEngine],
+    *,
+    num_threads: int,
+    max_batch: int,
+    reason: str,
+) -> Pair:
+    """Engines and sampler over one device, which is closed with the pair.
+
+    Args:
+        bundle: with sampler graphs.
+        memory: the device.
+        open_model: an engine over it that does not own it, of a model and its part.
+        num_threads: of the pool that all sessions of the process share.
+        max_batch: slots.
+        reason: why the device samples, in words.
+
+    Raises:
+        BundleError: the bundle has no sampler graphs.
+        EngineError: the library cannot load a graph.
+    """
+    if reason_missing := why_no_graphs(bundle):
+        raise BundleError(reason_missing)
+    manifest = bundle.manifest
+    target = open_model(manifest.target, "target")
+    draft = None if manifest.draft is None else open_model(manifest.draft, "draft")
+    sampler = OnnxSampler(
+        bundle.root / SAMPLER_FOLDER,
+        max_batch=max_batch,
+        max_gamma=manifest.max_gamma,
+        vocab_size=manifest.target.vocab_size,
+        device=memory,
+        num_threads=num_threads,
+    )
+    engines = [engine.close for engine in (target, draft) if engine is not None]
+    return Pair(
+        target=target,
+        draft=draft,
+        sampler=sampler,
+        rounds=DeviceRounds(target, draft, sampler),
+        place=f"on the device: {reason}",
+        _closers=(sampler.close, *engines, memory.close),
+    )
+
+
+def why_no_graphs(bundle: Bundle) -> str:
+    """Why a bundle's rounds cannot be sampled on a device, in words; empty where they can."""
+    if (bundle.root / SAMPLER_FOLDER).is_dir():
+        return ""
+    return f"the bundle has no {SAMPLER_FOLDER}/; export it again"
+
+
+def choose_place(wanted: str, *, is_accelerator: bool, missing: str) -> tuple[str, str]:
+    """Where rounds are sampled, and why.
+
+    Args:
+        wanted: one of ``PLACES``.
+        is_accelerator: whether the engines' device is not the host.
+        missing: why the device cannot sample; empty where it can.
+
+    Raises:
+        EngineError: the device was asked for and cannot, or there is no such place.
+    """
+    if wanted not in PLACES:
+        raise EngineError(f"sampler {wanted!r}: must be {', '.join(PLACES)}")
+    if wanted == HOST:
+        return HOST, "asked for"
+    if wanted == DEVICE:
+        if missing:
+            raise EngineError(f"sampler {DEVICE}: {missing}")
+        return DEVICE, "asked for"
+    if not is_accelerator:
+        return HOST, "it is the device, and its own sampler is faster"
+    return (HOST, missing) if missing else (DEVICE, "an accelerator")

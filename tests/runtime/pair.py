@@ -1,0 +1,68 @@
+"""Workers over the engines of a bundle, with rounds on the host or on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from engines import open_pair
+from engines.bundle import load_bundle
+from runtime.core.config import ServerConfig
+from runtime.core.params import Event, Finished, Progressed, RequestSpec
+from runtime.worker import Worker
+
+
+class SilentDecoder:
+    """Tokens as dots: answers are compared by their tokens."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "." * len(ids)
+
+
+class PairHarness:
+    """A worker without a thread over an open pair, and all that its requests were told."""
+
+    def __init__(self, root: Path, place: str, *, max_running: int = 4, **settings: object) -> None:
+        bundle = load_bundle(root)
+        self.pair = open_pair(bundle, sampler=place, max_batch=max_running)
+        self.worker = Worker(
+            target=self.pair.target,
+            draft=self.pair.draft,
+            sampler=self.pair.sampler,
+            rounds=self.pair.rounds,
+            config=ServerConfig(**{"max_running": max_running, "max_queued": 4096, **settings}),
+            max_gamma=bundle.manifest.max_gamma,
+            decoder=SilentDecoder(),
+        )
+        self.events: dict[str, list[Event]] = {}
+
+    def submit(self, request: RequestSpec) -> None:
+        received = self.events[request.request_id] = []
+        self.worker.submit(request, received.append)
+
+    def run(self) -> None:
+        while self.worker.run_step():
+            pass
+
+    def answers(self, requests: Sequence[RequestSpec]) -> list[tuple[int, ...]]:
+        """Tokens of requests served together."""
+        for request in requests:
+            self.submit(request)
+        self.run()
+        return [self.tokens(request.request_id) for request in requests]
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        return tuple(
+            emitted.token
+            for event in self.events[name]
+            if isinstance(event, Progressed)
+            for emitted in event.tokens
+        )
+
+    def finished(self, name: str) -> Finished:
+        ending = self.events[name][-1]
+        assert isinstance(ending, Finished), ending
+        return ending
+
+    def close(self) -> None:
+        self.pair.close()
