@@ -139,6 +139,9 @@ def serve(
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
     threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
+    sampler: Annotated[
+        str, typer.Option(help="Where drafts are judged: auto, host or device.")
+    ] = "auto",
 ) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
     from runtime.core.config import ServerConfig
@@ -156,6 +159,7 @@ def serve(
             drain_timeout_s=drain_timeout_s,
             lb_delay_s=lb_delay_s,
             num_threads=threads,
+            sampler=sampler,
             drafting=_drafting(datastore, history_scope),
         )
         options = ServeOptions(

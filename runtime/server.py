@@ -17,18 +17,17 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from engines import choose_device, open_engine
-from engines.base import Engine
+from engines import choose_device, open_pair
 from engines.bundle import TOKENIZER_FILE, Bundle, load_bundle
-from engines.cpu_sampler import CpuSampler
 from engines.laws import Sampler
+from engines.pair import Pair
 from runtime.calibrate import calibrate
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
@@ -124,18 +123,18 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
     choice = choose_device(options.device, bundle)
     log.warning("serving on %s: %s", choice.device, choice.reason)
     options = replace(options, device=str(choice.device), config=config)
-    vocab_size = manifest.target.vocab_size
     max_batch = min(config.max_running, manifest.max_batch)
     codec = TokenizersCodec(root / TOKENIZER_FILE)
-    sampler = CpuSampler(max_batch=max_batch, max_gamma=manifest.max_gamma, vocab_size=vocab_size)
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
-        costs = bundle_costs(bundle, options, sampler, codec, max_batch)
-    target, draft = _open_engines(bundle, options, max_batch)
+        costs = bundle_costs(bundle, options, None, codec, max_batch)
+    pair = _open_pair(bundle, options, max_batch)
+    log.info("sampling %s", pair.place)
     worker = Worker(
-        target=target,
-        draft=draft,
-        sampler=sampler,
+        target=pair.target,
+        draft=pair.draft,
+        sampler=pair.sampler,
+        rounds=pair.rounds,
         config=config,
         max_gamma=manifest.max_gamma,
         decoder=codec,
@@ -143,7 +142,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
     )
     model = ServedModel(
         name=options.model_name or root.resolve().name,
-        vocab_size=vocab_size,
+        vocab_size=manifest.target.vocab_size,
         max_context=manifest.max_context,
         max_gamma=manifest.max_gamma,
         eos_token_ids=manifest.eos_token_ids,
@@ -163,12 +162,16 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
 def bundle_costs(
     bundle: Bundle,
     options: ServeOptions,
-    sampler: Sampler,
+    sampler: Sampler | None,
     decoder: Decoder,
     max_batch: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
-    """What steps of a bundle cost here: as kept, or measured on engines of their own."""
+    """What steps of a bundle cost here: as kept, or measured on engines of their own.
+
+    Engines are timed with their logits copied to the host, also where rounds stay on the device.
+    The sampler is the pair's own where none is given.
+    """
     manifest, root = bundle.manifest, bundle.root.resolve()
     folders = [options.costs_folder]
     if options.costs_folder is None:
@@ -176,24 +179,22 @@ def bundle_costs(
 
     def measure() -> CostTable:
         log.info("measuring what steps cost on this machine")
-        target, draft = _open_engines(bundle, options, max_batch)
+        pair = _open_pair(bundle, options, max_batch)
         try:
             return calibrate(
-                target=target,
-                draft=draft,
-                sampler=sampler,
+                target=pair.target,
+                draft=pair.draft,
+                sampler=sampler or pair.sampler,
                 decoder=decoder,
                 max_gamma=manifest.max_gamma,
                 clock=clock,
             )
         finally:
-            for engine in (target, draft):
-                if engine is not None:
-                    engine.close()
+            pair.close()
 
     name = table_name(
         files=[entry.sha256 for entry in manifest.files.values()],
-        device=options.device,
+        device=options.device + ("-sampler" if options.config.sampler == "device" else ""),
         num_threads=options.config.num_threads,
         max_batch=max_batch,
     )
@@ -201,20 +202,15 @@ def bundle_costs(
     return load_or_measure(paths, measure, is_refreshed=options.refreshes_costs)
 
 
-def _open_engines(
-    bundle: Bundle, options: ServeOptions, max_batch: int
-) -> tuple[Engine, Engine | None]:
-    def opened(which: Literal["target", "draft"]) -> Engine:
-        return open_engine(
-            bundle,
-            which,
-            device=options.device,
-            num_threads=options.config.num_threads,
-            max_batch=max_batch,
-            with_trees=which == "target" and any_proposes_trees(),
-        )
-
-    return opened("target"), opened("draft") if bundle.manifest.draft is not None else None
+def _open_pair(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
+    return open_pair(
+        bundle,
+        device=options.device,
+        sampler=options.config.sampler,
+        num_threads=options.config.num_threads,
+        max_batch=max_batch,
+        with_trees=any_proposes_trees(),
+    )
 
 
 class Server:

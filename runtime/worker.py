@@ -228,6 +228,8 @@ class Worker:
     def _settle(self, result: StepResult) -> None:
         """Free the slots of what ended, then tell everyone."""
         self._policy.note(result.asked, self._clock())
+        if result.host_reason is not None:
+            self._totals.host_reasons[result.host_reason] += 1
         for name, error in result.asked.items():
             if error is not None:
                 logger.error("drafter %s failed; going on without", name, exc_info=error)

@@ -11,6 +11,8 @@ from runtime.core.breaker import BreakerConfig
 from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import ConfigError
 
+SAMPLERS = ("auto", "host", "device")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
@@ -36,6 +38,8 @@ class ServerConfig:
         max_unsent_chunks: chunks of one stream waiting to be read before it is cut off.
         retry_after_s: seconds a refused caller is told to wait.
         num_threads: threads of a CPU backend.
+        sampler: where drafts are judged: "host", "device" (whole rounds stay on the engines'
+            device), or "auto": the device, where it is an accelerator.
     """
 
     max_running: int = 64
@@ -51,6 +55,7 @@ class ServerConfig:
     max_unsent_chunks: int = 2048
     retry_after_s: float = 1.0
     num_threads: int = 2
+    sampler: str = "auto"
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
@@ -68,6 +73,7 @@ class ServerConfig:
         for key in ("queue_timeout_s", "drain_timeout_s", "lb_delay_s", "retry_after_s"):
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
         _check(bool(self.default_drafter), "default_drafter", "must name a drafter")
+        _check(self.sampler in SAMPLERS, "sampler", f"must be one of {', '.join(SAMPLERS)}")
 
 
 def _check(holds: bool, key: str, rule: str) -> None:

@@ -309,14 +309,14 @@ def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = load_bundle(tiny_bundle)
-    target, draft = server._open_engines(bundle, ServeOptions(), 2)
-    assert draft is not None
-    assert (target.limits.max_tree_nodes, draft.limits.max_tree_nodes) == (64, 0)
+    pair = server._open_pair(bundle, ServeOptions(), 2)
+    assert pair.draft is not None
+    assert (pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) == (64, 0)
     for name, kind in list(drafters.REGISTRY.items()):
         if kind.traits.proposes_trees:
             monkeypatch.delitem(drafters.REGISTRY, name)
-    target, _ = server._open_engines(bundle, ServeOptions(), 2)
-    assert target.limits.max_tree_nodes == 0
+    pair = server._open_pair(bundle, ServeOptions(), 2)
+    assert pair.target.limits.max_tree_nodes == 0
 
 
 def test_gamma_of_trees_can_be_chosen_too() -> None:
