@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from engines import open_pair
-from engines.bundle import load_bundle
+from engines.bundle import Bundle, load_bundle
+from engines.pair import Pair
 from runtime.core.config import ServerConfig
 from runtime.core.params import Event, Finished, Progressed, RequestSpec
 from runtime.worker import Worker
@@ -22,15 +24,26 @@ class SilentDecoder:
 class PairHarness:
     """A worker without a thread over an open pair, and all that its requests were told."""
 
-    def __init__(self, root: Path, place: str, *, max_running: int = 4, **settings: object) -> None:
+    def __init__(self, root: Path, place: str, *, max_running: int = 4) -> None:
         bundle = load_bundle(root)
-        self.pair = open_pair(bundle, sampler=place, max_batch=max_running)
+        pair = open_pair(bundle, sampler=place, max_batch=max_running)
+        self._serve(pair, bundle, max_running)
+
+    @classmethod
+    def over(cls, pair: Pair, bundle: Bundle, *, max_running: int) -> PairHarness:
+        """A worker over a pair that is open already."""
+        harness = cls.__new__(cls)
+        harness._serve(pair, bundle, max_running)
+        return harness
+
+    def _serve(self, pair: Pair, bundle: Bundle, max_running: int) -> None:
+        self.pair = pair
         self.worker = Worker(
             target=self.pair.target,
             draft=self.pair.draft,
             sampler=self.pair.sampler,
             rounds=self.pair.rounds,
-            config=ServerConfig(**{"max_running": max_running, "max_queued": 4096, **settings}),
+            config=ServerConfig(max_running=max_running, max_queued=4096, queue_timeout_s=math.inf),
             max_gamma=bundle.manifest.max_gamma,
             decoder=SilentDecoder(),
         )
