@@ -14,6 +14,7 @@ from engines.bundle import Bundle, ModelEntry
 from engines.cpu_sampler import CpuSampler
 from engines.device_rounds import DeviceRounds
 from engines.laws import Sampler
+from engines.mixed_sampler import MixedSampler
 from engines.onnx_sampler import OnnxSampler
 from engines.plan_device import PlanDevice
 from engines.plan_engine import PlanEngine
@@ -53,17 +54,11 @@ def open_on_host(
     target: Engine, draft: Engine | None, bundle: Bundle, max_batch: int, reason: str
 ) -> Pair:
     """Engines whose logits the host reads, and the host's sampler."""
-    manifest = bundle.manifest
-    sampler = CpuSampler(
-        max_batch=max_batch,
-        max_gamma=manifest.max_gamma,
-        vocab_size=manifest.target.vocab_size,
-    )
     closers = [engine.close for engine in (target, draft) if engine is not None]
     return Pair(
         target=target,
         draft=draft,
-        sampler=sampler,
+        sampler=_host_sampler(bundle, max_batch),
         rounds=None,
         place=f"on the host: {reason}",
         _closers=tuple(closers),
@@ -110,10 +105,19 @@ def open_together(
     return Pair(
         target=target,
         draft=draft,
-        sampler=sampler,
+        sampler=MixedSampler(sampler, _host_sampler(bundle, max_batch)),
         rounds=DeviceRounds(target, draft, sampler),
         place=f"on the device: {reason}",
         _closers=(sampler.close, *engines, memory.close),
+    )
+
+
+def _host_sampler(bundle: Bundle, max_batch: int) -> CpuSampler:
+    manifest = bundle.manifest
+    return CpuSampler(
+        max_batch=max_batch,
+        max_gamma=manifest.max_gamma,
+        vocab_size=manifest.target.vocab_size,
     )
 
 

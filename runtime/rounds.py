@@ -58,7 +58,7 @@ def why_on_host(drafters: Drafters, live: Sequence[Request], gammas: Sequence[in
         name = request.speculation.drafter
         if gamma and name != _MODEL and drafters.uses_model(name):
             return f"drafter {name} reads the draft model's tokens on the host"
-        if gamma and request.speculation.verifies_block:
+        if gamma is not None and request.speculation.verifies_block:
             return BLOCKS
     return ""
 

@@ -24,9 +24,9 @@ from engines.plan_engine import PlanEngine
 from runtime.chi_square import goodness_of_fit
 from runtime.core.config import ServerConfig
 from runtime.core.errors import ConfigError
-from runtime.core.params import Failed, RequestSpec
+from runtime.core.params import Failed, RequestSpec, SpeculationParams
 from runtime.core.sampling import adjusted_probs
-from runtime.rounds import DRAFT_FAILED, HOST_SERVES
+from runtime.rounds import BLOCKS, DRAFT_FAILED, HOST_SERVES
 from runtime.server import ServeOptions, open_serving
 from tests.engines.contract import extend_one
 from tests.engines.strict_device import StrictDevice
@@ -192,6 +192,31 @@ def test_max_accept_has_the_law_of_plain_decoding(host: PairHarness, device: Pai
     for place, probs in enumerate(place_laws(host, PROMPTS[0], law, 3)):
         counts = Counter(tokens[place] for tokens in answers)
         assert goodness_of_fit(counts, probs) > 1e-6 / 3
+
+
+@pytest.mark.parametrize("drafter", ["model/lookup", "model"])
+def test_a_neighbour_that_the_host_must_see_changes_no_token(
+    device: PairHarness, drafter: str
+) -> None:
+    """Whole blocks, and drafters that read the draft model's tokens: sampled, one seed a row."""
+    options = {"temperature": 1.0, "mode": MAX_ACCEPT}
+    alone = device.answers(requests(f"alone-{drafter}", **options)[:3])
+    before = Counter(device.worker.snapshot().host_reasons)
+    seen = SpeculationParams(drafter=drafter, gamma=3, verifies_block=drafter == "model")
+    beside = spec(
+        f"beside-{drafter}",
+        PROMPTS[3],
+        seed=9,
+        max_tokens=30,
+        speculation=seen,
+        temperature=1.0,
+    )
+    together = device.answers([beside, *requests(f"together-{drafter}", **options)[:3]])
+    assert together[1:] == alone
+    assert len(together[0]) == 30
+    places = Counter(device.worker.snapshot().host_reasons) - before
+    read = "drafter model/lookup reads the draft model's tokens on the host"
+    assert places[BLOCKS if drafter == "model" else read] > 5
 
 
 class Library:
