@@ -60,6 +60,7 @@ def analyze(bundle: Path, prompts: Path, options: AnalysisOptions, report: Repor
             device=options.device,
             knows_costs=True,
             costs_folder=options.costs_folder,
+            counts_processor=options.counts_processor,
             refreshes_costs=options.refreshes_costs,
             drafting=request_drafting(options.datastore),
         ),

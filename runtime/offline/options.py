@@ -33,6 +33,9 @@ class AnalysisOptions:
         device: as of ``outrider serve``.
         costs_folder: where measured step costs are kept; None for where the server keeps them.
         refreshes_costs: whether step costs are measured even if they are known.
+        counts_processor: whether seconds are those of processors, not of the wall: what others do
+            on the machine then hardly matters, but waiting costs nothing and two threads count
+            twice. Such step costs are never kept for a server.
         datastore: corpus for drafters that need one; empty for none.
         max_prompts: the first so many; None for all.
     """
@@ -48,6 +51,7 @@ class AnalysisOptions:
     device: str = "cpu"
     costs_folder: Path | None = None
     refreshes_costs: bool = False
+    counts_processor: bool = False
     datastore: str = ""
     max_prompts: int | None = None
 

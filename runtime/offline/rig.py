@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ class RigOptions:
         refreshes_costs: whether step costs are measured even if they are known.
         drafting: settings of the drafters.
         clock: seconds, of requests and of step costs.
+        counts_processor: take seconds of processors for ``clock``; step costs are then measured
+            anew and kept nowhere.
     """
 
     max_batch: int = 8
@@ -54,6 +57,7 @@ class RigOptions:
     refreshes_costs: bool = False
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
     clock: Callable[[], float] = time.perf_counter
+    counts_processor: bool = False
 
 
 @dataclass(slots=True)
@@ -167,6 +171,8 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
     tokenizer = TokenizersCodec(root / TOKENIZER_FILE)
     max_batch = min(options.max_batch, manifest.max_batch)
     options = replace(options, device=str(choose_device(options.device, bundle).device))
+    if options.counts_processor:
+        options = replace(options, clock=time.process_time)
     config = ServerConfig(
         max_running=max_batch,
         queue_timeout_s=math.inf,
@@ -189,7 +195,7 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
             device=options.device,
             config=config,
         )
-        costs = bundle_costs(bundle, serving, sampler(), tokenizer, max_batch, options.clock)
+        costs = _costs(bundle, serving, sampler(), tokenizer, max_batch, options)
     target = _open_timed(bundle, "target", options, max_batch)
     draft = None
     if manifest.draft is not None:
@@ -216,6 +222,21 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
         costs=costs,
         clock=options.clock,
     )
+
+
+def _costs(
+    bundle: Bundle,
+    serving: ServeOptions,
+    sampler: CpuSampler,
+    tokenizer: TokenizersCodec,
+    max_batch: int,
+    options: RigOptions,
+) -> CostTable:
+    if not options.counts_processor:
+        return bundle_costs(bundle, serving, sampler, tokenizer, max_batch, options.clock)
+    with tempfile.TemporaryDirectory() as folder:
+        serving = replace(serving, costs_folder=Path(folder))
+        return bundle_costs(bundle, serving, sampler, tokenizer, max_batch, options.clock)
 
 
 def _open_timed(

@@ -44,6 +44,7 @@ class TuneOptions:
         num_threads: of a CPU backend.
         device: as of ``outrider serve``.
         costs_folder: where measured step costs are kept; None for where the server keeps them.
+        counts_processor: as of ``AnalysisOptions``.
         datastore: corpus for drafters that need one; empty for none.
         max_prompts: the first so many; None for all.
     """
@@ -58,6 +59,7 @@ class TuneOptions:
     num_threads: int = 2
     device: str = "cpu"
     costs_folder: Path | None = None
+    counts_processor: bool = False
     datastore: str = ""
     max_prompts: int | None = None
 
@@ -118,6 +120,7 @@ def tune(bundle: Path, prompts: Path, options: TuneOptions, report: Report) -> T
             device=options.device,
             knows_costs=True,
             costs_folder=options.costs_folder,
+            counts_processor=options.counts_processor,
             drafting=request_drafting(options.datastore),
         ),
     )

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from runtime.core.params import SpeculationReport
 from runtime.offline.figures import FIGURES
 from runtime.offline.options import AnalysisOptions
 from runtime.offline.prompts import read_prompts
+from runtime.offline.rig import RigOptions, open_rig
 from runtime.offline.speed import Measured, num_trials
 from runtime.offline.step_costs import StepCosts
 
@@ -191,3 +193,11 @@ def test_trials_are_first_tokens_and_those_behind_an_accepted_one():
         accepted_by_position=(3, 1, 0), drafted_by_position=(5, 2, 2), num_fallbacks=0,
     )  # fmt: skip
     assert num_trials(report) == 5 + 2 + 1
+
+
+def test_seconds_of_processors_are_kept_from_servers(tiny_bundle: Path, tmp_path: Path):
+    options = RigOptions(knows_costs=True, costs_folder=tmp_path / "costs", counts_processor=True)
+    rig = open_rig(tiny_bundle, options)
+    rig.close()
+    assert rig.clock is time.process_time and rig.costs is not None
+    assert not (tmp_path / "costs").exists()
