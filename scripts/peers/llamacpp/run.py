@@ -31,7 +31,7 @@ def open_model(job, part, **options):
 
 
 def greedy(model, prompt, num_tokens):
-    """Greedy tokens; what was computed for a shared beginning is kept, as for any user."""
+    """Greedy tokens; what was computed of a shared beginning is kept."""
     return [int(token) for token in islice(model.generate(list(prompt), temp=0.0), num_tokens)]
 
 

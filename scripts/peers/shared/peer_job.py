@@ -24,9 +24,12 @@ class UnableError(Exception):
 
 
 def take(job: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """Run the job's prompts in batches, after the first batch alone has warmed everything up."""
+    """Run the job's prompts in batches, after one batch has warmed everything up.
+
+    That batch has other prompts: some peers keep what they computed of a prompt that comes again.
+    """
     prompts, batch = job["prompts"], job["batch"]
-    run(prompts[:batch])
+    run([prompt[::-1] for prompt in prompts[:batch]])
     began = time.perf_counter()
     outputs: Tokens = []
     for first in range(0, len(prompts), batch):
