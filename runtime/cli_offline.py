@@ -24,8 +24,9 @@ Prompts = Annotated[
 Costs = Annotated[
     Path | None, typer.Option(help="Folder for measured step costs; default: as serve.")
 ]
-ProcessorTime = Annotated[
-    bool, typer.Option("--processor-time", help="Count seconds of processors, not of the wall.")
+CpuTime = Annotated[
+    bool,
+    typer.Option("--cpu-time", help="Count processor seconds, for a machine that others use too."),
 ]
 Datastore = Annotated[Path | None, typer.Option(help="Corpus made by outrider datastore build.")]
 
@@ -52,7 +53,7 @@ def analyze(
     costs: Costs = None,
     refresh_costs: Annotated[bool, typer.Option(help="Measure step costs anew.")] = False,
     datastore: Datastore = None,
-    processor_time: ProcessorTime = False,
+    cpu_time: CpuTime = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Four prompts, short answers, one round.")
     ] = False,
@@ -78,7 +79,7 @@ def analyze(
             costs_folder=costs,
             refreshes_costs=refresh_costs,
             datastore="" if datastore is None else str(datastore),
-            counts_processor=processor_time,
+            counts_processor=cpu_time,
         )
         with BuildProgress() as progress:
             found = analyze_bundle(
@@ -115,7 +116,7 @@ def tune(
     threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
     costs: Costs = None,
     datastore: Datastore = None,
-    processor_time: ProcessorTime = False,
+    cpu_time: CpuTime = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Four prompts, short answers, one round.")
     ] = False,
@@ -143,7 +144,7 @@ def tune(
             num_threads=threads,
             costs_folder=costs,
             datastore="" if datastore is None else str(datastore),
-            counts_processor=processor_time,
+            counts_processor=cpu_time,
         )
         with BuildProgress() as progress:
             found = tune_bundle(

@@ -25,6 +25,7 @@ from runtime.offline.options import (
     check_option,
     chosen_drafters,
     request_drafting,
+    seconds_of,
 )
 from runtime.offline.prompts import encode_prompts, read_prompts
 from runtime.offline.results import AlphaRow, Analysis, CostRow, SpeedRow, TraceRow
@@ -114,6 +115,7 @@ class _Bench:
             max_tokens=options.max_tokens,
             batch=options.batch,
             rounds=options.rounds,
+            seconds=seconds_of(options.counts_processor),
             alphas=tuple(alphas),
             costs=tuple(costs),
             speeds=tuple(speeds),

@@ -54,7 +54,7 @@ def write_analysis(analysis: Analysis, folder: Path) -> Path:
         summary=(
             f"{analysis.num_prompts} prompts, {analysis.max_tokens} tokens each, batch "
             f"{analysis.batch}, rounds of every setting: {analysis.rounds}, {analysis.weights} weights, on "
-            f"{analysis.device}."
+            f"{analysis.device}; seconds are those of the {analysis.seconds}."
         ),
         sections=[*table_sections(analysis), *_picture_sections(figures)],
     )

@@ -91,6 +91,11 @@ def request_drafting(datastore: str) -> DraftingConfig:
     return DraftingConfig(history_scope=HistoryScope.REQUEST, datastore=datastore)
 
 
+def seconds_of(counts_processor: bool) -> str:
+    """Which seconds were counted, in a word."""
+    return "processor" if counts_processor else "wall"
+
+
 def chosen_drafters(
     names: tuple[str, ...],
     drafters: Collection[str],

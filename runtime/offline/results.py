@@ -94,6 +94,7 @@ class Analysis:
     """Everything ``outrider analyze`` found, in one machine's run.
 
     Attributes:
+        seconds: which were counted, those of the wall or of processors.
         plain_tokens_per_s: temperature -> plain decoding.
     """
 
@@ -104,6 +105,7 @@ class Analysis:
     max_tokens: int
     batch: int
     rounds: int
+    seconds: str
     alphas: tuple[AlphaRow, ...]
     costs: tuple[CostRow, ...]
     speeds: tuple[SpeedRow, ...]

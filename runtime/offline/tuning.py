@@ -20,6 +20,7 @@ from runtime.offline.options import (
     check_option,
     chosen_drafters,
     request_drafting,
+    seconds_of,
 )
 from runtime.offline.prompts import encode_prompts, read_prompts
 from runtime.offline.rig import Rig, RigOptions, open_rig
@@ -175,7 +176,8 @@ def _search(rig: Rig, texts: tuple[str, ...], options: TuneOptions, report: Repo
         trials += search_drafter(name, (None, *fitting), options.phrase_lengths, measure)
     source = (
         f"outrider tune: {len(prompts)} prompts, {options.max_tokens} tokens, batch "
-        f"{options.batch}, temperature {options.temperature:g}, {rig.device}"
+        f"{options.batch}, temperature {options.temperature:g}, {rig.device}, "
+        f"{seconds_of(options.counts_processor)} seconds"
     )
     return Tuning(
         bundle=rig.bundle.root.name,

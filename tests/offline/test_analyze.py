@@ -87,6 +87,7 @@ def test_what_was_counted_fits_together(found: dict):
         assert 1.0 <= row["tokens_per_step"] <= row["gamma"] + 1
         assert 0.0 <= (row["alpha_hat"] or 0.0) <= 1.0
         assert 1.0 <= row["operations"] <= row["gamma"] + 1
+    assert found["seconds"] == "wall"
     plain = next(trace for trace in found["traces"] if trace["gamma"] == 0)
     # One pass reads the prompt but for its last token.
     assert len(plain["target_ms"]) == 1 + 6 and plain["draft_ms"] == []
