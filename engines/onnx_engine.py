@@ -1,4 +1,4 @@
-"""Canonical graphs on ONNX Runtime.
+"""Canonical graphs on ONNX Runtime's CPU provider; ``engines.onnx_plan`` has the others.
 
 The cache's memory is bound both as the graph's past and as its present, so that a step writes its
 few new keys and values in place. What a call costs beside the graph is Python, so everything that
@@ -36,7 +36,7 @@ from engines.bundle import (
     value_name,
 )
 from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
-from engines.onnx_session import LIBRARY_ERRORS, DeviceBuffer, check_graph, open_session
+from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
 from engines.onnx_tree import TreeGraphs, TreeInputs
 from engines.spans import check_kept_path, check_move, check_spans, num_valid
 
@@ -73,9 +73,6 @@ class OnnxEngine:
     Args:
         bundle: a verified bundle (``load_bundle``), so that the graph's weights are its own.
         entry: which of its models.
-        device: "cpu" or "cuda". On "cuda" logits are copied to the host, and truncating or moving
-            a slot copies whole buffers over the host.
-        device_index: which of the device's GPUs.
         num_threads: of the pool that all sessions of the process share; two pools that spin on
             the same cores run speculation at 0.8x of plain decoding instead of 1.9x.
         max_batch: slots; None for all the bundle allows.
@@ -91,8 +88,6 @@ class OnnxEngine:
         bundle: Bundle,
         entry: ModelEntry,
         *,
-        device: str = "cpu",
-        device_index: int = 0,
         num_threads: int = 2,
         max_batch: int | None = None,
         with_trees: bool = False,
@@ -107,32 +102,24 @@ class OnnxEngine:
             vocab_size=entry.vocab_size,
             max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
         )
-        self._device = device
-        self._device_index = device_index
         self._session: onnxruntime.InferenceSession | None = open_session(
-            bundle.model_path(entry),
-            device=device,
-            device_index=device_index,
-            num_threads=num_threads,
+            bundle.model_path(entry), num_threads=num_threads
         )
         check_graph(self._session, entry)
         self._trees: TreeGraphs | None = None
         if self._limits.max_tree_nodes:
-            self._trees = TreeGraphs(
-                bundle, entry, device=device, device_index=device_index, num_threads=num_threads
-            )
+            self._trees = TreeGraphs(bundle, entry, num_threads=num_threads)
         self._tree_spans: dict[int, Span] = {}
         self._cache = KvCache(
             num_layers=entry.num_layers,
             num_kv_heads=entry.num_kv_heads,
             head_size=entry.head_size,
             limits=self._limits,
-            allocate=self._allocate,
         )
         self._past_names = cache_names(entry.num_layers, key_name, value_name)
         self._present_names = cache_names(entry.num_layers, new_key_name, new_value_name)
         self._calls: dict[tuple[int, int, int, int, bool], _Call] = {}
-        self._logits = self._allocate((_MIN_WANTED * entry.vocab_size,))
+        self._logits = HostBuffer((_MIN_WANTED * entry.vocab_size,))
 
     @property
     def limits(self) -> EngineLimits:
@@ -141,8 +128,8 @@ class OnnxEngine:
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether I2 holds: measured for the CPU kernels, not for CUDA's."""
-        return self._device == "cpu"
+        """Whether I2 holds: measured for the CPU's kernels."""
+        return True
 
     @property
     def capacity(self) -> int:
@@ -232,11 +219,6 @@ class OnnxEngine:
             raise EngineError("this engine is closed")
         return self._session
 
-    def _allocate(self, shape: tuple[int, ...]) -> DeviceBuffer | HostBuffer:
-        if self._device == "cpu":
-            return HostBuffer(shape)
-        return DeviceBuffer(shape, device=self._device, device_index=self._device_index)
-
     def _call(self, shape: tuple[int, int, int, int, bool]) -> _Call:
         """The kept call of a shape (first slot, B, T, R, has a tree), for the capacity of now."""
         call = self._calls.get(shape)
@@ -275,20 +257,16 @@ class OnnxEngine:
         for past, present, pointer in zip(
             self._past_names, self._present_names, pointers, strict=True
         ):
-            binding.bind_input(past, self._device, self._device_index, np.float32, rows, pointer)
-            binding.bind_output(
-                present, self._device, self._device_index, np.float32, rows, pointer
-            )
-        binding.bind_output(
-            LOGITS, self._device, self._device_index, np.float32, logits_shape, self._logits.pointer
-        )
+            binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
+            binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
+        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits_shape, self._logits.pointer)
         return call
 
     def _reserve_logits(self, num_values: int) -> None:
         """Make the one buffer of logits, shared by all calls, large enough."""
         if num_values > self._logits.read().size:
             self._calls.clear()
-            self._logits = self._allocate((num_values,))
+            self._logits = HostBuffer((num_values,))
 
 
 def _fill_row(call: _Call, row: int, span: Span) -> None:

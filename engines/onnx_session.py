@@ -6,11 +6,10 @@ from collections.abc import Set
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as library
 
-from engines.base import BundleError, EngineError, FloatArray
+from engines.base import BundleError, EngineError
 from engines.bundle import (
     LOGIT_POSITIONS,
     LOGITS,
@@ -138,24 +137,6 @@ def _provider_options(device: str, index: int, stream: int) -> dict[str, str]:
     if stream:
         options["user_compute_stream"] = str(stream)
     return options
-
-
-class DeviceBuffer:
-    """Zeroed memory of an ONNX Runtime device; reads and writes copy over the host."""
-
-    def __init__(self, shape: tuple[int, ...], *, device: str, device_index: int = 0) -> None:
-        values = np.zeros(shape, dtype=np.float32)
-        self._value = onnxruntime.OrtValue.ortvalue_from_numpy(values, device, device_index)
-        self.pointer: int = self._value.data_ptr()
-
-    def read(self) -> FloatArray:
-        """A copy on the host."""
-        values: FloatArray = self._value.numpy()
-        return values
-
-    def write(self, values: FloatArray) -> None:
-        """Replace the content."""
-        self._value.update_inplace(np.ascontiguousarray(values))
 
 
 def check_graph(

@@ -70,8 +70,6 @@ class TreeGraphs:
     Args:
         bundle: a verified bundle.
         entry: which of its models; it has tree graphs.
-        device: as the engine's.
-        device_index: as the engine's.
         num_threads: of the pool that all sessions of the process share.
 
     Raises:
@@ -79,24 +77,16 @@ class TreeGraphs:
         EngineError: the library cannot load it.
     """
 
-    def __init__(
-        self, bundle: Bundle, entry: ModelEntry, *, device: str, device_index: int, num_threads: int
-    ) -> None:
+    def __init__(self, bundle: Bundle, entry: ModelEntry, *, num_threads: int) -> None:
         self.session = open_session(
             bundle.tree_path(entry),
-            device=device,
-            device_index=device_index,
             num_threads=num_threads,
         )
         check_graph(self.session, entry, extra_inputs={POSITIONS, ANCESTORS})
         self._keeper = open_session(
             bundle.keep_path_path(entry),
-            device=device,
-            device_index=device_index,
             num_threads=num_threads,
         )
-        self._device = device
-        self._device_index = device_index
         self._past_names = cache_names(entry.num_layers, key_name, value_name)
         self._present_names = cache_names(entry.num_layers, new_key_name, new_value_name)
 
@@ -129,10 +119,8 @@ class TreeGraphs:
         for past, present, pointer in zip(
             self._past_names, self._present_names, cache.pointers(slot), strict=True
         ):
-            binding.bind_input(past, self._device, self._device_index, np.float32, rows, pointer)
-            binding.bind_output(
-                present, self._device, self._device_index, np.float32, rows, pointer
-            )
+            binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
+            binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
         try:
             self._keeper.run_with_iobinding(binding)
         except LIBRARY_ERRORS as error:

@@ -6,8 +6,6 @@ import pytest
 from engines import open_engine
 from engines.base import EngineLimits, FloatArray
 from engines.bundle import Bundle, load_bundle
-from engines.onnx_engine import OnnxEngine
-from engines.onnx_session import DeviceBuffer
 from engines.scripted import ScriptedEngine
 from engines.torch_engine import open_checkpoint
 from tests.engines.contract import EngineContract, MakeEngine
@@ -50,20 +48,6 @@ class TestOnnx(TreeContract):
     def make_engine(self, tiny_bundle: Path, which: str) -> MakeEngine:
         bundle = load_bundle(tiny_bundle)
         return lambda: open_engine(bundle, which, max_batch=3, with_trees=True)
-
-
-class DeviceMemoryEngine(OnnxEngine):
-    """The code of a GPU's provider on the CPU's: caches and logits in ONNX Runtime's own memory."""
-
-    def _allocate(self, shape: tuple[int, ...]) -> DeviceBuffer:
-        return DeviceBuffer(shape, device="cpu")
-
-
-class TestOnnxDeviceMemory(EngineContract):
-    @pytest.fixture
-    def make_engine(self, tiny_bundle: Path) -> MakeEngine:
-        bundle = load_bundle(tiny_bundle)
-        return lambda: DeviceMemoryEngine(bundle, bundle.manifest.target, max_batch=3)
 
 
 @pytest.fixture(scope="module")

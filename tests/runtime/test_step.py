@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -110,9 +112,7 @@ def test_pointers_follow_the_worked_example() -> None:
             engine.extend([one_span(slot, known[:-1])])
         request.commit_prefill(len(known) - 1)
         request.commit_draft_cache(len(known) - 1)
-    harness.worker._parts = type(parts)(
-        target=parts.target, sampler=Judge(), drafters=parts.drafters, limits=parts.limits
-    )
+    harness.worker._parts = replace(parts, sampler=Judge())
     harness.worker.run_step()
     harness.check_invariants()
     assert [r.num_known for r in harness.live] == [15, 8, 15]
