@@ -35,6 +35,7 @@ class Pair:
         sampler: of both.
         rounds: over all three, where they share a device.
         place: where rounds are sampled and why, in words.
+        memory: the device that they share, and its counters.
     """
 
     target: Engine
@@ -42,6 +43,7 @@ class Pair:
     sampler: Sampler
     rounds: Rounds | None
     place: str
+    memory: PlanDevice | None = None
     _closers: tuple[Callable[[], None], ...] = ()
 
     def close(self) -> None:
@@ -108,6 +110,7 @@ def open_together(
         sampler=MixedSampler(sampler, _host_sampler(bundle, max_batch)),
         rounds=DeviceRounds(target, draft, sampler),
         place=f"on the device: {reason}",
+        memory=memory,
         _closers=(sampler.close, *engines, memory.close),
     )
 

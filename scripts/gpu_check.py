@@ -2,7 +2,7 @@
 
     python -m scripts.gpu_check BUNDLE --device tensorrt:0 --report docs/gpu.md
 
-Runs the engine contract and the parity of logits on the device, times the shapes of a step against
+Runs the engine contract, the parity of logits and whole rounds on the device, times the shapes of a step against
 their floor (bytes of weights and cache over the measured copy bandwidth, products over the measured
 matrix rate), and writes what it found with device, versions and date. ``--device cpu`` runs the same
 code on the host.
@@ -28,6 +28,8 @@ import typer
 from engines import choose_device, open_engine
 from engines.base import Engine, FloatArray, Span
 from engines.bundle import Bundle, ModelEntry, load_bundle
+from scripts.gpu_rounds import check_rounds
+from scripts.gpu_rounds import render as render_rounds
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13-libs", "cuda-bindings")
 CONTRACT = Path(__file__).parents[1] / "tests" / "engines" / "device_contract.py"
@@ -250,11 +252,14 @@ def main(
         for timing in time_shapes(loaded, name, part, rates=rates, repeats=repeats)
     ]
     contract = "passed" if has_kept else "FAILED"
+    sizes = {"num_prompts": min(num_prompts, 8), "num_tokens": min(num_tokens, 64)}
+    rounds = check_rounds(loaded, name, **sizes)
     text = render(machine(name), choice.reason, contract, parities, timings)
+    text += "\n".join([*render_rounds(rounds), ""])
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(text, encoding="utf-8")
     typer.echo(text)
-    if not (has_kept and all(one.has_passed for one in parities)):
+    if not (has_kept and rounds.has_passed and all(one.has_passed for one in parities)):
         raise typer.Exit(1)
 
 

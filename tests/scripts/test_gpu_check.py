@@ -30,6 +30,8 @@ def test_the_check_runs_on_the_host_and_writes_its_report(
     text = report.read_text(encoding="utf-8")
     assert "* engine contract: passed" in text
     assert "* chosen because: asked for" in text
+    assert "* rounds on the device: passed; greedy tokens like the host's 32/32" in text
+    assert "1.00 copies to the host and 1.00 waits" in text
     assert "* date: 20" in text
     figures = json.loads(text.split("```json")[1].split("```")[0])
     assert [one["part"] for one in figures["parity"]] == ["target", "draft"]
