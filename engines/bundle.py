@@ -10,21 +10,25 @@ merely never read: a build that was killed leaves one behind. Knows no inference
 
 from __future__ import annotations
 
-import hashlib
 import json
-import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 
 from engines.base import BundleError, EngineLimits
+from engines.bundle_files import (
+    MANIFEST_FILE,
+    FileEntry,
+    check_file,
+    check_inside,
+    list_files,
+)
 from engines.manifest_fields import FieldReader
 from engines.onnx_files import external_data_paths
 from engines.plans import PLANS_FOLDER, PlanEntry, read_plans
 from engines.serving_defaults import ServingDefaults, read_serving_defaults
 
 SCHEMA_VERSION = 1
-MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILE = "model.onnx"
 TREE_FILE = "tree.onnx"
@@ -39,8 +43,6 @@ POSITIONS = "positions"
 ANCESTORS = "ancestors"
 # Of keep_path.onnx alone: cache columns to copy to ``start`` and on, [kept] int64.
 COLUMNS = "columns"
-
-_READ_BYTES = 1 << 20
 
 
 def key_name(layer: int) -> str:
@@ -83,14 +85,6 @@ class ModelEntry:
     vocab_size: int
     weights: str
     max_tree_nodes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """Fingerprint of one file; ``size`` in bytes, ``sha256`` in lower-case hexadecimal."""
-
-    sha256: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,15 +192,6 @@ class Bundle:
         )
 
 
-def hash_files(root: Path) -> dict[str, FileEntry]:
-    """Fingerprints of every file under ``root`` but the manifest, by POSIX path.
-
-    Raises:
-        BundleError: a link or special file lies in the folder.
-    """
-    return {name: fingerprint(root / name) for name in _list_files(root)}
-
-
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Write ``manifest.json`` whole or not at all."""
     draft = root / (MANIFEST_FILE + ".new")
@@ -224,7 +209,7 @@ def load_bundle(root: Path) -> Bundle:
     root = root.absolute()
     if not root.is_dir():
         raise BundleError(f"{root}: no such bundle folder")
-    names = _list_files(root)
+    names = list_files(root)
     manifest_path = root / MANIFEST_FILE
     if not manifest_path.is_file():
         raise BundleError(f"{root}: {MANIFEST_FILE} is missing")
@@ -233,10 +218,10 @@ def load_bundle(root: Path) -> Bundle:
     except UnicodeDecodeError as error:
         raise BundleError(f"{MANIFEST_FILE}: not UTF-8") from error
     for name in manifest.files:
-        _check_inside(name)
+        check_inside(name)
     _check_listing(names, manifest)
     for name, declared in manifest.files.items():
-        _check_file(root, name, declared)
+        check_file(root, name, declared)
     for entry in (manifest.target, manifest.draft):
         if entry is not None:
             _check_model(root, entry, manifest)
@@ -256,40 +241,6 @@ def _model_entry(reader: FieldReader) -> ModelEntry:
     )
 
 
-def _list_files(root: Path) -> list[str]:
-    """POSIX paths of all regular files but the manifest; refuses everything that is a link."""
-    names = []
-    for path in sorted(root.rglob("*")):
-        name = path.relative_to(root).as_posix()
-        status = path.lstat()
-        if stat.S_ISDIR(status.st_mode):
-            continue
-        if not stat.S_ISREG(status.st_mode):
-            raise BundleError(f"{name}: symbolic links and special files are refused")
-        if status.st_nlink > 1:
-            raise BundleError(f"{name}: hard links are refused; copy the file")
-        if name != MANIFEST_FILE:
-            names.append(name)
-    return names
-
-
-def fingerprint(path: Path) -> FileEntry:
-    """Hash and size of one file."""
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
-            size += len(piece)
-    return FileEntry(sha256=digest.hexdigest(), size=size)
-
-
-def _check_inside(name: str) -> None:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name:
-        raise BundleError(f"{name}: the path leaves the bundle or is not in its plain form")
-
-
 def _check_listing(names: list[str], manifest: Manifest) -> None:
     found = set(names)
     for name in manifest.files:
@@ -303,16 +254,8 @@ def _check_listing(names: list[str], manifest: Manifest) -> None:
             raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
 
 
-def _check_file(root: Path, name: str, declared: FileEntry) -> None:
-    size = (root / name).stat().st_size
-    if size != declared.size:
-        raise BundleError(f"{name}: {size} bytes, {MANIFEST_FILE} says {declared.size}")
-    if fingerprint(root / name).sha256 != declared.sha256:
-        raise BundleError(f"{name}: content differs from its sha256 in {MANIFEST_FILE}")
-
-
 def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
-    _check_inside(entry.path)
+    check_inside(entry.path)
     graphs = (MODEL_FILE, TREE_FILE, KEEP_PATH_FILE) if entry.max_tree_nodes else (MODEL_FILE,)
     for name in graphs:
         _check_graph_file(root, PurePosixPath(entry.path) / name, manifest)
@@ -323,6 +266,6 @@ def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> N
         raise BundleError(f"{graph}: the graph of a model is missing")
     for location in external_data_paths(root / graph):
         name = (graph.parent / location).as_posix()
-        _check_inside(name)
+        check_inside(name)
         if name not in manifest.files:
             raise BundleError(f"{graph}: weights at {location!r}, not a file of the bundle")

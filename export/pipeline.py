@@ -22,10 +22,10 @@ from engines.bundle import (
     Bundle,
     Manifest,
     ModelEntry,
-    hash_files,
     load_bundle,
     write_manifest,
 )
+from engines.bundle_files import hash_files
 from engines.sampler_tensors import SAMPLER_FOLDER
 from export.checkpoint import (
     Checkpoint,

@@ -13,7 +13,8 @@ from itertools import product
 from pathlib import Path
 
 from engines.base import BundleError, EngineError
-from engines.bundle import MODEL_FILE, Bundle, fingerprint, load_bundle, write_manifest
+from engines.bundle import MODEL_FILE, Bundle, load_bundle, write_manifest
+from engines.bundle_files import fingerprint
 from engines.cuda_device import compute_capability
 from engines.kv_cache import capacities
 from engines.plans import (

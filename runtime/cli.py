@@ -6,13 +6,13 @@ Subcommands import what they need when they run: serving must not import torch.
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from runtime import cli_datastore, cli_offline
+from runtime import cli_client, cli_datastore, cli_offline
+from runtime.cli_refusals import refusals
 from runtime.core.drafting import DraftingConfig, HistoryScope
 from runtime.core.errors import ConfigError
 
@@ -25,14 +25,12 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_datastore.datastore)
+app.command()(cli_client.generate)
+app.command()(cli_client.info)
 app.command()(cli_offline.analyze)
 app.command()(cli_offline.tune)
 
 EXIT_FAILED = 1
-EXIT_REFUSED = 2
-DEFAULT_ADDRESS = "localhost:50051"
-
-Address = Annotated[str, typer.Option(help="Server, as HOST:PORT.")]
 
 
 @app.command()
@@ -50,7 +48,7 @@ def export(
     """Turn a checkpoint pair into a bundle."""
     from export.pipeline import export_bundle
 
-    with _refusals():
+    with refusals():
         export_bundle(
             target=target,
             draft=draft,
@@ -97,7 +95,7 @@ def build(
         capacities=tuple(capacity or ()),
         timing_cache=timing_cache or Path(typer.get_app_dir("outrider")) / "timing.cache",
     )
-    with _refusals(), BuildProgress() as progress:
+    with refusals(), BuildProgress() as progress:
         built = build_plans(bundle, options, report=progress.report)
     for plan in built.manifest.plans:
         size = built.manifest.files[plan.path].size
@@ -148,7 +146,7 @@ def serve(
     from runtime.server import ServeOptions
     from runtime.server import serve as serve_bundle
 
-    with _refusals():
+    with refusals():
         config = ServerConfig(
             max_running=max_running,
             max_queued=max_queued,
@@ -179,74 +177,6 @@ def serve(
 
 
 @app.command()
-def generate(
-    prompt: Annotated[str, typer.Option(help="Text to complete; - reads standard input.")],
-    address: Address = DEFAULT_ADDRESS,
-    max_tokens: Annotated[int | None, typer.Option(help="Output tokens at most.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="0 is off.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
-    speculate: Annotated[bool, typer.Option(help="Draft at all.")] = True,
-    drafter: Annotated[str | None, typer.Option(help="Name; see outrider info.")] = None,
-    phrase_length: Annotated[int | None, typer.Option(help="Of phrases, ouroboros.")] = None,
-    num_phrases: Annotated[int | None, typer.Option(help="Of ouroboros; 0 is none.")] = None,
-    reference: Annotated[
-        Path | None, typer.Option(help="Text the answer may quote; of drafter reference.")
-    ] = None,
-    gamma: Annotated[int | None, typer.Option(help="Draft tokens per step.")] = None,
-    mode: Annotated[str, typer.Option(help="max_accept, seed_stable, lenient.")] = "max_accept",
-    lenience: Annotated[float | None, typer.Option(help="Of mode lenient.")] = None,
-    block_verification: Annotated[
-        bool | None, typer.Option(help="Judge sampled drafts as whole blocks.")
-    ] = None,
-    timeout_s: Annotated[float | None, typer.Option(help="Deadline, seconds.")] = None,
-    trace: Annotated[bool, typer.Option(help="One line per pass of the target.")] = False,
-) -> None:
-    """Stream one completion to standard output."""
-    from outrider.v1 import inference_pb2 as wire
-
-    names = wire.ExactnessMode.DESCRIPTOR.values_by_name
-    if (mode_name := f"EXACTNESS_MODE_{mode.upper()}") not in names:
-        raise typer.BadParameter("must be max_accept, seed_stable or lenient", param_hint="--mode")
-    speculation = {
-        "enabled": speculate,
-        "drafter": drafter,
-        "gamma": gamma,
-        "mode": names[mode_name].number,
-        "lenience": lenience,
-        "block_verification": block_verification,
-        "phrase_length": phrase_length,
-        "num_phrases": num_phrases,
-        "reference": None if reference is None else reference.read_text(encoding="utf-8"),
-    }
-    given: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "stop": stop,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    options["speculation"] = {k: v for k, v in speculation.items() if v is not None}
-    options["return_trace"] = trace
-    text = sys.stdin.read() if prompt == "-" else prompt
-    with _refusals():
-        asyncio.run(_generate(address, text, timeout_s, options))
-
-
-@app.command()
-def info(address: Address = DEFAULT_ADDRESS) -> None:
-    """Print what a server serves, within which limits, under which load."""
-    with _refusals():
-        typer.echo(asyncio.run(_info(address)))
-
-
-@app.command()
 def parity(
     bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
     target: Annotated[Path, typer.Option(help="Checkpoint it was made from.")],
@@ -260,7 +190,7 @@ def parity(
     from export.parity import FLOAT32_TOLERANCE, check_parity
     from export.tree_parity import check_tree_parity
 
-    with _refusals():
+    with refusals():
         loaded = load_bundle(bundle)
         manifest = loaded.manifest
         certificate: dict[str, dict[str, object]] = {}
@@ -301,7 +231,7 @@ def verify_sampler(
     """Prove on this bundle that speculation leaves the target's distribution alone."""
     from runtime.verify_sampler import verify
 
-    with _refusals():
+    with refusals():
         report = verify(bundle, num_samples=samples, false_alarm=false_alarm, seed=seed)
     typer.echo(report.table())
     raise typer.Exit(0 if report.has_passed else EXIT_FAILED)
@@ -315,39 +245,6 @@ def _gamma(text: str) -> int | None:
     return int(text)
 
 
-async def _generate(
-    address: str, prompt: str, timeout_s: float | None, options: dict[str, Any]
-) -> None:
-    from outrider import Client
-    from rich.console import Console
-
-    from runtime.trace import print_report, print_step
-
-    console = Console()
-    num_steps = 0
-    text = ""
-    async with Client(address) as client:
-        async for response in client.generate(prompt, timeout_s=timeout_s, **options):
-            if not options["return_trace"]:
-                typer.echo(response.text, nl=False)
-            text += response.text
-            for step in response.steps:
-                num_steps += 1
-                print_step(console, num_steps, step)
-            if response.HasField("finish"):
-                typer.echo()
-                if options["return_trace"]:
-                    typer.echo(f"{prompt}{text}\n")
-                    print_report(console, response.finish)
-
-
-async def _info(address: str) -> str:
-    from outrider import Client
-
-    async with Client(address) as client:
-        return str(await client.info()).rstrip()
-
-
 def _drafting(datastore: Path | None, history_scope: str) -> DraftingConfig:
     if history_scope not in set(HistoryScope):
         raise ConfigError("history_scope", f"must be one of {', '.join(HistoryScope)}")
@@ -355,22 +252,6 @@ def _drafting(datastore: Path | None, history_scope: str) -> DraftingConfig:
         datastore="" if datastore is None else str(datastore),
         history_scope=HistoryScope(history_scope),
     )
-
-
-class _refusals:  # noqa: N801  (reads as a phrase in a with statement)
-    """Known errors as one line on standard error and an exit code, without a traceback."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        from outrider import CallError
-
-        from engines.base import SpeculativeError
-
-        if isinstance(error, (SpeculativeError, CallError)):
-            typer.echo(f"outrider: {error}", err=True)
-            raise typer.Exit(EXIT_REFUSED) from error
 
 
 def main() -> None:

@@ -9,12 +9,11 @@ import typer
 
 from engines.base import SpeculativeError
 from engines.bundle import TOKENIZER_FILE, load_bundle
+from runtime.cli_refusals import EXIT_REFUSED
 from runtime.drafters.suffix_array import write_datastore
 from runtime.tokenizer import TokenizersCodec
 
 datastore = typer.Typer(name="datastore", help="Corpora for drafting.", no_args_is_help=True)
-
-EXIT_REFUSED = 2
 
 
 @datastore.callback()

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from engines.base import SpeculativeError
+from runtime.cli_refusals import EXIT_REFUSED
 from runtime.core.errors import ConfigError
 
-EXIT_REFUSED = 2
 NEEDED = ("matplotlib", "jinja2")
 
 Bundle = Annotated[Path, typer.Argument(help="Exported bundle.")]

@@ -41,11 +41,13 @@ RULES: dict[str, set[str]] = {
     "engines.noise": PURE | {"engines.base", "engines.laws"},
     "engines.bundle": {
         "engines.base",
+        "engines.bundle_files",
         "engines.manifest_fields",
         "engines.onnx_files",
         "engines.plans",
         "engines.serving_defaults",
     },
+    "engines.bundle_files": {"engines.base"},
     "engines.serving_defaults": {"engines.manifest_fields"},
     "engines.plans": {"engines.base", "engines.manifest_fields"},
     "engines.tensorrt_api": {"engines.base", "tensorrt"},
@@ -119,8 +121,10 @@ RULES: dict[str, set[str]] = {
     "runtime.offline": ANY,
     "runtime.server": ANY,
     "runtime.cli": ANY,
+    "runtime.cli_client": ANY,
     "runtime.cli_datastore": ANY,
     "runtime.cli_offline": ANY,
+    "runtime.cli_refusals": ANY,
     "export": ANY,
     "outrider": {"grpc", "grpc_status", "google", "outrider"},
 }
@@ -152,11 +156,23 @@ HEAVY: dict[str, set[str]] = {
     },
     "prometheus_client": {"runtime.metrics", "runtime.server"},
     "tokenizers": {"runtime.tokenizer", "export"},
-    "typer": {"runtime.cli", "runtime.cli_datastore", "runtime.cli_offline"},
+    "typer": {
+        "runtime.cli",
+        "runtime.cli_client",
+        "runtime.cli_datastore",
+        "runtime.cli_offline",
+        "runtime.cli_refusals",
+    },
     "matplotlib": {"runtime.offline"},
     "jinja2": {"runtime.offline"},
 }
-LAZY = {"engines", "runtime.cli", "runtime.cli_offline"}
+LAZY = {
+    "engines",
+    "runtime.cli",
+    "runtime.cli_client",
+    "runtime.cli_offline",
+    "runtime.cli_refusals",
+}
 # Imported for annotations only: which module it is at run time, tensorrt_api decides.
 TYPING_ONLY = {"tensorrt"}
 # Nothing but the command line may reach the exporter, and nothing at all scripts or tests.

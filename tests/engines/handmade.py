@@ -13,13 +13,13 @@ from engines.bundle import (
     TOKENS,
     Manifest,
     ModelEntry,
-    hash_files,
     key_name,
     new_key_name,
     new_value_name,
     value_name,
     write_manifest,
 )
+from engines.bundle_files import hash_files
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, V = 2, 4, 2, 16, 96
 WIDTH = HEADS * HEAD_SIZE

@@ -8,7 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from engines.base import BundleError
-from engines.bundle import Manifest, ModelEntry, hash_files, load_bundle, write_manifest
+from engines.bundle import Manifest, ModelEntry, load_bundle, write_manifest
+from engines.bundle_files import hash_files
 from engines.onnx_files import external_data_paths
 
 ENTRY = ModelEntry(

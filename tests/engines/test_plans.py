@@ -3,7 +3,8 @@ import json
 import pytest
 
 from engines.base import BundleError, EngineError
-from engines.bundle import FileEntry, Manifest, ModelEntry
+from engines.bundle import Manifest, ModelEntry
+from engines.bundle_files import FileEntry
 from engines.plans import (
     PlanEntry,
     Profile,

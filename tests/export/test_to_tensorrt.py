@@ -8,12 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from engines.base import BundleError, EngineError
-from engines.bundle import Manifest, fingerprint, load_bundle, write_manifest
+from engines.bundle import Manifest, load_bundle, write_manifest
+from engines.bundle_files import fingerprint
 from engines.cuda_device import num_devices
 from engines.tensorrt_api import RTX, find_api
 from export.pipeline import export_bundle
 from export.to_tensorrt import BuildOptions, build_plans
-from runtime.cli import EXIT_REFUSED, app
+from runtime.cli import app
+from runtime.cli_refusals import EXIT_REFUSED
 
 ROOT = Path(__file__).parents[2]
 VERSION = find_api(RTX).version
