@@ -73,6 +73,7 @@ def test_int8_weights_give_a_row_the_same_bits_in_every_shape(
         max_batch=3,
         max_gamma=8,
         weights="int8",
+        max_tree_nodes=0,
         progress=lambda stage: None,
     )
     bundle = load_bundle(tmp_path / "int8")
