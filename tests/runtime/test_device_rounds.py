@@ -90,7 +90,7 @@ def reports(harness: PairHarness, asked: list[RequestSpec]) -> list[object]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     "drafters",
-    [("model",), ("lookup",), ("model", "lookup", "none"), ("model", "model/lookup")],
+    [("model",), ("lookup",), ("model", "none", "lookup"), ("model", "model/lookup")],
     ids="-".join,
 )
 def test_answers_and_figures_are_those_of_the_host(
