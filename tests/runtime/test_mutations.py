@@ -62,13 +62,13 @@ MUTANTS = {
         "the_worked_example",
     ),
     "verification starts one token late": (
-        (step, None, "run_step"),
+        (step, None, "_on_host"),
         "[request.num_computed for request in live]",
         "[request.num_computed + (request.num_output > 0) for request in live]",
         "seeded_answers_in_any_batch",
     ),
     "verification starts one token early": (
-        (step, None, "run_step"),
+        (step, None, "_on_host"),
         "[request.num_computed for request in live]",
         "[request.num_computed - (request.num_output > 0) for request in live]",
         "seeded_answers_in_any_batch",
@@ -123,7 +123,7 @@ MUTANTS = {
     ),
     "a failed verification ends rows that prefill": (
         (step, None, "_fail"),
-        "if draft is None:",
+        "if gamma is None:",
         "if False:",
         "a_failing_verification_spares",
     ),
