@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import onnx
+import onnxruntime
 import pytest
 from hypothesis import settings
+
+from engines.onnx_session import open_session
 
 # The same examples in every run, and no deadline: a busy machine must not fail a test.
 settings.register_profile("deterministic", derandomize=True, deadline=None)
@@ -88,3 +93,27 @@ def tiny_bundle(
         progress=lambda stage: None,
     )
     return out
+
+
+@pytest.fixture
+def optimised_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Path], onnx.GraphProto]:
+    """What ONNX Runtime makes of a graph file when the engines' own ``open_session`` opens it."""
+    open_plainly = onnxruntime.InferenceSession
+    written = tmp_path / "optimised.onnx"
+
+    def open_and_write(
+        path: str, options: onnxruntime.SessionOptions, **arguments: object
+    ) -> object:
+        options.optimized_model_filepath = str(written)
+        options.log_severity_level = 3  # the written file is for this machine: a warning says so
+        return open_plainly(path, options, **arguments)
+
+    def optimise(path: Path) -> onnx.GraphProto:
+        with monkeypatch.context() as patch:
+            patch.setattr(onnxruntime, "InferenceSession", open_and_write)
+            open_session(path)
+        return onnx.load(written, load_external_data=False).graph
+
+    return optimise

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from engines.base import FloatArray
@@ -247,26 +246,14 @@ def test_the_rows_of_a_fused_graph_have_the_same_bits_in_every_shape(
 
 
 def test_block_weights_reach_the_8_bit_kernel(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path, tmp_path: Path, optimised_graph: Callable[[Path], onnx.GraphProto]
 ) -> None:
     for name in ("model.onnx", "model.onnx.data"):
         (tmp_path / name).write_bytes((tiny_bundle / "target" / name).read_bytes())
     count = quantize_file(tmp_path / "model.onnx", "int8")
-    open_plainly = onnxruntime.InferenceSession
-
-    def open_and_write(
-        path: str, options: onnxruntime.SessionOptions, **arguments: object
-    ) -> object:
-        options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
-        options.log_severity_level = 3  # the written file is for this machine: a warning says so
-        return open_plainly(path, options, **arguments)
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", open_and_write)
-    open_session(tmp_path / "model.onnx")
-    graph = onnx.load(tmp_path / "loaded.onnx", load_external_data=False).graph
     levels = [
         attribute.i
-        for node in graph.node
+        for node in optimised_graph(tmp_path / "model.onnx").node
         if node.op_type == "MatMulNBits"
         for attribute in node.attribute
         if attribute.name == "accuracy_level"
