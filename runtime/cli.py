@@ -143,7 +143,7 @@ def serve(
 ) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
     from runtime.core.config import ServerConfig
-    from runtime.server import ServeOptions
+    from runtime.opening import ServeOptions
     from runtime.server import serve as serve_bundle
 
     with refusals():

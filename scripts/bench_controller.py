@@ -25,7 +25,7 @@ from runtime.calibrate import StillEngine
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
 from runtime.core.params import RequestSpec
-from runtime.server import ServeOptions, bundle_costs
+from runtime.opening import ServeOptions, bundle_costs
 from runtime.steering import Steering
 from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker

@@ -119,6 +119,7 @@ RULES: dict[str, set[str]] = {
     "runtime.verify_sampler": ANY,
     # Measures a bundle in process; nobody but the command line may import it.
     "runtime.offline": ANY,
+    "runtime.opening": ANY,
     "runtime.server": ANY,
     "runtime.cli": ANY,
     "runtime.cli_client": ANY,

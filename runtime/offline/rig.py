@@ -27,7 +27,7 @@ from runtime.core.params import (
 )
 from runtime.drafters import any_proposes_trees
 from runtime.offline.timers import TimedEngine, TimedSampler
-from runtime.server import ServeOptions, bundle_costs
+from runtime.opening import ServeOptions, bundle_costs
 from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker
 

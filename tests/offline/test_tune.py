@@ -24,7 +24,7 @@ from runtime.core.params import SpeculationParams
 from runtime.offline.search import Trial, choose, keep_best, search_drafter
 from runtime.offline.speed import Measured
 from runtime.offline.tuning import write_serving_defaults
-from runtime.server import ServeOptions, open_serving
+from runtime.opening import ServeOptions, open_serving
 from runtime.serving_defaults import with_bundle_defaults
 
 ROOT = Path(__file__).parents[2]

@@ -26,8 +26,8 @@ from runtime.core.config import ServerConfig
 from runtime.core.errors import ConfigError
 from runtime.core.params import Failed, RequestSpec, SpeculationParams
 from runtime.core.sampling import adjusted_probs
+from runtime.opening import ServeOptions, open_serving
 from runtime.rounds import BLOCKS, DRAFT_FAILED, HOST_SERVES
-from runtime.server import ServeOptions, open_serving
 from tests.engines.contract import extend_one
 from tests.engines.strict_device import StrictDevice
 from tests.runtime.markov import spec

@@ -24,7 +24,7 @@ from runtime.core.errors import RequestFailed
 from runtime.core.params import FinishReason
 from runtime.core.tree import merge_chains
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
-from runtime.server import ServeOptions
+from runtime.opening import ServeOptions
 from tests.core.test_controller import table
 from tests.runtime.markov import PAIRS, Harness, limits
 
