@@ -79,7 +79,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
         costs = bundle_costs(bundle, options, None, codec, max_batch)
-    pair = _open_pair(bundle, options, max_batch)
+    pair = open_engines(bundle, options, max_batch)
     log.info("sampling %s", pair.place)
     worker = Worker(
         target=pair.target,
@@ -130,7 +130,7 @@ def bundle_costs(
 
     def measure() -> CostTable:
         log.info("measuring what steps cost on this machine")
-        pair = _open_pair(bundle, options, max_batch)
+        pair = open_engines(bundle, options, max_batch)
         try:
             return calibrate(
                 target=pair.target,
@@ -153,7 +153,8 @@ def bundle_costs(
     return load_or_measure(paths, measure, is_refreshed=options.refreshes_costs)
 
 
-def _open_pair(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
+def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
+    """Target, draft and sampler of a bundle, with trees where any drafter proposes them."""
     return open_pair(
         bundle,
         device=options.device,

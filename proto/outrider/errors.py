@@ -96,7 +96,10 @@ def decode_error(error: grpc.aio.AioRpcError) -> CallError:
     reason, metadata = "", dict[str, str]()
     violations: tuple[FieldViolation, ...] = ()
     retry_after_s: float | None = None
-    status = rpc_status.from_call(error)
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # the call's own deadline passed while the server's answer was on its way
+        status = None
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()

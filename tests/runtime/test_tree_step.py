@@ -18,7 +18,7 @@ from engines.bundle import load_bundle
 from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
 from engines.trees import chain_length
-from runtime import drafters, server
+from runtime import drafters, opening
 from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import RequestFailed
 from runtime.core.params import FinishReason
@@ -309,13 +309,13 @@ def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = load_bundle(tiny_bundle)
-    pair = server._open_pair(bundle, ServeOptions(), 2)
+    pair = opening.open_engines(bundle, ServeOptions(), 2)
     assert pair.draft is not None
     assert (pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) == (64, 0)
     for name, kind in list(drafters.REGISTRY.items()):
         if kind.traits.proposes_trees:
             monkeypatch.delitem(drafters.REGISTRY, name)
-    pair = server._open_pair(bundle, ServeOptions(), 2)
+    pair = opening.open_engines(bundle, ServeOptions(), 2)
     assert pair.target.limits.max_tree_nodes == 0
 
 

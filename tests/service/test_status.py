@@ -6,10 +6,11 @@ import logging
 import grpc
 import numpy as np
 import pytest
+from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from outrider import CallError, Client
-from outrider.errors import decode_error
+from outrider.errors import DeadlineExceeded, decode_error
 from outrider.v1 import inference_pb2 as wire
 
 from engines.base import SpeculativeError
@@ -219,6 +220,18 @@ async def test_queue_timeout(start):
         error = await second
         await first.aclose()
     assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "QUEUE_TIMEOUT")
+
+
+def test_a_status_that_does_not_fit_the_calls_details_is_left_out():
+    """As when the client's deadline passes while the server's own answer is on its way."""
+    rich = status_pb2.Status(code=4, message="the request's deadline passed")
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", rich.SerializeToString()))
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), trailing, details="removed"
+    )
+    decoded = decode_error(error)
+    assert isinstance(decoded, DeadlineExceeded)
+    assert decoded.reason == ""
 
 
 async def test_the_clients_deadline_frees_the_slot(start):
