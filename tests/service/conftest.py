@@ -1,14 +1,15 @@
 import contextlib
 import string
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from outrider import Client
+from outrider.v1 import inference_pb2 as wire
 
 from engines.base import EngineLimits, FloatArray
 from engines.cpu_sampler import CpuSampler
@@ -25,6 +26,9 @@ EOS = len(ALPHABET)
 VOCAB = EOS + 1
 CONTEXT = 4200
 MAX_GAMMA = 4
+
+# More tokens than any machine makes while a test lasts.
+ENDLESS_TOKENS = 1_000_000
 
 
 class LetterCodec:
@@ -61,6 +65,19 @@ class Running:
     serving: Serving
     address: str
 
+    def endless(self, **options: Any) -> AsyncGenerator[wire.GenerateResponse]:
+        """A request that runs until something ends it, on a server of ``start_endless``."""
+        return self.client.generate(
+            "a",
+            max_tokens=ENDLESS_TOKENS - 1,
+            temperature=0.0,
+            speculation={"enabled": False},
+            **options,
+        )
+
+
+ENDS_AT_ONCE = ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0)
+ANY_LIMITS = RequestLimits()
 
 Start = Callable[..., AbstractAsyncContextManager[Running]]
 
@@ -68,9 +85,10 @@ Start = Callable[..., AbstractAsyncContextManager[Running]]
 @contextlib.asynccontextmanager
 async def running(
     *,
-    config: ServerConfig | None = None,
-    limits: RequestLimits | None = None,
+    config: ServerConfig = ENDS_AT_ONCE,
+    limits: RequestLimits = ANY_LIMITS,
     max_batch: int = 4,
+    max_context: int = CONTEXT,
     target: Callable[[tuple[int, ...]], FloatArray] = next_letter,
     failing_extends: Sequence[int] = (),
     stall_timeout_s: float = 30.0,
@@ -78,9 +96,8 @@ async def running(
     clock: Callable[[], float] = time.monotonic,
     costs: CostTable | None = None,
 ) -> AsyncIterator[Running]:
-    config = config or ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0)
     engine_limits = EngineLimits(
-        max_batch=max_batch, max_context=CONTEXT, max_extend=512, vocab_size=VOCAB
+        max_batch=max_batch, max_context=max_context, max_extend=512, vocab_size=VOCAB
     )
     codec = LetterCodec()
     worker = Worker(
@@ -96,7 +113,7 @@ async def running(
     model = ServedModel(
         name="letters",
         vocab_size=VOCAB,
-        max_context=CONTEXT,
+        max_context=max_context,
         max_gamma=MAX_GAMMA,
         eos_token_ids=(EOS,),
         drafters=worker.drafter_names,
@@ -107,7 +124,7 @@ async def running(
         codec=codec,
         model=model,
         config=config,
-        limits=limits or RequestLimits(),
+        limits=limits,
         stall_timeout_s=stall_timeout_s,
         clock=clock,
     )
@@ -125,3 +142,23 @@ async def running(
 @pytest.fixture
 def start() -> Start:
     return running
+
+
+@pytest.fixture
+def start_endless() -> Start:
+    """As ``start``, for ``Running.endless``: no request is cut off because nobody reads it."""
+
+    def begin(
+        *,
+        config: ServerConfig = ENDS_AT_ONCE,
+        limits: RequestLimits = ANY_LIMITS,
+        **options: Any,
+    ) -> AbstractAsyncContextManager[Running]:
+        return running(
+            config=replace(config, max_unsent_chunks=ENDLESS_TOKENS),
+            limits=replace(limits, max_tokens=ENDLESS_TOKENS),
+            max_context=ENDLESS_TOKENS,
+            **options,
+        )
+
+    return begin

@@ -118,9 +118,9 @@ async def test_many_streams_are_all_answered_and_slots_come_back(start):
     assert snapshot.num_free_slots == snapshot.num_slots
 
 
-async def test_abort_ends_the_stream_and_frees_the_slot(start):
-    async with start() as run:
-        stream = run.client.generate("a", request_id="mine", max_tokens=4000)
+async def test_abort_ends_the_stream_and_frees_the_slot(start_endless):
+    async with start_endless() as run:
+        stream = run.endless(request_id="mine")
         await anext(stream)
         assert await run.client.abort("mine", "unknown") == ["mine"]
         with pytest.raises(CallCancelled) as caught:
@@ -130,9 +130,9 @@ async def test_abort_ends_the_stream_and_frees_the_slot(start):
     assert snapshot.num_free_slots == snapshot.num_slots
 
 
-async def test_leaving_the_stream_frees_the_slot(start):
-    async with start(max_batch=1) as run:
-        stream = run.client.generate("a", max_tokens=4000)
+async def test_leaving_the_stream_frees_the_slot(start_endless):
+    async with start_endless(max_batch=1) as run:
+        stream = run.endless()
         await anext(stream)
         await stream.aclose()
         # One slot only: the next request runs because the first one's came back.
