@@ -1,9 +1,9 @@
 """Gamma chosen step by step against speculation off and against the best fixed gamma, cell by cell.
 
-A cell is a batch size, a kind of prompts, a temperature and a bundle. All ways run the same prompts in every
-round, in an order that rotates, so that a disturbance of the machine meets all alike; ratios are of runs of
-one round, intervals are Student's t on their logarithms. A cell misses a bound when its 95 % interval lies
-wholly below. The best fixed gamma is the one of the highest mean speed over all rounds: in hindsight.
+A cell is a batch size, a kind of prompts, a temperature and a bundle. All ways run the same short answers in turns in
+one process (``scripts.paired``); the noise of sampling is another in every round and the same for all ways of one. A
+cell misses a bound when its 95 % interval lies wholly below. The best fixed gamma is the one of the highest mean speed:
+in hindsight. Results are written after every cell, so that a sweep that is cut short leaves what it has.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,22 +28,14 @@ from engines.laws import SamplingLaw
 from runtime.core.params import SpeculationParams
 from scripts.bench_common import Rig, code_prompts, open_rig
 from scripts.bench_results import Recorder, Row
+from scripts.paired import Interval, Turns, best_of, interval, take_turns
 
 OFF_BOUND, BEST_BOUND = 0.98, 0.95
-PROMPT_TOKENS = 96
-# Two-sided 95 % quantiles of Student's t by degrees of freedom.
-T_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+PROMPT_TOKENS = 64
+LEAST_ROWS = 4
+"""Answers of one round at least: small batches run several after one another."""
 
 Prompts = list[tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A ratio of speeds with its 95 % interval."""
-
-    ratio: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +48,7 @@ class Cell:
     temperature: float
     tokens_per_s: dict[str, float]
     best_fixed: str
+    num_rounds: int
     to_off: Interval
     to_best: Interval
     share_drafted: float
@@ -89,69 +83,38 @@ def ways(gammas: Sequence[int]) -> dict[str, SpeculationParams]:
     }
 
 
-def speed(
-    rig: Rig,
-    prompts: Prompts,
-    batch: int,
-    law: SamplingLaw,
-    way: SpeculationParams,
-    num_tokens: int,
-) -> tuple[float, float]:
-    """Tokens per second of all prompts in batches, and the share of target passes that had a draft."""
-    num_output = num_passes = num_drafted = 0
-    wall_s = 0.0
-    for first in range(0, len(prompts), batch):
-        finished, took_s = rig.run(prompts[first : first + batch], law, way, num_tokens)
-        wall_s += took_s
-        num_output += sum(one.num_output for one in finished)
-        num_passes += sum(one.report.num_steps for one in finished)
-        num_drafted += sum(sum(one.report.drafted_by_position[:1]) for one in finished)
-    return num_output / wall_s, num_drafted / num_passes
-
-
-def interval(ratios: Sequence[float]) -> Interval:
-    """Geometric mean of paired ratios and Student's interval on their logarithms."""
-    logs = [math.log(ratio) for ratio in ratios]
-    middle = statistics.fmean(logs)
-    half = 0.0
-    if len(logs) > 1:
-        half = T_95.get(len(logs) - 1, 2.2) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Interval(
-        ratio=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half)
-    )
-
-
 def measure(
-    rig: Rig, kind: str, batch: int, temperature: float, gammas: Sequence[int], rounds: int, num_tokens: int,
-    least_tokens: int,
+    rig: Rig, kind: str, batch: int, temperature: float, gammas: Sequence[int], turns: Turns, num_tokens: int
 ) -> Cell:  # fmt: skip
-    """Run one cell; a first round warms up and is not counted."""
-    num_batches = max(1, math.ceil(least_tokens / (batch * num_tokens)))
-    prompts = prompts_of(kind, rig, batch * num_batches)
+    """Run one cell."""
+    num_pieces = math.ceil(LEAST_ROWS / batch)
+    prompts = prompts_of(kind, rig, batch * num_pieces)
     law = SamplingLaw(temperature=temperature)
     all_ways = ways(gammas)
-    taken: dict[str, list[float]] = {name: [] for name in all_ways}
-    drafted: list[float] = []
-    for number in range(rounds + 1):
-        names = list(all_ways)
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            tokens_per_s, share = speed(rig, prompts, batch, law, all_ways[name], num_tokens)
-            if number:
-                taken[name].append(tokens_per_s)
-                if name == "adaptive":
-                    drafted.append(share)
+    shares: dict[str, list[float]] = defaultdict(list)
+
+    def run(way: str, piece: int, number: int) -> tuple[int, float]:
+        asked = prompts[piece * batch : (piece + 1) * batch]
+        finished, took_s = rig.run(
+            asked, law, all_ways[way], num_tokens, first_seed=number * len(prompts) + piece * batch
+        )
+        num_passes = sum(one.report.num_steps for one in finished)
+        num_drafted = sum(sum(one.report.drafted_by_position[:1]) for one in finished)
+        shares[way].append(num_drafted / num_passes)
+        return sum(one.num_output for one in finished), took_s
+
     fixed = [f"gamma {gamma}" for gamma in gammas]
-    best = max(["off", *fixed], key=lambda name: statistics.fmean(taken[name]))
+    rates = take_turns(run, list(all_ways), num_pieces=num_pieces, contenders=fixed, turns=turns)
+    best = best_of(fixed, rates)
     control = rig.worker.snapshot().control
     assert control is not None
     return Cell(
         bundle=rig.bundle.root.name, batch=batch, prompts=kind, temperature=temperature,
-        tokens_per_s={name: statistics.median(values) for name, values in taken.items()},
-        best_fixed=best,
-        to_off=interval([a / b for a, b in zip(taken["adaptive"], taken["off"], strict=True)]),
-        to_best=interval([a / b for a, b in zip(taken["adaptive"], taken[best], strict=True)]),
-        share_drafted=statistics.fmean(drafted), cost_share=control.cost_share,
+        tokens_per_s={name: statistics.median(values) for name, values in rates.items()},
+        best_fixed=best, num_rounds=len(rates["adaptive"]),
+        to_off=interval(rates["adaptive"], rates["off"]),
+        to_best=interval(rates["adaptive"], rates[best]),
+        share_drafted=statistics.fmean(shares["adaptive"]), cost_share=control.cost_share,
     )  # fmt: skip
 
 
@@ -185,7 +148,8 @@ def row_of_cell(cell: Cell) -> Row:
         figures={
             **{f"{way} tokens_per_s": speed for way, speed in cell.tokens_per_s.items()},
             **{f"{name}_{key}": value for name, one in ratios.items() for key, value in asdict(one).items()},
-            "best_fixed": cell.best_fixed, "share_drafted": cell.share_drafted, "cost_share": cell.cost_share,
+            "best_fixed": cell.best_fixed, "num_rounds": cell.num_rounds,
+            "share_drafted": cell.share_drafted, "cost_share": cell.cost_share,
             "misses": cell.misses,
         },
     )  # fmt: skip
@@ -197,9 +161,8 @@ def main(
     prompts: Annotated[str, typer.Option(help="of code, prose, random")] = "code,prose,random",
     temperatures: str = "0,1",
     gammas: Annotated[str, typer.Option(help="fixed ones to compare with")] = "1,2,4,8",
-    rounds: int = 5,
-    max_tokens: int = 64,
-    least_tokens: Annotated[int, typer.Option(help="output tokens of one run at least")] = 384,
+    seconds: Annotated[float, typer.Option(help="of one cell, about")] = 60.0,
+    max_tokens: int = 48,
     costs: Annotated[Path, typer.Option(help="folder for measured step costs")] = Path("costs"),
     cpu_time: Annotated[
         bool,
@@ -212,7 +175,7 @@ def main(
     """Run the sweep; exit code 1 when a cell misses."""
     if quick:
         prompts = "code,random" if prompts == "code,prose,random" else prompts
-        gammas, rounds, max_tokens, least_tokens = "1,4", 3, 48, 144
+        gammas, seconds, max_tokens = "1,4", 10.0, 24
         batches = "1,8" if batches == "1,2,4,8,16,32" else batches
     sizes = [int(one) for one in batches.split(",")]
     fixed = [int(one) for one in gammas.split(",")]
@@ -225,6 +188,10 @@ def main(
     ]
     title = "gamma chosen step by step against speculation off and the best fixed gamma"
     recorder = Recorder("never_slower", title, threads)
+    settings = {
+        "max_tokens": max_tokens, "seconds": seconds, "clock": "processor" if cpu_time else "wall",
+        "off_bound": OFF_BOUND, "best_fixed_bound": BEST_BOUND,
+    }  # fmt: skip
     rigs: dict[Path, Rig] = {}
     cells = []
     began = time.perf_counter()
@@ -235,17 +202,10 @@ def main(
             rigs[root] = open_rig(
                 root, max_batch=max(sizes), num_threads=threads, costs=folder, clock=clock
             )
-        rig = rigs[root]
-        cells.append(
-            measure(rig, kind, batch, temperature, fixed, rounds, max_tokens, least_tokens)
-        )
-    took_s = time.perf_counter() - began
-    show(cells, fixed, took_s)
-    settings = {
-        "max_tokens": max_tokens, "rounds": rounds, "clock": "processor" if cpu_time else "wall",
-        "off_bound": OFF_BOUND, "best_fixed_bound": BEST_BOUND,
-    }  # fmt: skip
-    recorder.write(json_out, [row_of_cell(cell) for cell in cells], settings)
+        turns = Turns(seconds=seconds)
+        cells.append(measure(rigs[root], kind, batch, temperature, fixed, turns, max_tokens))
+        recorder.write(json_out, [row_of_cell(cell) for cell in cells], settings)
+    show(cells, fixed, time.perf_counter() - began)
     raise typer.Exit(int(any(cell.misses for cell in cells)))
 
 

@@ -109,8 +109,10 @@ class Rig:
         law: SamplingLaw,
         speculation: SpeculationParams,
         max_tokens: int,
+        *,
+        first_seed: int = 0,
     ) -> tuple[list[Answer], float]:
-        """Run prompts as one batch of arrivals to the end.
+        """Run prompts as one batch of arrivals to the end, with seeds ``first_seed``, + 1, ...
 
         Returns:
             The answers, in the order of the prompts, and the wall seconds taken.
@@ -120,7 +122,7 @@ class Rig:
         """
         answers = [Answer() for _ in prompts]
         began = self.clock()
-        for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
             self.next_id += 1
             name = f"bench-{self.next_id}"
             spec = RequestSpec(
@@ -147,9 +149,11 @@ class Rig:
         law: SamplingLaw,
         speculation: SpeculationParams,
         max_tokens: int,
+        *,
+        first_seed: int = 0,
     ) -> tuple[list[Finished], float]:
         """As ``answer``, but only how the requests ended."""
-        answers, wall_s = self.answer(prompts, law, speculation, max_tokens)
+        answers, wall_s = self.answer(prompts, law, speculation, max_tokens, first_seed=first_seed)
         return [one.end for one in answers if isinstance(one.end, Finished)], wall_s
 
     def close(self) -> None:
