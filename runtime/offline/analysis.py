@@ -8,6 +8,7 @@ about other requests would flatter the next round, so here no request knows anot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,14 +23,12 @@ from runtime.offline.alpha import MODEL, Text, measure_alphas, text_of
 from runtime.offline.options import (
     SERVED_ROWS,
     AnalysisOptions,
-    check_option,
     chosen_drafters,
-    request_drafting,
     seconds_of,
 )
 from runtime.offline.prompts import encode_prompts, read_prompts
 from runtime.offline.results import AlphaRow, Analysis, CostRow, SpeedRow, TraceRow
-from runtime.offline.rig import Rig, RigOptions, open_rig
+from runtime.offline.rig import Rig
 from runtime.offline.speed import PLAIN, Cell, Measured, measure_cells
 from runtime.offline.step_costs import StepCosts, cost_row
 
@@ -53,23 +52,9 @@ def analyze(bundle: Path, prompts: Path, options: AnalysisOptions, report: Repor
         ConfigError: an option or a prompt does not fit the bundle.
     """
     texts = read_prompts(prompts)[: options.max_prompts]
-    rig = open_rig(
-        bundle,
-        RigOptions(
-            max_batch=max(SERVED_ROWS, options.batch),
-            num_threads=options.num_threads,
-            device=options.device,
-            knows_costs=True,
-            costs_folder=options.costs_folder,
-            counts_processor=options.counts_processor,
-            refreshes_costs=options.refreshes_costs,
-            drafting=request_drafting(options.datastore),
-        ),
-    )
-    try:
-        return _Bench(rig, texts, options, report).analysis()
-    finally:
-        rig.close()
+    with closing(options.open_rig(bundle)) as rig:
+        fitted = options.fitted(rig.bundle.manifest)
+        return _Bench(rig, texts, fitted, report).analysis()
 
 
 class _Bench:
@@ -84,14 +69,9 @@ class _Bench:
         self._prompts: Prompts = encode_prompts(
             texts, rig.tokenizer, max_tokens=options.max_tokens, max_context=manifest.max_context
         )
-        gammas = tuple(gamma for gamma in options.gammas if gamma <= manifest.max_gamma)
-        check_option(bool(gammas), "gammas", f"must include one of 1..{manifest.max_gamma}")
-        check_option(
-            options.batch <= manifest.max_batch, "batch", f"must be at most {manifest.max_batch}"
-        )
-        self._options = replace(options, gammas=gammas)
+        self._options = options
         # Alpha counts every position: thresholds below which counts do not draft are off.
-        self._all = _drafters(rig, replace(request_drafting(options.datastore), min_prob=0.0))
+        self._all = _drafters(rig, replace(options.drafting(), min_prob=0.0))
         self._names = chosen_drafters(options.drafters, tuple(self._all), self._all.guessers)
 
     def analysis(self) -> Analysis:
@@ -115,7 +95,7 @@ class _Bench:
             max_tokens=options.max_tokens,
             batch=options.batch,
             rounds=options.rounds,
-            seconds=seconds_of(options.counts_processor),
+            seconds=seconds_of(options.rig.counts_processor),
             alphas=tuple(alphas),
             costs=tuple(costs),
             speeds=tuple(speeds),

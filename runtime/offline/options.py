@@ -1,13 +1,16 @@
-"""What is to be analysed, checked as far as that can be done without the bundle."""
+"""What is to be measured, checked as far as that can be done without the bundle."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
+from engines.bundle import Manifest
 from runtime.core.drafting import DraftingConfig, HistoryScope, check_drafter
 from runtime.core.errors import ConfigError, RequestError
+from runtime.offline.rig import Rig, RigOptions, open_rig
 
 SERVED_ROWS = 64
 """Slots of ``outrider serve``: so many, and its measured step costs are used here too."""
@@ -18,42 +21,26 @@ DEFAULT_DRAFTERS = ("model", "bigram", "unigram", "lookup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnalysisOptions:
-    """What is analysed; checked against the bundle when it is opened.
+class MeasureOptions:
+    """What every measurement over prompts is told; checked against the bundle when it is opened.
 
     Attributes:
-        drafters: names; of the default ones those that the bundle offers.
+        drafters: names; empty for the default ones that the bundle offers.
         gammas: draft tokens per step to measure; beyond the bundle's cap they are left out.
-        temperatures: 0 is greedy.
-        leniences: l in (0, 1].
         max_tokens: of every answer.
         batch: requests that decode together.
         rounds: runs of every setting; medians are reported.
-        num_threads: of a CPU backend.
-        device: as of ``outrider serve``.
-        costs_folder: where measured step costs are kept; None for where the server keeps them.
-        refreshes_costs: whether step costs are measured even if they are known.
-        counts_processor: whether seconds are those of processors, not of the wall: what others do
-            on the machine then hardly matters, but waiting costs nothing and two threads count
-            twice. Such step costs are never kept for a server.
-        datastore: corpus for drafters that need one; empty for none.
         max_prompts: the first so many; None for all.
+        rig: how the bundle is opened.
     """
 
     drafters: tuple[str, ...] = ()
     gammas: tuple[int, ...] = (1, 2, 4, 8)
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    leniences: tuple[float, ...] = (1.0, 0.5, 0.3, 0.1)
     max_tokens: int = 96
     batch: int = 1
     rounds: int = 3
-    num_threads: int = 2
-    device: str = "cpu"
-    costs_folder: Path | None = None
-    refreshes_costs: bool = False
-    counts_processor: bool = False
-    datastore: str = ""
     max_prompts: int | None = None
+    rig: RigOptions = field(default_factory=RigOptions)
 
     def __post_init__(self) -> None:
         """Check what does not need the bundle.
@@ -63,32 +50,73 @@ class AnalysisOptions:
         """
         for key in ("max_tokens", "batch", "rounds"):
             check_option(getattr(self, key) >= 1, key, "must be at least 1")
-        for key in ("gammas", "temperatures", "leniences"):
-            values = getattr(self, key)
-            check_option(
-                bool(values) and len(set(values)) == len(values), key, "must be distinct values"
-            )
+        check_distinct("gammas", self.gammas)
         check_option(min(self.gammas) >= 1, "gammas", "must be at least 1")
+
+    def quick(self) -> Self:
+        """The same over few prompts, short answers and one round."""
+        length = min(self.max_tokens, QUICK_TOKENS)
+        return replace(self, max_prompts=QUICK_PROMPTS, max_tokens=length, rounds=1)
+
+    def open_rig(self, bundle: Path) -> Rig:
+        """Open the bundle with slots enough, step costs known.
+
+        Raises:
+            BundleError: the bundle does not fit its manifest.
+            ConfigError: the device cannot be used.
+        """
+        rig = replace(
+            self.rig,
+            max_batch=max(SERVED_ROWS, self.batch),
+            knows_costs=True,
+            drafting=self.drafting(),
+        )
+        return open_rig(bundle, rig)
+
+    def drafting(self) -> DraftingConfig:
+        """Settings of drafters under measurement: no request learns from another."""
+        return replace(self.rig.drafting, history_scope=HistoryScope.REQUEST)
+
+    def fitted(self, manifest: Manifest) -> Self:
+        """The same without gammas beyond the bundle's cap.
+
+        Raises:
+            ConfigError: none is left, or more rows than the bundle has are to decode together.
+        """
+        gammas = tuple(gamma for gamma in self.gammas if gamma <= manifest.max_gamma)
+        check_option(bool(gammas), "gammas", f"must include one of 1..{manifest.max_gamma}")
+        fits = self.batch <= manifest.max_batch
+        check_option(fits, "batch", f"must be at most {manifest.max_batch}")
+        return replace(self, gammas=gammas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalysisOptions(MeasureOptions):
+    """What is analysed.
+
+    Attributes:
+        temperatures: 0 is greedy.
+        leniences: l in (0, 1].
+    """
+
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    leniences: tuple[float, ...] = (1.0, 0.5, 0.3, 0.1)
+
+    def __post_init__(self) -> None:
+        """Check what does not need the bundle.
+
+        Raises:
+            ConfigError: names the option and the rule.
+        """
+        MeasureOptions.__post_init__(self)
+        for key in ("temperatures", "leniences"):
+            check_distinct(key, getattr(self, key))
         check_option(
             all(0.0 <= t <= 2.0 for t in self.temperatures), "temperatures", "must be in [0, 2]"
         )
         check_option(
             all(0.0 < one <= 1.0 for one in self.leniences), "leniences", "must be in (0, 1]"
         )
-
-    def quick(self) -> AnalysisOptions:
-        """The same over few prompts, short answers and one round."""
-        return replace(
-            self,
-            max_prompts=QUICK_PROMPTS,
-            max_tokens=min(self.max_tokens, QUICK_TOKENS),
-            rounds=1,
-        )
-
-
-def request_drafting(datastore: str) -> DraftingConfig:
-    """Settings of drafters under measurement: no request learns from another."""
-    return DraftingConfig(history_scope=HistoryScope.REQUEST, datastore=datastore)
 
 
 def seconds_of(counts_processor: bool) -> str:
@@ -125,3 +153,12 @@ def check_option(holds: bool, key: str, rule: str) -> None:
     """
     if not holds:
         raise ConfigError(key, rule)
+
+
+def check_distinct(key: str, values: Collection[float]) -> None:
+    """Refuse a list that is empty or repeats a value.
+
+    Raises:
+        ConfigError: it does.
+    """
+    check_option(bool(values) and len(set(values)) == len(values), key, "must be distinct values")

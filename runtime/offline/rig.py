@@ -45,8 +45,9 @@ class RigOptions:
         refreshes_costs: whether step costs are measured even if they are known.
         drafting: settings of the drafters.
         clock: seconds, of requests and of step costs.
-        counts_processor: take seconds of processors for ``clock``; step costs are then measured
-            anew and kept nowhere.
+        counts_processor: take seconds of processors for ``clock``: what others do on the machine
+            then hardly matters, but waiting costs nothing and two threads count twice. Step costs
+            are then measured anew and kept nowhere.
     """
 
     max_batch: int = 8
