@@ -48,6 +48,8 @@ def generate(
     names = wire.ExactnessMode.DESCRIPTOR.values_by_name
     if (mode_name := f"EXACTNESS_MODE_{mode.upper()}") not in names:
         raise typer.BadParameter("must be max_accept, seed_stable or lenient", param_hint="--mode")
+    with refusals():
+        quoted = None if reference is None else reference.read_text(encoding="utf-8")
     speculation = {
         "enabled": speculate,
         "drafter": drafter,
@@ -57,7 +59,7 @@ def generate(
         "block_verification": block_verification,
         "phrase_length": phrase_length,
         "num_phrases": num_phrases,
-        "reference": None if reference is None else reference.read_text(encoding="utf-8"),
+        "reference": quoted,
     }
     given: dict[str, Any] = {
         "max_tokens": max_tokens,

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from engines.base import SpeculativeError
 from engines.bundle import TOKENIZER_FILE, load_bundle
-from runtime.cli_refusals import EXIT_REFUSED
+from runtime.cli_refusals import refusals
 from runtime.drafters.suffix_array import write_datastore
 from runtime.tokenizer import TokenizersCodec
 
@@ -29,7 +28,7 @@ def build(
     suffix: Annotated[str, typer.Option(help="Of files taken from folders.")] = ".txt",
 ) -> None:
     """Sort all suffixes of texts, for serve --datastore."""
-    try:
+    with refusals():
         vocab_size = load_bundle(bundle).manifest.target.vocab_size
         codec = TokenizersCodec(bundle / TOKENIZER_FILE)
         files = [
@@ -42,7 +41,4 @@ def build(
             for file in files
         ]
         num_tokens = write_datastore(tokens, out, vocab_size=vocab_size)
-    except (SpeculativeError, OSError) as error:
-        typer.echo(f"outrider: {error}", err=True)
-        raise typer.Exit(EXIT_REFUSED) from error
     typer.echo(f"{len(files)} texts, {num_tokens} tokens")

@@ -6,15 +6,21 @@ What draws pictures is imported when it runs: serving does without.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from engines.base import SpeculativeError
-from runtime.cli_refusals import EXIT_REFUSED
+from runtime.cli_refusals import EXIT_REFUSED, refusals
+from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from runtime.offline.rig import RigOptions
+
+Number = TypeVar("Number", int, float)
 NEEDED = ("matplotlib", "jinja2")
 
 Bundle = Annotated[Path, typer.Argument(help="Exported bundle.")]
@@ -31,6 +37,14 @@ CpuTime = Annotated[
 Datastore = Annotated[Path | None, typer.Option(help="Corpus made by outrider datastore build.")]
 
 
+MaxTokens = Annotated[int, typer.Option(help="Output tokens per prompt.")]
+Batch = Annotated[int, typer.Option(help="Requests that decode together.")]
+Rounds = Annotated[int, typer.Option(help="Interleaved runs of every setting.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")]
+Threads = Annotated[int, typer.Option(help="Threads of a CPU backend.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Four prompts, short answers, one round.")]
+
+
 def analyze(
     bundle: Bundle,
     prompts: Prompts,
@@ -45,18 +59,16 @@ def analyze(
     ] = "1,2,4,8",
     temperatures: Annotated[str, typer.Option(help="Comma-separated; 0 is greedy.")] = "0,1",
     leniences: Annotated[str, typer.Option(help="Comma-separated, in (0, 1].")] = "1,0.5,0.3,0.1",
-    max_tokens: Annotated[int, typer.Option(help="Output tokens per prompt.")] = 96,
-    batch: Annotated[int, typer.Option(help="Requests that decode together.")] = 1,
-    rounds: Annotated[int, typer.Option(help="Interleaved runs of every setting.")] = 3,
-    device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
+    max_tokens: MaxTokens = 96,
+    batch: Batch = 1,
+    rounds: Rounds = 3,
+    device: Device = "auto",
+    threads: Threads = 2,
     costs: Costs = None,
     refresh_costs: Annotated[bool, typer.Option(help="Measure step costs anew.")] = False,
     datastore: Datastore = None,
     cpu_time: CpuTime = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Four prompts, short answers, one round.")
-    ] = False,
+    quick: Quick = False,
 ) -> None:
     """Alpha, costs, predicted and measured speed-up of a bundle: tables and figures of a page."""
     _require()
@@ -65,30 +77,22 @@ def analyze(
     from runtime.offline.analysis_page import write_analysis
     from runtime.offline.options import AnalysisOptions
 
-    try:
+    with refusals():
+        rig = _rig_options(device, threads, costs, datastore, cpu_time=cpu_time)
         options = AnalysisOptions(
             drafters=split(drafters),
-            gammas=tuple(int(one) for one in numbers("gammas", gammas, int)),
+            gammas=numbers("gammas", gammas, int),
             temperatures=numbers("temperatures", temperatures, float),
             leniences=numbers("leniences", leniences, float),
             max_tokens=max_tokens,
             batch=batch,
             rounds=rounds,
-            device=device,
-            num_threads=threads,
-            costs_folder=costs,
-            refreshes_costs=refresh_costs,
-            datastore="" if datastore is None else str(datastore),
-            counts_processor=cpu_time,
+            rig=replace(rig, refreshes_costs=refresh_costs),
         )
         with BuildProgress() as progress:
-            found = analyze_bundle(
-                bundle, prompts, options.quick() if quick else options, progress.report
-            )
+            wanted = options.quick() if quick else options
+            found = analyze_bundle(bundle, prompts, wanted, progress.report)
         page = write_analysis(found, out or Path(f"{found.bundle}-analysis"))
-    except (SpeculativeError, OSError) as error:
-        typer.echo(f"outrider: {error}", err=True)
-        raise typer.Exit(EXIT_REFUSED) from error
     typer.echo(str(page))
 
 
@@ -109,17 +113,15 @@ def tune(
         str, typer.Option(help="Of drafters with phrases, comma-separated.")
     ] = "2,4,6",
     temperature: Annotated[float, typer.Option(help="Of all requests; 0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(help="Output tokens per prompt.")] = 96,
-    batch: Annotated[int, typer.Option(help="Requests that decode together.")] = 1,
-    rounds: Annotated[int, typer.Option(help="Interleaved runs of every setting.")] = 3,
-    device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "auto",
-    threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
+    max_tokens: MaxTokens = 96,
+    batch: Batch = 1,
+    rounds: Rounds = 3,
+    device: Device = "auto",
+    threads: Threads = 2,
     costs: Costs = None,
     datastore: Datastore = None,
     cpu_time: CpuTime = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Four prompts, short answers, one round.")
-    ] = False,
+    quick: Quick = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave the bundle as it is.")] = False,
 ) -> None:
     """Find the drafter and its parameters that serve fastest; written into the bundle."""
@@ -129,33 +131,23 @@ def tune(
     from runtime.offline.tuning import tune as tune_bundle
     from runtime.offline.tuning_page import describe, write_tuning
 
-    try:
+    with refusals():
         options = TuneOptions(
             drafters=split(drafters),
-            gammas=tuple(int(one) for one in numbers("gammas", gammas, int)),
-            phrase_lengths=tuple(
-                int(one) for one in numbers("phrase_lengths", phrase_lengths, int)
-            ),
+            gammas=numbers("gammas", gammas, int),
+            phrase_lengths=numbers("phrase_lengths", phrase_lengths, int),
             temperature=temperature,
             max_tokens=max_tokens,
             batch=batch,
             rounds=rounds,
-            device=device,
-            num_threads=threads,
-            costs_folder=costs,
-            datastore="" if datastore is None else str(datastore),
-            counts_processor=cpu_time,
+            rig=_rig_options(device, threads, costs, datastore, cpu_time=cpu_time),
         )
         with BuildProgress() as progress:
-            found = tune_bundle(
-                bundle, prompts, options.quick() if quick else options, progress.report
-            )
+            wanted = options.quick() if quick else options
+            found = tune_bundle(bundle, prompts, wanted, progress.report)
         page = write_tuning(found, out or Path(f"{found.bundle}-tuning"))
         if not dry_run:
             write_serving_defaults(bundle, found.choice)
-    except (SpeculativeError, OSError) as error:
-        typer.echo(f"outrider: {error}", err=True)
-        raise typer.Exit(EXIT_REFUSED) from error
     typer.echo(f"{describe(found)}{'' if dry_run else ': now the serving defaults of the bundle'}")
     typer.echo(str(page))
 
@@ -165,7 +157,7 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def numbers(key: str, text: str, kind: type[int] | type[float]) -> tuple[float, ...]:
+def numbers(key: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
     """Numbers of a comma-separated list.
 
     Raises:
@@ -175,6 +167,20 @@ def numbers(key: str, text: str, kind: type[int] | type[float]) -> tuple[float, 
         return tuple(kind(part) for part in split(text))
     except ValueError as error:
         raise ConfigError(key, "must be numbers, separated by commas") from error
+
+
+def _rig_options(
+    device: str, threads: int, costs: Path | None, datastore: Path | None, *, cpu_time: bool
+) -> RigOptions:
+    from runtime.offline.rig import RigOptions
+
+    return RigOptions(
+        device=device,
+        num_threads=threads,
+        costs_folder=costs,
+        counts_processor=cpu_time,
+        drafting=DraftingConfig(datastore="" if datastore is None else str(datastore)),
+    )
 
 
 def _require() -> None:

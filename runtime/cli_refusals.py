@@ -18,6 +18,6 @@ class refusals:  # noqa: N801  (reads as a phrase in a with statement)
 
         from engines.base import SpeculativeError
 
-        if isinstance(error, (SpeculativeError, CallError)):
+        if isinstance(error, (SpeculativeError, CallError, OSError)):
             typer.echo(f"outrider: {error}", err=True)
             raise typer.Exit(EXIT_REFUSED) from error

@@ -87,6 +87,17 @@ def test_a_datastore_is_built_once_and_read_by_the_drafters(tiny_bundle: Path, t
     assert "exists already" in again.output
 
 
+def test_a_file_that_cannot_be_read_is_refused_in_a_line(tiny_bundle: Path, tmp_path: Path):
+    missing = str(tmp_path / "missing.txt")
+    for command in (
+        ("generate", "--prompt", "x", "--reference", missing),
+        ("datastore", "build", str(tiny_bundle), missing, "--out", str(tmp_path / "store")),
+    ):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 2, result.output
+        assert result.output.startswith("outrider: ") and missing in result.output
+
+
 def test_verify_sampler_passes_on_a_correct_bundle(tiny_bundle: Path):
     result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "200"])
     assert result.exit_code == 0, result.output
