@@ -140,22 +140,18 @@ class KvCache:
     def reserve(self, num_tokens: int) -> bool:
         """Make S at least ``num_tokens``; True if the buffers were replaced.
 
+        All new buffers are there, and filled, before the first is replaced: for a moment old and
+        new stand side by side, and if they cannot, nothing has changed.
+
         Raises:
             ValueError: more than the limits allow.
+            EngineError: larger buffers could not be had; what is cached stays valid.
         """
         if num_tokens <= self._capacity:
             return False
         if num_tokens > self._capacities[-1]:
             raise ValueError(f"{num_tokens} tokens, the largest capacity is {self._capacities[-1]}")
-        capacity = next(size for size in self._capacities if size >= num_tokens)
-        old_capacity, self._capacity = self._capacity, capacity
-        shape = self._shape(capacity)
-        for index, old in enumerate(self._buffers):
-            new = self._allocate(shape)
-            values = new.read()
-            values[:, :, :old_capacity] = old.read()
-            new.write(values)
-            self._buffers[index] = new
+        self._move_to(next(size for size in self._capacities if size >= num_tokens), self._written)
         return True
 
     def trim(self, lengths: Sequence[int]) -> bool:
@@ -176,13 +172,7 @@ class KvCache:
         capacity = next((size for size in self._capacities if size >= room), self._capacity)
         if capacity >= self._capacity:
             return False
-        smaller = self._allocate_all(capacity)
-        for old, new in zip(self._buffers, smaller, strict=True):
-            values, old_values = new.read(), old.read()
-            for slot, length in enumerate(kept):
-                values[slot, :, :length] = old_values[slot, :, :length]
-            new.write(values)
-        self._capacity, self._buffers = capacity, smaller
+        self._move_to(capacity, kept)
         self._written = list(self.lengths)
         return True
 
@@ -208,12 +198,19 @@ class KvCache:
             self._written[destination] = length
         self.lengths[destination] = length
 
-    def _allocate_all(self, capacity: int) -> list[Buffer]:
+    def _move_to(self, capacity: int, num_copied: Sequence[int]) -> None:
+        """Copy the first ``num_copied[s]`` tokens of each slot s to buffers of another capacity."""
         shape = self._shape(capacity)
         try:
-            return [self._allocate(shape) for _ in range(self._num_buffers)]
+            buffers = [self._allocate(shape) for _ in range(self._num_buffers)]
         except MemoryError as error:
             raise EngineError(f"no memory for a cache of {capacity} tokens") from error
+        for old, new in zip(self._buffers, buffers, strict=True):
+            values, old_values = new.read(), old.read()
+            for slot, length in enumerate(num_copied):
+                values[slot, :, :length] = old_values[slot, :, :length]
+            new.write(values)
+        self._capacity, self._buffers = capacity, buffers
 
     def _shape(self, capacity: int) -> tuple[int, int, int, int]:
         return (len(self.lengths), self._num_kv_heads, capacity, self._head_size)

@@ -51,36 +51,28 @@ class PlanCache:
     def resize(self, capacity: int) -> None:
         """Move all slots into buffers of another capacity; what has no room there is forgotten.
 
-        Larger buffers replace these one by one, which needs the least memory. Smaller ones are all
-        there before the first is replaced: if they cannot be had, nothing has changed.
+        The new buffers are all there, and filled, before the first is replaced: if they cannot be
+        had, nothing has changed.
         """
-        num_rows = len(self.lengths) * self._num_heads
         old_pitch = self.capacity * self._token_bytes
         new_pitch = capacity * self._token_bytes
-        ready = self._allocate_all(capacity) if capacity < self.capacity else None
-        for index, old in enumerate(self._buffers):
-            new = ready[index] if ready else self._device.allocate(self._buffer_bytes(capacity))
-            self._device.copy_rows(
-                Rows(new, new_pitch),
-                Rows(old, old_pitch),
-                width=min(old_pitch, new_pitch),
-                rows=num_rows,
-            )
-            self._device.free(old)
-            self._buffers[index] = new
+        buffers: list[int] = []
+        try:
+            for old in self._buffers:
+                buffers.append(self._device.allocate(self._buffer_bytes(capacity)))
+                self._device.copy_rows(
+                    Rows(buffers[-1], new_pitch),
+                    Rows(old, old_pitch),
+                    width=min(old_pitch, new_pitch),
+                    rows=len(self.lengths) * self._num_heads,
+                )
+        except Exception:
+            self._free(buffers)
+            raise
+        replaced, self._buffers = self._buffers, buffers
         self.capacity = capacity
         self._written = [min(end, capacity) for end in self._written]
-
-    def _allocate_all(self, capacity: int) -> list[int]:
-        ready: list[int] = []
-        try:
-            while len(ready) < len(self._buffers):
-                ready.append(self._device.allocate(self._buffer_bytes(capacity)))
-        except Exception:
-            for buffer in ready:
-                self._device.free(buffer)
-            raise
-        return ready
+        self._free(replaced)
 
     def trim(self, lengths: Sequence[int]) -> int:
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
@@ -116,9 +108,12 @@ class PlanCache:
 
     def free(self) -> None:
         """Give the memory back."""
-        for buffer in self._buffers:
+        self._free(self._buffers)
+        self._buffers = []
+
+    def _free(self, buffers: Sequence[int]) -> None:
+        for buffer in buffers:
             self._device.free(buffer)
-        self._buffers.clear()
 
     def _clear(self, slot: int, begin: int, end: int) -> None:
         if begin >= end:

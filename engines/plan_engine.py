@@ -274,6 +274,7 @@ class PlanEngine:
         if num_bytes > self._logits_bytes:
             if self._logits_bytes:
                 self._device.free(self._logits)
+                self._logits_bytes = 0  # should there be no memory: nothing is left to free
             self._logits, self._logits_bytes = self._device.allocate(num_bytes), num_bytes
         return self._logits
 

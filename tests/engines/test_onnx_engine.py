@@ -112,6 +112,7 @@ def test_capacities_hold_every_extend_the_limits_allow() -> None:
 def test_a_grown_cache_keeps_what_was_written() -> None:
     limits = EngineLimits(max_batch=2, max_context=300, max_extend=8, vocab_size=2)
     cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits)
+    cache.begin_write(1, 0, 7)
     row = cache._buffers[1].read()[1]
     row[:, :7] = np.arange(56).reshape(2, 7, 4)
     written = row[:, :7].copy()
@@ -150,30 +151,58 @@ def test_a_cache_keeps_room_for_what_stays_to_double(bundle: Bundle) -> None:
         assert engine.capacity == capacity
 
 
-def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
-    room = [6]
+class ScarceMemory:
+    """An allocator that has room for so many more buffers."""
 
-    def allocate(shape: tuple[int, ...]) -> HostBuffer:
-        room[0] -= 1
-        if room[0] < 0:
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def __call__(self, shape: tuple[int, ...]) -> HostBuffer:
+        if self.room == 0:
             raise MemoryError
+        self.room -= 1
         return HostBuffer(shape)
 
+
+def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
+    memory = ScarceMemory(6)
     limits = EngineLimits(max_batch=2, max_context=200, max_extend=8, vocab_size=5)
-    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits, allocate=allocate)
+    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits, allocate=memory)
     assert cache.reserve(190)
     cache.lengths[:] = [3, 150]
     for buffer in cache._buffers:
         buffer.read()[...] = 5.0
-    room[0] = 1
+    memory.room = 1
     with pytest.raises(EngineError, match="no memory"):
         cache.trim([3])
     assert cache.lengths == [3, 0]
     assert {buffer.read().shape[2] for buffer in cache._buffers} == {cache.capacity}
     assert cache.capacity >= 190
-    room[0] = 2
+    memory.room = 2
     assert cache.trim([3])
     assert all((buffer.read()[0, :, :3] == 5.0).all() for buffer in cache._buffers)
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_without_memory_for_a_larger_cache_the_smaller_one_goes_on(
+    bundle: Bundle, room: int
+) -> None:
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    tokens = make_tokens(engine, 130, seed=51)
+    expected = reference(OnnxEngine(bundle, bundle.manifest.target), tokens)
+    reference(engine, tokens[:100])
+    extend_one(engine, 1, 0, tokens[:10])
+    cache = engine._cache
+    assert room < len(cache.pointers(0))
+    memory = cache._allocate = ScarceMemory(room)
+    before = cache.pointers(0)
+    with pytest.raises(EngineError, match="no memory for a cache of 256 tokens"):
+        extend_one(engine, 0, 100, tokens[100:])
+    assert (engine.capacity, cache.pointers(0), cache.lengths[:2]) == (128, before, [100, 10])
+    np.testing.assert_array_equal(extend_one(engine, 1, 10, tokens[10:14]), expected[10:14])
+    memory.room = len(before)
+    np.testing.assert_array_equal(extend_one(engine, 0, 100, tokens[100:]), expected[100:])
+    np.testing.assert_array_equal(extend_one(engine, 1, 14, tokens[14:20]), expected[14:20])
 
 
 def test_nothing_that_was_dropped_survives_in_a_smaller_cache(poisoned_bundle: Bundle) -> None:

@@ -1,5 +1,6 @@
 """The engine over plans, run on the host: every decision of it but the kernels and the copies."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -93,24 +94,56 @@ def test_the_cache_shrinks_once_the_long_slot_is_gone(tiny_bundle: Path, folder:
     np.testing.assert_allclose(again, extend_one(engine, 2, 0, tokens[:25])[20:], atol=2e-5)
 
 
-def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on(
-    tiny_bundle: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[HostDevice, int], list[int]]:
+    """Gives a device room for so many more buffers; lists what it frees."""
+
+    def limit(device: HostDevice, room: int) -> list[int]:
+        left, freed = iter(range(room)), []
+        allocate, free = device.allocate, device.free
+
+        def scarce(num_bytes: int) -> int:
+            if next(left, None) is None:
+                raise EngineError("out of memory")
+            return allocate(num_bytes)
+
+        monkeypatch.setattr(device, "allocate", scarce)
+        monkeypatch.setattr(device, "free", lambda pointer: (freed.append(pointer), free(pointer)))
+        return freed
+
+    return limit
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_without_memory_for_a_larger_cache_the_smaller_one_goes_on(
+    tiny_bundle, folder, monkeypatch, scarce_memory, room
 ) -> None:
-    engine, _, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    engine, _, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    tokens = make_tokens(engine, 140, seed=6)
+    expected = extend_one(engine, 2, 0, tokens[:30])
+    extend_one(engine, 0, 0, tokens[:100])
+    extend_one(engine, 1, 0, tokens[:20])
+    before = engine._cache.pointers(0)
+    assert room < len(before)
+    freed = scarce_memory(device, room)
+    with pytest.raises(EngineError, match="out of memory"):
+        extend_one(engine, 0, 100, tokens[100:])
+    assert (engine.capacity, engine._cache.pointers(0), len(freed)) == (128, before, room)
+    np.testing.assert_allclose(extend_one(engine, 1, 20, tokens[20:30]), expected[20:], atol=2e-5)
+    monkeypatch.undo()
+    grown = extend_one(engine, 0, 100, tokens[100:])
+    assert engine.capacity == 768
+    np.testing.assert_allclose(grown, extend_one(engine, 2, 0, tokens)[100:], atol=2e-5)
+
+
+def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on(
+    tiny_bundle, folder, monkeypatch, scarce_memory
+) -> None:
+    engine, _, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
     tokens = make_tokens(engine, 150, seed=5)
     extend_one(engine, 0, 0, tokens[:20])
     extend_one(engine, 1, 0, tokens)
-    device, num_allowed, freed = engine._device, [1], []
-    allocate, free = device.allocate, device.free
-
-    def scarce(num_bytes: int) -> int:
-        num_allowed[0] -= 1
-        if num_allowed[0] < 0:
-            raise EngineError("out of memory")
-        return allocate(num_bytes)
-
-    monkeypatch.setattr(device, "allocate", scarce)
-    monkeypatch.setattr(device, "free", lambda pointer: (freed.append(pointer), free(pointer)))
+    freed = scarce_memory(device, 1)
     with pytest.raises(EngineError, match="out of memory"):
         engine.trim([20])
     monkeypatch.undo()
