@@ -67,13 +67,22 @@ def raw_logprobs(logits: FloatArray, token: int, num_top: int) -> TokenLogprobs:
         token: emitted id.
         num_top: entries to report, 0..V.
     """
-    peak = float(logits.max())
-    norm = peak + float(np.log(np.exp(logits - np.float32(peak)).sum(dtype=np.float64)))
+    norm = log_norm(logits)
     top: tuple[tuple[int, float], ...] = ()
     if num_top > 0:
         ids = ranked_greatest(logits, min(num_top, len(logits)))
         top = tuple((int(i), float(logits[i]) - norm) for i in ids)
     return TokenLogprobs(logprob=float(logits[token]) - norm, top=top)
+
+
+def log_norm(logits: FloatArray) -> float:
+    """Logarithm of the sum of the exponentials: a token's log-probability is its logit less this.
+
+    Args:
+        logits: [V] float32, finite maximum.
+    """
+    peak = float(logits.max())
+    return peak + float(np.log(np.exp(logits - np.float32(peak)).sum(dtype=np.float64)))
 
 
 def choices_of(logits: FloatArray, count: int) -> tuple[tuple[int, ...], ...]:

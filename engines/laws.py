@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from engines.base import FloatArray, IntArray
 
 
@@ -109,6 +112,19 @@ class TokenLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Continuations:
+    """Tokens that may follow a text, each once.
+
+    Attributes:
+        tokens: [K] int64.
+        log_probs: [K] float64, their log-probabilities under the same law as ``TokenLogprobs``; no NaN.
+    """
+
+    tokens: IntArray
+    log_probs: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Beam search, and how far one pass of the target takes it when a draft model ran ahead: the definition, in float64.
 
-Pure: rows of log-probabilities in, hypotheses out; no engine, request or device is known. A step of the search is one
+Pure: likely continuations in, hypotheses out; no engine, request or device is known. A step of the search is one
 function of the live hypotheses and the target's rows behind them. Speculation changes none of that: it only decides
 behind which hypotheses one pass of the target yields rows, so the result is that of the plain search whatever was
 drafted, and only the number of passes differs.
@@ -27,10 +27,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.core.verification import Probs
+from engines.laws import Continuations
 
-LogRow = Callable[[tuple[int, ...]], Probs]
-MaybeRow = Callable[[tuple[int, ...]], Probs | None]
+MaybeRow = Callable[[tuple[int, ...]], Continuations | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +53,11 @@ class BeamRules:
     def score(self, log_prob: float, length: int) -> float:
         """Of a hypothesis of ``length`` tokens, as in S3."""
         return float(log_prob / length**self.length_penalty)
+
+    @property
+    def row_size(self) -> int:
+        """Likeliest continuations of a hypothesis that a step needs: they hold ``num_beams`` that do not end."""
+        return self.num_beams + len(self.end_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,12 @@ class BeamState:
         return not self.live
 
 
-def advance(state: BeamState, rows: Sequence[Probs], rules: BeamRules) -> BeamState:
+def advance(state: BeamState, rows: Sequence[Continuations], rules: BeamRules) -> BeamState:
     """One step of the search (S1 to S4).
 
     Args:
         state: of a search that is not over.
-        rows: [V] float64 log-probabilities behind each live hypothesis; -inf for what cannot follow, no NaN.
+        rows: behind each live hypothesis its likeliest continuations, ``rules.row_size`` of them or all there are.
         rules: what is searched for.
     """
     width = rules.num_beams
@@ -114,8 +118,8 @@ def search(
 
     Args:
         state: of a search that is not over.
-        row_after: [V] float64 log-probabilities of the target behind a hypothesis' tokens, None where the pass did not
-            compute them; those behind every live hypothesis of ``state`` it did.
+        row_after: the target's continuations behind a hypothesis' tokens, as ``advance`` takes them; None where the
+            pass did not compute them. Those behind every live hypothesis of ``state`` it did.
         rules: what is searched for.
 
     Returns:
@@ -132,52 +136,91 @@ def search(
     return state, tuple(used)
 
 
-def draft_beams(
-    state: BeamState, draft_row: LogRow, rules: BeamRules, *, width: int, gamma: int
-) -> tuple[tuple[int, ...], ...]:
-    """Hypotheses behind which the target's rows are wanted: the live ones, and what the draft expects to live.
+class BeamDraft:
+    """A beam search of the draft model that runs ahead from the live hypotheses, with their own sums.
 
-    The draft goes on from the live hypotheses with their own sums, by a beam search of ``width`` for ``gamma`` steps.
+    Ask for the draft's rows behind ``beams`` and ``grow`` by them, as long as it ``is_growing``.
 
     Args:
         state: of a search that is not over.
-        draft_row: [V] float64 log-probabilities of the draft behind a hypothesis' tokens.
         rules: what is searched for.
         width: u, hypotheses drafted per step.
         gamma: steps drafted; none beyond what ``max_tokens`` leaves.
 
-    Returns:
-        At most ``len(state.live) + width * gamma`` tuples of tokens, parents before children.
+    Attributes:
+        beams: hypotheses drafted last, best first; the live ones before the first step.
+        wanted: tokens behind which the target's rows are wanted: the live hypotheses, and what the draft expects to
+            live; at most ``len(state.live) + width * gamma``, parents before children.
     """
-    beams = list(state.live)
-    wanted = [hypothesis.tokens for hypothesis in beams]
-    # The rows behind a hypothesis of max_tokens are of no use.
-    num_steps = min(gamma, rules.max_tokens - 1 - len(beams[0].tokens))
-    for _ in range(num_steps):
-        rows = [draft_row(hypothesis.tokens) for hypothesis in beams]
-        beams = [
+
+    def __init__(self, state: BeamState, rules: BeamRules, *, width: int, gamma: int) -> None:
+        self.beams = list(state.live)
+        self.wanted = [hypothesis.tokens for hypothesis in self.beams]
+        self._rules = rules
+        self._width = width
+        # The rows behind a hypothesis of max_tokens are of no use.
+        self._num_left = min(gamma, rules.max_tokens - 1 - len(self.beams[0].tokens))
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether another step is to be drafted."""
+        return self._num_left > 0 and bool(self.beams)
+
+    def grow(self, rows: Sequence[Continuations]) -> None:
+        """One step, from the draft's ``width + len(end_tokens)`` likeliest continuations behind each of ``beams``."""
+        self._num_left -= 1
+        count = _enough(self.beams, self._width, self._rules)
+        self.beams = [
             candidate
-            for candidate in ranked(beams, rows, _enough(beams, width, rules))
-            if candidate.tokens[-1] not in rules.end_tokens
-        ][:width]
-        wanted.extend(hypothesis.tokens for hypothesis in beams)
-        if not beams:
-            break
-    return tuple(wanted)
+            for candidate in ranked(self.beams, rows, count)
+            if candidate.tokens[-1] not in self._rules.end_tokens
+        ][: self._width]
+        self.wanted.extend(hypothesis.tokens for hypothesis in self.beams)
 
 
-def ranked(live: Sequence[Hypothesis], rows: Sequence[Probs], count: int) -> list[Hypothesis]:
+def chains_over(
+    wanted: Sequence[tuple[int, ...]], num_live: int, num_chains: int
+) -> list[tuple[int, ...]]:
+    """What to feed where each row of a batch holds one chain of tokens: as much of a draft as they cover.
+
+    A row lies behind every prefix of a chain, so hypotheses that follow one another share one. Every live hypothesis
+    lies on a chain of its own; what is drafted comes first by step and then by rank, each with its parents.
+
+    Args:
+        wanted: of a ``BeamDraft``.
+        num_live: leading entries of ``wanted`` that are live.
+        num_chains: at least ``num_live``.
+
+    Returns:
+        The ends of the chains, each one of ``wanted``.
+    """
+    ends = list(wanted[:num_live])
+    for tokens in wanted[num_live:]:
+        parent = tokens[:-1]
+        if parent in ends:
+            ends[ends.index(parent)] = tokens
+        elif len(ends) < num_chains:
+            # Its parent is covered: it would have got a chain that was free then, as one is now.
+            ends.append(tokens)
+    return ends
+
+
+def ranked(
+    live: Sequence[Hypothesis], rows: Sequence[Continuations], count: int
+) -> list[Hypothesis]:
     """The ``count`` best continuations, or as many as there are, best first (S1)."""
-    sums = np.stack([one.log_prob + row for one, row in zip(live, rows, strict=True)])
-    vocab_size = sums.shape[1]
-    flat = sums.ravel()
-    least = -np.inf if count >= len(flat) else float(np.partition(flat, -count)[-count])
-    places = np.flatnonzero((flat >= least) & (flat > -np.inf))
-    # The sort is stable and places ascend, so ties go by hypothesis, then by token.
-    best = places[np.argsort(-flat[places], kind="stable")[:count]]
+    sums = np.concatenate(
+        [one.log_prob + row.log_probs for one, row in zip(live, rows, strict=True)]
+    )
+    tokens = np.concatenate([row.tokens for row in rows])
+    ranks = np.repeat(np.arange(len(live)), [len(row.tokens) for row in rows])
+    order = np.lexsort((tokens, ranks, -sums))
+    best = order[sums[order] > -np.inf][:count]
     return [
-        Hypothesis((*live[place // vocab_size].tokens, place % vocab_size), float(flat[place]))
-        for place in best.tolist()
+        Hypothesis((*live[rank].tokens, token), total)
+        for rank, token, total in zip(
+            ranks[best].tolist(), tokens[best].tolist(), sums[best].tolist(), strict=True
+        )
     ]
 
 

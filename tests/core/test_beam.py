@@ -7,12 +7,14 @@ from itertools import product
 import numpy as np
 import pytest
 
+from engines.laws import Continuations
 from runtime.core.beam import (
+    BeamDraft,
     BeamRules,
     BeamState,
     Hypothesis,
     advance,
-    draft_beams,
+    chains_over,
     ranked,
     search,
 )
@@ -88,6 +90,24 @@ def plain(row_of, rules):
     return done
 
 
+def every(row):
+    """A whole row [V] of log-probabilities as continuations, those that cannot follow included."""
+    return Continuations(tokens=np.arange(len(row)), log_probs=np.asarray(row, dtype=np.float64))
+
+
+def likeliest(row, count):
+    """The ``count`` likeliest of a row, of equals the lower tokens."""
+    ids = np.argsort(-row, kind="stable")[:count]
+    return Continuations(tokens=ids, log_probs=row[ids])
+
+
+def draft_beams(state, draft_row, rules, *, width, gamma):
+    draft = BeamDraft(state, rules, width=width, gamma=gamma)
+    while draft.is_growing:
+        draft.grow([every(draft_row(one.tokens)) for one in draft.beams])
+    return draft.wanted
+
+
 def speculated(target_row, draft_row, rules, *, width, gamma):
     """The finished hypotheses, and the passes of the target that it took."""
     state, num_passes = BeamState(), 0
@@ -95,7 +115,7 @@ def speculated(target_row, draft_row, rules, *, width, gamma):
         wanted = draft_beams(state, draft_row, rules, width=width, gamma=gamma)
         assert len(wanted) <= len(state.live) + width * gamma
         assert len(set(wanted)) == len(wanted)
-        table = {tokens: target_row(tokens) for tokens in wanted}
+        table = {tokens: likeliest(target_row(tokens), rules.row_size) for tokens in wanted}
         state, used = search(state, table.get, rules)
         assert used, "every pass is good for a step"
         assert set(used) <= set(wanted)
@@ -172,7 +192,7 @@ def test_wider_drafts_never_need_more_passes_of_the_first_round():
 
     def num_steps(width):
         wanted = draft_beams(BeamState(), draft, rules, width=width, gamma=1)
-        state, _ = search(BeamState(), {t: target(t) for t in wanted}.get, rules)
+        state, _ = search(BeamState(), {t: every(target(t)) for t in wanted}.get, rules)
         return len(state.live[0].tokens)
 
     assert num_steps(3) == 2
@@ -182,14 +202,14 @@ def test_wider_drafts_never_need_more_passes_of_the_first_round():
 def test_of_equal_sums_the_higher_hypothesis_and_then_the_lower_token_ranks_first():  # T34
     live = [Hypothesis((7,), -1.0), Hypothesis((8,), -1.0)]
     row = np.array([-1.0, -0.5, -0.5])
-    best = [one.tokens for one in ranked(live, [row, row], 5)]
+    best = [one.tokens for one in ranked(live, [every(row), every(row)], 5)]
     assert best == [(7, 1), (7, 2), (8, 1), (8, 2), (7, 0)]
 
 
 def test_an_end_below_the_beams_is_not_finished():
     """Rank 3 of 2 beams: its sum is dropped, whatever its score would be, and the search goes on with rank 4."""
     state = BeamState(live=(Hypothesis((0,), -1.0), Hypothesis((1,), -2.0)))
-    rows = [np.array([-0.2, -5.0, -0.1]), np.array([-3.0, -3.5, -0.5])]
+    rows = [every([-0.2, -5.0, -0.1]), every([-3.0, -3.5, -0.5])]
     rules = BeamRules(num_beams=2, max_tokens=9, end_tokens=frozenset({END}))
     after = advance(state, rows, rules)
     assert [one.tokens for one in after.live] == [(0, 0), (1, 0)]
@@ -199,7 +219,7 @@ def test_an_end_below_the_beams_is_not_finished():
 def test_where_short_answers_score_higher_the_next_token_may_still_win():
     state = BeamState(live=(Hypothesis((1,), -1.1),), finished=(Hypothesis((0, END), -2.0),))
     rules = BeamRules(num_beams=1, max_tokens=9, end_tokens=frozenset({END}), length_penalty=-1.0)
-    going_on = [np.array([-0.1, -np.inf, -np.inf])]  # -1.2 times 3 tokens at best, against -4
+    going_on = [every([-0.1, -np.inf, -np.inf])]  # -1.2 times 3 tokens at best, against -4
     assert not advance(state, going_on, rules).is_over
 
 
@@ -207,7 +227,7 @@ def test_a_finished_hypothesis_is_beaten_only_by_more():
     done = Hypothesis((0, END), -2.0)
     state = BeamState(live=(Hypothesis((1, 1), -2.9),), finished=(done,))
     rules = BeamRules(num_beams=1, max_tokens=3, end_tokens=frozenset({END}))
-    rows = [np.array([-np.inf, -np.inf, -0.1])]  # -3 over 3 tokens: -1, as -2 over 2
+    rows = [every([-np.inf, -np.inf, -0.1])]  # -3 over 3 tokens: -1, as -2 over 2
     after = advance(state, rows, rules)
     assert after.is_over
     assert after.finished == (done,)
@@ -217,12 +237,12 @@ def test_a_settled_search_takes_no_further_pass():
     """A live sum of -3 can at best stay so, -1 per token at 3 tokens: no more than -2 over 2."""
     state = BeamState(live=(Hypothesis((1,), -2.9),), finished=(Hypothesis((0, END), -2.0),))
     rules = BeamRules(num_beams=1, max_tokens=3, end_tokens=frozenset({END}))
-    assert advance(state, [np.array([-0.1, -np.inf, -np.inf])], rules).is_over
+    assert advance(state, [every([-0.1, -np.inf, -np.inf])], rules).is_over
 
 
 def test_what_cannot_be_continued_is_over():
     rules = BeamRules(num_beams=2, max_tokens=4)
-    after = advance(BeamState(), [np.full(3, -np.inf)], rules)
+    after = advance(BeamState(), [every(np.full(3, -np.inf))], rules)
     assert after.is_over
     assert after.finished == ()
 
@@ -231,3 +251,19 @@ def test_nothing_is_drafted_behind_the_last_token():
     rules = BeamRules(num_beams=1, max_tokens=3)
     wanted = draft_beams(BeamState(), LAWS["random"](1), rules, width=1, gamma=8)
     assert max(len(tokens) for tokens in wanted) == 2
+
+
+def test_each_live_hypothesis_has_a_chain_and_what_is_drafted_goes_along_by_step_and_rank():
+    live = [(0,), (1,)]
+    first, second = [(1, 5), (1, 6), (0, 7)], [(1, 6, 8), (1, 5, 9), (0, 7, 3)]
+    wanted = [*live, *first, *second]
+    assert chains_over(wanted, 2, 2) == [(0, 7, 3), (1, 5, 9)]
+    assert chains_over(wanted, 2, 3) == [(0, 7, 3), (1, 5, 9), (1, 6, 8)]
+    assert chains_over(wanted, 2, 9) == chains_over(wanted, 2, 3)
+    assert chains_over(live, 2, 4) == live
+
+
+def test_chains_never_go_on_behind_what_they_do_not_cover():
+    wanted = [(0,), (0, 1), (0, 2), (0, 2, 3)]
+    assert chains_over(wanted, 1, 1) == [(0, 1)]
+    assert chains_over(wanted, 1, 2) == [(0, 1), (0, 2, 3)]

@@ -45,14 +45,23 @@ MUTANTS = {
     ),
     "an equal bound goes on": ("return bound <= worst", "return bound < worst - 1e9", "passes"),
     "early stops ignored": ("if rules.stops_early:", "if False:", "search"),
-    "ties by token": ('kind="stable")[:count]', 'kind="stable")[:count][::-1]', "ties"),
-    "impossible continuations": ("& (flat > -np.inf)", "", "over"),
+    "ties by token": ("(tokens, ranks, -sums)", "(ranks, tokens, -sums)", "ties"),
+    "ties by rank alone": ("(tokens, ranks, -sums)", "(-tokens, ranks, -sums)", "ties"),
+    "impossible continuations": ("[sums[order] > -np.inf]", "", "over"),
     "sums begin anew": ("one.log_prob + row", "row", "search"),
+    "rows too short": ("self.num_beams + len(self.end_tokens)", "self.num_beams - 1", "search"),
     "the draft without its own sums": (
-        "beams = list(state.live)",
-        "beams = list(state.live[:1])",
+        "self.beams = list(state.live)",
+        "self.beams = list(state.live[:1])",
         "draft",
     ),
+    "a live hypothesis without a chain": (
+        "ends = list(wanted[:num_live])",
+        "ends = list(wanted[:1])",
+        "chains",
+    ),
+    "chains that do not grow": ("if parent in ends:", "if False:", "gap"),
+    "more chains than rows": ("len(ends) < num_chains", "True", "chains"),
     "drafting beyond the end": ("rules.max_tokens - 1 -", "rules.max_tokens + 9 -", "last"),
 }
 KILLERS = {
@@ -64,6 +73,8 @@ KILLERS = {
     "short": tests_of_beams.test_where_short_answers_score_higher_the_next_token_may_still_win,
     "ties": tests_of_beams.test_of_equal_sums_the_higher_hypothesis_and_then_the_lower_token_ranks_first,
     "over": tests_of_beams.test_what_cannot_be_continued_is_over,
+    "chains": tests_of_beams.test_each_live_hypothesis_has_a_chain_and_what_is_drafted_goes_along_by_step_and_rank,
+    "gap": tests_of_beams.test_chains_never_go_on_behind_what_they_do_not_cover,
     "last": tests_of_beams.test_nothing_is_drafted_behind_the_last_token,
 }
 
@@ -74,6 +85,8 @@ def test_a_mistake_is_caught(monkeypatch, name):
     check = KILLERS[killer]
     check()
     replace_functions(monkeypatch, tests_of_beams, mutant_of(beam, old, new))
+    if name == "rows too short":
+        monkeypatch.setattr(beam.BeamRules, "row_size", property(lambda rules: rules.num_beams - 1))
     if name == "scores without length":
         monkeypatch.setattr(beam.BeamRules, "score", lambda rules, log_prob, length: log_prob)
     with pytest.raises((AssertionError, ValueError, IndexError)):

@@ -130,6 +130,45 @@ class EngineContract:
         engine.move_slot(0, 0, 5)
         self.assert_same(extend_one(engine, 0, 5, tail), moved)
 
+    def test_slots_forked_from_one_go_on_apart(self, engine: Engine) -> None:
+        """What beams do: children of one parent copy its text, each over another text, and go on together."""
+        prefix = make_tokens(engine, 8, seed=32)
+        tails = [make_tokens(engine, count, seed=33 + count) for count in (3, 2, 4)]
+        lengths = (8, 8, 5)
+        texts = [prefix[:length] + tail for length, tail in zip(lengths, tails, strict=True)]
+        expected = [self.from_scratch(engine, text) for text in texts]
+        extend_one(engine, 0, 0, prefix)
+        extend_one(engine, 1, 0, make_tokens(engine, 9, seed=38))
+        extend_one(engine, 2, 0, make_tokens(engine, 3, seed=39))
+        for destination in (1, 2):
+            engine.move_slot(0, destination, lengths[destination])
+        found = wanted_logits(
+            engine, [span(slot, lengths[slot], tail) for slot, tail in enumerate(tails)]
+        )
+        for slot, length in enumerate(lengths):
+            self.assert_same(found[slot], expected[slot][length:])
+
+    def test_forks_of_random_texts_equal_extends_from_scratch(self, engine: Engine) -> None:
+        """Generations of beams in slots 0 and 1: each child takes the prefix of either parent."""
+        rng = np.random.default_rng(43)
+        held = [make_tokens(engine, 5, seed=44), make_tokens(engine, 7, seed=45)]
+        for slot in (0, 1):
+            extend_one(engine, slot, 0, held[slot])
+        for _ in range(8):
+            parent = int(rng.integers(0, 2))
+            length = int(rng.integers(len(held[parent]) - 2, len(held[parent]) + 1))
+            engine.move_slot(parent, 1 - parent, length)
+            held[1 - parent] = held[parent][:length]
+            tails = [
+                make_tokens(engine, int(rng.integers(1, 3)), int(rng.integers(1e9))) for _ in held
+            ]
+            spans = [span(slot, len(held[slot]), tails[slot]) for slot in (0, 1)]
+            found = wanted_logits(engine, spans)
+            held = [text + tail for text, tail in zip(held, tails, strict=True)]
+            for slot in (0, 1):
+                count = len(tails[slot])
+                self.assert_same(found[slot], self.from_scratch(engine, held[slot])[-count:])
+
     def test_trimming_keeps_what_is_kept_and_forgets_the_rest(self, engine: Engine) -> None:
         prefixes = [make_tokens(engine, 5, seed=40), make_tokens(engine, 7, seed=41)]
         tail = make_tokens(engine, 3, seed=42)
