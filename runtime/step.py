@@ -114,6 +114,7 @@ def step_parts(
             chunk=chunk,
             max_gamma=limits.max_gamma,
             config=config.drafting,
+            node_cost=None if costs is None else costs.node_cost(config.drafting.tree_nodes),
         )
     )
     return StepParts(

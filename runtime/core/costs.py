@@ -140,6 +140,17 @@ class CostTable:
         fitting = (size for size in self.capacities if size >= num_tokens)
         return next(fitting, self.capacities[-1])
 
+    def node_cost(self, num_nodes: int) -> float:
+        """What each token of a tree of ``num_nodes`` adds to a plain step of one row, in plain steps.
+
+        A node is worth its place where it is kept more often than that: then it yields more tokens
+        per second than plain decoding.
+        """
+        capacity = self.capacities[0]
+        plain_s = self.target.extend_s(1, 1, capacity)
+        added_s = self.target.extend_s(1, 1 + num_nodes, capacity) - plain_s
+        return added_s / num_nodes / (plain_s + self.host.step_s)
+
     def to_json(self) -> str:
         """The table as JSON; ``from_json`` gives it back exactly."""
         content = {

@@ -53,6 +53,9 @@ class DraftingConfig:
         pool_keys: key tokens of one pool.
         phrase_length: tokens of a phrase where a request does not say.
         num_phrases: phrases tried where a request does not say.
+        tree_nodes: tokens of a tree at most, where the engine takes as many.
+        min_node_prob: chance of being kept, as its drafter estimates it, below which a node is left
+            out of a tree; where step costs are known, what a node costs in plain steps instead.
         harvests_rejected: whether phrases may come from rejected drafts; else from committed text.
         trees_may_round_differently: whether greedy and seed_stable requests get trees too. Their
             answers are promised bit for bit, and a tree's side branches are summed in another
@@ -74,6 +77,8 @@ class DraftingConfig:
     pool_keys: int = 16_384
     phrase_length: int = 4
     num_phrases: int = 3
+    tree_nodes: int = 24
+    min_node_prob: float = 0.1
     harvests_rejected: bool = True
     trees_may_round_differently: bool = False
 
@@ -93,6 +98,8 @@ class DraftingConfig:
             raise ConfigError("datastore_max_match", "must be at least lookup_min_ngram")
         if not 0.0 <= self.min_prob <= 1.0:
             raise ConfigError("min_prob", "must be in [0, 1]")
+        if not 0.0 < self.min_node_prob <= 1.0:
+            raise ConfigError("min_node_prob", "must be in (0, 1]")
         if not 0.0 < self.suffix_factor <= 64.0:
             raise ConfigError("suffix_factor", "must be in (0, 64]")
 

@@ -249,6 +249,33 @@ def pruned(
     return tuple(kept_tokens), tuple(kept_parents)
 
 
+def preorder(
+    tokens: Sequence[int], parents: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The same tree numbered depth first, children in their order: the path of first children comes first.
+
+    Raises:
+        EngineError: a parent does not stand before its child.
+        ValueError: tokens and parents differ in number.
+    """
+    if len(tokens) != len(parents):
+        raise ValueError("a tree of N tokens has N parents")
+    check_parents(parents)
+    children: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
+    for node, parent in enumerate(parents, start=1):
+        children[parent].append(node)
+    order: list[int] = []
+    stack = list(reversed(children[0]))
+    while stack:
+        order.append(stack.pop())
+        stack.extend(reversed(children[order[-1]]))
+    places = {0: 0} | {node: place for place, node in enumerate(order, start=1)}
+    return (
+        tuple(tokens[node - 1] for node in order),
+        tuple(places[parents[node - 1]] for node in order),
+    )
+
+
 def leading_chain(tokens: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:
     """The path of a tree that takes the first child everywhere: its drafter's best guess.
 

@@ -85,6 +85,11 @@ class SuffixAutomaton:
                 best, greatest = (token, following, count), count
         return best
 
+    def followers(self, state: int) -> list[tuple[int, int, int]]:
+        """Next tokens with their states and counts, most frequent first, ties by lower id."""
+        found = [(t, to, self.count[to]) for t, to in self.following[state].items()]
+        return sorted((one for one in found if one[2] > 0), key=lambda one: (-one[2], one[0]))
+
     def _add(self, length: int, following: dict[int, int], link: int, count: int) -> int:
         self.following.append(following)
         self.link.append(link)

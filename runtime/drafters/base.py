@@ -18,6 +18,9 @@ from engines.laws import Sampler, SamplingRow
 from runtime.core.drafting import DraftingConfig
 from runtime.core.params import SpeculationParams
 
+LEAST_NODE_PROB = 0.01
+"""Nodes less likely than this are never proposed, however little they cost to verify."""
+
 
 class Need(StrEnum):
     """What a drafter cannot be built without."""
@@ -129,6 +132,8 @@ class DrafterParts:
         chunk: tokens fed to all lagging rows together in one step.
         max_gamma: draft tokens of one row at most.
         config: settings of all drafters.
+        node_cost: what verifying one more token costs in plain steps, as measured; None where
+            nothing was.
     """
 
     draft: Engine | None
@@ -137,6 +142,14 @@ class DrafterParts:
     chunk: int
     max_gamma: int = 8
     config: DraftingConfig = field(default_factory=DraftingConfig)
+    node_cost: float | None = None
+
+    @property
+    def min_node_prob(self) -> float:
+        """Estimated chance of being kept from which on a node is worth its place in a tree."""
+        if self.node_cost is None:
+            return self.config.min_node_prob
+        return min(max(self.node_cost, LEAST_NODE_PROB), 1.0)
 
     @property
     def corpus(self) -> Path | None:

@@ -3,6 +3,7 @@
 For every length at which the context's end occurred before, the most frequent continuation is
 followed; its score is the sum of its tokens' estimated probabilities. The best score wins, then the
 longer match, then the request's own text. Scores are estimates, not laws: drafts are point masses.
+Where the row may carry a tree, what else followed the best match is proposed beside it.
 
 Source: Oliaro et al. 2024, "SuffixDecoding" (arXiv:2411.04975).
 """
@@ -11,13 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from runtime.drafters.automaton import ROOT, SuffixAutomaton
 from runtime.drafters.base import DrafterParts, DraftRow, Outcome, Traits
-from runtime.drafters.chain import ChainDrafter
+from runtime.drafters.branches import BranchingDrafter, Budget, grow
 from runtime.drafters.scopes import Scoped
 
 MAX_CANDIDATES = 6
@@ -91,22 +92,37 @@ class SuffixState:
 
 @dataclass(slots=True)
 class Candidate:
-    """A continuation with its score and the length it was matched by."""
+    """A continuation with its score, the length it was matched by, and where it was found.
+
+    Attributes:
+        state: of the automaton, behind the match.
+        total: occurrences of the match, the context's own end not counted.
+    """
 
     tokens: tuple[int, ...] = ()
     score: float = 0.0
     matched: int = 0
+    state: int = ROOT
+    total: int = 0
 
 
-class SuffixDrafter(ChainDrafter[SuffixState]):
+class SuffixDrafter(BranchingDrafter[SuffixState]):
     """Proposes the best-scored continuation of what the context ended like before."""
 
-    traits: ClassVar[Traits] = Traits(is_guesser=True, wants_outcomes=True)
+    traits: ClassVar[Traits] = Traits(is_guesser=True, proposes_trees=True, wants_outcomes=True)
 
-    def __init__(self, *, factor: float, min_prob: float, max_tokens: int, max_scopes: int) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        *,
+        factor: float,
+        min_prob: float,
+        max_tokens: int,
+        max_scopes: int,
+        parts: DrafterParts | None = None,
+    ) -> None:
+        super().__init__(parts)
         self._factor = factor
-        self._min_prob = min_prob
+        self._min_chain_prob = min_prob
         self._histories = Scoped(lambda: AnswerHistory(max_tokens), max_scopes=max_scopes)
 
     @classmethod
@@ -118,6 +134,7 @@ class SuffixDrafter(ChainDrafter[SuffixState]):
             min_prob=config.min_prob,
             max_tokens=config.max_history_tokens,
             max_scopes=config.max_scopes,
+            parts=parts,
         )
 
     def new_state(self, row: DraftRow) -> SuffixState:
@@ -141,17 +158,61 @@ class SuffixDrafter(ChainDrafter[SuffixState]):
 
     def extend(self, state: SuffixState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """The better of the best continuations of the request's own text and of its scope's."""
+        least = self._min_chain_prob
+        own = self._best_own(state, drafted, length, least)
+        with state.history.lock:
+            other = self._best_shared(state, drafted, length, least)
+        return (other if other.score > own.score else own).tokens
+
+    def branch(
+        self, state: SuffixState, budget: Budget, ends: Collection[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """All that followed the best match, likeliest first."""
+        best = self._best_own(state, (), budget.max_depth, budget.min_prob)
+        with state.history.lock:
+            other = self._best_shared(state, (), budget.max_depth, budget.min_prob)
+            if other.score > best.score:
+                return self._grown(state.shared, other, budget, ends)
+        return self._grown(state.own, best, budget, ends)
+
+    def _grown(
+        self,
+        automaton: SuffixAutomaton,
+        match: Candidate,
+        budget: Budget,
+        ends: Collection[int],
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        depth = min(budget.max_depth, int(self._factor * match.matched + 1e-6))
+        if depth == 0 or match.total <= 0:
+            return (), ()
+
+        def followers(place: tuple[int, int]) -> list[tuple[int, float, tuple[int, int]]]:
+            state, total = place
+            return [
+                (token, min(count / total, 1.0), (behind, count))
+                for token, behind, count in automaton.followers(state)
+            ]
+
+        return grow((match.state, match.total), followers, replace(budget, max_depth=depth), ends)
+
+    def _best_own(
+        self, state: SuffixState, drafted: tuple[int, ...], length: int, min_prob: float
+    ) -> Candidate:
         own = state.own
         at = max(own.link[state.whole], ROOT)
-        best = self._best(own, at, own.length[at], drafted, length, num_own=int(not drafted))
-        with state.history.lock:
-            shared = state.history.automaton
-            if shared is state.shared:
-                at = shared.settle(state.state, state.matched)
-                other = self._best(shared, at, state.matched, drafted, length, num_own=0)
-                if other.score > best.score:
-                    best = other
-        return best.tokens
+        place = _advanced(own, at, own.length[at], drafted)
+        return self._best(own, place, length, min_prob, num_own=int(not drafted))
+
+    def _best_shared(
+        self, state: SuffixState, drafted: tuple[int, ...], length: int, min_prob: float
+    ) -> Candidate:
+        """Under the history's lock; nothing where the automaton was rebuilt since the last token."""
+        shared = state.history.automaton
+        if shared is not state.shared:
+            return Candidate()
+        at = shared.settle(state.state, state.matched)
+        place = _advanced(shared, at, state.matched, drafted)
+        return self._best(shared, place, length, min_prob, num_own=0)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """See every committed token, the last ones too."""
@@ -168,21 +229,20 @@ class SuffixDrafter(ChainDrafter[SuffixState]):
     def _best(
         self,
         automaton: SuffixAutomaton,
-        state: int,
-        matched: int,
-        drafted: tuple[int, ...],
+        place: tuple[int, int],
         length: int,
+        min_prob: float,
         *,
         num_own: int,
     ) -> Candidate:
-        for token in drafted:
-            state, matched = automaton.advance(state, matched, token)
+        """Of the matches ending at a place, the one whose continuation promises most."""
+        state, matched = place
         best = Candidate()
         for _ in range(MAX_CANDIDATES):
             if state == ROOT or matched == 0:
                 break
             budget = min(length, int(self._factor * matched + 1e-6))
-            found = self._follow(automaton, state, budget, num_own)
+            found = _follow(automaton, state, budget, min_prob, num_own)
             found.matched = matched
             if found.score > best.score:
                 best = found
@@ -190,25 +250,35 @@ class SuffixDrafter(ChainDrafter[SuffixState]):
             matched = automaton.length[state]
         return best
 
-    def _follow(
-        self, automaton: SuffixAutomaton, state: int, budget: int, num_own: int
-    ) -> Candidate:
-        """The most frequent continuation; ``num_own`` occurrences are the context's own end."""
-        tokens: list[int] = []
-        score, prob = 0.0, 1.0
-        total = automaton.count[state] - num_own
-        while len(tokens) < budget and total > 0:
-            found = automaton.likeliest(state)
-            if found is None:
-                break
-            token, state, count = found
-            prob *= min(count / total, 1.0)
-            if prob < self._min_prob:
-                break
-            tokens.append(token)
-            score += prob
-            total = count
-        return Candidate(tokens=tuple(tokens), score=score)
+
+def _advanced(
+    automaton: SuffixAutomaton, state: int, matched: int, drafted: tuple[int, ...]
+) -> tuple[int, int]:
+    for token in drafted:
+        state, matched = automaton.advance(state, matched, token)
+    return state, matched
+
+
+def _follow(
+    automaton: SuffixAutomaton, state: int, budget: int, min_prob: float, num_own: int
+) -> Candidate:
+    """The most frequent continuation; ``num_own`` occurrences are the context's own end."""
+    tokens: list[int] = []
+    score, prob = 0.0, 1.0
+    first, first_total = state, automaton.count[state] - num_own
+    total = first_total
+    while len(tokens) < budget and total > 0:
+        found = automaton.likeliest(state)
+        if found is None:
+            break
+        token, state, count = found
+        prob *= min(count / total, 1.0)
+        if prob < min_prob:
+            break
+        tokens.append(token)
+        score += prob
+        total = count
+    return Candidate(tokens=tuple(tokens), score=score, state=first, total=first_total)
 
 
 def _append(automaton: SuffixAutomaton, tokens: list[int]) -> None:

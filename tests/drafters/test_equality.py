@@ -35,7 +35,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     texts = [rng.integers(0, 4, 60).tolist(), list(range(4)) * 3]
     write_datastore(texts, folder, vocab_size=PAIRS[request.param][0])
     # A low threshold makes drafts long and often wrong.
-    return request.param, DraftingConfig(datastore=str(folder), min_prob=0.02, suffix_factor=4.0)
+    return request.param, DraftingConfig(
+        datastore=str(folder), min_prob=0.02, suffix_factor=4.0, trees_may_round_differently=True
+    )
 
 
 @cache

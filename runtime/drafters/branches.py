@@ -1,0 +1,117 @@
+"""What drafters that know several continuations share: a tree grown best first, within a budget.
+
+A node is worth its place where the chance that the target keeps it, as the drafter estimates it,
+exceeds what verifying one more token costs in plain steps; estimates steer speed alone, since nodes
+are judged as point masses.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+from runtime.core.tree import preorder
+from runtime.drafters.base import Draft, DrafterParts, DraftRow, Traits
+from runtime.drafters.chain import ChainDrafter, cut_at_end
+
+S = TypeVar("S")
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How large a tree may grow.
+
+    Attributes:
+        max_depth: tokens of a path.
+        max_nodes: tokens of the tree.
+        min_prob: least estimated chance of a node being kept; above 0.
+    """
+
+    max_depth: int
+    max_nodes: int
+    min_prob: float
+
+
+Followers = Callable[[P], Sequence[tuple[int, float, P]]]
+"""Place in a drafter's knowledge -> token, its estimated probability there, and the place behind it,
+likeliest first."""
+
+
+def grow(
+    start: P, followers: Followers[P], budget: Budget, ends: Collection[int] = ()
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens and parents of the likeliest nodes, the path of first children standing first.
+
+    Nodes are taken by (probability descending, depth ascending, order of discovery), which keeps a
+    parent before its children also where a child is certain. Nothing follows an end token.
+
+    Args:
+        start: place of the last committed token.
+        followers: what may follow a place.
+        budget: where to stop.
+        ends: tokens that nothing follows.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    found: list[tuple[float, int, int, int, int, P]] = []
+    serial = 0
+
+    def open_node(node: int, prob: float, depth: int, place: P) -> None:
+        nonlocal serial
+        for token, share, behind in followers(place):
+            if prob * share < budget.min_prob:
+                break
+            serial += 1
+            heapq.heappush(found, (-prob * share, depth + 1, serial, node, token, behind))
+
+    open_node(0, 1.0, 0, start)
+    while found and len(tokens) < budget.max_nodes:
+        negative, depth, _, parent, token, place = heapq.heappop(found)
+        tokens.append(token)
+        parents.append(parent)
+        if depth < budget.max_depth and token not in ends:
+            open_node(len(tokens), -negative, depth, place)
+    return preorder(tokens, parents)
+
+
+def as_draft(tokens: tuple[int, ...], parents: tuple[int, ...]) -> Draft:
+    """A tree as a draft; one without branches is a chain, and verified as one."""
+    is_chain = parents == tuple(range(len(parents)))
+    return Draft(tokens=tokens, parents=None if is_chain else parents)
+
+
+class BranchingDrafter(ChainDrafter[S]):
+    """Base of drafters that propose trees where the row may carry one, and chains elsewhere.
+
+    Args:
+        parts: with the budget of trees.
+    """
+
+    traits: ClassVar[Traits] = Traits(is_guesser=True, proposes_trees=True)
+
+    def __init__(self, parts: DrafterParts | None = None) -> None:
+        super().__init__()
+        self._max_nodes = 0 if parts is None else parts.config.tree_nodes
+        self._min_prob = 1.0 if parts is None else parts.min_node_prob
+
+    @abstractmethod
+    def branch(
+        self, state: S, budget: Budget, ends: Collection[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens and parents of a tree behind the committed tokens."""
+
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """A tree, or a guessed chain, per chosen slot."""
+        return [self._draft(live[slot]) for slot in chosen]
+
+    def _draft(self, row: DraftRow) -> Draft:
+        ends = row.sampling.law.end_token_ids
+        max_nodes = min(row.max_nodes, self._max_nodes)
+        if max_nodes == 0:
+            return Draft(tokens=cut_at_end(self.guess(row, (), row.gamma), ends))
+        budget = Budget(max_depth=row.gamma, max_nodes=max_nodes, min_prob=self._min_prob)
+        return as_draft(*self.branch(self.state_of(row), budget, ends))
