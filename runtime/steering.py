@@ -16,17 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from engines.laws import ExactnessMode, Verdict
-from engines.trees import tree_layout
+from engines.laws import Verdict
 from runtime.core.acceptance import AcceptanceBook, Round
 from runtime.core.controller import Controller, StepKind
-from runtime.core.costs import CostTable, RowKind
-from runtime.core.forecast import KINDS, Batch, Forecaster, Settings
+from runtime.core.costs import CostTable
+from runtime.core.forecast import Forecaster, Settings
 from runtime.core.ledger import ControlReport
 from runtime.core.request import Request, Speculation
 from runtime.drafters.base import Draft
+from runtime.steering_rows import batch_of, depth_of, fixed_gammas, known_gamma
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +72,17 @@ class Steering:
             max_shared_missing=max_shared_missing,
             settings=self._settings,
         )
-        self._controller = Controller(forecaster, max_gamma=max_gamma, settings=self._settings)
+        self._controller = Controller(
+            forecaster, max_gamma=max_gamma, settings=self._settings, spread=table.disagreement
+        )
         self._book = AcceptanceBook(num_rows=num_slots, max_gamma=max_gamma, num_groups=MAX_GROUPS)
         self._groups: dict[tuple[str, bool], int] = {}
-        self._owners: list[tuple[Request, Speculation]] = []
-        self._decoding: tuple[bool, ...] = ()
+        self._live: list[Request] = []
+        self._speculations: list[Speculation] = []
+        self._has_adaptive = False
+        self._num_prefilling = 0
         self._slots: list[int] = []
+        self._rows: list[Request] = []
         self._decided: list[Request] = []
         self._is_stale = True
         self._waiting: list[Round] = []
@@ -101,9 +104,6 @@ class Steering:
             live: request i holds slot i.
             caps: per slot, the most draft tokens it may take; None for rows that do not decode.
         """
-        self._is_steering = any(request.speculation.is_adaptive for request in live)
-        if not self._is_steering:
-            return caps
         if self._retry_at_s is None or self._clock() >= self._retry_at_s:
             self._retry_at_s = None
             try:
@@ -111,17 +111,17 @@ class Steering:
             except Exception as error:  # whatever is wrong with the choice, rows do without
                 self._give_up(error)
         self._is_steering = False
-        return _fixed_gammas(live, caps)
+        return fixed_gammas(live, caps)
 
     def _choose(
         self, live: Sequence[Request], caps: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:
-        decoding = tuple(cap is not None for cap in caps)
-        if self._align(live) or decoding != self._decoding:
-            self._decoding = decoding
-            self._slots = [slot for slot, is_decoding in enumerate(decoding) if is_decoding]
-            self._is_stale = True
-        if self._must_decide() or self._controller.is_due or self._may_decide():
+        self._align(live, caps)
+        self._is_steering = self._has_adaptive
+        if not self._is_steering:
+            return caps
+        controller = self._controller
+        if self._must_decide() or controller.is_due or self._may_decide():
             began = self._clock()
             self._decide(live, caps)
             took_s = self._clock() - began
@@ -129,20 +129,24 @@ class Steering:
             # A decision that was disturbed must not keep the next one away for long.
             self._decision_s += 0.2 * (min(took_s, 0.01) - self._decision_s)
             self._since_s = 0.0
-        decided, self._kind = self._controller.next_step()
-        gammas: list[int] = decided.tolist()
+        gammas, self._kind = controller.next_step()
         if self._is_stale:
             known = dict(zip(map(id, self._decided), gammas, strict=True))
-            gammas = [_known_gamma(live[slot], known) for slot in self._slots]
-        chosen: list[int | None] = [None] * len(live)
+            gammas = [known_gamma(row, known) for row in self._rows]
         self._held_back.clear()
-        for slot, gamma in zip(self._slots, gammas, strict=True):
-            cap = caps[slot] or 0
-            chosen[slot] = min(cap, gamma)
-            if cap and not gamma and self._kind is not StepKind.PROBE:
-                self._held_back.append(slot)
+        if 0 in gammas and self._kind is not StepKind.PROBE:
+            pairs = zip(self._slots, gammas, strict=True)
+            self._held_back += [slot for slot, gamma in pairs if not gamma and caps[slot]]
+        if self._num_prefilling:
+            by_slot = dict(zip(self._slots, gammas, strict=True))
+            gammas = [by_slot.get(slot, 0) for slot in range(len(caps))]
         self._began_s = self._clock()
-        return tuple(chosen)
+        return tuple(
+            [
+                cap if cap is None or cap < gamma else gamma
+                for cap, gamma in zip(caps, gammas, strict=True)
+            ]
+        )
 
     def observe(
         self,
@@ -175,13 +179,14 @@ class Steering:
         longest = num_emitted = 0
         for slot, verdict in judged:
             draft = drafts[slot]
-            num_emitted += verdict.num_accepted + 1
+            num_accepted = verdict.num_accepted
+            num_emitted += num_accepted + 1
             if draft is not None and draft.tokens:
-                num_drafted = _depth(draft)
-                longest = max(longest, num_drafted)
-                self._waiting.append(
-                    Round(slot, num_drafted, verdict.num_accepted, verdict.overlaps)
+                num_drafted = (
+                    len(draft.tokens) if draft.parents is None else depth_of(draft.parents)
                 )
+                longest = max(longest, num_drafted)
+                self._waiting.append(Round(slot, num_drafted, num_accepted, verdict.overlaps))
         for slot in self._held_back:
             live[slot].stats.num_off += 1
         del self._waiting[:-MAX_WAITING]
@@ -200,7 +205,8 @@ class Steering:
         """Say so, keep gammas fixed for a while, and begin with the rows anew after that."""
         logger.error("choosing gamma failed; it is fixed for %g s", RETRY_S, exc_info=error)
         self._retry_at_s = self._clock() + RETRY_S
-        self._owners.clear()
+        self._live.clear()
+        self._speculations.clear()
         self._decided.clear()
         self._waiting.clear()
 
@@ -208,31 +214,43 @@ class Steering:
         """Whether the rows are others than those last decided on, beyond a few among many."""
         if not self._is_stale:
             return False
-        num_rows, num_decided = len(self._slots), len(self._decided)
+        num_rows, num_decided = len(self._rows), len(self._decided)
         return num_rows < MANY_ROWS or abs(num_rows - num_decided) > num_rows // MANY_ROWS
 
     def _may_decide(self) -> bool:
         return self._decision_s <= self._settings.cost_share * self._since_s
 
-    def _align(self, live: Sequence[Request]) -> bool:
-        """Bring the book's rows in line with the slots; True if anything changed."""
-        owners = self._owners
-        if len(owners) == len(live) and all(
-            request is owner and request.speculation is speculation
-            for request, (owner, speculation) in zip(live, owners, strict=True)
-        ):
-            return False
-        self._learn()
-        rows = {id(owner): row for row, (owner, _) in enumerate(owners)}
+    def _align(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
+        """Bring the book's rows, and those that decode, in line with the slots."""
+        speculations = [request.speculation for request in live]
+        num_prefilling = caps.count(None)
+        are_same = self._live == live and self._speculations == speculations
+        if are_same and num_prefilling == self._num_prefilling == 0:
+            return
+        if not are_same:
+            self._learn()
+            self._move_rows(live, speculations)
+        self._num_prefilling = num_prefilling
+        self._slots = [slot for slot, cap in enumerate(caps) if cap is not None]
+        rows = [live[slot] for slot in self._slots]
+        # Rows that are being prefilled change nothing yet.
+        if rows != self._rows or not are_same:
+            self._is_stale = self._is_stale or rows != self._decided or not are_same
+            self._rows = rows
+
+    def _move_rows(self, live: Sequence[Request], speculations: list[Speculation]) -> None:
+        known = {id(owner): row for row, owner in enumerate(self._live)}
+        former = dict(zip(map(id, self._live), self._speculations, strict=True))
         # Slots move downwards only, so that ascending order never overwrites a row still needed.
         for slot, request in enumerate(live):
-            source = rows.get(id(request))
-            if source is None:
+            source = known.get(id(request))
+            if source is None or former[id(request)] is not request.speculation:
                 self._book.start(slot, self._group(request))
             elif source != slot:
                 self._book.move(source, slot)
-        self._owners = [(request, request.speculation) for request in live]
-        return True
+        self._live = list(live)
+        self._speculations = speculations
+        self._has_adaptive = any(one.is_adaptive for one in speculations)
 
     def _group(self, request: Request) -> int:
         """Requests of one drafter and temperature class share their traffic."""
@@ -247,54 +265,16 @@ class Steering:
 
     def _decide(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
         self._learn()
-        rows = [live[slot] for slot in self._slots]
-        self._decided = rows
+        self._decided = self._rows
         self._is_stale = False
-        uses_model = np.array([self._uses_model(row.speculation.drafter) for row in rows])
-        missing = np.array([row.num_known - row.draft_computed for row in rows])
         self._num_cached = max(self._num_cached, *(request.num_known for request in live))
-        deadlines = [r.spec.deadline_s for r in rows if r.spec.deadline_s is not None]
-        survival = self._book.survival(len(live))
-        self._controller.decide(
-            Batch(
-                caps=np.array([caps[slot] for slot in self._slots], dtype=np.int64),
-                is_fixed=np.array([not row.speculation.is_adaptive for row in rows]),
-                uses_model=uses_model,
-                kinds=np.array([_kind(row) for row in rows]),
-                num_missing=np.where(uses_model, missing, 0),
-                num_remaining=np.array([row.num_remaining for row in rows]),
-                survival=survival[self._slots],
-                num_live=len(live),
-                num_cached=self._num_cached,
-                time_left_s=min(deadlines) - self._clock() if deadlines else None,
-            )
+        batch = batch_of(
+            self._rows,
+            [caps[slot] or 0 for slot in self._slots],
+            uses_model=self._uses_model,
+            survival=self._book.survival(len(live))[self._slots],
+            num_live=len(live),
+            num_cached=self._num_cached,
+            now_s=self._clock,
         )
-
-
-def _fixed_gammas(live: Sequence[Request], caps: Sequence[int | None]) -> tuple[int | None, ...]:
-    """As if nothing were ever chosen."""
-    return tuple(
-        cap
-        if cap is None or (fixed := request.speculation.fixed_gamma) is None
-        else min(cap, fixed)
-        for request, cap in zip(live, caps, strict=True)
-    )
-
-
-def _known_gamma(request: Request, known: dict[int, int]) -> int:
-    """As decided; a newcomer that has no gamma of its own does without drafts until then."""
-    return known.get(id(request), 0 if request.speculation.is_adaptive else request.gamma)
-
-
-def _depth(draft: Draft) -> int:
-    """Tokens of the draft's longest path."""
-    if draft.parents is None:
-        return len(draft.tokens)
-    return int(tree_layout(draft.parents).depths.max())
-
-
-def _kind(request: Request) -> int:
-    if request.spec.law.is_greedy:
-        return KINDS.index(RowKind.GREEDY)
-    is_stable = request.spec.speculation.mode is ExactnessMode.SEED_STABLE
-    return KINDS.index(RowKind.STABLE if is_stable else RowKind.SAMPLED)
+        self._controller.decide(batch)

@@ -43,7 +43,7 @@ class TimedSteering(Steering):
         """Choose and take the time."""
         began = time.perf_counter()
         if self.forces:
-            self._owners = self._owners[:-1]
+            self._decision_s = 0.0
         chosen = super().choose(live, caps)
         self.taken = [*getattr(self, "taken", []), time.perf_counter() - began]
         return chosen

@@ -102,7 +102,8 @@ RULES: dict[str, set[str]] = {
     # Measures engines it is given, through a worker of its own.
     "runtime.calibrate": PURE | CORE | {"engines.kv_cache", "runtime.worker"},
     "runtime.cost_store": CORE,
-    "runtime.steering": PURE | CORE | {"runtime.drafters.base"},
+    "runtime.steering": PURE | CORE | {"runtime.drafters.base", "runtime.steering_rows"},
+    "runtime.steering_rows": PURE | CORE,
     "runtime.serving_defaults": CORE | {"engines.serving_defaults"},
     "runtime.metrics": CORE | {"runtime.worker", "prometheus_client"},
     "runtime.tokenizer": CORE | {"tokenizers"},

@@ -3,8 +3,10 @@
 Of all longest drafts the one of the highest rate wins; the one in use keeps its place until another
 promises a margin more, so that equal choices never alternate. Two kinds of steps measure what the
 choice cannot know: while drafts are made, a *probe* without any tells what they gain; while none
-are made, an *exploration* of a few short drafts tells whether they would be kept by now. Both cost
-a small, bounded share of the time. Measured step times correct the cost table as they come in.
+are made, an *exploration* of a few drafts tells whether they would be kept by now. Another longest
+draft than the one in use is explored, too, where it may well be better for all that is known of its
+time. All cost a small, bounded share of the time. Measured step times correct the cost table as they
+come in (``core.step_times``).
 """
 
 from __future__ import annotations
@@ -15,19 +17,23 @@ from enum import StrEnum
 import numpy as np
 
 from runtime.core.acceptance import Rates
-from runtime.core.forecast import Batch, Forecast, Forecaster, Ints, Settings
+from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.ledger import ControlReport, Ledger
+from runtime.core.step_times import StepTimes
 
-LEAST_SCALE, MOST_SCALE = 0.1, 10.0
 # Steps whose time holds what the draft model is fed to catch up, and so says nothing of the table.
 UNSETTLED_STEPS = 3
+# Timed steps that wait to be learnt from at most.
+MAX_TIMED = 32
+# Steps from which even a probe every so often is worth its price, doubled up to the usual distance.
+FIRST_PROBE = 4
 
 
 class StepKind(StrEnum):
     """What a step is for.
 
     GAIN: drafts are expected to pay. NO_GAIN: they are not. PROBE: a step without drafts among
-    steps with them. EXPLORE: a short draft among steps without.
+    steps with them. EXPLORE: another longest draft than the one that is expected to be best.
     """
 
     GAIN = "gain"
@@ -41,18 +47,26 @@ class _Decision:
     """What holds until the next decision.
 
     Attributes:
+        table_s: [G + 1] tabled time of a step by its longest draft.
+        plain_s: expected time of a step without drafts.
         gammas: [n] of the best choice.
-        explored: [n] of an exploration; zeros where no row may draft.
+        bare: [n] of a step without drafts, but for rows of a fixed gamma.
+        explored: [n] of an exploration; None where there is nothing to explore.
         longest: greatest gamma of a row that is not fixed.
         explore_s: what an exploration costs beyond its gain.
+        num_steps: steps taken under it.
     """
 
     batch: Batch
     forecast: Forecast
-    gammas: Ints
-    explored: Ints
+    table_s: list[float]
+    plain_s: float
+    gammas: list[int]
+    bare: list[int]
+    explored: list[int] | None
     longest: int
     explore_s: float
+    num_steps: int = 0
 
 
 class Controller:
@@ -62,24 +76,31 @@ class Controller:
         forecaster: expectations under the cost table.
         max_gamma: G.
         settings: how it behaves.
+        spread: disagreement of the cost table's measurements, as a share.
     """
 
-    def __init__(self, forecaster: Forecaster, *, max_gamma: int, settings: Settings) -> None:
+    def __init__(
+        self, forecaster: Forecaster, *, max_gamma: int, settings: Settings, spread: float = 0.0
+    ) -> None:
         self._forecaster = forecaster
         self._settings = settings
-        self._scales = np.ones(max_gamma + 1)
+        self._times = StepTimes(max_gamma=max_gamma, spread=spread)
+        self._timed: dict[int, list[float]] = {}
+        self._num_timed = 0
         self._ledger = Ledger(max_gamma=max_gamma)
         self._decision: _Decision | None = None
         self._longest: int | None = None
         self._since_probe = 0
+        self._probe_every = min(FIRST_PROBE, settings.probe_every)
+        self._probes_next = False
         self._explore_left = 0
         self._credit_s = 0.0
         self._unsettled = 0
 
     @property
     def scales(self) -> Rates:
-        """[G + 1] measured over tabled time of a step, by its longest draft."""
-        return self._scales
+        """[G + 1] measured over tabled time of a step of the rows last decided on."""
+        return self._times.scales(self._num_rows)
 
     @property
     def is_due(self) -> bool:
@@ -89,13 +110,20 @@ class Controller:
             decision is not None
             and decision.longest == 0
             and self._explore_left == 0
-            and bool(decision.explored.any())
+            and decision.explored is not None
             and self._credit_s >= decision.explore_s
         )
 
+    @property
+    def _num_rows(self) -> int:
+        return 1 if self._decision is None else len(self._decision.gammas)
+
     def decide(self, batch: Batch) -> None:
         """Choose for these rows until the next decision."""
-        forecast = self._forecaster.forecast(batch, self._scales)
+        self._settle()
+        num_rows = len(batch.caps)
+        scales = self._times.scales(num_rows)
+        forecast = self._forecaster.forecast(batch, scales)
         rates = forecast.rates
         best = int(rates.argmax())
         kept = self._longest
@@ -106,39 +134,46 @@ class Controller:
         longest = int((gammas * ~batch.is_fixed).max())
         if (batch.caps[~batch.is_fixed] > 0).any():
             self._longest = best
-        explored, explore_s = self._plan_exploration(batch, forecast)
+        explored, explore_s = self._plan_exploration(batch, forecast, best, longest)
         self._decision = _Decision(
             batch=batch,
             forecast=forecast,
-            gammas=gammas,
+            table_s=forecast.table_s.tolist(),
+            plain_s=float(forecast.table_s[0] * scales[0]),
+            gammas=gammas.tolist(),
+            bare=np.where(batch.is_fixed, gammas, 0).tolist(),
             explored=explored,
             longest=longest,
             explore_s=explore_s,
         )
         if (batch.uses_model & (batch.num_missing > 2 * self._forecaster.shared)).any():
             self._unsettled = UNSETTLED_STEPS
-        self._ledger.consider(forecast.fixed_tokens, forecast.fixed_s)
         if self.is_due:
             self._credit_s = 0.0
             self._explore_left = self._settings.explore_steps
 
-    def next_step(self) -> tuple[Ints, StepKind]:
+    def next_step(self) -> tuple[list[int], StepKind]:
         """[n] gammas of the next step, for the rows last decided on, and what the step is for."""
         decision = self._decision
         assert decision is not None, "decide comes first"
         if decision.longest > 0:
             self._explore_left = 0
             self._since_probe += 1
-            if self._since_probe > self._settings.probe_every:
-                self._since_probe = 0
-                return np.where(decision.batch.is_fixed, decision.gammas, 0), StepKind.PROBE
-            return decision.gammas, StepKind.GAIN
-        if self._explore_left > 0 and decision.explored.any():
+            if self._since_probe <= self._probe_every:
+                return decision.gammas, StepKind.GAIN
+            self._since_probe = 0
+            # What drafts gain at all comes first, and then every other time.
+            self._probes_next = not self._probes_next
+            is_early = self._probe_every < self._settings.probe_every
+            if decision.explored is None or self._probes_next or is_early:
+                self._probe_every = min(2 * self._probe_every, self._settings.probe_every)
+                return decision.bare, StepKind.PROBE
+            return decision.explored, StepKind.EXPLORE
+        if self._explore_left > 0 and decision.explored is not None:
             self._explore_left -= 1
-            return np.maximum(decision.gammas, decision.explored), StepKind.EXPLORE
-        most_s = 2.0 * decision.explore_s
-        spent_s = self._settings.explore_share * float(decision.forecast.table_s[0])
-        self._credit_s = min(self._credit_s + spent_s * float(self._scales[0]), most_s)
+            return decision.explored, StepKind.EXPLORE
+        saved_s = self._credit_s + self._settings.explore_share * decision.plain_s
+        self._credit_s = min(saved_s, 2.0 * decision.explore_s)
         return decision.gammas, StepKind.NO_GAIN
 
     def observe(
@@ -161,51 +196,82 @@ class Controller:
         """
         decision = self._decision
         assert decision is not None, "decide comes first"
-        plain_s = float(decision.forecast.table_s[0])
-        table_s = float(decision.forecast.table_s[longest])
+        decision.num_steps += 1
         if seconds <= 0.0:  # the clock is too coarse to tell
-            seconds = table_s * float(self._scales[longest])
+            seconds = decision.table_s[longest]
+        elif longest == 0 or not self._unsettled:
+            self._timed.setdefault(longest, []).append(seconds / decision.table_s[longest])
+            self._num_timed += 1
+            if self._num_timed >= MAX_TIMED:
+                self._learn()
         self._unsettled = max(0, self._unsettled - 1)
-        if longest == 0 or not self._unsettled:
-            self._correct(seconds / table_s, longest)
         self._ledger.record(
             seconds=seconds,
             num_emitted=num_emitted,
             num_rows=num_rows or len(decision.gammas),
-            plain_s=plain_s * float(self._scales[0]),
+            plain_s=decision.plain_s,
             has_drafts=longest > 0,
             is_probe=kind is StepKind.PROBE,
         )
 
     def report(self) -> ControlReport:
         """What the choices brought so far."""
-        return self._ledger.report()
+        decision = self._decision
+        return self._ledger.report(None if decision is None else self._hindsight(decision))
 
-    def _correct(self, ratio: float, longest: int) -> None:
-        """Move the scale of one longest draft, and half as much those of its kind."""
-        step = self._settings.drift * np.log(np.clip(ratio / self._scales[longest], 0.5, 2.0))
-        factor = np.exp(step)
-        if longest > 0:
-            self._scales[1:] *= np.sqrt(factor)
-            self._scales[longest] *= np.sqrt(factor)
-        else:
-            self._scales[0] *= factor
-        np.clip(self._scales, LEAST_SCALE, MOST_SCALE, out=self._scales)
+    def _settle(self) -> None:
+        """Account for the decision that ends, and learn from its steps."""
+        decision = self._decision
+        if decision is not None and decision.num_steps:
+            self._ledger.consider(*self._hindsight(decision))
+        if self._num_timed:
+            self._learn()
 
-    def _plan_exploration(self, batch: Batch, forecast: Forecast) -> tuple[Ints, float]:
-        """One draft token for the row that misses least and those that share its feeding."""
+    @staticmethod
+    def _hindsight(decision: _Decision) -> tuple[Rates, Rates]:
+        """[G + 1] tokens and seconds that fixed gammas would have brought in its steps."""
+        forecast, num_steps = decision.forecast, decision.num_steps
+        return forecast.fixed_tokens * num_steps, forecast.fixed_s * num_steps
+
+    def _learn(self) -> None:
+        """Take in the times of the steps since; those of the kind seen most tell the level first."""
+        for longest, ratios in sorted(self._timed.items(), key=lambda one: -len(one[1])):
+            self._times.learn(self._num_rows, longest, ratios)
+        self._timed.clear()
+        self._num_timed = 0
+        if self._decision is not None:
+            self._decision.plain_s = self._decision.table_s[0] * float(self.scales[0])
+
+    def _plan_exploration(
+        self, batch: Batch, forecast: Forecast, best: int, longest: int
+    ) -> tuple[list[int] | None, float]:
+        """Another longest draft that may be better, and what trying it costs beyond its gain.
+
+        Without drafts in use it is tried on the row that misses least and those that share its
+        feeding; with them, only where its time is so doubtful that it may be better.
+        """
         may = ~batch.is_fixed & (batch.caps > 0)
-        explored = np.zeros(len(batch.caps), dtype=np.int64)
         if not may.any() or len(forecast.fixed_s) < 2:
-            return explored, 0.0
+            return None, 0.0
+        doubt = self._times.doubt(len(batch.caps), best)
+        hopes = forecast.rates * np.exp(doubt)
+        hopes[0] = 0.0
+        if longest:
+            hopes[best] = 0.0
+        other = int(hopes.argmax())
+        is_hopeful = hopes[other] > forecast.rates[best] * (1.0 + self._settings.margin)
+        if longest:
+            return (forecast.gammas[other].tolist() if is_hopeful else None), 0.0
+        other = max(other, 1) if is_hopeful else 1
         missing = np.where(batch.uses_model, batch.num_missing, 0)
         least = int(missing[may].min())
-        explored[may & (missing <= max(least, self._forecaster.shared))] = 1
-        once_s = self._forecaster.catch_up_s(least) * int(explored.sum())
-        longer_s = float(forecast.fixed_s[1] - forecast.fixed_s[0])
-        gained_s = float(
-            (batch.survival[:, 0] * explored).sum() * forecast.fixed_s[0] / len(explored)
-        )
+        tried = may & (missing <= max(least, self._forecaster.shared))
+        explored = np.where(tried, np.minimum(batch.caps, other), 0)
+        once_s = self._forecaster.catch_up_s(least) * int(tried.sum())
+        longer_s = float(forecast.fixed_s[other] - forecast.fixed_s[0])
+        kept = batch.survival[:, :other].sum(axis=1) * tried
+        gained_s = float(kept.sum() * forecast.fixed_s[0] / len(explored))
         # However good the prospects: what is known to be bad is not tried for free.
         net_s = max(longer_s - gained_s, 0.2 * longer_s, 0.01 * float(forecast.fixed_s[0]))
-        return explored, once_s + self._settings.explore_steps * net_s
+        explored = np.maximum(explored, np.where(batch.is_fixed, batch.caps, 0))
+        return explored.tolist(), once_s + self._settings.explore_steps * net_s

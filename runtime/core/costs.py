@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 Seconds = npt.NDArray[np.float64]
+MOST_DISAGREEMENT = 0.1
+"""Share by which two measurements of a settled table's calls may differ."""
 
 
 class RowKind(StrEnum):
@@ -127,6 +129,8 @@ class CostTable:
         catch_up: the draft model on one row and long spans; None without one.
         host: the rest of a step.
         capacities: ascending cache sizes that the engines take, positions per row.
+        disagreement: how far apart two measurements of the same calls were, as a share, a slower
+            machine during one of them aside.
     """
 
     target: ModelCosts
@@ -134,6 +138,12 @@ class CostTable:
     catch_up: ModelCosts | None
     host: HostCosts
     capacities: tuple[int, ...]
+    disagreement: float = 0.0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its measurements agreed well enough to be kept."""
+        return self.disagreement <= MOST_DISAGREEMENT
 
     def capacity_for(self, num_tokens: int) -> int:
         """The cache size in use once ``num_tokens`` of one row were cached."""
@@ -166,6 +176,7 @@ class CostTable:
                 },
             },
             "capacities": self.capacities,
+            "disagreement": self.disagreement,
         }
         return json.dumps(content, indent=2, sort_keys=True)
 
@@ -186,6 +197,7 @@ class CostTable:
                 catch_up=_model_from(content["catch_up"]) if content["catch_up"] else None,
                 host=HostCosts(step_s=host["step_s"], call_s=host["call_s"], rows=rows),
                 capacities=tuple(content["capacities"]),
+                disagreement=float(content["disagreement"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a cost table: {error!r}") from error

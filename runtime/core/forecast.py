@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from runtime.core.acceptance import Rates
 from runtime.core.costs import CostTable, RowKind
+from runtime.core.step_times import monotone_times
 
 Ints = npt.NDArray[np.int64]
 KINDS = tuple(RowKind)
@@ -35,7 +36,6 @@ class Settings:
         explore_share: of the time of steps without drafts, spent on finding out whether drafts
             would be kept by now.
         explore_steps: steps of one such attempt.
-        drift: share of a new measurement in the correction of the cost table.
         cost_share: of the decoding time, spent on choosing at most while the rows stay the same.
     """
 
@@ -44,7 +44,6 @@ class Settings:
     probe_every: int = 64
     explore_share: float = 0.005
     explore_steps: int = 4
-    drift: float = 0.03
     cost_share: float = 0.005
 
 
@@ -149,7 +148,7 @@ class Forecaster:
             gammas = self._gammas(batch, pay, token_s, once_s)
             drafted_s = (gammas * token_s + (gammas > 0) * once_s).sum(axis=1)
             table_s = np.maximum(engine_s, engine_s[floor]) + drafted_s
-            seconds = table_s * scales
+            seconds = monotone_times(table_s * scales)
             tokens = len(every) + kept[every, gammas].sum(axis=1)
             seconds[ceiling + 1 :] = np.inf
             seconds[:floor] = np.inf
@@ -193,9 +192,14 @@ class Forecaster:
         lagging = batch.uses_model & ~batch.is_fixed & (batch.caps > 0)
         lagging &= batch.num_missing > self.shared
         once_s = np.zeros(len(batch.caps))
-        for row in np.flatnonzero(lagging):
-            steps = min(self._settings.horizon, max(1, int(batch.num_remaining[row])))
-            once_s[row] = self.catch_up_s(int(batch.num_missing[row])) / steps
+        table = self._table.catch_up
+        if table is None or not lagging.any():
+            return once_s
+        tokens, seconds = table.tokens, table.seconds[0]
+        missing = batch.num_missing[lagging] - 1
+        steps = np.clip(batch.num_remaining[lagging], 1, self._settings.horizon)
+        beyond_s = np.maximum(missing - tokens[-1], 0) * (seconds[-1] / tokens[-1])
+        once_s[lagging] = (np.interp(missing, tokens, seconds) + beyond_s) / steps
         return once_s
 
     def _curves(self, num_live: int, num_cached: int) -> tuple[Rates, float]:

@@ -49,25 +49,26 @@ class Ledger:
     """
 
     def __init__(self, *, max_gamma: int) -> None:
-        # Emitted, seconds, plainly emitted, plain seconds.
-        self._realised = np.zeros(4)
+        # Plain floats: a step must not wait for four numbers.
+        self._emitted = self._seconds = self._plain_emitted = self._plain_s = 0.0
         self._fixed_tokens = np.zeros(max_gamma + 1)
         self._fixed_s = np.zeros(max_gamma + 1)
+        self._kept = 1.0
         self._num_on = 0
         self._num_off = 0
         self._num_probes = 0
 
     def consider(self, tokens: Rates, seconds: Rates) -> None:
-        """Add what fixed gammas would have brought in one step.
+        """Add what fixed gammas would have brought in the steps recorded since the last call.
 
         Args:
             tokens: [G + 1] expected.
             seconds: [G + 1] expected.
         """
-        self._fixed_tokens *= FADING
-        self._fixed_s *= FADING
-        self._fixed_tokens += tokens
-        self._fixed_s += seconds
+        # New arrays: another thread may be reading the old ones.
+        self._fixed_tokens = self._fixed_tokens * self._kept + tokens
+        self._fixed_s = self._fixed_s * self._kept + seconds
+        self._kept = 1.0
 
     def record(
         self,
@@ -80,17 +81,28 @@ class Ledger:
         is_probe: bool,
     ) -> None:
         """Add what one step brought."""
-        self._realised *= FADING
-        self._realised += (num_emitted, seconds, num_rows, plain_s)
+        self._kept *= FADING
+        self._emitted = self._emitted * FADING + num_emitted
+        self._seconds = self._seconds * FADING + seconds
+        self._plain_emitted = self._plain_emitted * FADING + num_rows
+        self._plain_s = self._plain_s * FADING + plain_s
         self._num_on += has_drafts
         self._num_off += not has_drafts
         self._num_probes += is_probe
 
-    def report(self) -> ControlReport:
-        """The sums as ratios; callable from any thread."""
-        emitted, seconds, plain_emitted, plain_s = self._realised.tolist()
-        has_steps = seconds > 0.0 and plain_s > 0.0 and self._fixed_s[0] > 0.0
-        fixed = self._fixed_tokens / np.maximum(self._fixed_s, 1e-12)
+    def report(self, pending: tuple[Rates, Rates] | None = None) -> ControlReport:
+        """The sums as ratios; callable from any thread.
+
+        Args:
+            pending: as for ``consider``, of the steps recorded since.
+        """
+        tokens, seconds_fixed = self._fixed_tokens, self._fixed_s
+        if pending is not None:
+            tokens, seconds_fixed = tokens + pending[0], seconds_fixed + pending[1]
+        emitted, seconds = self._emitted, self._seconds
+        plain_emitted, plain_s = self._plain_emitted, self._plain_s
+        has_steps = seconds > 0.0 and plain_s > 0.0 and seconds_fixed[0] > 0.0
+        fixed = tokens / np.maximum(seconds_fixed, 1e-12)
         best = int(fixed.argmax())
         return ControlReport(
             speed_up=emitted / seconds * plain_s / plain_emitted if has_steps else None,

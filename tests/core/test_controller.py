@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from runtime.core.analysis import optimal_gamma
 from runtime.core.controller import Controller, StepKind
-from runtime.core.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
+from runtime.core.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind, monotone
 from runtime.core.forecast import Batch, Forecaster, Settings
 
 MAX_GAMMA = 8
@@ -71,13 +72,13 @@ def batch(
 def controller(costs: CostTable, **settings: object) -> Controller:
     chosen = Settings(**settings)
     forecaster = Forecaster(costs, max_gamma=MAX_GAMMA, max_shared_missing=2, settings=chosen)
-    return Controller(forecaster, max_gamma=MAX_GAMMA, settings=chosen)
+    return Controller(forecaster, max_gamma=MAX_GAMMA, settings=chosen, spread=costs.disagreement)
 
 
 def first_choice(costs: CostTable, rows: Batch) -> list[int]:
     one = controller(costs)
     one.decide(rows)
-    return one.next_step()[0].tolist()
+    return one.next_step()[0]
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.3, 0.5, 0.7, 0.9, 0.99])
@@ -175,7 +176,7 @@ def run(
         if one.is_due:
             one.decide(rows)
         gammas, kind = one.next_step()
-        longest = int(gammas.max())
+        longest = max(gammas)
         seconds = plain_s if longest == 0 else 1.0 + c * longest
         one.observe(seconds, longest, 1 + longest, kind)
         kinds[kind] += 1
@@ -186,16 +187,21 @@ def test_steps_with_drafts_are_probed_rarely_and_the_speed_up_is_measured() -> N
     one = controller(table(c=0.05), probe_every=10)
     one.decide(batch(0.9))
     kinds = run(one, batch(0.9), 110)
-    assert kinds == {StepKind.GAIN: 100, StepKind.PROBE: 10}
+    # Early probes come sooner, and of the later ones some explore.
+    assert 95 <= kinds[StepKind.GAIN] <= 102
+    assert kinds[StepKind.GAIN] + kinds[StepKind.PROBE] + kinds[StepKind.EXPLORE] == 110
     report = one.report()
-    assert report.num_probes == 10
-    assert report.num_steps_on == 100
-    # 9 tokens in 1.4 s in ten steps of eleven, 1 in 1 s in the other; recent steps weigh a little more.
-    assert report.speed_up == pytest.approx((10 * 9 + 1) / (10 * 1.4 + 1), rel=0.02)
+    assert report.num_probes == kinds[StepKind.PROBE] >= 4
+    assert report.num_steps_on == 110 - report.num_probes
+    # 9 tokens in 1.4 s with drafts, 1 in 1 s without; recent steps weigh a little more.
+    num_on, num_off = report.num_steps_on, report.num_probes
+    assert report.speed_up == pytest.approx(
+        (num_on * 9 + num_off) / (num_on * 1.4 + num_off), rel=0.03
+    )
 
 
 def test_a_slow_plain_step_shows_in_the_speed_up() -> None:
-    one = controller(table(c=0.05), probe_every=4, drift=0.5)
+    one = controller(table(c=0.05), probe_every=4)
     one.decide(batch(0.9))
     run(one, batch(0.9), 400, plain_s=2.0)
     assert one.scales[0] == pytest.approx(2.0, rel=0.02)
@@ -221,22 +227,65 @@ def test_rows_without_drafts_are_not_explored() -> None:
     for _ in range(500):
         assert not one.is_due
         gammas, kind = one.next_step()
-        assert gammas.tolist() == [0, 3]
+        assert gammas == [0, 3]
         one.observe(1.0, 3, 2, kind)
 
 
 def test_measured_times_correct_the_table() -> None:
     """The table says that drafting pays; the clock says that it does not, so it ends."""
-    one = controller(table(c=0.05), drift=0.2)
+    one = controller(table(c=0.05))
     rows = batch(0.6)
     one.decide(rows)
     assert one.next_step()[0][0] > 0
     for _ in range(100):
         one.decide(rows)
         gammas, kind = one.next_step()
-        longest = int(gammas.max())
+        longest = max(gammas)
         one.observe(3.0 if longest else 1.0, longest, 1 + longest, kind)
     assert one.next_step()[0][0] == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("slow_from", [None, 500])
+def test_a_table_from_a_noisy_start_is_right_before_long(seed: int, slow_from: int | None) -> None:
+    """Every time in the table is wrong by up to a factor 2, and the machine may slow down besides."""
+    rng = np.random.default_rng(seed)
+    alpha, c, slope = rng.choice([0.4, 0.6, 0.8]), rng.choice([0.05, 0.15, 0.3]), 0.04
+    one = controller(noisy_table(rng, c, slope))
+    rows = batch(alpha)
+
+    def true_s(longest: int) -> float:
+        return 1.0 + longest * c + slope * (longest + 1 - 2 if longest else 0)
+
+    def rate(longest: int) -> float:
+        return sum(alpha**k for k in range(longest + 1)) / true_s(longest)
+
+    emitted = seconds = 0.0
+    for step in range(1500):
+        if step % 8 == 0 or one.is_due:
+            one.decide(rows)
+        gammas, kind = one.next_step()
+        longest = max(gammas)
+        slowness = 2.0 if slow_from is not None and step >= slow_from else 1.0
+        took_s = true_s(longest) * slowness * float(np.exp(rng.normal(scale=0.1)))
+        one.observe(took_s, longest, 1 + longest, kind)
+        if step >= 300:
+            emitted += rate(longest) * true_s(longest)
+            seconds += true_s(longest)
+    best = max(rate(longest) for longest in range(MAX_GAMMA + 1))
+    assert emitted / seconds > 0.95 * best
+
+
+def noisy_table(rng: np.random.Generator, c: float, slope: float) -> CostTable:
+    """As measured on a machine that others used in fits and starts; monotone all the same."""
+    tokens = (2, 3, 5, 9)
+    factors = np.exp(rng.uniform(-np.log(2.0), np.log(2.0), size=len(tokens)))
+    times = monotone(np.array([1.0 + slope * (n - 2) for n in tokens]) * factors)
+    right = table(c=c * float(np.exp(rng.uniform(-np.log(2.0), np.log(2.0)))))
+    noisy = ModelCosts(
+        batches=(1,), tokens=tokens, seconds=(tuple(times.tolist()),), capacity=128, position_s=0.0
+    )
+    return replace(right, target=noisy, disagreement=0.4)
 
 
 def test_regret_is_none_at_the_best_gamma_and_large_far_from_it() -> None:

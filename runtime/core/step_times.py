@@ -1,0 +1,126 @@
+"""How long steps really take, against what the cost table says: learnt from the steps that were served.
+
+For about n rows, the logarithm of measured over tabled time of a step whose longest draft is G is taken as
+``level + error[G]``. The level wanders: whatever else the machine does, it does to every step, and it
+decides nothing. The errors are the table's own: prior N(0, spread^2), alike for drafts of about the
+same length, and only slowly forgotten. Both are followed by a Kalman filter, which keeps them apart: a
+step without drafts among steps with them moves the errors, a machine that slows down moves the level.
+
+A filter per power of two of rows, so that what was learnt of one load is kept for its return.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.core.acceptance import Rates
+from runtime.core.costs import monotone
+
+LEAST_SPREAD = 0.1
+"""Prior standard deviation of a table's errors where its measurements agreed."""
+# Standard deviations: of one step's time about its mean, of a group's median however large it is, of
+# the level's wandering per step, and of the level before anything is known.
+NOISE, LEAST_NOISE, WANDERING, FIRST_LEVEL = 0.15, 0.01, 0.02, 1.0
+MOST_WANDERING = 0.3
+# Half of an error is common to all drafts; the rest is alike for neighbouring lengths.
+COMMON, LIKENESS = 0.5, 0.7
+# Share of the prior's covariance that returns per step: tables age.
+FORGETTING = 2e-4
+# Standard deviations from which a surprise casts doubt on all that was known.
+SURPRISING = 3.0
+MOST_LOG = math.log(10.0)
+
+
+class StepTimes:
+    """What was learnt; its owner is the worker's thread.
+
+    Args:
+        max_gamma: G.
+        spread: disagreement of the table's own measurements, as a share.
+    """
+
+    def __init__(self, *, max_gamma: int, spread: float = 0.0) -> None:
+        self._prior = _prior(max_gamma, max(spread, LEAST_SPREAD))
+        self._means: dict[int, Rates] = {}
+        self._covariances: dict[int, Rates] = {}
+
+    def learn(self, num_rows: int, longest: int, ratios: Sequence[float]) -> None:
+        """Take in the times of steps of one kind.
+
+        Args:
+            num_rows: that decoded.
+            longest: their longest draft.
+            ratios: measured over tabled time of each, positive.
+        """
+        count = len(ratios)
+        mean, covariance = self._of(num_rows)
+        prior = self._prior
+        covariance += (FORGETTING * count) * (prior - covariance)
+        covariance[0, 0] += min(WANDERING**2 * count, MOST_WANDERING**2)
+        at = 1 + longest
+        # The median: a step that something else held up must not count.
+        seen = math.log(sorted(ratios)[count // 2])
+        surprise = seen - float(mean[0] + mean[at])
+        along = covariance[0] + covariance[at]
+        noise = NOISE**2 / count + LEAST_NOISE**2
+        excess = surprise**2 / (float(along[0] + along[at]) + noise) / SURPRISING**2
+        excess = min(excess, MOST_LOG**2 / float(covariance.diagonal().max()))
+        if excess > 1.0:  # the table is worse, or the machine less steady, than was thought
+            covariance *= excess
+            along *= excess
+        gain = along / (along[0] + along[at] + noise)
+        mean += gain * surprise
+        covariance -= np.outer(gain, along)
+        np.clip(mean, -MOST_LOG, MOST_LOG, out=mean)
+
+    def scales(self, num_rows: int) -> Rates:
+        """[G + 1] what to multiply tabled times with, by the longest draft."""
+        mean, _ = self._of(num_rows)
+        scales: Rates = np.exp(mean[0] + mean[1:])
+        return scales
+
+    def doubt(self, num_rows: int, longest: int) -> Rates:
+        """[G + 1] standard deviation of the logarithm of each step's time over that of ``longest``."""
+        _, covariance = self._of(num_rows)
+        errors = covariance[1:, 1:]
+        own = np.diagonal(errors)
+        variances = own + own[longest] - 2.0 * errors[longest]
+        doubt: Rates = np.sqrt(np.maximum(variances, 0.0))
+        return doubt
+
+    def _of(self, num_rows: int) -> tuple[Rates, Rates]:
+        """The filter for about so many rows; a new one begins with what the nearest one knows."""
+        key = (num_rows - 1).bit_length()
+        if key not in self._means:
+            known = min(self._means, key=lambda other: abs(other - key), default=None)
+            self._means[key] = (
+                np.zeros(len(self._prior)) if known is None else self._means[known].copy()
+            )
+            self._covariances[key] = self._prior.copy()
+        return self._means[key], self._covariances[key]
+
+
+def monotone_times(seconds: Rates) -> Rates:
+    """Times that do not fall with the longest draft, near the given ones; infinite ones stay.
+
+    Args:
+        seconds: [G + 1]; the finite ones are neighbours.
+    """
+    finite = np.isfinite(seconds)
+    fitted = seconds.copy()
+    fitted[finite] = monotone(seconds[finite])
+    return fitted
+
+
+def _prior(max_gamma: int, spread: float) -> Rates:
+    """[G + 2, G + 2] covariance of the level and of the errors before anything was served."""
+    prior = np.zeros((max_gamma + 2, max_gamma + 2))
+    prior[0, 0] = FIRST_LEVEL**2
+    prior[1, 1] = spread**2
+    lengths = np.arange(max_gamma)
+    likeness = LIKENESS ** np.abs(lengths[:, None] - lengths[None, :])
+    prior[2:, 2:] = spread**2 * (COMMON + (1.0 - COMMON) * likeness)
+    return prior
