@@ -1,8 +1,14 @@
-"""Which request holds which row of the caches.
+"""Which request holds which rows of the caches.
+
+Requests of one row stand at the beginning of the slots, beam searches at the end; what joins or leaves on one side
+moves nothing on the other:
+
+    slots    [0 ... num_live)  requests   [ ... free ... )   [ ... max_batch)  searches
 
 Invariants:
 
 * W3  ``requests[i]`` holds slot i.
+* W4  The slots of ``searches`` are the reserved ones, each held by one search.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from collections.abc import Sequence
 from engines.base import Engine, EngineError
 from runtime.core.request import Request
 from runtime.core.slots import SlotAllocator
+from runtime.search import BeamSearch
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +37,23 @@ class LiveRows:
         self._num_admitted = 0
         self.slots = SlotAllocator(num_slots)
         self.requests: list[Request] = []
+        self.searches: list[BeamSearch] = []
+
+    @property
+    def all_requests(self) -> list[Request]:
+        """Everyone who holds slots."""
+        return [*self.requests, *(search.request for search in self.searches)]
 
     def admit(self, request: Request) -> None:
-        """Give a request the next slot; there must be a free one."""
-        request.admit(slot=self.slots.allocate(), order=self._num_admitted)
+        """Give a request its slots; there must be as many free."""
+        order = self._num_admitted
         self._num_admitted += 1
-        self.requests.append(request)
+        if request.spec.beams is None:
+            request.admit(slot=self.slots.allocate(), order=order)
+            self.requests.append(request)
+        else:
+            slots = self.slots.reserve(request.spec.num_slots)
+            self.searches.append(BeamSearch(request, self._engines, slots, order))
 
     def free(self, requests: Sequence[Request]) -> list[Request]:
         """Give slots back, highest first so that only rows that go on are moved.
@@ -43,8 +61,9 @@ class LiveRows:
         Returns:
             Requests that were to go on, but whose row could not be moved.
         """
-        lost: list[Request] = []
-        for slot in sorted((r.slot for r in requests if r.slot is not None), reverse=True):
+        lost = self._free_searches(requests)
+        rows = [r.slot for r in requests if r.slot is not None]
+        for slot in sorted(rows, reverse=True):
             self.requests[slot].slot = None
             move = self.slots.free(slot)
             last = self.requests.pop()
@@ -58,14 +77,41 @@ class LiveRows:
             self._trim()
         return lost
 
+    def _free_searches(self, requests: Sequence[Request]) -> list[Request]:
+        """Give back all slots of the searches among these requests, lowest first; the answer is that of ``free``."""
+        ended = {id(request) for request in requests if request.spec.beams is not None}
+        leaving = [search for search in self.searches if id(search.request) in ended]
+        self.searches = [search for search in self.searches if id(search.request) not in ended]
+        for search in leaving:
+            search.request.slot = None
+        lost: list[Request] = []
+        for slot in sorted(slot for search in leaving for slot in search.slots):
+            move = self.slots.release(slot)
+            if move is None:
+                continue
+            owner = next(search for search in self.searches if move.source in search.slots)
+            if not owner.move(move.source, slot):
+                lost.append(owner.request)
+        return lost
+
     def _trim(self) -> None:
         """Let the engines forget what the rows that left held; larger caches than needed harm nobody."""
-        lengths = [(request.num_computed, request.draft_computed) for request in self.requests]
         for index, engine in enumerate(self._engines):
             try:
-                engine.trim([of_engines[index] for of_engines in lengths])
+                engine.trim(self._lengths(index))
             except EngineError:
                 logger.exception("a cache could not be made smaller")
+
+    def _lengths(self, index: int) -> list[int]:
+        """Tokens that one engine holds of every slot up to the last in use."""
+        rows = [(request.num_computed, request.draft_computed)[index] for request in self.requests]
+        if not self.searches:
+            return rows
+        rows += [0] * (self.slots.num_slots - len(rows))
+        for search in self.searches:
+            for slot, length in zip(search.slots, search.caches[index].lengths, strict=True):
+                rows[slot] = length
+        return rows
 
     def _move(self, request: Request, source: int, destination: int) -> bool:
         lengths = (request.num_computed, request.draft_computed)

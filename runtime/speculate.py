@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from engines.laws import ExactnessMode
 from runtime.core.breaker import Breaker
@@ -66,6 +67,14 @@ class SpeculationPolicy:
             is_adaptive=is_adaptive,
             verifies_block=self._verifies_block(wanted),
             fixed_gamma=fixed_gamma,
+        )
+
+    def resolve_search(self, wanted: SpeculationParams) -> Speculation:
+        """How a beam search is drafted for: by the draft model, or not at all; callable from any thread."""
+        default = "none" if self._config.default_drafter == "none" else "model"
+        drafter = wanted.drafter or default
+        return self.resolve(
+            replace(wanted, drafter=drafter, is_adaptive=False, verifies_block=False)
         )
 
     def _verifies_block(self, wanted: SpeculationParams) -> bool:

@@ -17,7 +17,7 @@ from engines.rounds import Rounds
 from engines.tree_judge import judge
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
-from runtime.core.params import Progressed
+from runtime.core.params import Finished, Progressed
 from runtime.core.request import Ending, Request
 from runtime.core.scheduler import Prefill, StepLimits, decode_spans, plan_step
 from runtime.core.tree import tried_chain
@@ -67,12 +67,16 @@ class StepResult:
         asked: every drafter asked, by name, and what it raised, if it did.
         host_reason: why the host took part between draft and judgement; empty where it did not,
             None where nothing was decoded.
+        searched: beam searches that are over, and their answers.
+        passes: per pass of the target for a search, the steps drafted and those accepted.
     """
 
     progressed: list[tuple[Request, Progressed, Ending | None]] = field(default_factory=list)
     failed: list[tuple[Request, EngineError | None]] = field(default_factory=list)
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
     host_reason: str | None = None
+    searched: list[tuple[Request, Finished]] = field(default_factory=list)
+    passes: list[tuple[int, int]] = field(default_factory=list)
 
 
 def step_parts(

@@ -19,13 +19,10 @@ from collections.abc import Callable, Sequence
 from engines.base import Engine
 from engines.laws import Sampler
 from engines.rounds import Rounds
+from runtime.beams import SearchParts, run_searches
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
-from runtime.core.errors import (
-    ContextTooLong,
-    InternalError,
-    RequestFailed,
-)
+from runtime.core.errors import ContextTooLong, InternalError, RequestError, RequestFailed
 from runtime.core.inbox import Deliver, Inbox
 from runtime.core.params import Event, Failed, Finished, RequestSpec, SpeculationParams
 from runtime.core.request import Ending, Request, Speculation
@@ -82,6 +79,12 @@ class Worker:
             self._limits.max_gamma,
             can_adapt=self._parts.steering is not None,
         )
+        self._searching = SearchParts(
+            engines=engines,
+            chunk=self._limits.prefill_chunk,
+            max_gamma=self._limits.max_gamma,
+            decoder=decoder,
+        )
         num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
         self._rows = LiveRows(engines, num_slots)
         self._totals = Totals()
@@ -118,6 +121,11 @@ class Worker:
         with self._wake:
             self._inbox.cancel(internal_id, error)
             self._wake.notify_all()
+
+    @property
+    def max_beams(self) -> int:
+        """Beams that a request may ask for."""
+        return self._rows.slots.num_slots
 
     @property
     def drafter_names(self) -> tuple[str, ...]:
@@ -161,10 +169,11 @@ class Worker:
         with self._wake:
             num_queued, num_queued_tokens = self._inbox.queued()
         return self._totals.snapshot(
-            num_running=self._rows.slots.num_live,
+            num_running=len(self._rows.requests) + len(self._rows.searches),
             num_queued=num_queued,
             num_queued_tokens=num_queued_tokens,
             num_slots=self._rows.slots.num_slots,
+            num_free_slots=self._rows.slots.num_free,
             is_draining=self._inbox.is_draining,
             control=None if self._parts.steering is None else self._parts.steering.report(),
         )
@@ -176,21 +185,24 @@ class Worker:
         """
         try:
             with self._wake:
-                overdue = self._inbox.take_overdue(self._rows.requests, self._clock())
+                overdue = self._inbox.take_overdue(self._rows.all_requests, self._clock())
             self._end_with_errors(overdue)
             with self._wake:
                 self._inbox.admit(self._rows.admit)
-            if not self._rows.requests:
+            rows = self._rows
+            if not rows.requests and not rows.searches:
                 return False
-            self._policy.pause(self._rows.requests, self._clock())
-            result = run_step(self._parts, self._rows.requests)
+            self._policy.pause(rows.all_requests, self._clock())
+            result = run_step(self._parts, rows.requests) if rows.requests else StepResult()
+            if rows.searches:
+                run_searches(self._searching, rows.searches, result)
             self._totals.step_count += 1
             self._totals.last_step_at = self._clock()
             self._settle(result)
         except Exception:  # the root of the thread: a bug ends requests, never the worker
             error_id = _new_error_id()
             logger.exception("a step broke an invariant; error id %s", error_id)
-            self._end_with_errors([(r, InternalError(error_id)) for r in list(self._rows.requests)])
+            self._end_with_errors([(r, InternalError(error_id)) for r in self._rows.all_requests])
         finally:
             for call in self._after_step:
                 call()
@@ -217,9 +229,14 @@ class Worker:
                 limit=self._limits.max_context,
                 given=len(spec.prompt_tokens) + 1,
             )
+        if spec.num_slots > self._rows.slots.num_slots:
+            rule = f"must be at most {self._rows.slots.num_slots}, the slots of this server"
+            raise RequestError("num_beams", rule)
+        is_search = spec.beams is not None
+        resolve = self._policy.resolve_search if is_search else self._policy.resolve
         return Request(
             spec,
-            speculation=self._policy.resolve(spec.speculation),
+            speculation=resolve(spec.speculation),
             max_context=self._limits.max_context,
             decoder=self._decoder,
             submitted_at=self._clock(),
@@ -234,6 +251,7 @@ class Worker:
             if error is not None:
                 logger.error("drafter %s failed; going on without", name, exc_info=error)
         ended = [request for request, _, ending in result.progressed if ending is not None]
+        ended += [request for request, _ in result.searched]
         lost = self._free([*ended, *(request for request, _ in result.failed)])
         for request, progressed, ending in result.progressed:
             self._totals.count(progressed)
@@ -241,6 +259,12 @@ class Worker:
             if ending is not None:
                 self._totals.num_finished += 1
                 self._end(request, _finished(request, ending))
+        for num_drafted, num_accepted in result.passes:
+            self._totals.count_pass(num_drafted, num_accepted)
+        for request, finished in result.searched:
+            self._totals.num_finished += 1
+            self._totals.num_emitted += finished.num_output
+            self._end(request, finished)
         self._end_with_errors(self._explain(result))
         self._end_with_errors(lost)
 

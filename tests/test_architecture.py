@@ -89,12 +89,18 @@ RULES: dict[str, set[str]] = {
         "runtime.drafters.Drafters",
         "runtime.drafters.build_drafters",
     },
-    "runtime.rows": CORE,
+    "runtime.beam_cache": PURE | CORE,
+    "runtime.search": PURE | CORE | {"engines.continuations", "runtime.beam_cache"},
+    "runtime.beams": PURE
+    | CORE
+    | {"runtime.beam_cache", "runtime.search", "runtime.step.StepResult"},
+    "runtime.rows": CORE | {"runtime.search"},
     "runtime.speculate": CORE | {"runtime.drafters.DRAFTER_NAMES", "runtime.drafters.Drafters"},
     # The worker is given engines and builds its drafters over them.
     "runtime.worker": PURE
     | CORE
     | {
+        "runtime.beams",
         "runtime.rows",
         "runtime.speculate",
         "runtime.step",

@@ -166,6 +166,10 @@ class BeamDraft:
         """Whether another step is to be drafted."""
         return self._num_left > 0 and bool(self.beams)
 
+    def stop(self) -> None:
+        """Leave it at what was drafted."""
+        self._num_left = 0
+
     def grow(self, rows: Sequence[Continuations]) -> None:
         """One step, from the draft's ``width + len(end_tokens)`` likeliest continuations behind each of ``beams``."""
         self._num_left -= 1

@@ -78,7 +78,7 @@ class Inbox:
 
     def admit(self, admit: Callable[[Request], None]) -> None:
         """Hand over queued requests, oldest first, as long as slots are free."""
-        for _ in range(num_to_admit(len(self._queue), self._slots.num_free)):
+        for _ in range(self._num_fitting()):
             admit(self._queue.popleft())
 
     def take_overdue(self, live: Sequence[Request], now: float) -> list[tuple[Request, Exception]]:
@@ -109,6 +109,10 @@ class Inbox:
         """Whether the end has been asked for."""
         return self._stop_at is not None
 
+    def _num_fitting(self) -> int:
+        """How many queued requests the free slots are enough for."""
+        return num_to_admit([r.spec.num_slots for r in self._queue], self._slots.num_free)
+
     def _num_queued_tokens(self) -> int:
         return sum(request.num_prompt for request in self._queue)
 
@@ -118,9 +122,10 @@ class Inbox:
             raise Draining
         if spec.request_id in self._request_ids or spec.internal_id in self._deliver_to:
             raise DuplicateRequestId
-        num_waiting = len(self._queue) - self._slots.num_free
-        if num_waiting < 0:
-            return  # a free slot awaits it
+        num_awaited = sum(queued.spec.num_slots for queued in self._queue)
+        if num_awaited + spec.num_slots <= self._slots.num_free:
+            return  # free slots await it
+        num_waiting = len(self._queue) - self._num_fitting()
         num_tokens = self._num_queued_tokens() + request.num_prompt
         if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
             raise Overloaded(self._config.retry_after_s)

@@ -61,6 +61,23 @@ class SpeculationParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeamParams:
+    """A beam search instead of one completion.
+
+    Attributes:
+        num_beams: hypotheses that live, and slots that the request holds.
+        num_results: completions to answer with, the best ones.
+        length_penalty: exponent of the length that a sum of log-probabilities is divided by.
+        stops_early: whether ``num_beams`` finished hypotheses end the search whatever the others promise.
+    """
+
+    num_beams: int
+    num_results: int = 1
+    length_penalty: float = 1.0
+    stops_early: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
     """A validated request.
 
@@ -70,6 +87,7 @@ class RequestSpec:
         law: ``end_token_ids`` already holds EOS (unless ignored) and the stop ids.
         skip_special_tokens: whether the text leaves special tokens out.
         tenant: whose request it is; history may be shared within a tenant.
+        beams: None for one completion, which is drawn or greedy.
     """
 
     internal_id: str
@@ -85,6 +103,12 @@ class RequestSpec:
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     deadline_s: float | None = None
     tenant: str = ""
+    beams: BeamParams | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Rows of the cache that the request needs, all at once."""
+        return 1 if self.beams is None else self.beams.num_beams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +173,32 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeamAnswer:
+    """One completion that a beam search found.
+
+    Attributes:
+        tokens: the stop token included.
+        log_prob: sum of the tokens' log-probabilities, natural logarithm.
+        score: what completions are ranked by.
+        stop: the stop token; None where the length ended it.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    log_prob: float
+    score: float
+    reason: FinishReason
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Terminal event: the completion ended well. ``text`` is the held-back rest, to append."""
+    """Terminal event: the completion ended well.
+
+    Attributes:
+        text: the held-back rest, to append.
+        beams: what a beam search found, best first; reason, stop and text are then those of the best.
+    """
 
     reason: FinishReason
     stop: str | int | None
@@ -158,6 +206,7 @@ class Finished:
     num_prompt: int
     num_output: int
     report: SpeculationReport
+    beams: tuple[BeamAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

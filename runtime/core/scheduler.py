@@ -78,9 +78,21 @@ class StepPlan:
         return any(gamma is not None for gamma in self.gammas)
 
 
-def num_to_admit(num_queued: int, num_free: int) -> int:
-    """How many queued requests, oldest first, get a slot now."""
-    return min(num_queued, num_free)
+def num_to_admit(queued: Sequence[int], num_free: int) -> int:
+    """How many queued requests, oldest first, get their slots now.
+
+    A request gets all its slots at once or none, and nobody overtakes the one that waits: what it waits for, the
+    running ones give back, so it never waits for ever.
+
+    Args:
+        queued: slots that each queued request needs, oldest first.
+        num_free: slots that are free.
+    """
+    for num_admitted, num_slots in enumerate(queued):
+        if num_slots > num_free:
+            return num_admitted
+        num_free -= num_slots
+    return len(queued)
 
 
 def plan_step(rows: Sequence[Progress], limits: StepLimits) -> StepPlan:

@@ -15,7 +15,7 @@ class WorkerSnapshot:
     """Where a worker stands.
 
     Attributes:
-        num_running: requests holding a slot.
+        num_running: requests holding slots.
         num_queued: requests waiting for one.
         num_queued_tokens: prompt tokens of those waiting.
         step_count: steps run.
@@ -70,8 +70,12 @@ class Totals:
         """Add one row's step; tokens after a cut count nowhere."""
         num_accepted = min(progressed.trace.num_accepted, len(progressed.tokens))
         self.num_emitted += len(progressed.tokens)
+        self.count_pass(len(progressed.trace.draft_tokens), num_accepted)
+
+    def count_pass(self, num_drafted: int, num_accepted: int) -> None:
+        """Add one pass of the target for one request; of a beam search, steps instead of tokens."""
         self.num_target_passes += 1
-        self.num_drafted += len(progressed.trace.draft_tokens)
+        self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         missing = num_accepted - len(self.accepted_by_position)
         self.accepted_by_position.extend([0] * missing)
@@ -85,6 +89,7 @@ class Totals:
         num_queued: int,
         num_queued_tokens: int,
         num_slots: int,
+        num_free_slots: int,
         is_draining: bool,
         control: ControlReport | None = None,
     ) -> WorkerSnapshot:
@@ -93,7 +98,7 @@ class Totals:
             num_running=num_running,
             num_queued=num_queued,
             num_queued_tokens=num_queued_tokens,
-            num_free_slots=num_slots - num_running,
+            num_free_slots=num_free_slots,
             num_slots=num_slots,
             is_draining=is_draining,
             step_count=self.step_count,

@@ -27,9 +27,17 @@ class Row:
     order: int = 0
 
 
-@pytest.mark.parametrize(("queued", "free", "admitted"), [(0, 3, 0), (5, 3, 3), (2, 3, 2)])
-def test_as_many_are_admitted_as_slots_are_free(queued: int, free: int, admitted: int) -> None:
+@pytest.mark.parametrize(
+    ("queued", "free", "admitted"), [([], 3, 0), ([1] * 5, 3, 3), ([1, 1], 3, 2), ([2, 1, 1], 3, 2)]
+)
+def test_as_many_are_admitted_as_slots_are_free(
+    queued: list[int], free: int, admitted: int
+) -> None:
     assert num_to_admit(queued, free) == admitted
+
+
+def test_nobody_overtakes_a_request_that_waits_for_several_slots() -> None:
+    assert num_to_admit([1, 4, 1, 1], 4) == 1
 
 
 def test_a_long_prompt_is_fed_by_one_chunk_and_does_not_decode() -> None:

@@ -41,6 +41,23 @@ def test_no_slots_at_all_is_refused() -> None:
         SlotAllocator(0)
 
 
+def test_searches_take_the_last_slots_and_move_the_lowest_of_them() -> None:
+    slots = SlotAllocator(6)
+    assert slots.allocate() == 0
+    assert slots.reserve(2) == range(4, 6)
+    assert slots.reserve(3) == range(1, 4)
+    assert (slots.num_live, slots.num_reserved, slots.num_free) == (1, 5, 0)
+    with pytest.raises(ValueError, match="no slot"):
+        slots.allocate()
+    assert slots.release(4) == Move(1, 4)
+    assert slots.release(2) is None
+    assert slots.allocate() == 1
+    with pytest.raises(ValueError, match="not enough"):
+        slots.reserve(2)
+    with pytest.raises(ValueError, match="not reserved"):
+        slots.release(2)
+
+
 @given(st.lists(st.one_of(st.none(), st.integers(0, 7)), max_size=60))
 def test_live_rows_stay_a_prefix(actions: list[int | None]) -> None:
     """Rows named by number, moved as told, are never lost or doubled."""

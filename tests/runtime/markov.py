@@ -10,6 +10,7 @@ from engines.base import Engine, EngineLimits, FloatArray
 from engines.cpu_sampler import CpuSampler
 from engines.laws import ExactnessMode, SamplingLaw
 from engines.scripted import ScriptedEngine
+from runtime.beam_cache import BeamCache
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
 from runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec, SpeculationParams
@@ -123,8 +124,15 @@ class Harness:
         raise AssertionError("the worker never came to rest")
 
     def check_invariants(self) -> None:
-        """W3, R1, R2 and the audit of both caches (T30), to hold after every step."""
-        assert self.worker.snapshot().num_running == len(self.live)
+        """W3, W4, R1, R2 and the audit of both caches (T30), to hold after every step."""
+        rows = self.worker._rows
+        assert self.worker.snapshot().num_running == len(self.live) + len(rows.searches)
+        held = [slot for search in rows.searches for slot in search.slots]
+        assert sorted(held) == list(range(rows.slots.num_slots - len(held), rows.slots.num_slots))
+        for search in rows.searches:
+            assert search.request.slot == search.slots[0]
+            for cache in search.caches:
+                self._check_search(cache)
         for slot, request in enumerate(self.live):
             known = tuple(request.history.tolist())
             assert request.slot == slot
@@ -136,6 +144,16 @@ class Harness:
             self._check_cache(self.target, slot, known, request.num_computed)
             if self.draft is not None:
                 self._check_cache(self.draft, slot, known, request.draft_computed)
+
+    @staticmethod
+    def _check_search(cache: BeamCache) -> None:
+        """What a search takes its slots to hold, they hold."""
+        if not isinstance(cache.engine, ScriptedEngine):
+            return
+        for slot, held in zip(cache.slots, cache._held, strict=True):
+            prompt = cache._prompt[: held.num_tokens]
+            assert cache.engine.tokens_of(slot)[: held.num_tokens] == prompt + held.tail
+            assert len(prompt + held.tail) == held.num_tokens
 
     @staticmethod
     def _check_cache(engine: object, slot: int, known: tuple[int, ...], computed: int) -> None:
