@@ -1,43 +1,44 @@
 """Measures what the steps of a bundle cost on this machine.
 
-Times are those of real calls of the engines over the shapes that occur when requests are
-served; what the host and the sampler add is the time of real steps of a worker whose engines answer
-at once. The engines measured here are the caller's to close: a cache that grew for a long context
-never shrinks, so they must not serve afterwards.
+Times are those of real calls of the engines over the shapes that occur when requests are served.
+Calls of target and draft alternate as they do in service, where each pushes the other's weights out
+of the processor's caches. Rounds over all calls are interleaved, so that whatever else the machine does
+meets all alike; where two halves of the rounds disagree all the same, more are made, and a table that
+stays in doubt says so. The engines measured here are the caller's to close: a cache that grew for a
+long context never shrinks, so they must not serve afterwards.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from engines.base import Engine, EngineLimits, FloatArray, Span
+from engines.base import Engine, Span
 from engines.kv_cache import FIRST_CAPACITY, MIN_SPAN, capacities
-from engines.laws import ExactnessMode, Sampler, SamplingLaw
-from runtime.core.config import ServerConfig
-from runtime.core.costs import CostTable, HostCosts, ModelCosts, RowKind, fit_host, monotone
-from runtime.core.params import Event, RequestSpec, SpeculationParams
+from engines.laws import Sampler
+from runtime.core.costs import MOST_DISAGREEMENT, CostTable, ModelCosts, monotone
 from runtime.core.text import Decoder
-from runtime.worker import Worker
+from runtime.host_costs import measure_host
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SPANS = (2, 3, 5, 9, 17)
 DRAFT_SPANS = (2, 5)
+# Draft calls in a row between two of the target.
+DRAFT_CALLS = 2
 CATCH_UP_SPANS = (2, 16, 64, 256)
-HOST_ROWS = (1, 16)
-HOST_GAMMA = 4
-HOST_STEPS = 5
 # Context of the second point of the line through capacity; long enough to lie above its noise.
 LONG_CONTEXT = 480
 LONG_ROWS = 8
-KINDS = {
-    RowKind.GREEDY: (0.0, ExactnessMode.MAX_ACCEPT),
-    RowKind.SAMPLED: (1.0, ExactnessMode.MAX_ACCEPT),
-    RowKind.STABLE: (1.0, ExactnessMode.SEED_STABLE),
-}
+# Shares of the time: larger batches are begun until the first is spent on one call each.
+WARM_SHARE = 0.3
+LEAST_ROUNDS = 2
+"""Rounds that are made however long they take: fewer could not disagree."""
+TYPICAL = 0.25
+"""Quantile of a call's times. Whatever else runs on the machine only ever adds time, so that the lower
+quartile is closer to the call's own cost than the median is."""
 
 
 Call = Callable[[], object]
@@ -49,51 +50,49 @@ class Budget:
 
     Attributes:
         total_s: after this many seconds no further batch size, and no further round, is begun.
-        repeats: timed calls of each shape at most.
+        repeats: rounds at most, before it is asked whether they agree.
+        attempts: times that so many rounds are made where they do not.
     """
 
     total_s: float = 6.0
-    repeats: int = 7
+    repeats: int = 8
+    attempts: int = 3
 
 
-class StillEngine:
-    """An engine that computes nothing: every wanted row of logits is the same.
+@dataclass(slots=True, kw_only=True)
+class _Model:
+    """One model's calls by batch and tokens, and their times.
 
-    Args:
-        limits: capacities.
-        row: [V] float32.
+    Attributes:
+        times: by (batch, tokens), seconds of every round.
     """
 
-    def __init__(self, limits: EngineLimits, row: FloatArray, *, max_wanted: int) -> None:
-        self._limits = limits
-        self._logits = np.tile(row, (limits.max_batch, max_wanted, 1))
+    engine: Engine
+    spans: tuple[int, ...]
+    calls_at_once: int = 1
+    times: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
-    @property
-    def limits(self) -> EngineLimits:
-        """Capacities."""
-        return self._limits
+    def call(self, batch: int, tokens: int) -> None:
+        """One call, as often as it is made at once."""
+        extend = _extend_call(self.engine, batch, tokens)
+        for _ in range(self.calls_at_once):
+            extend()
 
-    @property
-    def is_row_invariant(self) -> bool:
-        """Trivially."""
-        return True
-
-    def extend(self, spans: Sequence[Span]) -> FloatArray:
-        """[B, R, V] float32, the same row everywhere."""
-        wanted = max(span.num_logits for span in spans)
-        return self._logits[: len(spans), :wanted]
-
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Nothing lies anywhere."""
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Nothing lies anywhere."""
-
-    def trim(self, lengths: Sequence[int]) -> None:
-        """Holds nothing."""
-
-    def close(self) -> None:
-        """Nothing to free."""
+    def costs(self, position_s: float) -> ModelCosts:
+        """What was measured, made monotone."""
+        batches = sorted({batch for batch, _ in self.times})
+        typical = [
+            [_typical(self.times[batch, tokens]) / self.calls_at_once for tokens in self.spans]
+            for batch in batches
+        ]
+        grid = monotone(np.array(typical))
+        return ModelCosts(
+            batches=tuple(batches),
+            tokens=self.spans,
+            seconds=tuple(tuple(row) for row in grid.tolist()),
+            capacity=capacities(self.engine.limits)[0],
+            position_s=position_s,
+        )
 
 
 def calibrate(
@@ -118,74 +117,97 @@ def calibrate(
         clock: seconds.
     """
     budget = budget or Budget()
-    began = clock()
     widest = max(MIN_SPAN, min(max_gamma + 1, target.limits.max_extend))
     spans = (*(n for n in SPANS if n < widest), widest)
-    first, second = (began + share * budget.total_s for share in (0.7, 1.0))
-    target_costs = _measure_model(target, spans, _Timer(clock, budget.repeats, first))
-    draft_timer = _Timer(clock, budget.repeats, second)
+    models = [_Model(engine=target, spans=spans)]
+    if draft is not None:
+        models.append(_Model(engine=draft, spans=DRAFT_SPANS, calls_at_once=DRAFT_CALLS))
+    disagreement = _measure_grids(models, budget, clock)
+    # From here on the caches grow.
+    costs = [model.costs(_position_s(model.engine, budget.repeats, clock)) for model in models]
     return CostTable(
-        target=target_costs,
-        # Catching up is measured first: the other measurement leaves the cache grown.
-        catch_up=None if draft is None else _measure_catch_up(draft, draft_timer),
-        draft=None if draft is None else _measure_model(draft, DRAFT_SPANS, draft_timer),
-        host=_measure_host(target.limits, sampler, decoder, max_gamma, clock),
+        target=costs[0],
+        draft=None if draft is None else costs[1],
+        catch_up=None if draft is None else _measure_catch_up(draft, budget.repeats, clock),
+        host=measure_host(target.limits, sampler, decoder, max_gamma, clock),
         capacities=capacities(target.limits),
+        disagreement=disagreement,
     )
 
 
-class _Timer:
-    """Times calls in rounds, so that a disturbance of the machine spreads over all of them.
-
-    Args:
-        deadline: on the clock; after it no further round is begun.
-    """
-
-    def __init__(self, clock: Callable[[], float], repeats: int, deadline: float) -> None:
-        self.clock = clock
-        self._repeats = repeats
-        self.deadline = deadline
-
-    def typical_s(self, calls: Sequence[Call]) -> list[float]:
-        """Lower quartile of each call's seconds; one round more goes before and is not counted.
-
-        Whatever else runs on the machine only ever adds time, so the quartile is closer to the
-        call's own cost than the median is.
-        """
-        times: list[list[float]] = [[] for _ in calls]
-        for number in range(self._repeats + 1):
-            if number > 1 and self.clock() > self.deadline:
+def _measure_grids(models: Sequence[_Model], budget: Budget, clock: Callable[[], float]) -> float:
+    """Time every call in rounds; how far two halves of the rounds disagree."""
+    began = clock()
+    order = _order(models, began + WARM_SHARE * budget.total_s, clock)
+    disagreement = np.inf
+    for attempt in range(1, budget.attempts + 1):
+        for number in range(max(budget.repeats, LEAST_ROUNDS)):
+            is_late = clock() > began + attempt * budget.total_s
+            if is_late and (number >= LEAST_ROUNDS or attempt > 1):
                 break
-            for call, taken in zip(calls, times, strict=True):
-                began = self.clock()
-                call()
-                taken.append(self.clock() - began)
-        # A clock too coarse for the call must not make it free.
-        return [max(float(np.quantile(taken[1:], 0.25)), 1e-9) for taken in times]
-
-
-def _measure_model(engine: Engine, spans: Sequence[int], timer: _Timer) -> ModelCosts:
-    """Small batches first; those whose turn comes after the deadline are left to extrapolation."""
-    limits = engine.limits
-    batches = [batch for batch in BATCHES if batch < limits.max_batch] + [limits.max_batch]
-    calls: list[list[Call]] = []
-    for batch in batches:
-        if calls and timer.clock() > timer.deadline:
+            for model, batch, tokens in order:
+                call_began = clock()
+                model.call(batch, tokens)
+                # A clock too coarse for the call must not make it free.
+                taken_s = max(clock() - call_began, 1e-9)
+                model.times.setdefault((batch, tokens), []).append(taken_s)
+        disagreement = _disagreement([one for model in models for one in model.times.values()])
+        if disagreement <= MOST_DISAGREEMENT:
             break
-        calls.append([_extend_call(engine, batch, tokens) for tokens in spans])
-        calls[-1][-1]()
-    times = timer.typical_s([call for row in calls for call in row])
-    grid = monotone(np.array(times).reshape(len(calls), len(spans)))
-    return ModelCosts(
-        batches=tuple(batches[: len(calls)]),
-        tokens=tuple(spans),
-        seconds=tuple(tuple(row) for row in grid.tolist()),
-        capacity=capacities(limits)[0],
-        position_s=_position_s(engine, timer),
-    )
+    return disagreement
 
 
-def _position_s(engine: Engine, timer: _Timer) -> float:
+def _order(
+    models: Sequence[_Model], warm_until: float, clock: Callable[[], float]
+) -> list[tuple[_Model, int, int]]:
+    """Calls of one round, after one call each: the target's and the draft's in turns.
+
+    Small batches come first; those whose turn is after ``warm_until`` are left to extrapolation.
+    """
+    most = min(model.engine.limits.max_batch for model in models)
+    order: list[tuple[_Model, int, int]] = []
+    for batch in (*(one for one in BATCHES if one < most), most):
+        if order and clock() > warm_until:
+            break
+        calls: list[tuple[_Model, int, int]] = []
+        for index, tokens in enumerate(models[0].spans):
+            calls.append((models[0], batch, tokens))
+            calls += [(one, batch, one.spans[index % len(one.spans)]) for one in models[1:]]
+        # A model with more lengths than the target has the rest at the end.
+        seen = {(id(model), tokens) for model, _, tokens in calls}
+        for model in models[1:]:
+            calls += [(model, batch, n) for n in model.spans if (id(model), n) not in seen]
+        for model, rows, tokens in calls:
+            model.call(rows, tokens)
+        order += calls
+    return order
+
+
+def _disagreement(times: Sequence[Sequence[float]]) -> float:
+    """How far apart every other round is from those between, as a share that four of five calls keep.
+
+    A machine that was slower in one half altogether misleads no choice, and is left out.
+    """
+    halves = np.array([[_typical(one[0::2]), _typical(one[1::2])] for one in times])
+    apart = np.log(halves[:, 0] / halves[:, 1])
+    return float(np.quantile(np.abs(apart - np.median(apart)), 0.8))
+
+
+def _typical(times: Sequence[float]) -> float:
+    return float(np.quantile(times, TYPICAL))
+
+
+def _time(call: Call, repeats: int, clock: Callable[[], float]) -> float:
+    """Typical seconds of one call; one more goes before and is not counted."""
+    times = []
+    for _ in range(repeats + 1):
+        began = clock()
+        call()
+        times.append(max(clock() - began, 1e-9))
+    return _typical(times[1:])
+
+
+def _position_s(engine: Engine, repeats: int, clock: Callable[[], float]) -> float:
     """What a further cache position costs a row: the same call before and after the cache grew."""
     limits = engine.limits
     start = min(LONG_CONTEXT, limits.max_context - MIN_SPAN)
@@ -195,19 +217,19 @@ def _position_s(engine: Engine, timer: _Timer) -> float:
         return 0.0
     rows = min(LONG_ROWS, limits.max_batch)
     call = _extend_call(engine, rows, MIN_SPAN)
-    (short_s,) = timer.typical_s([call])
+    short_s = _time(call, repeats, clock)
     for first in range(0, start, limits.max_extend):
         tokens = (0,) * min(limits.max_extend, start - first)
         engine.extend([Span(slot=0, start=first, tokens=tokens, num_logits=0)])
     engine.extend([Span(slot=0, start=start, tokens=(0,) * MIN_SPAN, num_logits=0)])
-    (long_s,) = timer.typical_s([call])
+    long_s = _time(call, repeats, clock)
     return max(0.0, long_s - short_s) / (grown * rows)
 
 
-def _measure_catch_up(engine: Engine, timer: _Timer) -> ModelCosts:
+def _measure_catch_up(engine: Engine, repeats: int, clock: Callable[[], float]) -> ModelCosts:
     longest = min(engine.limits.max_extend, engine.limits.max_context)
     spans = (*(n for n in CATCH_UP_SPANS if n < longest), longest)
-    times = timer.typical_s([_extend_call(engine, 1, n, is_judged=False) for n in spans])
+    times = [_time(_extend_call(engine, 1, n, is_judged=False), repeats, clock) for n in spans]
     grid = monotone(np.array([times]))
     return ModelCosts(
         batches=(1,),
@@ -225,65 +247,3 @@ def _extend_call(engine: Engine, batch: int, tokens: int, *, is_judged: bool = T
         for slot in range(batch)
     ]
     return lambda: engine.extend(spans)
-
-
-def _measure_host(
-    limits: EngineLimits,
-    sampler: Sampler,
-    decoder: Decoder,
-    max_gamma: int,
-    clock: Callable[[], float],
-) -> HostCosts:
-    """Seconds of steps whose engines take none; the draft is always right, so all is judged."""
-    row = np.random.default_rng(0).normal(scale=3.0, size=limits.vocab_size).astype(np.float32)
-    gammas = (0, min(HOST_GAMMA, max_gamma))
-    still = StillEngine(limits, row, max_wanted=max(MIN_SPAN, gammas[-1] + 1))
-    samples = []
-    for rows in sorted({min(one, limits.max_batch) for one in HOST_ROWS}):
-        for kind in RowKind:
-            for gamma in dict.fromkeys(gammas):
-                seconds = _host_step_s(still, sampler, decoder, kind, rows, gamma, clock)
-                samples.append((kind, rows, gamma, max(seconds, 1e-9)))
-    return fit_host(samples)
-
-
-def _host_step_s(
-    still: StillEngine,
-    sampler: Sampler,
-    decoder: Decoder,
-    kind: RowKind,
-    rows: int,
-    gamma: int,
-    clock: Callable[[], float],
-) -> float:
-    temperature, mode = KINDS[kind]
-    worker = Worker(
-        target=still,
-        draft=still,
-        sampler=sampler,
-        config=ServerConfig(max_running=rows),
-        max_gamma=max(gamma, 1),
-        decoder=decoder,
-    )
-    for index in range(rows):
-        spec = RequestSpec(
-            internal_id=str(index),
-            request_id=str(index),
-            prompt_tokens=(0,),
-            law=SamplingLaw(temperature=temperature),
-            seed=index,
-            max_tokens=(HOST_STEPS + 2) * (gamma + 1),
-            speculation=SpeculationParams(drafter="model", gamma=gamma, mode=mode),
-        )
-        worker.submit(spec, _ignore)
-    worker.run_step()
-    times = []
-    for _ in range(HOST_STEPS):
-        began = clock()
-        worker.run_step()
-        times.append(clock() - began)
-    return float(np.quantile(times, 0.25))
-
-
-def _ignore(event: Event) -> None:
-    """Nobody reads what a calibration says."""

@@ -23,30 +23,50 @@ def load_or_measure(
 ) -> CostTable:
     """The table kept at the first of the paths that has one, or a measured one, which is kept.
 
+    A kept table whose measurements disagreed is measured again, and the better of the two is taken.
+
     Args:
         paths: where it may lie, in order of preference; the first that can be written keeps it.
         measure: takes seconds.
         is_refreshed: measure even if there is one.
     """
-    if not is_refreshed:
-        for path in paths:
-            try:
-                return CostTable.from_json(path.read_text(encoding="utf-8"))
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError) as error:
-                log.warning("the cost table %s cannot be used: %s", path, error)
+    kept = None if is_refreshed else _kept(paths)
+    if kept is not None and kept.is_settled:
+        return kept
     table = measure()
+    if kept is not None and kept.disagreement < table.disagreement:
+        table = kept
+    if not table.is_settled:
+        log.warning(
+            "measurements of what steps cost disagree by %.0f %%: something else uses this machine; "
+            "served steps will correct them, and the next start measures again",
+            100.0 * table.disagreement,
+        )
+    _keep(paths, table)
+    return table
+
+
+def _kept(paths: Sequence[Path]) -> CostTable | None:
+    for path in paths:
+        try:
+            return CostTable.from_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            log.warning("the cost table %s cannot be used: %s", path, error)
+    return None
+
+
+def _keep(paths: Sequence[Path], table: CostTable) -> None:
     for path in paths:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
             unfinished.write_text(table.to_json() + "\n", encoding="utf-8")
             unfinished.replace(path)
-            break
+            return
         except OSError as error:
             log.info("the cost table cannot be kept in %s: %s", path.parent, error)
-    return table
 
 
 def table_name(*, files: Sequence[str], device: str, num_threads: int, max_batch: int) -> str:

@@ -21,10 +21,10 @@ from engines.base import EngineLimits
 from engines.bundle import load_bundle
 from engines.cpu_sampler import CpuSampler
 from engines.laws import SamplingLaw
-from runtime.calibrate import StillEngine
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
 from runtime.core.params import RequestSpec
+from runtime.host_costs import StillEngine
 from runtime.opening import ServeOptions, bundle_costs
 from runtime.steering import Steering
 from runtime.tokenizer import TokenizersCodec

@@ -106,7 +106,8 @@ RULES: dict[str, set[str]] = {
         "runtime.step",
     },
     # Measures engines it is given, through a worker of its own.
-    "runtime.calibrate": PURE | CORE | {"engines.kv_cache", "runtime.worker"},
+    "runtime.calibrate": PURE | CORE | {"engines.kv_cache", "runtime.host_costs"},
+    "runtime.host_costs": PURE | CORE | {"engines.kv_cache", "runtime.worker"},
     "runtime.cost_store": CORE,
     "runtime.steering": PURE | CORE | {"runtime.drafters.base", "runtime.steering_rows"},
     "runtime.steering_rows": PURE | CORE,

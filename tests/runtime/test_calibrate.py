@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,71 @@ def test_a_table_is_measured_once_and_again_on_demand(tmp_path: Path) -> None:
     load_or_measure([path], measure, is_refreshed=True)
     assert engine.num_extends > num_extends
     assert [file.name for file in path.parent.iterdir()] == ["table.json"]
+
+
+class Disturbed(PricedEngine):
+    """Calls of some rounds take several times as long, each its own time."""
+
+    def __init__(self, ticker: Ticker, *, until: int | None) -> None:
+        super().__init__(ticker, 0.5, 0.0)
+        self._rng = np.random.default_rng(0)
+        self._until = until
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        logits = super().extend(spans)
+        if self._until is None or self.num_extends < self._until:
+            self._ticker.now += float(self._rng.exponential(scale=20.0))
+        return logits
+
+
+def test_rounds_that_disagree_are_repeated_until_they_agree() -> None:
+    ticker = Ticker()
+    budget = Budget(total_s=1e9, repeats=6, attempts=8)
+    calm = PricedEngine(ticker, 0.5, 0.0)
+    assert measured(ticker, calm, None, budget).disagreement == 0.0
+    passing = Disturbed(ticker, until=250)
+    table = measured(ticker, passing, None, budget)
+    assert table.is_settled
+    assert passing.num_extends > 2 * calm.num_extends
+    assert table.target.extend_s(4, 5, 128) == pytest.approx(1.0 + 0.5 * 4 * 5, rel=0.1)
+
+
+def test_a_table_in_doubt_says_so_and_is_measured_again_at_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticker = Ticker()
+    budget = Budget(total_s=1e9, repeats=4, attempts=2)
+    path = tmp_path / "table.json"
+    noisy = load_or_measure(
+        [path], lambda: measured(ticker, Disturbed(ticker, until=None), None, budget)
+    )
+    assert not noisy.is_settled
+    assert "disagree" in caplog.text
+    # Another noisy start keeps the better of both, a calm one ends it.
+    worse = replace(noisy, disagreement=9.0)
+    assert load_or_measure([path], lambda: worse) == noisy
+    calm = measured(ticker, PricedEngine(ticker, 0.5, 0.0), None, budget)
+    assert load_or_measure([path], lambda: calm) == calm
+    assert load_or_measure([path], lambda: worse) == calm
+
+
+def test_target_and_draft_are_called_in_turns() -> None:
+    """As in service, where each pushes the other's weights out of the caches."""
+    ticker = Ticker()
+    log: list[str] = []
+
+    class Logged(PricedEngine):
+        def __init__(self, name: str) -> None:
+            super().__init__(ticker, 0.5, 0.0)
+            self._name = name
+
+        def extend(self, spans: Sequence[Span]) -> FloatArray:
+            log.append(self._name)
+            return super().extend(spans)
+
+    measured(ticker, Logged("t"), Logged("d"), Budget(total_s=1e9, repeats=2))
+    # 4 batches of 4 lengths, once to warm up and twice to be timed.
+    assert "".join(log).startswith("tdd" * (4 * 4 * 3))
 
 
 def test_a_folder_that_cannot_be_written_passes_its_table_to_the_next(
