@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from engines.base import BundleError, Engine, EngineError
 from engines.bundle import Bundle, ModelEntry
 from engines.devices import CPU, CUDA, TENSORRT, Choice, Device, choose, parse_device
+from engines.sampler_tensors import SAMPLER_FOLDER
 
 if TYPE_CHECKING:
+    from engines.graph_sampler import GraphSampler
     from engines.pair import Pair
     from engines.plan_engine import PlanEngine
 
@@ -21,6 +24,7 @@ def open_engine(
     num_threads: int = 2,
     max_batch: int | None = None,
     with_trees: bool = False,
+    provider_options: Mapping[str, str] | None = None,
 ) -> Engine:
     """One model of a bundle, ready to extend.
 
@@ -31,6 +35,7 @@ def open_engine(
         num_threads: of the pool that all engines of the process share.
         max_batch: slots; None for all the bundle allows.
         with_trees: load the graphs that verify trees too, where bundle and backend have them.
+        provider_options: of ONNX Runtime's CUDA provider, as it documents them.
 
     Raises:
         BundleError: the bundle has no such model, or its graph does not fit the manifest.
@@ -55,6 +60,7 @@ def open_engine(
             num_threads=num_threads,
             max_batch=max_batch,
             owns_device=True,
+            provider_options=provider_options,
         )
     from engines.onnx_engine import OnnxEngine
 
@@ -75,6 +81,7 @@ def open_pair(
     num_threads: int = 2,
     max_batch: int | None = None,
     with_trees: bool = False,
+    provider_options: Mapping[str, str] | None = None,
 ) -> Pair:
     """The models of a bundle and their sampler, ready to serve.
 
@@ -85,43 +92,77 @@ def open_pair(
         num_threads: of the pool that all engines of the process share.
         max_batch: slots; None for all the bundle allows.
         with_trees: load the graphs that verify trees too; engines whose device samples take none.
+        provider_options: of ONNX Runtime's CUDA provider, as it documents them.
 
     Raises:
         BundleError: a graph does not fit the manifest, or the bundle lacks what was asked for.
         EngineError: the backend cannot load it, or the sampler cannot be where it was asked for.
     """
-    from engines.pair import DEVICE, choose_place, open_on_host, why_no_graphs
+    from engines.pair import DEVICE, choose_place, open_on_host
 
     chosen = parse_device(device) or choose_device(device, bundle).device
     rows = max_batch or bundle.manifest.max_batch
-    missing = why_no_graphs(bundle) or _why_no_sampler(chosen)
+    options: dict[str, Any] = {
+        "num_threads": num_threads,
+        "max_batch": rows,
+        "provider_options": _options_for(chosen, provider_options),
+    }
+    missing = _why_no_sampler(bundle, chosen)
     place, reason = choose_place(sampler, is_accelerator=chosen.kind != CPU, missing=missing)
     if place == DEVICE:
-        return _open_together(bundle, chosen, num_threads, rows, reason)
-    options: dict[str, Any] = {"device": str(chosen), "num_threads": num_threads, "max_batch": rows}
+        return _open_together(bundle, chosen, reason, **options)
+    options["device"] = str(chosen)
     target = open_engine(bundle, "target", with_trees=with_trees, **options)
     draft = None if bundle.manifest.draft is None else open_engine(bundle, "draft", **options)
     return open_on_host(target, draft, bundle, rows, reason)
 
 
 def _open_together(
-    bundle: Bundle, chosen: Device, num_threads: int, max_batch: int, reason: str
+    bundle: Bundle,
+    chosen: Device,
+    reason: str,
+    *,
+    num_threads: int,
+    max_batch: int,
+    provider_options: Mapping[str, str],
 ) -> Pair:
+    from engines.onnx_plan import open_on_device
+    from engines.onnx_sampler import open_onnx_sampler
     from engines.pair import open_together
 
-    memory = _open_memory(chosen)
+    memory, manifest = _open_memory(chosen), bundle.manifest
 
     def open_model(entry: ModelEntry, part: str) -> PlanEngine:
         if chosen.kind == TENSORRT:
             from engines.tensorrt_engine import open_tensorrt
 
             return open_tensorrt(bundle, entry, part, device=memory, max_batch=max_batch)
-        from engines.onnx_plan import open_on_device
+        return open_on_device(
+            bundle,
+            entry,
+            memory,
+            num_threads=num_threads,
+            max_batch=max_batch,
+            provider_options=provider_options,
+        )
 
-        return open_on_device(bundle, entry, memory, num_threads=num_threads, max_batch=max_batch)
+    def open_sampler() -> GraphSampler:
+        if chosen.kind == TENSORRT and not _why_no_sampler_plans(bundle, chosen.index):
+            from engines.tensorrt_sampler import open_tensorrt_sampler
+
+            return open_tensorrt_sampler(bundle, memory, max_batch=max_batch)
+        return open_onnx_sampler(
+            bundle.root / SAMPLER_FOLDER,
+            device=memory,
+            max_batch=max_batch,
+            max_gamma=manifest.max_gamma,
+            vocab_size=manifest.target.vocab_size,
+            num_threads=num_threads,
+            provider_options=provider_options,
+        )
 
     return open_together(
-        bundle, memory, open_model, num_threads=num_threads, max_batch=max_batch, reason=reason
+        bundle, memory, open_model, open_sampler, max_batch=max_batch, reason=reason
     )
 
 
@@ -136,9 +177,19 @@ def _open_memory(chosen: Device) -> Any:
     return CudaDevice(chosen.index)
 
 
-def _why_no_sampler(chosen: Device) -> str:
-    """Why the sampler's graphs do not run on a device; TensorRT's shares CUDA's provider."""
-    return "" if chosen.kind == CPU else _why_no_cuda(chosen.index)
+def _why_no_sampler(bundle: Bundle, chosen: Device) -> str:
+    """Why a bundle's sampler does not run on a device, in words; empty where it does."""
+    from engines.pair import why_no_graphs
+
+    if reason := why_no_graphs(bundle):
+        return reason
+    if chosen.kind == CPU:
+        return ""
+    if chosen.kind == CUDA:
+        return _why_no_cuda(chosen.index)
+    without_plans = _why_no_sampler_plans(bundle, chosen.index)
+    without_cuda = _why_no_cuda(chosen.index) if without_plans else ""
+    return f"{without_plans}; {without_cuda}" if without_cuda else ""
 
 
 def choose_device(text: str, bundle: Bundle) -> Choice:
@@ -166,6 +217,24 @@ def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
     except EngineError as error:
         return str(error)
     return ""
+
+
+def _why_no_sampler_plans(bundle: Bundle, index: int) -> str:
+    """Why TensorRT does not run the sampler itself; ONNX Runtime's CUDA provider may instead."""
+    from engines.tensorrt_sampler import check_sampler_plans
+
+    try:
+        check_sampler_plans(bundle, index)
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def _options_for(chosen: Device, asked: Mapping[str, str] | None) -> dict[str, str]:
+    """Options of the CUDA provider, refused where nothing would read them."""
+    if asked and chosen.kind == CPU:
+        raise EngineError(f"provider option {min(asked)}: device {chosen} has no such provider")
+    return dict(asked or {})
 
 
 def _why_no_cuda(index: int) -> str:

@@ -15,13 +15,12 @@ from itertools import groupby
 import numpy as np
 
 from engines.base import EngineError, Span
-from engines.onnx_sampler import OnnxSampler
+from engines.graph_sampler import GraphSampler
 from engines.plan_device import DeviceTensor
 from engines.plan_engine import PlanEngine
 from engines.plan_uploads import GivenTokens
 from engines.rounds import DraftError, Round, RoundAnswer, RoundRow
 from engines.sampler_round import DeviceRound
-from engines.sampler_runner import DeviceValue, as_tensor
 
 # Stands where the device puts a token of its own.
 _ANY_TOKEN = 0
@@ -36,7 +35,7 @@ class DeviceRounds:
         sampler: likewise on that device.
     """
 
-    def __init__(self, target: PlanEngine, draft: PlanEngine | None, sampler: OnnxSampler) -> None:
+    def __init__(self, target: PlanEngine, draft: PlanEngine | None, sampler: GraphSampler) -> None:
         self._target = target
         self._draft = draft
         self._sampler = sampler
@@ -68,7 +67,7 @@ class DeviceRounds:
     def _propose(self, asked: Round, round_: DeviceRound, longest: int) -> None:
         """Enqueue the draft model's steps and the draws between them."""
         starts = list(asked.draft_starts)
-        drawn: DeviceValue | None = None
+        drawn: DeviceTensor | None = None
         for depth in range(max(row.gamma for row in asked.rows)):
             active = [row for row in asked.rows if row.gamma > depth]
             fed = {row.sampling.slot: _fed(row, starts, depth) for row in active}
@@ -76,7 +75,7 @@ class DeviceRounds:
                 Span(slot=slot, start=start, tokens=fed.get(slot, ()), num_logits=int(slot in fed))
                 for slot, start in enumerate(starts)
             ]
-            given = [] if drawn is None else [*_given(fed, as_tensor(drawn))]
+            given = [] if drawn is None else [*_given(fed, drawn)]
             try:
                 assert self._draft is not None, "rows are drafted for only where there is a draft"
                 logits = self._draft.extend_on_device(spans, given)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import onnxruntime
 
 from engines.base import BundleError, EngineLimits
+from engines.bound_session import BoundSession
 from engines.bundle import (
     LOGIT_POSITIONS,
     LOGITS,
@@ -26,12 +26,12 @@ from engines.bundle import (
     value_name,
 )
 from engines.kv_cache import MIN_SPAN, cache_names, capacities
-from engines.onnx_session import check_graph, enqueue, open_session
-from engines.plan_device import PlanDevice
+from engines.onnx_session import check_graph, open_session, records_graphs
+from engines.plan_device import DeviceTensor, PlanDevice
 from engines.plan_engine import PlanEngine
-from engines.plans import PlanEntry, Profile, Range, Shape, plan_capacities
+from engines.plans import MAX_STEP_TOKENS, PlanEntry, Profile, Range, Shape, plan_capacities
 
-_MAX_BINDINGS = 512
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 _ANY = "any"
 
 
@@ -40,25 +40,20 @@ class OnnxPlan:
 
     Args:
         session: over the canonical graph; shared by the plans of all capacities.
-        device: whose memory is bound.
         model: entry of the model.
         entry: describes the plan as a built one is described.
+        max_recorded: tokens of the widest span whose runs may be recorded as CUDA graphs.
     """
 
     def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        device: PlanDevice,
-        model: ModelEntry,
-        entry: PlanEntry,
+        self, session: BoundSession, model: ModelEntry, entry: PlanEntry, *, max_recorded: int
     ) -> None:
         self.entry = entry
         self._session = session
-        self._place = (device.kind, device.index)
         self._model = model
+        self._max_recorded = max_recorded
         self._past_names = cache_names(model.num_layers, key_name, value_name)
         self._present_names = cache_names(model.num_layers, new_key_name, new_value_name)
-        self._bindings: dict[tuple[object, ...], onnxruntime.IOBinding] = {}
 
     def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:
         """Enqueue the graph; see ``LoadedPlan.run``.
@@ -66,35 +61,29 @@ class OnnxPlan:
         Raises:
             EngineError: the library refuses, in its own words.
         """
-        key = (shape, *addresses.values())
-        binding = self._bindings.get(key)
-        if binding is None:
-            if len(self._bindings) >= _MAX_BINDINGS:
-                self._bindings.clear()
-            binding = self._bindings[key] = self._bind(shape, addresses)
-        enqueue(self._session, binding)
+        tensors = self._tensors(shape, addresses)
+        self._session.run(tensors, may_record=shape.tokens <= self._max_recorded)
 
     def close(self) -> None:
         """Drop what is bound."""
-        self._bindings.clear()
+        self._session.close()
 
-    def _bind(self, shape: Shape, addresses: Mapping[str, int]) -> onnxruntime.IOBinding:
-        model, place = self._model, self._place
-        binding = self._session.io_binding()
-        for name, dims in (
-            (TOKENS, (shape.batch, shape.tokens)),
-            (START, (shape.batch,)),
-            (LOGIT_POSITIONS, (shape.batch, shape.wanted)),
-        ):
-            binding.bind_input(name, *place, np.int64, dims, addresses[name])
+    def _tensors(self, shape: Shape, addresses: Mapping[str, int]) -> dict[str, DeviceTensor]:
+        model = self._model
         rows = (shape.batch, model.num_kv_heads, self.entry.capacity, model.head_size)
-        for name in self._past_names:
-            binding.bind_input(name, *place, np.float32, rows, addresses[name])
-        for name in self._present_names:
-            binding.bind_output(name, *place, np.float32, rows, addresses[name])
-        logits = (shape.batch, shape.wanted, model.vocab_size)
-        binding.bind_output(LOGITS, *place, np.float32, logits, addresses[LOGITS])
-        return binding
+        caches = (*self._past_names, *self._present_names)
+        sizes: dict[str, tuple[int, ...]] = {
+            TOKENS: (shape.batch, shape.tokens),
+            START: (shape.batch,),
+            LOGIT_POSITIONS: (shape.batch, shape.wanted),
+            **dict.fromkeys(caches, rows),
+            LOGITS: (shape.batch, shape.wanted, model.vocab_size),
+        }
+        integers = (TOKENS, START, LOGIT_POSITIONS)
+        return {
+            name: DeviceTensor(addresses[name], dims, _INT64 if name in integers else _FLOAT32)
+            for name, dims in sizes.items()
+        }
 
 
 def open_on_device(
@@ -105,6 +94,7 @@ def open_on_device(
     num_threads: int = 2,
     max_batch: int | None = None,
     owns_device: bool = False,
+    provider_options: Mapping[str, str] | None = None,
 ) -> PlanEngine:
     """Engine of a bundle's model over a device.
 
@@ -117,6 +107,7 @@ def open_on_device(
         num_threads: of the pool that all sessions of the process share.
         max_batch: slots; None for all the bundle allows.
         owns_device: whether closing the engine closes the device.
+        provider_options: of a GPU's provider, as ``open_session`` takes them.
 
     Raises:
         BundleError: the graph does not fit its entry, or ``max_batch`` the bundle.
@@ -131,6 +122,7 @@ def open_on_device(
         device_index=device.index,
         num_threads=num_threads,
         stream=device.stream,
+        provider_options=provider_options,
     )
     check_graph(session, model)
     limits = EngineLimits(
@@ -140,8 +132,15 @@ def open_on_device(
         vocab_size=model.vocab_size,
     )
     is_row_invariant = device.kind == "cpu"
+    bound = BoundSession(session, device, records=records_graphs(provider_options or {}))
+    max_recorded = max(MAX_STEP_TOKENS, manifest.max_gamma + 1)
     plans = [
-        OnnxPlan(session, device, model, _entry(limits, capacity, is_row_invariant))
+        OnnxPlan(
+            bound,
+            model,
+            _entry(limits, capacity, is_row_invariant),
+            max_recorded=max_recorded,
+        )
         for capacity in plan_capacities(capacities(limits))
     ]
     return PlanEngine(

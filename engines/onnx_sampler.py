@@ -1,154 +1,87 @@
-"""The sampler of accelerators: ONNX graphs over logits that stay where they are.
-
-The same laws, modes and noise as ``engines.cpu_sampler``. Greedy and ``seed_stable`` tokens are the
-same from both, unless float32 rounding reverses two that are nearly equal. Where a number draws a
-token, the graphs lay the tokens out by id and that sampler by rank, so the law is the same and the
-tokens of a seed are not. What reaches the host per step is one tensor of integers per row.
-
-``Sampler``'s two methods hand their answers to the host at once. A ``DeviceRound`` takes the same
-steps without: gamma proposals and the judgement follow one another on the device, each reading what
-the one before wrote, because all noise and all parameters are known before the first.
-
-Not thread-safe: the thread that owns the engines owns it.
-"""
+"""The sampler's graphs on ONNX Runtime, over the memory and the stream of a device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
-from engines import sampler_tensors as names
-from engines.base import EngineError, FloatArray
-from engines.laws import SamplingRow, Verdict
-from engines.noise import CounterNoise, NoiseSource
-from engines.plan_device import HostDevice, PlanDevice
-from engines.sampler_round import DeviceRound
-from engines.sampler_runner import SamplerRunner
+from engines.base import EngineError
+from engines.bound_session import BoundSession
+from engines.graph_sampler import GraphSampler
+from engines.noise import NoiseSource
+from engines.onnx_session import open_session, records_graphs
+from engines.plan_device import DeviceTensor, HostDevice, PlanDevice
 
 
-class OnnxSampler:
-    """Implements ``engines.laws.Sampler`` with the graphs of ``export.sampler_graphs``.
+class OnnxGraph:
+    """One graph in a session; see ``engines.sampler_runner.SamplerGraph``."""
+
+    def __init__(self, file: str, session: BoundSession) -> None:
+        self._file = file
+        self._session = session
+        self.inputs = session.inputs
+        self.outputs = session.outputs
+
+    def run(self, tensors: Mapping[str, DeviceTensor]) -> None:
+        """Enqueue it; see ``SamplerGraph.run``."""
+        try:
+            self._session.run(tensors)
+        except EngineError as error:
+            raise EngineError(f"{self._file}: {error}") from error
+
+    def close(self) -> None:
+        """Drop what is bound."""
+        self._session.close()
+
+
+def open_onnx_sampler(
+    folder: Path,
+    *,
+    max_batch: int,
+    max_gamma: int,
+    vocab_size: int,
+    device: PlanDevice | None = None,
+    num_threads: int = 2,
+    noise: NoiseSource | None = None,
+    draws_races: bool | None = None,
+    provider_options: Mapping[str, str] | None = None,
+) -> GraphSampler:
+    """Sampler over the graphs of a folder, each loaded when it is first used.
 
     Args:
         folder: the graphs, for example ``sampler`` of a bundle.
-        max_batch: slots, an upper bound of ``SamplingRow.slot``.
-        max_gamma: draft tokens of a row at most; the one the graphs were made for.
-        vocab_size: V of the target, likewise.
-        device: where they run, together with the engines; None for the host. Stays the caller's.
+        max_batch: as ``GraphSampler`` takes it, like those below that are not named here.
+        max_gamma: likewise.
+        vocab_size: likewise.
+        device: where they run; None for the host.
         num_threads: of the pool that all sessions of the process share.
-        noise: where random numbers come from.
-        draws_races: whether the noise of shared races, V numbers per position, is drawn by a graph
-            instead of ``noise``, whose words it has to the bit, and is never uploaded. None: except
-            on the host, where the graph takes 385 ms at V = 151,936 and numpy 0.4.
+        noise: likewise.
+        draws_races: likewise.
+        provider_options: of a GPU's provider, as ``open_session`` takes them.
     """
+    memory = HostDevice() if device is None else device
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        max_batch: int,
-        max_gamma: int,
-        vocab_size: int,
-        device: PlanDevice | None = None,
-        num_threads: int = 2,
-        noise: NoiseSource | None = None,
-        draws_races: bool | None = None,
-    ) -> None:
-        device = HostDevice() if device is None else device
-        self._noise: NoiseSource = CounterNoise() if noise is None else noise
-        self._runner = SamplerRunner(
-            folder,
-            max_batch=max_batch,
-            depth=names.kept_depth(max_gamma),
-            vocab_size=vocab_size,
-            device=device,
+    def open_graph(file: str) -> OnnxGraph:
+        path = folder / file
+        if not path.is_file():
+            raise EngineError(f"{folder.name}/{file}: no such sampler graph")
+        session = open_session(
+            path,
+            device=memory.kind,
+            device_index=memory.index,
             num_threads=num_threads,
+            stream=memory.stream,
+            provider_options=provider_options,
         )
-        self._draws_races = device.kind != "cpu" if draws_races is None else draws_races
+        records = records_graphs(provider_options or {})
+        return OnnxGraph(file, BoundSession(session, memory, records=records))
 
-    def propose(
-        self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
-    ) -> list[int]:
-        """Draw one draft token per row; see ``engines.laws.Sampler``.
-
-        Raises:
-            EngineError: ``vocab_size`` is not the one of the graphs, a draft is longer than
-                ``max_gamma``, or a graph failed.
-        """
-        if vocab_size != self._runner.vocab_size:
-            known = self._runner.vocab_size
-            raise EngineError(f"vocab_size {vocab_size}: the sampler's graphs are for {known}")
-        tokens: dict[int, int] = {}
-        for places, first, group in _groups(rows):
-            depths = np.array([len(row.draft_tokens) for row in group])
-            step = self._round(group, int(depths.max()) + 1)
-            part = logits[first : first + step.num_rows]
-            drawn = self._runner.read([step.propose(np.ascontiguousarray(part), depths)])[0]
-            for place, row in zip(places, group, strict=True):
-                tokens[place] = int(drawn[row.index, 0])
-        return [tokens[place] for place in range(len(rows))]
-
-    def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
-        """Judge whole drafts; see ``engines.laws.Sampler``.
-
-        Raises:
-            EngineError: a draft is longer than ``max_gamma``, or a graph failed.
-        """
-        verdicts: dict[int, Verdict] = {}
-        for places, first, group in _groups(rows):
-            gammas = np.array([len(row.draft_tokens) for row in group])
-            width = min(logits.shape[1], self._runner.depth)
-            step = self._round(group, width - 1)
-            part = np.ascontiguousarray(logits[first : first + step.num_rows, :width])
-            found = step.verdicts(step.judge(part, gammas), gammas)
-            emitted = [
-                (*row.draft_tokens[: verdict.num_accepted], verdict.next_token or 0)
-                for row, verdict in zip(group, found, strict=True)
-            ]
-            complete = step.with_tops(found, part, emitted)
-            verdicts.update(zip(places, complete, strict=True))
-        return [verdicts[place] for place in range(len(rows))]
-
-    def begin(self, rows: Sequence[SamplingRow], *, gamma: int) -> DeviceRound:
-        """A round of which nothing reaches the host before ``DeviceRound.verdicts``.
-
-        Args:
-            rows: row b of every tensor is slot ``first + b``, as engines have it; no drafts yet.
-            gamma: draft tokens that will be proposed at most, 0..max_gamma.
-
-        Raises:
-            EngineError: rows and slots do not lie alike, or ``gamma`` is too large.
-        """
-        if len({row.slot - row.index for row in rows}) != 1:
-            raise EngineError("rows of a round on the device must lie as their slots do")
-        return self._round(rows, gamma)
-
-    def close(self) -> None:
-        """Free the device's memory."""
-        self._runner.close()
-
-    def _round(self, rows: Sequence[SamplingRow], gamma: int) -> DeviceRound:
-        noise = None if self._draws_races else self._noise
-        return DeviceRound(self._runner, self._noise, rows, gamma=gamma, race_noise=noise)
-
-
-def _groups(
-    rows: Sequence[SamplingRow],
-) -> Iterator[tuple[list[int], int, list[SamplingRow]]]:
-    """Rows that lie as their slots do: their places in ``rows``, the index of the first, and they.
-
-    The first becomes row 0 of its group.
-    """
-    groups: dict[int, list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(row.slot - row.index, []).append(place)
-    for places in groups.values():
-        first = min(rows[place].index for place in places)
-        yield (
-            places,
-            first,
-            [replace(rows[place], index=rows[place].index - first) for place in places],
-        )
+    return GraphSampler(
+        open_graph,
+        max_batch=max_batch,
+        max_gamma=max_gamma,
+        vocab_size=vocab_size,
+        device=memory,
+        noise=noise,
+        draws_races=draws_races,
+    )

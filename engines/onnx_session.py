@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from engines.bundle import (
 from engines.kv_cache import cache_names
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_RECORDS = "enable_cuda_graph"
+_OWN_OPTIONS = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
 # ONNX Runtime's exceptions have no common base but Exception.
 LIBRARY_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -70,6 +72,7 @@ def open_session(
     num_threads: int = 2,
     copies_caches: bool = False,
     stream: int = 0,
+    provider_options: Mapping[str, str] | None = None,
 ) -> onnxruntime.InferenceSession:
     """Session over a graph file, on the thread pool that all sessions of the process share.
 
@@ -84,12 +87,15 @@ def open_session(
         copies_caches: the caller binds past and present to different memory on purpose, so the
             library's warning about it, one line per call and layer, is left out.
         stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
+        provider_options: of a GPU's provider, as ONNX Runtime documents them.
 
     Raises:
-        EngineError: unknown device, unloadable graph, or the shared pool has another size.
+        EngineError: unknown device, unloadable graph, an option that cannot be given, or the shared
+            pool has another size.
     """
     if reason := why_unavailable(device):
         raise EngineError(f"device {device!r}: {reason}")
+    own_options = _provider_options(device, device_index, stream, provider_options or {})
     _share_thread_pool(num_threads)
     options = onnxruntime.SessionOptions()
     options.use_per_session_threads = False
@@ -102,7 +108,7 @@ def open_session(
             str(path),
             options,
             providers=[_PROVIDERS[device]],
-            provider_options=[_provider_options(device, device_index, stream)],
+            provider_options=[own_options],
         )
     except LIBRARY_ERRORS as error:
         raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
@@ -112,28 +118,53 @@ def open_session(
     return session
 
 
-def enqueue(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> None:
+def enqueue(
+    session: onnxruntime.InferenceSession,
+    binding: onnxruntime.IOBinding,
+    *,
+    recording: int | None = None,
+) -> None:
     """Run a graph over memory of its device without waiting for the device.
 
     What is bound must be on the device: an array of the host would be copied when it is bound, at
     once and on another stream.
 
+    Args:
+        session: over the graph.
+        binding: of all its inputs and outputs.
+        recording: number of the CUDA graph that stands for this call, -1 for none; None where the
+            provider records none.
+
     Raises:
         EngineError: the library refuses, in its own words.
     """
     options = onnxruntime.RunOptions()
-    # Otherwise every run ends in a synchronisation of the stream.
+    # Otherwise every run ends in a synchronisation of the stream, as does every replay of a CUDA
+    # graph before ONNX Runtime's pull request 28686.
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    if recording is not None:
+        options.add_run_config_entry("gpu_graph_id", str(recording))
     try:
         session.run_with_iobinding(binding, options)
     except LIBRARY_ERRORS as error:
         raise EngineError(f"ONNX Runtime failed: {error}") from error
 
 
-def _provider_options(device: str, index: int, stream: int) -> dict[str, str]:
+def records_graphs(provider_options: Mapping[str, str]) -> bool:
+    """Whether a provider opened with these options records CUDA graphs."""
+    return provider_options.get(_RECORDS, "0").lower() in ("1", "true")
+
+
+def _provider_options(
+    device: str, index: int, stream: int, asked: Mapping[str, str]
+) -> dict[str, str]:
+    if taken := sorted(asked.keys() & _OWN_OPTIONS):
+        raise EngineError(f"provider option {taken[0]}: --device and the engine decide it")
     if device == "cpu":
+        if asked:
+            raise EngineError(f"provider option {min(asked)}: the CPU's provider takes none")
         return {}
-    options = {"device_id": str(index)}
+    options = {"device_id": str(index), **asked}
     if stream:
         options["user_compute_stream"] = str(stream)
     return options

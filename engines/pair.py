@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engines.base import BundleError, Engine, EngineError
+from engines.base import Engine, EngineError
 from engines.bundle import Bundle, ModelEntry
 from engines.cpu_sampler import CpuSampler
 from engines.device_rounds import DeviceRounds
+from engines.graph_sampler import GraphSampler
 from engines.laws import Sampler
 from engines.mixed_sampler import MixedSampler
-from engines.onnx_sampler import OnnxSampler
 from engines.plan_device import PlanDevice
 from engines.plan_engine import PlanEngine
 from engines.rounds import Rounds
@@ -71,8 +71,8 @@ def open_together(
     bundle: Bundle,
     memory: PlanDevice,
     open_model: Callable[[ModelEntry, str], PlanEngine],
+    open_sampler: Callable[[], GraphSampler],
     *,
-    num_threads: int,
     max_batch: int,
     reason: str,
 ) -> Pair:
@@ -82,27 +82,18 @@ def open_together(
         bundle: with sampler graphs.
         memory: the device.
         open_model: an engine over it that does not own it, of a model and its part.
-        num_threads: of the pool that all sessions of the process share.
+        open_sampler: the sampler's graphs over it.
         max_batch: slots.
         reason: why the device samples, in words.
 
     Raises:
-        BundleError: the bundle has no sampler graphs.
-        EngineError: the library cannot load a graph.
+        BundleError: a graph or a plan does not fit the manifest.
+        EngineError: the library cannot load it.
     """
-    if reason_missing := why_no_graphs(bundle):
-        raise BundleError(reason_missing)
     manifest = bundle.manifest
     target = open_model(manifest.target, "target")
     draft = None if manifest.draft is None else open_model(manifest.draft, "draft")
-    sampler = OnnxSampler(
-        bundle.root / SAMPLER_FOLDER,
-        max_batch=max_batch,
-        max_gamma=manifest.max_gamma,
-        vocab_size=manifest.target.vocab_size,
-        device=memory,
-        num_threads=num_threads,
-    )
+    sampler = open_sampler()
     engines = [engine.close for engine in (target, draft) if engine is not None]
     return Pair(
         target=target,

@@ -12,6 +12,7 @@ from engines.base import EngineError, FloatArray, IntArray
 from engines.laws import SamplingRow, Verdict
 from engines.noise import NoiseSource
 from engines.plan_device import DeviceTensor
+from engines.plan_uploads import HostArray
 from engines.sampler_answers import Tops, add_tops, read_answer
 from engines.sampler_rows import (
     Feeds,
@@ -23,14 +24,14 @@ from engines.sampler_rows import (
     races,
     variant_for,
 )
-from engines.sampler_runner import DeviceValue, SamplerRunner, as_tensor
+from engines.sampler_runner import SamplerRunner
 from engines.sampler_tensors import Variant
 
-Logits: TypeAlias = FloatArray | DeviceValue | DeviceTensor
+Logits: TypeAlias = FloatArray | DeviceTensor
 
 
 class DeviceRound:
-    """Proposals and the judgement of one round, chained on the device; see ``OnnxSampler.begin``.
+    """Proposals and the judgement of one round, chained on the device; see ``GraphSampler.begin``.
 
     Args:
         rows: those to serve; row b of every tensor is slot ``rows[0].slot - rows[0].index + b``.
@@ -64,9 +65,9 @@ class DeviceRound:
         )
         self._variant = variant_for(rows, vocab_size=runner.vocab_size)
         self._feeds = describe(rows, self._shape, self._variant)
-        self._draft_tokens: IntArray | DeviceValue = self._feeds[names.DRAFT_TOKENS]
+        self._draft_tokens: HostArray | DeviceTensor = self._feeds[names.DRAFT_TOKENS]
 
-    def propose(self, logits: Logits, depths: IntArray) -> DeviceValue:
+    def propose(self, logits: Logits, depths: IntArray) -> DeviceTensor:
         """Draw one draft token per row; the next call and ``judge`` see it.
 
         Args:
@@ -82,7 +83,7 @@ class DeviceRound:
         self._draft_tokens = outputs[names.NEW_DRAFT_TOKENS]
         return outputs[names.NEXT_TOKENS]
 
-    def judge(self, logits: Logits, gammas: IntArray) -> DeviceValue:
+    def judge(self, logits: Logits, gammas: IntArray) -> DeviceTensor:
         """Judge what was drafted.
 
         Args:
@@ -97,12 +98,12 @@ class DeviceRound:
         outputs = self._run(names.judge_file(self._variant), logits, feeds, spans)
         return outputs[names.ANSWERS]
 
-    def verdicts(self, answers: DeviceValue, gammas: IntArray) -> list[Verdict]:
+    def verdicts(self, answers: DeviceTensor, gammas: IntArray) -> list[Verdict]:
         """What ``judge`` answered, copied to the host: a round's one synchronisation."""
         return self._read(self._runner.read([answers])[0], gammas)
 
     def drafts_and_verdicts(
-        self, answers: DeviceValue, gammas: IntArray
+        self, answers: DeviceTensor, gammas: IntArray
     ) -> list[tuple[tuple[int, ...], Verdict]]:
         """What was drafted, too, in the same copy."""
         drafted = self._draft_tokens
@@ -119,9 +120,7 @@ class DeviceRound:
     @property
     def draft_tokens(self) -> DeviceTensor | None:
         """[B, R] int64 on the device, what was drafted so far; None before the first proposal."""
-        if isinstance(self._draft_tokens, np.ndarray):
-            return None
-        return as_tensor(self._draft_tokens)
+        return None if isinstance(self._draft_tokens, np.ndarray) else self._draft_tokens
 
     def with_tops(
         self, verdicts: Sequence[Verdict], logits: Logits, emitted: Sequence[tuple[int, ...]]
@@ -154,7 +153,7 @@ class DeviceRound:
 
     def _run(
         self, file: str, logits: Logits, feeds: Feeds, spans: Sequence[range]
-    ) -> dict[str, DeviceValue]:
+    ) -> dict[str, DeviceTensor]:
         """Run a graph on logits; ``spans`` are the depths at which each row may race."""
         given = {**feeds, names.LOGITS: logits, names.DRAFT_TOKENS: self._draft_tokens}
         if self._variant is Variant.RACE:

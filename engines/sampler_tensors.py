@@ -8,7 +8,9 @@ values with 0. Nothing here knows an inference library.
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 SAMPLER_FOLDER: Final = "sampler"
 
@@ -188,3 +190,23 @@ def judge_file(variant: Variant) -> str:
 
 LOGPROBS_FILE: Final = "logprobs.onnx"
 NOISE_FILE: Final = "noise.onnx"
+
+# Of the inputs of a graph the first of these has the axis R.
+COUNTED: Final = (DRAFT_TOKENS, EMITTED, POSITIONS)
+
+
+def output_size(
+    name: str, *, num_rows: int, positions: int, vocab_size: int
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an output that is no kept row."""
+    shape: tuple[int, ...] = {
+        NEXT_TOKENS: (1,),
+        NEW_DRAFT_TOKENS: (positions,),
+        ANSWERS: (NUM_ANSWERS + positions,),
+        LOGPROBS: (positions,),
+        TOP_IDS: (positions, min(MAX_TOP_LOGPROBS, vocab_size)),
+        TOP_LOGPROBS: (positions, min(MAX_TOP_LOGPROBS, vocab_size)),
+        RACES: (positions, vocab_size),
+    }[name]
+    is_float = name in (LOGPROBS, TOP_LOGPROBS, RACES)
+    return (num_rows, *shape), np.dtype(np.float32 if is_float else np.int64)

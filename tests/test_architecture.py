@@ -58,10 +58,9 @@ RULES: dict[str, set[str]] = {
     "engines.rounds": {"engines.base", "engines.laws"},
     "engines.trees": PURE | {"engines.base"},
     "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
-    "engines.onnx_plan": PURE | {"engines", "onnxruntime"},
+    "engines.bound_session": {"engines", "onnxruntime"},
     "engines.onnx_session": PURE | {"engines", "onnxruntime"},
     "engines.onnx_tree": PURE | {"engines", "onnxruntime"},
-    "engines.sampler_runner": PURE | {"engines", "onnxruntime"},
     "engines.tensorrt_engine": PURE | {"engines", "tensorrt"},
     "engines.torch_engine": PURE | {"engines", "torch", "transformers"},
     # A new file of runtime needs a line here.
@@ -146,10 +145,9 @@ HEAVY: dict[str, set[str]] = {
     "onnxscript": {"export"},
     "onnxruntime": {
         "engines.onnx_engine",
-        "engines.onnx_plan",
         "engines.onnx_session",
         "engines.onnx_tree",
-        "engines.sampler_runner",
+        "engines.bound_session",
         "export",
     },
     # Annotations; the modules themselves are imported by tensorrt_api, by name, either flavour.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines.noise import CounterNoise
-from engines.onnx_sampler import OnnxSampler
+from engines.onnx_sampler import open_onnx_sampler
 from export.sampler_graphs import write_sampler_graphs
 from tests.engines.device_laws import (
     MAX_TRIALS,
@@ -56,7 +56,7 @@ def loaded(folders):
             noise = Switch()
             made[vocab_size] = (
                 noise,
-                OnnxSampler(
+                open_onnx_sampler(
                     folders(vocab_size),
                     max_batch=MAX_TRIALS,
                     max_gamma=MAX_GAMMA,

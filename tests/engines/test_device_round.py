@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onnxruntime import OrtValue
 
 from engines.base import EngineError
+from engines.bound_session import BoundSession
+from engines.device_results import Results
 from engines.laws import ExactnessMode, SamplingLaw
 from engines.onnx_session import open_session
+from engines.plan_uploads import Uploads
 from export.sampler_graphs.builder import FLOAT, INT64, Graph
 from tests.engines.device_laws import (
     row_for,
@@ -26,22 +28,28 @@ GREEDY = SamplingLaw(temperature=0.0)
 class MarkovModel:
     """Logits that depend on the last token alone, looked up on the device."""
 
-    def __init__(self, table, path):
+    def __init__(self, table, path, device):
         graph = Graph("markov")
         tokens = graph.input("tokens", INT64, ["batch", "positions"])
         rows = graph.op("Gather", graph.constant(table, FLOAT), tokens, axis=0)
         graph.output("logits", rows, ["batch", "positions", table.shape[1]])
         path.write_bytes(graph.model().SerializeToString())
-        self.session = open_session(path)
-        self.table = table
+        self.session = BoundSession(open_session(path), device)
+        self.results = Results(device)
+        self.size = table.shape[1]
 
     def logits_of(self, tokens):
-        """Device value in, device value out."""
-        binding = self.session.io_binding()
-        binding.bind_ortvalue_input("tokens", tokens)
-        binding.bind_output("logits", "cpu")
-        self.session.run_with_iobinding(binding)
-        return binding.get_outputs()[0]
+        """Device tensor in, device tensor out."""
+        shape = (*tokens.shape, self.size)
+        made = self.results.make({"logits": (shape, np.dtype(np.float32))})
+        self.session.run({"tokens": tokens, **made})
+        return made["logits"]
+
+
+def values_of(tensor):
+    """What lies in a tensor of the host."""
+    kind = np.ctypeslib.as_ctypes_type(tensor.dtype) * np.prod(tensor.shape)
+    return np.array(kind.from_address(tensor.pointer)).reshape(tensor.shape)
 
 
 LAST_TOKEN = 3
@@ -60,9 +68,11 @@ def test_a_round_runs_on_the_device_from_the_first_draft_to_the_verdict(
     loaded, tmp_path, law, mode
 ):
     _, device = loaded(8)
+    memory = device._runner.device
+    uploads = Uploads(memory)
     generator = np.random.default_rng(8)
     draft, target = (generator.normal(scale=2, size=(8, 8)).astype(np.float32) for _ in range(2))
-    model = MarkovModel(draft, tmp_path / "draft.onnx")
+    model = MarkovModel(draft, tmp_path / "draft.onnx", memory)
     history = np.array([5, 1, LAST_TOKEN], dtype=np.int64)
     gamma = 3
     rows = [
@@ -72,14 +82,15 @@ def test_a_round_runs_on_the_device_from_the_first_draft_to_the_verdict(
     gammas = np.full(len(rows), gamma)
 
     round_ = device.begin(rows, gamma=gamma)
-    tokens = OrtValue.ortvalue_from_numpy(np.full((len(rows), 1), LAST_TOKEN, dtype=np.int64))
+    tokens = uploads.put({"tokens": np.full((len(rows), 1), LAST_TOKEN, dtype=np.int64)})["tokens"]
     fed = [tokens]
     for depth in range(gamma):
         tokens = round_.propose(model.logits_of(tokens), np.full(len(rows), depth))
         fed.append(tokens)
-    # The target, too, is fed what the draft model was, without reading it.
-    logits = np.stack([target[value.numpy()[:, 0]] for value in fed], axis=1)
-    verdicts = round_.verdicts(round_.judge(OrtValue.ortvalue_from_numpy(logits), gammas), gammas)
+    # The target, too, is fed what the draft model was; what lies on this device can be looked at.
+    logits = np.stack([target[values_of(tensor)[:, 0]] for tensor in fed], axis=1)
+    judged = round_.judge(uploads.put({"logits": logits})["logits"], gammas)
+    verdicts = round_.verdicts(judged, gammas)
 
     reference = ReferenceSampler()
     for row, verdict in zip(rows, verdicts, strict=True):

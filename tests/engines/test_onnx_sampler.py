@@ -17,7 +17,7 @@ import pytest
 from engines.base import BundleError, EngineError
 from engines.cpu_sampler import CpuSampler
 from engines.laws import ExactnessMode, SamplingLaw
-from engines.onnx_sampler import OnnxSampler
+from engines.onnx_sampler import open_onnx_sampler
 from export.sampler_graphs import sampler_graphs
 from tests.core.laws import (
     F1_DRAFT,
@@ -113,7 +113,7 @@ def test_mixed_batches_are_answered_as_the_oracle_answers_them(loaded, seed):
 
 def test_races_drawn_on_the_device_are_won_by_the_same_tokens(folders):
     samplers = [
-        OnnxSampler(
+        open_onnx_sampler(
             folders(8), max_batch=2, max_gamma=MAX_GAMMA, vocab_size=8, draws_races=draws_races
         )
         for draws_races in (True, False)
@@ -241,7 +241,7 @@ def test_a_broken_row_behind_a_rejection_is_not_looked_at(loaded):  # T6
 @pytest.mark.parametrize("draft_vocab_size", [5, 11])
 def test_a_draft_of_another_vocabulary_is_cut_or_filled(folders, draft_vocab_size):  # T35
     folder = folders(8, draft_vocab_size)
-    device = OnnxSampler(folder, max_batch=1, max_gamma=MAX_GAMMA, vocab_size=8)
+    device = open_onnx_sampler(folder, max_batch=1, max_gamma=MAX_GAMMA, vocab_size=8)
     reference = ReferenceSampler()
     generator = np.random.default_rng(4)
     target = generator.normal(size=(1, 2, 8)).astype(np.float32)
@@ -271,7 +271,7 @@ def test_what_the_graphs_cannot_hold_is_refused_by_name(loaded, folders):
     with pytest.raises(EngineError, match="at most 4"):
         device.judge(np.zeros((1, 6, 4), dtype=np.float32), [row_for((0, 1, 2, 3, 0))])
     with pytest.raises(EngineError, match="no such sampler graph"):
-        missing = OnnxSampler(Path("nowhere"), max_batch=1, max_gamma=1, vocab_size=4)
+        missing = open_onnx_sampler(Path("nowhere"), max_batch=1, max_gamma=1, vocab_size=4)
         missing.judge(np.zeros((1, 1, 4), dtype=np.float32), [row_for()])
     with pytest.raises(BundleError, match="at most 1048576"):
         sampler_graphs(vocab_size=(1 << 20) + 1, draft_vocab_size=None, max_gamma=1)

@@ -19,8 +19,10 @@ from engines import open_pair
 from engines.base import EngineError
 from engines.bundle import load_bundle
 from engines.laws import ExactnessMode, SamplingLaw
+from engines.onnx_sampler import open_onnx_sampler
 from engines.pair import DEVICE, HOST, choose_place, open_together
 from engines.plan_engine import PlanEngine
+from engines.sampler_tensors import SAMPLER_FOLDER
 from runtime.chi_square import goodness_of_fit
 from runtime.core.config import ServerConfig
 from runtime.core.errors import ConfigError
@@ -373,7 +375,13 @@ def test_everything_is_kept_where_the_draft_is_the_target(tiny_bundle: Path) -> 
         bundle,
         memory,
         lambda entry, part: open_on_device(bundle, bundle.manifest.target, memory, max_batch=2),
-        num_threads=2,
+        lambda: open_onnx_sampler(
+            bundle.root / SAMPLER_FOLDER,
+            max_batch=2,
+            max_gamma=bundle.manifest.max_gamma,
+            vocab_size=bundle.manifest.target.vocab_size,
+            device=memory,
+        ),
         max_batch=2,
         reason="",
     )
