@@ -6,12 +6,12 @@ without looking at what is bound, so every set of addresses and shapes has a num
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import onnxruntime
 
 from engines.onnx_session import enqueue
-from engines.plan_device import DeviceTensor, PlanDevice
+from engines.plan_device import Call, DeviceTensor, PlanDevice
 
 _MAX_BINDINGS = 512
 # The library keeps every recording of a session for good.
@@ -34,28 +34,27 @@ class BoundSession:
         self._session = session
         self._place = (device.kind, device.index)
         self._records = records
-        self._bindings: dict[tuple[DeviceTensor, ...], onnxruntime.IOBinding] = {}
-        self._recordings: dict[tuple[DeviceTensor, ...], int] = {}
+        self._bindings: dict[Hashable, onnxruntime.IOBinding] = {}
+        self._recordings: dict[Hashable, int] = {}
         self.inputs = frozenset(tensor.name for tensor in session.get_inputs())
         self.outputs = tuple(tensor.name for tensor in session.get_outputs())
 
-    def run(self, tensors: Mapping[str, DeviceTensor], *, may_record: bool = True) -> None:
+    def run(self, call: Call, *, may_record: bool = True) -> None:
         """Enqueue the graph.
 
         Args:
-            tensors: every input and output by name, always in the same order.
-            may_record: whether calls of this shape come again and again.
+            call: its tensors.
+            may_record: whether this very call comes again and again.
 
         Raises:
             EngineError: the library refuses, in its own words.
         """
-        key = tuple(tensors.values())
-        binding = self._bindings.get(key)
+        binding = self._bindings.get(call.key)
         if binding is None:
             if len(self._bindings) >= _MAX_BINDINGS:
                 self._bindings.clear()
-            binding = self._bindings[key] = self._bind(tensors)
-        recording = self._recording(key, may_record) if self._records else None
+            binding = self._bindings[call.key] = self._bind(call.describe())
+        recording = self._recording(call.key, may_record) if self._records else None
         enqueue(self._session, binding, recording=recording)
 
     def close(self) -> None:
@@ -63,7 +62,7 @@ class BoundSession:
         self._bindings.clear()
         self._recordings.clear()
 
-    def _recording(self, key: tuple[DeviceTensor, ...], may_record: bool) -> int:
+    def _recording(self, key: Hashable, may_record: bool) -> int:
         """Number of the recording of a call."""
         number = self._recordings.get(key)
         if number is not None:

@@ -76,7 +76,16 @@ class PinnedStaging:
 
 
 class CudaDevice:
-    """One stream of a CUDA device; see ``PlanDevice``.
+    """One stream of a CUDA device, and a second one for uploads; see ``PlanDevice``.
+
+    A round is enqueued as a whole before its first graph has run, so the inputs of later graphs are
+    copied while earlier ones compute. Each upload is followed by an event that the first stream
+    waits for on the device:
+
+        uploads   copy 0 | copy 1 | copy 2
+        stream           graph 0 ........ | graph 1 ........ | graph 2 ........
+
+    What an upload overwrites nobody reads any more: its memory was last used before a ``wait``.
 
     Args:
         index: of the device.
@@ -92,12 +101,17 @@ class CudaDevice:
         self.index = index
         self.compute_capability = compute_capability(index)
         check(cudart.cudaSetDevice(index))
-        self.stream = int(check(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking)))
+        self.stream = _make_stream()
+        self._uploads = _make_stream()
+        # An event may be recorded anew while earlier waits for it are pending.
+        self._event = check(cudart.cudaEventCreateWithFlags(cudart.cudaEventDisableTiming))
 
     def allocate(self, num_bytes: int) -> int:
         """Address of new zeroed bytes; CUDA aligns them to 256."""
         pointer = int(check(cudart.cudaMalloc(num_bytes)))
         check(cudart.cudaMemsetAsync(pointer, 0, num_bytes, self.stream))
+        # No upload may come before these zeros.
+        self._order(self.stream, self._uploads)
         return pointer
 
     def free(self, pointer: int) -> None:
@@ -113,7 +127,8 @@ class CudaDevice:
         self.traffic.num_to_device += 1
         kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
         address = source.array.ctypes.data
-        check(cudart.cudaMemcpyAsync(destination, address, num_bytes, kind, self.stream))
+        check(cudart.cudaMemcpyAsync(destination, address, num_bytes, kind, self._uploads))
+        self._order(self._uploads, self.stream)
 
     def download(self, destination: Staging, source: int, num_bytes: int) -> None:
         """Enqueue a copy to the host; valid after ``wait``."""
@@ -159,8 +174,19 @@ class CudaDevice:
             check(cudart.cudaGraphDestroy(graph))
 
     def close(self) -> None:
-        """Free the stream."""
-        check(cudart.cudaStreamDestroy(self.stream))
+        """Free streams and event."""
+        check(cudart.cudaEventDestroy(self._event))
+        for stream in (self._uploads, self.stream):
+            check(cudart.cudaStreamDestroy(stream))
+
+    def _order(self, first: int, second: int) -> None:
+        """Let what is enqueued on the second stream from now on follow all work of the first."""
+        check(cudart.cudaEventRecord(self._event, first))
+        check(cudart.cudaStreamWaitEvent(second, self._event, 0))
+
+
+def _make_stream() -> int:
+    return int(check(cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking)))
 
 
 class RecordedWork:

@@ -16,6 +16,7 @@ import numpy as np
 
 from engines.base import EngineError, Span
 from engines.graph_sampler import GraphSampler
+from engines.laws import SamplingLaw
 from engines.plan_device import DeviceTensor
 from engines.plan_engine import PlanEngine
 from engines.plan_uploads import GivenTokens
@@ -39,6 +40,10 @@ class DeviceRounds:
         self._target = target
         self._draft = draft
         self._sampler = sampler
+
+    def why_not(self, law: SamplingLaw) -> str:
+        """Why rows of a law cannot be judged here; see ``Rounds.why_not``."""
+        return self._sampler.why_not(law)
 
     def run(self, asked: Round) -> list[RoundAnswer]:
         """Draft, verify and judge; see ``Rounds.run``."""

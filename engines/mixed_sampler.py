@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engines.base import FloatArray
+from engines.graph_sampler import GraphSampler
 from engines.laws import Sampler, SamplingRow, Verdict
 
 
@@ -16,11 +17,13 @@ class MixedSampler:
 
     Args:
         graphs: serves all rows but those below.
-        blocks: serves the rows whose drafts are judged as whole blocks.
+        host: serves the rows whose drafts are judged as whole blocks, and whose laws the graphs
+            do not take.
     """
 
-    def __init__(self, graphs: Sampler, blocks: Sampler) -> None:
-        self._samplers = {False: graphs, True: blocks}
+    def __init__(self, graphs: GraphSampler, host: Sampler) -> None:
+        self._graphs = graphs
+        self._samplers: dict[bool, Sampler] = {False: graphs, True: host}
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
@@ -44,7 +47,10 @@ class MixedSampler:
     def _shares(self, rows: Sequence[SamplingRow]) -> list[tuple[Sampler, list[int]]]:
         """Each sampler with the places of its rows, if it has any."""
         shares = [
-            (sampler, [place for place, row in enumerate(rows) if row.verifies_block is is_block])
-            for is_block, sampler in self._samplers.items()
+            (sampler, [place for place, row in enumerate(rows) if self._is_hosts(row) is is_hosts])
+            for is_hosts, sampler in self._samplers.items()
         ]
         return [(sampler, places) for sampler, places in shares if places]
+
+    def _is_hosts(self, row: SamplingRow) -> bool:
+        return row.verifies_block or bool(self._graphs.why_not(row.law))

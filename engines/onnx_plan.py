@@ -9,29 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from engines.base import BundleError, EngineLimits
 from engines.bound_session import BoundSession
-from engines.bundle import (
-    LOGIT_POSITIONS,
-    LOGITS,
-    START,
-    TOKENS,
-    Bundle,
-    ModelEntry,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
-)
-from engines.kv_cache import MIN_SPAN, cache_names, capacities
+from engines.bundle import Bundle, ModelEntry
+from engines.kv_cache import MIN_SPAN, capacities
 from engines.onnx_session import check_graph, open_session, records_graphs
-from engines.plan_device import DeviceTensor, PlanDevice
+from engines.plan_device import PlanDevice
 from engines.plan_engine import PlanEngine
+from engines.plan_tensors import ModelTensors
 from engines.plans import MAX_STEP_TOKENS, PlanEntry, Profile, Range, Shape, plan_capacities
 
-_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 _ANY = "any"
 
 
@@ -50,10 +37,8 @@ class OnnxPlan:
     ) -> None:
         self.entry = entry
         self._session = session
-        self._model = model
+        self._tensors = ModelTensors(model, entry)
         self._max_recorded = max_recorded
-        self._past_names = cache_names(model.num_layers, key_name, value_name)
-        self._present_names = cache_names(model.num_layers, new_key_name, new_value_name)
 
     def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:
         """Enqueue the graph; see ``LoadedPlan.run``.
@@ -61,29 +46,12 @@ class OnnxPlan:
         Raises:
             EngineError: the library refuses, in its own words.
         """
-        tensors = self._tensors(shape, addresses)
-        self._session.run(tensors, may_record=shape.tokens <= self._max_recorded)
+        call = self._tensors.call(shape, addresses)
+        self._session.run(call, may_record=shape.tokens <= self._max_recorded)
 
     def close(self) -> None:
         """Drop what is bound."""
         self._session.close()
-
-    def _tensors(self, shape: Shape, addresses: Mapping[str, int]) -> dict[str, DeviceTensor]:
-        model = self._model
-        rows = (shape.batch, model.num_kv_heads, self.entry.capacity, model.head_size)
-        caches = (*self._past_names, *self._present_names)
-        sizes: dict[str, tuple[int, ...]] = {
-            TOKENS: (shape.batch, shape.tokens),
-            START: (shape.batch,),
-            LOGIT_POSITIONS: (shape.batch, shape.wanted),
-            **dict.fromkeys(caches, rows),
-            LOGITS: (shape.batch, shape.wanted, model.vocab_size),
-        }
-        integers = (TOKENS, START, LOGIT_POSITIONS)
-        return {
-            name: DeviceTensor(addresses[name], dims, _INT64 if name in integers else _FLOAT32)
-            for name, dims in sizes.items()
-        }
 
 
 def open_on_device(

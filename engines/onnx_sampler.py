@@ -10,7 +10,7 @@ from engines.bound_session import BoundSession
 from engines.graph_sampler import GraphSampler
 from engines.noise import NoiseSource
 from engines.onnx_session import open_session, records_graphs
-from engines.plan_device import DeviceTensor, HostDevice, PlanDevice
+from engines.plan_device import Call, DeviceTensor, HostDevice, PlanDevice
 
 
 class OnnxGraph:
@@ -25,7 +25,7 @@ class OnnxGraph:
     def run(self, tensors: Mapping[str, DeviceTensor]) -> None:
         """Enqueue it; see ``SamplerGraph.run``."""
         try:
-            self._session.run(tensors)
+            self._session.run(Call(tuple(tensors.items()), lambda: tensors))
         except EngineError as error:
             raise EngineError(f"{self._file}: {error}") from error
 

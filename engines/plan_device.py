@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -43,6 +44,19 @@ class DeviceTensor:
     def num_bytes(self) -> int:
         """Size of the whole."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The tensors of one run of a graph, described only where they were not met before.
+
+    Attributes:
+        key: says which tensors these are: calls of a graph with equal keys have equal tensors.
+        describe: every input and output by name.
+    """
+
+    key: Hashable
+    describe: Callable[[], Mapping[str, DeviceTensor]]
 
 
 @dataclass(slots=True)

@@ -31,11 +31,11 @@ from engines.bundle import (
 from engines.kv_cache import GROWTH_ROOM, cache_names
 from engines.plan_cache import PlanCache
 from engines.plan_device import DeviceTensor, PlanDevice
+from engines.plan_tensors import CACHE_DTYPES
 from engines.plan_uploads import Downloads, GivenTokens, Uploads
 from engines.plans import PlanEntry, Shape, profile_for
 from engines.spans import check_move, check_spans
 
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -97,7 +97,7 @@ class PlanEngine:
             device,
             model,
             max_batch=limits.max_batch,
-            item_bytes=ITEM_BYTES[self._plans[0].entry.precision],
+            item_bytes=CACHE_DTYPES[self._plans[0].entry.precision].itemsize,
             capacity=self._plans[0].entry.capacity,
         )
         layers = model.num_layers

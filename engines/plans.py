@@ -6,8 +6,9 @@ capacity of the cache is no axis of it: TensorRT takes one capacity per plan. Kn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from engines.base import EngineError
@@ -42,20 +43,41 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Shapes that a plan runs; the order of profiles is that of the plan's profile indices."""
+    """Shapes that a plan runs; the order of profiles is that of the plan's profile indices.
+
+    Attributes:
+        batch: rows.
+        tokens: of a span; of a sampler graph, its positions.
+        wanted: logits of a row.
+        lists: further axes by name: the lengths of a sampler graph's lists.
+    """
 
     name: str
     batch: Range
     tokens: Range
     wanted: Range
+    lists: Mapping[str, Range] = field(default_factory=dict)
 
-    def broken_limits(self, shape: Shape) -> list[str]:
+    def axes(self) -> dict[str, Range]:
+        """Allowed sizes by the axis names of the graphs."""
+        return {
+            "batch": self.batch,
+            "tokens": self.tokens,
+            "positions": self.tokens,
+            "wanted": self.wanted,
+            **self.lists,
+        }
+
+    def broken_limits(
+        self, shape: Shape, lists: Mapping[str, int] = MappingProxyType({})
+    ) -> list[str]:
         """Every axis of a shape that lies outside, in words; empty where the profile fits."""
-        axes = (
+        axes = [
             ("batch", shape.batch, self.batch),
             ("tokens", shape.tokens, self.tokens),
             ("logits", shape.wanted, self.wanted),
-        )
+        ]
+        axes += [(name, size, self.lists[name]) for name, size in lists.items()]
         return [
             f"{axis} {size} is outside {allowed.least}..{allowed.most}"
             for axis, size, allowed in axes
@@ -69,11 +91,12 @@ class PlanEntry:
 
     Attributes:
         path: file inside the bundle, POSIX; its hash is in ``Manifest.files``.
-        part: what it runs: "target", "draft" or the name of a sampler graph.
+        part: what it runs: "target", "draft" or the file name of a sampler graph.
         flavour: "tensorrt" or "rtx".
         version: of the library that built it; another one does not load it.
         compute_capability: of the GPUs it runs on, for example "8.0".
-        precision: type of weights, caches and matrix products.
+        precision: type of weights, caches and matrix products; "float8" has weights of 8 bits and
+            the rest in float16. Samplers compute in float32.
         capacity: S of every cache tensor; 0 for a part without a cache.
         profiles: in the order of the plan's profile indices.
     """
@@ -189,7 +212,16 @@ def _read_profile(reader: FieldReader) -> Profile:
         batch=_read_range(reader, "batch"),
         tokens=_read_range(reader, "tokens"),
         wanted=_read_range(reader, "wanted"),
+        # Plans of models have none.
+        lists=_read_lists(reader),
     )
+
+
+def _read_lists(reader: FieldReader) -> dict[str, Range]:
+    if "lists" not in reader.values:
+        return {}
+    lists = reader.section("lists")
+    return {name: _read_range(lists, name) for name in lists.values}
 
 
 def _read_range(reader: FieldReader, name: str) -> Range:

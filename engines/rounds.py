@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engines.base import EngineError
-from engines.laws import SamplingRow, Verdict
+from engines.laws import SamplingLaw, SamplingRow, Verdict
 
 
 class DraftError(EngineError):
@@ -68,6 +68,10 @@ class RoundAnswer:
 
 class Rounds(Protocol):
     """Runs rounds over a target, its draft and a sampler that share a device."""
+
+    def why_not(self, law: SamplingLaw) -> str:
+        """Why rows of a law cannot be judged on the device, in words; empty where they can."""
+        ...
 
     def run(self, asked: Round) -> list[RoundAnswer]:
         """One answer per row, in their order.

@@ -1,20 +1,30 @@
 """The lists of sampling laws and histories as padded arrays; see ``engines.sampler_tensors``.
 
-Every list is at least one entry long, so that no array is empty; ids at or beyond V are left out, so
-that a smaller draft vocabulary may share the target's law.
+Every list is at least one entry long, so that no array is empty, and as long as a power of two, so
+that the shapes of steps repeat; ids at or beyond V are left out, so that a smaller draft vocabulary
+may share the target's law.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from engines import sampler_tensors as names
 from engines.base import IntArray
-from engines.laws import SamplingRow
+from engines.laws import SamplingLaw, SamplingRow
 
+# Longest lists that plans of the graphs are built for, by axis; a request may ask for 300 biases, 10,000
+# allowed ids, and 64 stop ids and bad words. What exceeds them is sampled on the host.
+LIST_LIMITS = {
+    "num_biases": 512,
+    "num_allowed": 1 << 14,
+    "num_ends": 128,
+    "num_bad": 128,
+    "prefix": 32,
+}
 _Lists = dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
 _Pairs = list[tuple[int, float]]
 
@@ -49,6 +59,30 @@ def describe_lists(rows: Sequence[SamplingRow], num_rows: int, *, vocab_size: in
     }
 
 
+def padded_length(length: int) -> int:
+    """Length of a list's array: the next power of two, 1 for an empty list."""
+    return 1 << max(0, length - 1).bit_length()
+
+
+def why_too_long(law: SamplingLaw, limits: Mapping[str, int]) -> str:
+    """Which list of a law is longer than the limits, in words; empty where none is."""
+    lengths = {
+        "num_biases": len(law.logit_bias),
+        "num_allowed": len(law.allowed_token_ids),
+        "num_ends": len(law.end_token_ids) if law.min_tokens > 0 else 0,
+        "num_bad": len(law.bad_words),
+        "prefix": max((len(word) - 1 for word in law.bad_words), default=0),
+    }
+    return next(
+        (
+            f"{axis}: the sampler's plans take at most {most}"
+            for axis, most in limits.items()
+            if lengths.get(axis, 0) > most
+        ),
+        "",
+    )
+
+
 def _seen(row: SamplingRow) -> _Pairs:
     """Distinct tokens of the history with 1 + how often the output has them, if that matters."""
     law = row.law
@@ -61,7 +95,7 @@ def _seen(row: SamplingRow) -> _Pairs:
 
 
 def _ids(lists: Sequence[Sequence[int]], vocab_size: int) -> IntArray:
-    longest = max([1, *map(len, lists)])
+    longest = padded_length(max(map(len, lists)))
     ids = np.full((len(lists), longest), vocab_size, dtype=np.int64)
     for row, entries in enumerate(lists):
         known = [entry for entry in entries if 0 <= entry < vocab_size]
@@ -83,7 +117,7 @@ def _words(
 ) -> _Lists:
     """Bad words by their last token and what must come before it, and the end of the outputs."""
     lasts = _ids([[word[-1] for word in of_row] for of_row in words], vocab_size)
-    length = max([1, *(len(word) - 1 for of_row in words for word in of_row)])
+    length = padded_length(max((len(word) - 1 for of_row in words for word in of_row), default=1))
     prefixes = np.full((*lasts.shape, length), names.NO_TOKEN, dtype=np.int64)
     recent = np.full((len(words), length), names.NO_HISTORY, dtype=np.int64)
     for index, of_row in enumerate(words):

@@ -7,6 +7,7 @@ values with 0. Nothing here knows an inference library.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import Any, Final
 
@@ -146,17 +147,18 @@ END_IDS: Final = "end_ids"  # [B, any] int64
 BAD_PREFIXES: Final = "bad_prefixes"  # [B, any, P] int64, right-aligned, NO_TOKEN matches anything
 BAD_LASTS: Final = "bad_lasts"  # [B, any] int64
 RECENT: Final = "recent"  # [B, P] int64, end of the output, right-aligned, padded with NO_HISTORY
-LISTS: Final = (
-    SEEN_IDS,
-    SEEN_COUNTS,
-    BIAS_IDS,
-    BIAS_VALUES,
-    ALLOWED_IDS,
-    END_IDS,
-    BAD_PREFIXES,
-    BAD_LASTS,
-    RECENT,
-)
+# The lists, and what the axes behind the rows' are called.
+LISTS: Final[Mapping[str, tuple[str, ...]]] = {
+    SEEN_IDS: ("num_seen",),
+    SEEN_COUNTS: ("num_seen",),
+    BIAS_IDS: ("num_biases",),
+    BIAS_VALUES: ("num_biases",),
+    ALLOWED_IDS: ("num_allowed",),
+    END_IDS: ("num_ends",),
+    BAD_PREFIXES: ("num_bad", "prefix"),
+    BAD_LASTS: ("num_bad",),
+    RECENT: ("prefix",),
+}
 
 NEXT_TOKENS: Final = "next_tokens"  # propose: [B, 1] int64, feeds the draft model
 NEW_DRAFT_TOKENS: Final = "new_draft_tokens"  # propose: [B, R], with the token written in
@@ -186,6 +188,11 @@ def propose_file(variant: Variant) -> str:
 def judge_file(variant: Variant) -> str:
     """Name of the graph that judges whole drafts."""
     return f"judge_{variant}.onnx"
+
+
+def keeps_rows(file: str) -> bool:
+    """Whether a graph writes laws that are kept."""
+    return file in {propose_file(variant) for variant in Variant if variant.has_rows}
 
 
 LOGPROBS_FILE: Final = "logprobs.onnx"

@@ -56,6 +56,23 @@ class TensorRtApi:
         """Whether measured kernel choices can be kept for the next build."""
         return self.flavour == TENSORRT
 
+    def make_context(self, engine: trt.ICudaEngine) -> trt.IExecutionContext | None:
+        """A context whose scratch memory is the caller's; None where the library refuses.
+
+        TensorRT-RTX would compile kernels for the shapes it meets, in the background, and change to
+        them when they are ready: the same row's last bits would differ from one step to the next,
+        and a recorded run would never see them.
+        """
+        config: trt.IRuntimeConfig = engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(
+            self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        )
+        if self.builds_ahead_of_time:
+            strategies = self.trt.DynamicShapesKernelSpecializationStrategy
+            config.dynamic_shapes_kernel_specialization_strategy = strategies.NONE
+        context: trt.IExecutionContext | None = engine.create_execution_context(config)
+        return context
+
     def set_compute_capability(self, config: trt.IBuilderConfig, compute_capability: str) -> None:
         """Build for GPUs of a compute capability such as "8.0".
 

@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.base import EngineError
-from engines.bundle import (
-    LOGIT_POSITIONS,
-    START,
-    TOKENS,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
-)
+from engines.bundle import key_name, new_key_name, new_value_name, value_name
 from engines.plans import Profile, Range
 from engines.tensorrt_api import TensorRtApi, make_logger
 
@@ -37,12 +29,13 @@ class PlanJob:
 
     Attributes:
         graph: file that ``export.tensorrt_graph`` wrote.
-        num_layers: of the model.
+        num_layers: of the model; 0 for a sampler graph.
         profiles: in the order of the plan's profile indices.
         precision: of weights, caches and matrix products.
         compute_capability: of the GPUs to build for, for example "8.0".
         timing_cache: file of measured kernel choices, read and renewed where the flavour has them;
             None for none.
+        updates: names of further tensors read and written in place.
     """
 
     graph: Path
@@ -51,6 +44,7 @@ class PlanJob:
     precision: str
     compute_capability: str
     timing_cache: Path | None = None
+    updates: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +89,7 @@ def build_plan(api: TensorRtApi, job: PlanJob, report: Report) -> bytes:
     # Nothing is said of types: strongly typed networks are the only ones in both flavours.
     network: trt.INetworkDefinition = builder.create_network(0)
     parse_graph(api, network, logger, job.graph)
-    check_network(read_network(api, network), job.num_layers)
+    check_network(read_network(api, network), job.num_layers, job.updates)
     config: trt.IBuilderConfig = builder.create_builder_config()
     if api.builds_ahead_of_time:
         api.set_compute_capability(config, job.compute_capability)
@@ -166,8 +160,15 @@ def _read_attention(attention: trt.IAttention) -> AttentionFacts:
     )
 
 
-def check_network(facts: NetworkFacts, num_layers: int) -> None:
+def check_network(
+    facts: NetworkFacts, num_layers: int, updates: frozenset[tuple[str, str]] = frozenset()
+) -> None:
     """Refuse a network that would answer otherwise than the graph it was parsed from.
+
+    Args:
+        facts: of the network.
+        num_layers: of the model.
+        updates: in-place tensors beside the layers' caches.
 
     Raises:
         EngineError: naming the layer and what is wrong with it.
@@ -192,7 +193,7 @@ def check_network(facts: NetworkFacts, num_layers: int) -> None:
             (key_name(layer), new_key_name(layer)),
             (value_name(layer), new_value_name(layer)),
         )
-    }
+    } | updates
     if facts.cache_updates != wanted:
         names = sorted(name for pair in facts.cache_updates ^ wanted for name in pair)
         raise EngineError(
@@ -210,20 +211,19 @@ def _add_profile(
     shapes: trt.IOptimizationProfile = builder.create_optimization_profile()
     for index in range(network.num_inputs):
         tensor: trt.ITensor = network.get_input(index)
-        shapes.set_shape(tensor.name, *_input_shapes(tensor.name, tuple(tensor.shape), profile))
+        shapes.set_shape(tensor.name, *_input_shapes(tensor, profile))
     if config.add_optimization_profile(shapes) < 0:
         raise EngineError(f"profile {profile.name}: the library refuses it")
 
 
-def _input_shapes(name: str, declared: tuple[int, ...], profile: Profile) -> list[tuple[int, ...]]:
-    """Least, tuned and greatest shape of a graph input."""
-    axes: dict[str, tuple[Range, ...]] = {
-        TOKENS: (profile.batch, profile.tokens),
-        START: (profile.batch,),
-        LOGIT_POSITIONS: (profile.batch, profile.wanted),
-    }
-    dynamic = axes.get(name, (profile.batch,))
-    return [(*(axis[i] for axis in dynamic), *declared[len(dynamic) :]) for i in range(3)]
+def _input_shapes(tensor: trt.ITensor, profile: Profile) -> list[tuple[int, ...]]:
+    """Least, tuned and greatest shape of a graph input, whose open axes have names."""
+    axes = profile.axes()
+    ranges = [
+        Range(size, size, size) if size >= 0 else axes[tensor.get_dimension_name(place)]
+        for place, size in enumerate(tuple(tensor.shape))
+    ]
+    return [tuple(sizes) for sizes in zip(*ranges, strict=True)]
 
 
 def _load_timing_cache(config: trt.IBuilderConfig, path: Path) -> None:

@@ -24,11 +24,15 @@ from engines.plans import (
     derive_profiles,
     plan_capacities,
 )
+from engines.sampler_plans import SAMPLER_PRECISION, sampler_parts, sampler_profile
+from engines.sampler_tensors import KEPT_ROWS, NEW_KEPT_ROWS, SAMPLER_FOLDER, keeps_rows
 from engines.tensorrt_api import TensorRtApi, find_api
 from export.quantize import BITS
 from export.tensorrt_graph import PRECISIONS, derive_graph
 from export.tensorrt_network import PlanJob, Report, build_plan
 
+TARGET, DRAFT = MODELS = ("target", "draft")
+PARTS = (*MODELS, SAMPLER_FOLDER)
 _HASH_LETTERS = 12
 
 
@@ -45,6 +49,7 @@ class BuildOptions:
         capacities: cache capacities S beside the largest, which is always built since it holds
             every extend; each is a plan of its own with its own copy of the weights.
         timing_cache: file of measured kernel choices, read and renewed; None for none.
+        parts: what to build, of ``PARTS``; empty for all that the bundle has.
     """
 
     flavour: str | None = None
@@ -54,6 +59,7 @@ class BuildOptions:
     opt_batch: int = DEFAULT_OPT_BATCH
     capacities: tuple[int, ...] = ()
     timing_cache: Path | None = None
+    parts: tuple[str, ...] = ()
 
 
 def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
@@ -80,16 +86,17 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
         )
     capabilities = _check_capabilities(api, options.compute_capabilities)
     sizes = _check_capacities(bundle, options.capacities)
-    parts = ("target",) if bundle.manifest.draft is None else ("target", "draft")
+    parts = _check_parts(bundle, options.parts)
     root = bundle.root
     building = Path(tempfile.mkdtemp(prefix=f".{root.name}.plans.", dir=root.parent))
     try:
         entries = []
-        for part, capability, size in product(parts, capabilities, sizes):
-            entry = _plan_entry(api, bundle, part, options, capability, size)
-            file = building / f"{len(entries)}.plan"
-            file.write_bytes(_build(api, bundle, entry, options, building, report))
-            entries.append(_install_file(root, file, entry))
+        for part, capability in product(parts, capabilities):
+            for size in sizes if part in MODELS else (0,):
+                entry = _plan_entry(api, bundle, part, options, capability, size)
+                file = building / f"{len(entries)}.plan"
+                file.write_bytes(_build(api, bundle, entry, options, building, report))
+                entries.append(_install_file(root, file, entry))
         _declare(bundle, entries)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -107,21 +114,27 @@ def _plan_entry(
     """Entry of a plan not yet built; its path lacks the hash and the suffix."""
     manifest = bundle.manifest
     machine = f"{api.flavour}-{api.version}-sm{capability.replace('.', '')}"
+    tuning = {"gamma": options.gamma, "opt_batch": options.opt_batch}
+    if part in MODELS:
+        precision, name = options.precision, f"{part}-{options.precision}-{capacity}"
+        profiles = derive_profiles(
+            max_batch=manifest.max_batch,
+            max_extend=manifest.max_extend,
+            max_gamma=manifest.max_gamma,
+            **tuning,
+        )
+    else:
+        precision, name = SAMPLER_PRECISION, Path(part).stem
+        profiles = (sampler_profile(manifest, **tuning),)
     return PlanEntry(
-        path=f"{PLANS_FOLDER}/{machine}/{part}-{options.precision}-{capacity}",
+        path=f"{PLANS_FOLDER}/{machine}/{name}",
         part=part,
         flavour=api.flavour,
         version=api.version,
         compute_capability=capability,
-        precision=options.precision,
+        precision=precision,
         capacity=capacity,
-        profiles=derive_profiles(
-            max_batch=manifest.max_batch,
-            max_extend=manifest.max_extend,
-            max_gamma=manifest.max_gamma,
-            gamma=options.gamma,
-            opt_batch=options.opt_batch,
-        ),
+        profiles=profiles,
     )
 
 
@@ -133,33 +146,52 @@ def _build(
     folder: Path,
     report: Report,
 ) -> bytes:
-    manifest = bundle.manifest
-    model = manifest.draft if entry.part == "draft" else manifest.target
-    assert model is not None
-    graph = folder / MODEL_FILE
-    derive_graph(
-        bundle.model_path(model), graph, capacity=entry.capacity, precision=entry.precision
-    )
-    job = PlanJob(
-        graph=graph,
-        num_layers=model.num_layers,
-        profiles=entry.profiles,
-        precision=entry.precision,
-        compute_capability=entry.compute_capability,
-        timing_cache=options.timing_cache,
-    )
+    job = _job(bundle, entry, options, folder)
     name = Path(entry.path).name
     try:
         return build_plan(
             api, job, lambda phase, step, size: report(f"{name}: {phase}", step, size)
         )
     except EngineError as error:
-        if model.weights in BITS:
-            raise EngineError(
-                f"{entry.part}: {model.weights} weights in blocks of 32 are refused; export with "
-                f"--weights float16 and build that bundle ({error})"
-            ) from error
-        raise EngineError(f"{entry.part}: {error}") from error
+        raise EngineError(f"{entry.part}: {_refusal(bundle, entry, error)}") from error
+
+
+def _job(bundle: Bundle, entry: PlanEntry, options: BuildOptions, folder: Path) -> PlanJob:
+    """What to build a plan from; the graph of a model is derived into ``folder``."""
+    manifest = bundle.manifest
+    updates: frozenset[tuple[str, str]] = frozenset()
+    if entry.part in MODELS:
+        model = manifest.draft if entry.part == DRAFT else manifest.target
+        assert model is not None
+        graph, num_layers = folder / MODEL_FILE, model.num_layers
+        derive_graph(
+            bundle.model_path(model), graph, capacity=entry.capacity, precision=entry.precision
+        )
+    else:
+        graph, num_layers = bundle.root / SAMPLER_FOLDER / entry.part, 0
+        if keeps_rows(entry.part):
+            updates = frozenset({(KEPT_ROWS, NEW_KEPT_ROWS)})
+    return PlanJob(
+        graph=graph,
+        num_layers=num_layers,
+        profiles=entry.profiles,
+        precision=entry.precision,
+        compute_capability=entry.compute_capability,
+        timing_cache=options.timing_cache,
+        updates=updates,
+    )
+
+
+def _refusal(bundle: Bundle, entry: PlanEntry, error: EngineError) -> str:
+    """What a library that refuses a model is answered with: its words, and the alternative."""
+    manifest = bundle.manifest
+    model = {TARGET: manifest.target, DRAFT: manifest.draft}.get(entry.part)
+    if model is not None and model.weights in BITS:
+        return (
+            f"{model.weights} weights in blocks of 32 are refused; export with "
+            f"--weights float16 and build that bundle ({error})"
+        )
+    return str(error)
 
 
 def _install_file(root: Path, file: Path, entry: PlanEntry) -> PlanEntry:
@@ -188,6 +220,22 @@ def _declare(bundle: Bundle, entries: Sequence[PlanEntry]) -> None:
 def _kind(plan: PlanEntry) -> PlanEntry:
     """What a plan is for: its entry but for the file and the tuning."""
     return replace(plan, path="", profiles=())
+
+
+def _check_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Models and sampler graphs to build."""
+    for part in wanted:
+        if part not in PARTS:
+            raise BundleError(f"part {part!r}: must be one of {', '.join(PARTS)}")
+    has_draft = bundle.manifest.draft is not None
+    if DRAFT in wanted and not has_draft:
+        raise BundleError(f"part {DRAFT!r}: the bundle has no draft model")
+    parts = [TARGET, *([DRAFT] if has_draft else []), SAMPLER_FOLDER]
+    chosen = [part for part in parts if not wanted or part in wanted]
+    graphs = sampler_parts(bundle.manifest)
+    return tuple(
+        name for part in chosen for name in (graphs if part == SAMPLER_FOLDER else (part,))
+    )
 
 
 def _check_capacities(bundle: Bundle, wanted: Sequence[int]) -> tuple[int, ...]:

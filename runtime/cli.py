@@ -6,6 +6,7 @@ Subcommands import what they need when they run: serving must not import torch.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -78,6 +79,9 @@ def build(
     capacity: Annotated[
         list[int] | None, typer.Option(help="Cache capacities beside the largest; a plan each.")
     ] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="target, draft or sampler; default: all there is.")
+    ] = None,
     timing_cache: Annotated[
         Path | None, typer.Option(help="Measured kernel choices; default: the user's cache.")
     ] = None,
@@ -93,6 +97,7 @@ def build(
         gamma=gamma,
         opt_batch=opt_batch,
         capacities=tuple(capacity or ()),
+        parts=tuple(part or ()),
         timing_cache=timing_cache or Path(typer.get_app_dir("outrider")) / "timing.cache",
     )
     with refusals(), BuildProgress() as progress:
@@ -140,6 +145,9 @@ def serve(
     sampler: Annotated[
         str, typer.Option(help="Where drafts are judged: auto, host or device.")
     ] = "auto",
+    provider_option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE for ONNX Runtime's CUDA provider.")
+    ] = None,
 ) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
     from runtime.core.config import ServerConfig
@@ -158,6 +166,7 @@ def serve(
             lb_delay_s=lb_delay_s,
             num_threads=threads,
             sampler=sampler,
+            provider_options=_pairs(provider_option or ()),
             drafting=_drafting(datastore, history_scope),
         )
         options = ServeOptions(
@@ -243,6 +252,12 @@ def _gamma(text: str) -> int | None:
     if not text.isdecimal():
         raise typer.BadParameter("must be auto or a number", param_hint="--gamma")
     return int(text)
+
+
+def _pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Keys and values of texts such as "a=b"; one without a key or "=" has an empty key."""
+    parts = [text.partition("=") for text in texts]
+    return tuple((key.strip() if sign else "", value.strip()) for key, sign, value in parts)
 
 
 def _drafting(datastore: Path | None, history_scope: str) -> DraftingConfig:

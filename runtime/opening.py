@@ -145,7 +145,7 @@ def bundle_costs(
 
     name = table_name(
         files=[entry.sha256 for entry in manifest.files.values()],
-        device=options.device + ("-sampler" if options.config.sampler == "device" else ""),
+        device=_place_name(options),
         num_threads=options.config.num_threads,
         max_batch=max_batch,
     )
@@ -162,4 +162,13 @@ def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
         num_threads=options.config.num_threads,
         max_batch=max_batch,
         with_trees=any_proposes_trees(),
+        provider_options=dict(options.config.provider_options),
     )
+
+
+def _place_name(options: ServeOptions) -> str:
+    """What costs depend on beside the bundle: the device, and how it is used."""
+    config = options.config
+    settings = [f"{key}={value}" for key, value in sorted(config.provider_options)]
+    sampler = ["sampler"] if config.sampler == "device" else []
+    return "-".join([options.device, *sampler, *settings])

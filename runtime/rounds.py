@@ -46,10 +46,13 @@ class Outcome:
     verdicts: list[tuple[int, Verdict]] | None
 
 
-def why_on_host(drafters: Drafters, live: Sequence[Request], gammas: Sequence[int | None]) -> str:
+def why_on_host(
+    rounds: Rounds, drafters: Drafters, live: Sequence[Request], gammas: Sequence[int | None]
+) -> str:
     """Why a step cannot run on the device, in words; empty where it can.
 
     Args:
+        rounds: of the device.
         drafters: by name.
         live: request i holds slot i.
         gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
@@ -60,6 +63,8 @@ def why_on_host(drafters: Drafters, live: Sequence[Request], gammas: Sequence[in
             return f"drafter {name} reads the draft model's tokens on the host"
         if gamma is not None and request.speculation.verifies_block:
             return BLOCKS
+        if gamma is not None and (reason := rounds.why_not(request.spec.law)):
+            return reason
     return ""
 
 

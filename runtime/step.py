@@ -192,7 +192,7 @@ def _verified(
     if parts.rounds is None:
         reason = HOST_SERVES
     else:
-        reason = why_on_host(parts.drafters, live, gammas)
+        reason = why_on_host(parts.rounds, parts.drafters, live, gammas)
         if not reason:
             outcome = on_device(
                 parts.rounds,

@@ -87,19 +87,7 @@ def declare_rows(graph: Graph, variant: Variant) -> Rows:
 
 def _list_type(name: str) -> tuple[int, list[int | str]]:
     kind = FLOAT if name in (names.SEEN_COUNTS, names.BIAS_VALUES) else INT64
-    if name == names.BAD_PREFIXES:
-        return kind, ["batch", "num_bad", "prefix"]
-    lengths = {
-        names.SEEN_IDS: "num_seen",
-        names.SEEN_COUNTS: "num_seen",
-        names.BIAS_IDS: "num_biases",
-        names.BIAS_VALUES: "num_biases",
-        names.ALLOWED_IDS: "num_allowed",
-        names.END_IDS: "num_ends",
-        names.BAD_LASTS: "num_bad",
-        names.RECENT: "prefix",
-    }
-    return kind, ["batch", lengths[name]]
+    return kind, ["batch", *names.LISTS[name]]
 
 
 def adjusted(

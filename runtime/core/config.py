@@ -40,6 +40,8 @@ class ServerConfig:
         num_threads: threads of a CPU backend.
         sampler: where drafts are judged: "host", "device" (whole rounds stay on the engines'
             device), or "auto": the device, where it is an accelerator.
+        provider_options: of ONNX Runtime's CUDA provider, keys and values as it documents them, for
+            example ("enable_cuda_graph", "1").
     """
 
     max_running: int = 64
@@ -56,6 +58,7 @@ class ServerConfig:
     retry_after_s: float = 1.0
     num_threads: int = 2
     sampler: str = "auto"
+    provider_options: tuple[tuple[str, str], ...] = ()
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
@@ -74,6 +77,9 @@ class ServerConfig:
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
         _check(bool(self.default_drafter), "default_drafter", "must name a drafter")
         _check(self.sampler in SAMPLERS, "sampler", f"must be one of {', '.join(SAMPLERS)}")
+        keys = [key for key, _ in self.provider_options]
+        _check(all(keys), "provider_options", "must be KEY=VALUE")
+        _check(len({*keys}) == len(keys), "provider_options", "must name every key once")
 
 
 def _check(holds: bool, key: str, rule: str) -> None:

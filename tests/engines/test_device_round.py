@@ -12,6 +12,7 @@ from engines.bound_session import BoundSession
 from engines.device_results import Results
 from engines.laws import ExactnessMode, SamplingLaw
 from engines.onnx_session import open_session
+from engines.plan_device import Call
 from engines.plan_uploads import Uploads
 from export.sampler_graphs.builder import FLOAT, INT64, Graph
 from tests.engines.device_laws import (
@@ -42,7 +43,8 @@ class MarkovModel:
         """Device tensor in, device tensor out."""
         shape = (*tokens.shape, self.size)
         made = self.results.make({"logits": (shape, np.dtype(np.float32))})
-        self.session.run({"tokens": tokens, **made})
+        tensors = {"tokens": tokens, **made}
+        self.session.run(Call(tuple(tensors.items()), lambda: tensors))
         return made["logits"]
 
 

@@ -22,7 +22,13 @@ FILES = sorted(
     if "import tensorrt as trt" in path.read_text(encoding="utf-8")
 )
 # Used behind ``TensorRtApi.builds_ahead_of_time`` alone.
-RTX_ONLY = {"ComputeCapability", "num_compute_capabilities", "set_compute_capability"}
+RTX_ONLY = {
+    "ComputeCapability",
+    "num_compute_capabilities",
+    "set_compute_capability",
+    "DynamicShapesKernelSpecializationStrategy",
+    "dynamic_shapes_kernel_specialization_strategy",
+}
 
 
 @dataclass

@@ -11,9 +11,12 @@ from engines.base import BundleError, EngineError
 from engines.bundle import Manifest, load_bundle, write_manifest
 from engines.bundle_files import fingerprint
 from engines.cuda_device import num_devices
+from engines.sampler_plans import sampler_profile
 from engines.tensorrt_api import RTX, find_api
+from engines.tensorrt_program import read_plan
+from engines.tensorrt_sampler import sampler_entries
 from export.pipeline import export_bundle
-from export.to_tensorrt import BuildOptions, build_plans
+from export.to_tensorrt import MODELS, BuildOptions, build_plans
 from runtime.cli import app
 from runtime.cli_refusals import EXIT_REFUSED
 
@@ -22,13 +25,13 @@ VERSION = find_api(RTX).version
 
 
 def build(root: Path, **options: object) -> Manifest:
-    given = {"flavour": RTX, "compute_capabilities": ("8.0",)} | options
+    given = {"flavour": RTX, "compute_capabilities": ("8.0",), "parts": MODELS} | options
     return build_plans(root, BuildOptions(**given), report=lambda *step: None).manifest
 
 
 @pytest.fixture(scope="module")
 def built(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny pair with float16 plans, made by the command line."""
+    """The tiny pair with float16 plans and those of its sampler, made by the command line."""
     root = tmp_path_factory.mktemp("built") / "bundle"
     shutil.copytree(tiny_bundle, root)
     arguments = [str(root), "--flavour", RTX, "--compute-capability", "8.0"]
@@ -43,6 +46,31 @@ def copy(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "bundle"))
 
 
+def test_each_sampler_graph_is_given_its_plan_or_the_reason(built: Path) -> None:
+    bundle = load_bundle(built)
+    machine = {"flavour": RTX, "version": VERSION, "compute_capability": "8.0"}
+    found = sampler_entries(bundle, **machine)
+    assert found.keys() == {path.name for path in (built / "sampler").iterdir()}
+    assert all(entry.part == part for part, entry in found.items())
+    assert all(len(read_plan(bundle, one)) > 1000 for one in found.values())
+    with pytest.raises(EngineError, match=r"judge_full.*capability 8\.0, this machine"):
+        sampler_entries(bundle, **machine | {"compute_capability": "8.9"})
+
+
+def test_a_plan_is_read_only_by_the_hash_of_the_manifest(copy: Path) -> None:
+    """Also where it changes after the bundle was loaded."""
+    bundle = load_bundle(copy)
+    plan = bundle.manifest.plans[0]
+    files = {name: entry for name, entry in bundle.manifest.files.items() if name != plan.path}
+    unlisted = replace(bundle, manifest=replace(bundle.manifest, files=files))
+    with pytest.raises(BundleError, match="a plan without a hash"):
+        read_plan(unlisted, plan)
+    with (copy / plan.path).open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(BundleError, match="differs from its sha256"):
+        read_plan(bundle, plan)
+
+
 def has_no_gpu() -> bool:
     try:
         return num_devices() == 0
@@ -52,11 +80,17 @@ def has_no_gpu() -> bool:
 
 def test_plans_are_declared_with_hash_profiles_and_machine(built: Path) -> None:
     manifest = load_bundle(built).manifest
-    assert [plan.part for plan in manifest.plans] == ["draft", "target"]
+    graphs = sorted(path.name for path in (built / "sampler").iterdir())
+    assert len(graphs) == 10
+    assert sorted(plan.part for plan in manifest.plans) == sorted([*graphs, "draft", "target"])
     for plan in manifest.plans:
         assert manifest.files[plan.path] == fingerprint(built / plan.path)
         assert manifest.files[plan.path].sha256[:12] in plan.path
         assert (plan.flavour, plan.version, plan.compute_capability) == (RTX, VERSION, "8.0")
+        if plan.part in graphs:
+            assert (plan.capacity, plan.precision) == (0, "float32")
+            assert plan.profiles == (sampler_profile(manifest, gamma=3, opt_batch=2),)
+            continue
         assert plan.capacity == manifest.max_context + manifest.max_extend
         step, verify, prefill = plan.profiles
         assert (step.tokens, step.batch) == ((1, 1, 2), (1, 2, manifest.max_batch))
@@ -75,16 +109,15 @@ def test_a_bundle_with_plans_is_served_as_before(built: Path) -> None:
 
 def test_an_equal_build_replaces_the_plan_and_another_stays(copy: Path) -> None:
     old = load_bundle(copy).manifest
+    others = [plan for plan in old.plans if plan.part != "target"]
     target = next(plan for plan in old.plans if plan.part == "target")
     other = replace(target, path=f"{target.path}.sm86", compute_capability="8.6")
     shutil.copyfile(copy / target.path, copy / other.path)
     files = dict(old.files) | {other.path: fingerprint(copy / other.path)}
-    write_manifest(copy, replace(old, draft=None, files=files, plans=(*old.plans, other)))
-    new = build(copy, opt_batch=1)
+    write_manifest(copy, replace(old, files=files, plans=(*old.plans, other)))
+    new = build(copy, opt_batch=1, parts=("target",))
     assert other in new.plans
-    assert [plan for plan in new.plans if plan.part == "draft"] == [
-        plan for plan in old.plans if plan.part == "draft"
-    ]
+    assert [plan for plan in new.plans if plan.part != "target"] == others
     again = next(
         plan for plan in new.plans if plan.part == "target" and plan.compute_capability == "8.0"
     )
@@ -124,6 +157,7 @@ def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:
         ({"capacities": (100,)}, BundleError, "capacity 100: this bundle's caches take 128, 256"),
         ({"flavour": "cudnn"}, EngineError, "must be one of tensorrt, rtx"),
         ({"compute_capabilities": ("9.9",)}, EngineError, r"builds for 7\.5, 8\.0"),
+        ({"parts": ("head",)}, BundleError, "must be one of target, draft, sampler"),
     ],
 )
 def test_an_impossible_build_is_refused_and_changes_nothing(

@@ -14,6 +14,7 @@ from engines.bundle import load_bundle
 from engines.cpu_sampler import CpuSampler
 from runtime.chi_square import chi_square_tail, goodness_of_fit, homogeneity
 from runtime.cli import app
+from runtime.cli_refusals import EXIT_REFUSED
 from runtime.drafters.suffix_array import Datastore
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +121,22 @@ async def test_parity_of_a_bundle_with_its_checkpoints(tiny_bundle, tiny_checkpo
     out, err = await asyncio.wait_for(command.communicate(), 120)
     assert command.returncode == 0, err.decode()
     assert set(json.loads(out)) == {"target", "draft"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["cudnn"], "provider_options must be KEY=VALUE"),
+        (["a=1", "a=2"], "provider_options must name every key once"),
+        (["enable_cuda_graph=1"], "provider option enable_cuda_graph: device cpu has no such"),
+    ],
+)
+def test_a_provider_option_that_nothing_reads_is_refused(tiny_bundle, options, reason):
+    flags = [part for option in options for part in ("--provider-option", option)]
+    arguments = ["serve", str(tiny_bundle), "--device", "cpu", "--gamma", "1", "--port", "0"]
+    result = CliRunner().invoke(app, [*arguments, *flags])
+    assert result.exit_code == EXIT_REFUSED
+    assert reason in result.output.replace("'", "")
 
 
 def test_serving_imports_neither_torch_nor_what_draws_pictures():

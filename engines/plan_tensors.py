@@ -1,0 +1,72 @@
+"""The tensors of one call of a model's graph: what lies at which address, of which shape and type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from engines.bundle import (
+    LOGIT_POSITIONS,
+    LOGITS,
+    START,
+    TOKENS,
+    ModelEntry,
+    key_name,
+    new_key_name,
+    new_value_name,
+    value_name,
+)
+from engines.kv_cache import cache_names
+from engines.plan_device import Call, DeviceTensor
+from engines.plans import PlanEntry, Shape
+
+# Of the caches. NumPy has no bfloat16; two bytes that nobody computes with stand for it.
+CACHE_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+    "float8": np.dtype(np.float16),
+}
+_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+
+
+class ModelTensors:
+    """Describes the calls of one plan.
+
+    Args:
+        model: entry of the model.
+        entry: of the plan; its capacity and precision are those of the caches.
+    """
+
+    def __init__(self, model: ModelEntry, entry: PlanEntry) -> None:
+        self._vocab_size = model.vocab_size
+        self._dtype = CACHE_DTYPES[entry.precision]
+        self._row = (model.num_kv_heads, entry.capacity, model.head_size)
+        pasts = cache_names(model.num_layers, key_name, value_name)
+        presents = cache_names(model.num_layers, new_key_name, new_value_name)
+        self.pairs = list(zip(pasts, presents, strict=True))
+        self._caches = (*pasts, *presents)
+
+    def call(self, shape: Shape, addresses: Mapping[str, int]) -> Call:
+        """A call of the plan; addresses come in the same order every time."""
+        key = (self._row, shape, *addresses.values())
+        return Call(key, lambda: self.describe(shape, addresses))
+
+    def describe(self, shape: Shape, addresses: Mapping[str, int]) -> dict[str, DeviceTensor]:
+        """Every input and output by name."""
+        batch, tokens, wanted = shape
+        integers: dict[str, tuple[int, ...]] = {
+            TOKENS: (batch, tokens),
+            START: (batch,),
+            LOGIT_POSITIONS: (batch, wanted),
+        }
+        found = {
+            name: DeviceTensor(addresses[name], dims, _INT64) for name, dims in integers.items()
+        }
+        for name in self._caches:
+            found[name] = DeviceTensor(addresses[name], (batch, *self._row), self._dtype)
+        dims = (batch, wanted, self._vocab_size)
+        found[LOGITS] = DeviceTensor(addresses[LOGITS], dims, _FLOAT32)
+        return found
