@@ -126,8 +126,8 @@ async def test_parity_of_a_bundle_with_its_checkpoints(tiny_bundle, tiny_checkpo
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["cudnn"], "provider_options must be KEY=VALUE"),
-        (["a=1", "a=2"], "provider_options must name every key once"),
+        (["cudnn"], "provider_options: must be KEY=VALUE"),
+        (["a=1", "a=2"], "provider_options: must name every key once"),
         (["enable_cuda_graph=1"], "provider option enable_cuda_graph: device cpu has no such"),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_provider_option_that_nothing_reads_is_refused(tiny_bundle, options, r
     arguments = ["serve", str(tiny_bundle), "--device", "cpu", "--gamma", "1", "--port", "0"]
     result = CliRunner().invoke(app, [*arguments, *flags])
     assert result.exit_code == EXIT_REFUSED
-    assert reason in result.output.replace("'", "")
+    assert reason in result.output
 
 
 def test_serving_imports_neither_torch_nor_what_draws_pictures():
