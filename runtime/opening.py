@@ -99,6 +99,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         eos_token_ids=manifest.eos_token_ids,
         drafters=worker.drafter_names,
         guessers=worker.guesser_names,
+        can_adapt=costs is not None,
     )
     return Serving(
         worker=worker,

@@ -179,12 +179,20 @@ def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int)
         raise RequestError("speculation.reference", rule)
 
 
-def check_mode(params: SpeculationParams) -> None:
-    """Refuse parameters that the mode does not have.
+def check_mode(params: SpeculationParams, *, can_adapt: bool) -> None:
+    """Refuse parameters that the mode or the server does not have.
+
+    Args:
+        params: as asked.
+        can_adapt: whether gamma can be chosen step by step.
 
     Raises:
         RequestError: a parameter is out of range or of another mode; names it.
+        UnsupportedOption: gamma is to be chosen by a server that knows no costs.
     """
+    if params.is_adaptive and params.is_enabled and not can_adapt:
+        rule = "must not be true: this server was started with a fixed gamma"
+        raise UnsupportedOption("speculation.adaptive", rule)
     if not 0.0 < params.lenience <= 1.0:
         raise RequestError("speculation.lenience", "must be in (0, 1]")
     if params.lenience != 1.0 and params.mode is not ExactnessMode.LENIENT:

@@ -73,6 +73,7 @@ class ServedModel:
         max_gamma: draft tokens per step at most.
         drafters: names a request may ask for.
         guessers: those of them that may speculate on the draft model, as "model/NAME".
+        can_adapt: whether gamma can be chosen step by step.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     drafters: tuple[str, ...]
     guessers: tuple[str, ...] = ()
+    can_adapt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +265,7 @@ def _check_speculation(
     check_drafter_params(params, max_reference_bytes=limits.max_reference_bytes)
     if params.gamma is not None:
         check_range("speculation.gamma", params.gamma, 0, model.max_gamma)
-    check_mode(params)
+    check_mode(params, can_adapt=model.can_adapt or model.max_gamma == 0)
 
 
 def _resolve_max_tokens(

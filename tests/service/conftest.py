@@ -118,6 +118,7 @@ async def running(
         eos_token_ids=(EOS,),
         drafters=worker.drafter_names,
         guessers=worker.guesser_names,
+        can_adapt=costs is not None,
     )
     serving = Serving(
         worker=worker,

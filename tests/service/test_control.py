@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+import pytest
+from outrider.errors import CallError
+
 from runtime.metrics import Metrics
 from tests.core.test_controller import table
 
@@ -48,8 +51,14 @@ async def test_drafts_that_pay_are_reported_as_such(start):
 
 async def test_without_costs_nothing_is_chosen_and_nothing_claimed(start):
     async with start() as running:
-        done = await finish(running, max_tokens=20, speculation={"adaptive": True})
+        done = await finish(running, max_tokens=20)
         info = await running.client.info()
+        with pytest.raises(CallError) as refused:
+            await finish(running, max_tokens=20, speculation={"adaptive": True})
+        off = await finish(running, max_tokens=20, speculation={"adaptive": True, "enabled": False})
+    assert refused.value.reason == "UNSUPPORTED_OPTION"
+    assert [one.field for one in refused.value.violations] == ["speculation.adaptive"]
+    assert off.speculation.off_reason == "DISABLED"
     assert done.speculation.drafted_by_position[3] > 0
     assert not info.speculation.default_is_adaptive
     assert info.speculation.default_gamma == 4
