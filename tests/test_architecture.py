@@ -124,6 +124,11 @@ RULES: dict[str, set[str]] = {
     "runtime.chi_square": PURE,
     # Opens a bundle as the server does, and holds its answers against the oracle.
     "runtime.verify_sampler": ANY,
+    "runtime.verify_rounds": PURE
+    | CORE
+    | {"engines.cpu_sampler", "runtime.chi_square", "runtime.verify_report"},
+    "runtime.verify_report": CORE,
+    "runtime.verify_pair": ANY,
     # Measures a bundle in process; nobody but the command line may import it.
     "runtime.offline": ANY,
     "runtime.opening": ANY,

@@ -14,7 +14,7 @@ when this one was kept, which was decided before it is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 
 import numpy as np
@@ -235,3 +235,41 @@ def coin_cells(cuts: Probs) -> Iterator[tuple[Probs, float]]:
     for cell in product(*intervals):
         midpoint = np.array([(low + high) / 2 for low, high in cell])
         yield midpoint, float(np.prod([high - low for low, high in cell]))
+
+
+def sequence_law(target_row: RowOf, length: int) -> dict[tuple[int, ...], float]:
+    """Exact law of the target's first ``length`` tokens, plain sampling; V ** length are visited.
+
+    Args:
+        target_row: [V] float64 law of a token, given the tokens before it.
+        length: tokens.
+    """
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        law = {
+            (*prefix, token): mass * float(share)
+            for prefix, mass in law.items()
+            for token, share in enumerate(target_row(prefix))
+        }
+    return law
+
+
+def completed(
+    runs: Mapping[tuple[int, ...], float], target_row: RowOf, length: int
+) -> dict[tuple[int, ...], float]:
+    """Law of ``length`` tokens when emitted runs that are shorter are continued by the target.
+
+    Args:
+        runs: what a round emits, see ``run_law``; none is longer than ``length``.
+        target_row: as of ``sequence_law``.
+        length: tokens.
+    """
+    law: dict[tuple[int, ...], float] = {}
+    for run, mass in runs.items():
+
+        def continued(more: tuple[int, ...], run: tuple[int, ...] = run) -> Probs:
+            return target_row((*run, *more))
+
+        for tail, share in sequence_law(continued, length - len(run)).items():
+            law[*run, *tail] = law.get((*run, *tail), 0.0) + mass * share
+    return law

@@ -47,28 +47,6 @@ def random_row_of(seed, vocab_size, *, num_zeros=0):
     return row_of
 
 
-def sequence_law(target_row, length):
-    """Exact law of the target's first ``length`` tokens, plain sampling: tuple -> probability."""
-    law = {(): 1.0}
-    for _ in range(length):
-        law = {
-            (*prefix, token): mass * float(share)
-            for prefix, mass in law.items()
-            for token, share in enumerate(target_row(prefix))
-        }
-    return law
-
-
-def completed(runs, target_row, length):
-    """Law of ``length`` tokens when emitted runs that are shorter are continued by the target."""
-    law = {}
-    for run, mass in runs.items():
-        rest = sequence_law(lambda more, run=run: target_row((*run, *more)), length - len(run))
-        for tail, share in rest.items():
-            law[(*run, *tail)] = law.get((*run, *tail), 0.0) + mass * share
-    return law
-
-
 def distance(one, other):
     """Greatest difference of two laws at any outcome."""
     return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})

@@ -14,16 +14,14 @@ from runtime.core.block import (
     next_token_probs_block,
     prefix_weights,
 )
-from runtime.core.verification import coin_cells, emitted_law, point_mass
+from runtime.core.verification import coin_cells, completed, emitted_law, point_mass, sequence_law
 from tests.core.laws import (
     F1_DRAFT,
     F1_TARGET,
-    completed,
     distance,
     f4a_draft,
     f4a_target,
     random_row_of,
-    sequence_law,
 )
 
 MAX_ERROR = 1e-12

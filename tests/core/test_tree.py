@@ -19,8 +19,8 @@ from runtime.core.tree import (
     tried_chain,
     without_replacement,
 )
-from runtime.core.verification import point_mass
-from tests.core.laws import F1_DRAFT, F1_TARGET, completed, distance, random_row_of, sequence_law
+from runtime.core.verification import completed, point_mass, sequence_law
+from tests.core.laws import F1_DRAFT, F1_TARGET, distance, random_row_of
 
 EXACT = 1e-12
 

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.core.verification import (
     alpha_hat,
+    completed,
     count_accepted,
     count_accepted_greedy,
     count_matches,
@@ -17,17 +18,16 @@ from runtime.core.verification import (
     next_token_probs,
     point_mass,
     race_agreement,
+    sequence_law,
 )
 from tests.core.laws import (
     F1_DRAFT,
     F1_TARGET,
     F4A_RUNS,
-    completed,
     distance,
     f4a_draft,
     f4a_target,
     random_row_of,
-    sequence_law,
 )
 
 MAX_ERROR = 1e-12

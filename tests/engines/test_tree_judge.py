@@ -13,7 +13,8 @@ from engines.noise import Purpose
 from engines.tree_judge import judge
 from engines.trees import path_to
 from runtime.core.tree import match_walk, merge_chains
-from tests.core.laws import completed, distance, random_row_of, sequence_law
+from runtime.core.verification import completed, sequence_law
+from tests.core.laws import distance, random_row_of
 from tests.engines.chosen_noise import law_of
 
 MAX_ERROR = 1e-6

@@ -1,0 +1,103 @@
+"""Whole completions of a real pair, with speculation and without, compared."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from engines.base import Engine
+from engines.bundle import TOKENIZER_FILE, Bundle
+from engines.cpu_sampler import CpuSampler
+from engines.laws import SamplingLaw
+from runtime.chi_square import homogeneity
+from runtime.core.config import ServerConfig
+from runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
+from runtime.tokenizer import TokenizersCodec
+from runtime.verify_report import Check
+from runtime.worker import Worker
+
+NUM_FIRST_TOKENS = 3
+
+
+def check_pair(
+    bundle: Bundle,
+    target: Engine,
+    draft: Engine | None,
+    prompt: tuple[int, ...],
+    num_samples: int,
+    seed: int,
+) -> list[Check]:
+    """Completions of the real pair, with speculation and without, by first-token marginals."""
+    drafter = "lookup" if draft is None else "model"
+    with_drafts = SpeculationParams(drafter=drafter, gamma=min(4, bundle.manifest.max_gamma))
+    alone = SpeculationParams(is_enabled=False)
+    sides = [
+        _completions(bundle, target, draft, prompt, params, range(first, first + num_samples))
+        for params, first in ((with_drafts, seed), (alone, seed + num_samples))
+    ]
+    return [
+        Check(
+            name=f"pair: token {k + 1} with {drafter} drafts, against the target alone",
+            num_draws=2 * num_samples,
+            p_value=homogeneity(*(Counter(tokens[k] for tokens in side) for side in sides)),
+        )
+        for k in range(NUM_FIRST_TOKENS)
+    ]
+
+
+def _completions(
+    bundle: Bundle,
+    target: Engine,
+    draft: Engine | None,
+    prompt: tuple[int, ...],
+    params: SpeculationParams,
+    seeds: range,
+) -> list[tuple[int, ...]]:
+    manifest = bundle.manifest
+    num_rows = target.limits.max_batch
+    worker = Worker(
+        target=target,
+        draft=draft,
+        sampler=CpuSampler(
+            max_batch=num_rows, max_gamma=manifest.max_gamma, vocab_size=manifest.target.vocab_size
+        ),
+        config=ServerConfig(
+            max_running=num_rows,
+            max_queued=len(seeds),
+            max_queued_tokens=len(seeds) * len(prompt),
+            queue_timeout_s=math.inf,
+        ),
+        max_gamma=manifest.max_gamma,
+        decoder=TokenizersCodec(bundle.root / TOKENIZER_FILE),
+    )
+    receivers = [_Receiver() for _ in seeds]
+    for seed, receiver in zip(seeds, receivers, strict=True):
+        spec = RequestSpec(
+            internal_id=str(seed),
+            request_id=str(seed),
+            prompt_tokens=prompt,
+            law=SamplingLaw(),
+            seed=seed,
+            max_tokens=NUM_FIRST_TOKENS,
+            speculation=params,
+        )
+        worker.submit(spec, receiver)
+    while worker.run_step():
+        pass
+    if error := next((r.error for r in receivers if r.error is not None), None):
+        raise error
+    return [tuple(receiver.tokens) for receiver in receivers]
+
+
+class _Receiver:
+    """Collects the tokens of one completion, or its error."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.error: Exception | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Progressed):
+            self.tokens.extend(token.token for token in event.tokens)
+        elif isinstance(event, Failed):
+            self.error = event.error

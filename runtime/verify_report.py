@@ -1,0 +1,59 @@
+"""What ``outrider verify-sampler`` found, check by check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One test.
+
+    Attributes:
+        num_draws: 0 where nothing was left to chance.
+        p_value: 0.0 when a token of probability zero was drawn; without draws, whether it holds.
+    """
+
+    name: str
+    num_draws: int
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """Outcome of all checks.
+
+    Attributes:
+        false_alarm: chance that a correct bundle fails, all checks together.
+    """
+
+    checks: tuple[Check, ...]
+    false_alarm: float
+
+    @property
+    def level(self) -> float:
+        """Smallest p-value that passes (Bonferroni)."""
+        return self.false_alarm / len(self.checks)
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.p_value >= self.level for check in self.checks)
+
+    def table(self) -> str:
+        """Text for people."""
+        lines = [
+            f"{'ok  ' if check.p_value >= self.level else 'FAIL'} {check.name:57s} "
+            + (
+                f"draws {check.num_draws:6d}  p-value {check.p_value:.3g}"
+                if check.num_draws
+                else "enumerated"
+            )
+            for check in self.checks
+        ]
+        verdict = "passed" if self.has_passed else "FAILED"
+        lines.append(
+            f"{verdict}: {len(self.checks)} checks, each at level {self.level:.2g}; "
+            f"false-alarm rate of the whole at most about {self.false_alarm:.2g}"
+        )
+        return "\n".join(lines)

@@ -1,0 +1,70 @@
+"""The proof on a bundle can fail: rules that leave the target's law, and judges that leave the rule's."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from engines import block_judge, cpu_sampler, open_engine
+from engines.bundle import load_bundle
+from engines.cpu_sampler import CpuSampler
+from runtime.core.block import emitted_law_block
+from runtime.core.verification import emitted_law
+from runtime.verify_rounds import RUN_GAMMA, Bench
+from tests.core.test_mutations import mutant_of, replace_functions
+
+NUM_ROWS = 4
+LEVEL = 1e-6
+RULES = {False: emitted_law, True: emitted_law_block}
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_bundle: Path) -> Bench:
+    bundle = load_bundle(tiny_bundle)
+    target, draft = (open_engine(bundle, part, max_batch=NUM_ROWS) for part in ("target", "draft"))
+    vocab_size = target.limits.vocab_size
+    return Bench(
+        target=target,
+        draft=draft,
+        sampler=CpuSampler(max_batch=NUM_ROWS, max_gamma=RUN_GAMMA, vocab_size=vocab_size),
+        num_rows=NUM_ROWS,
+        prompt=(215, 445, 492, 146, 58, 308, 341, 398),
+        num_samples=1000,
+        seed=0,
+    )
+
+
+def p_values(bench: Bench, verifies_block: bool) -> list[float]:
+    checks = bench.check_runs(
+        "runs", RULES[verifies_block], RUN_GAMMA, verifies_block=verifies_block
+    )
+    return [check.p_value for check in checks]
+
+
+@pytest.mark.parametrize("verifies_block", [False, True])
+def test_both_rules_have_the_targets_law_and_the_sampler_theirs(bench, verifies_block):
+    of_rule, of_sampler = p_values(bench, verifies_block)
+    assert of_rule == 1.0 and of_sampler > 1e-3
+
+
+def test_a_rule_that_leaves_the_targets_law_fails(bench):
+    rule, _ = bench.check_runs(
+        "runs", partial(emitted_law, lenience=0.8), RUN_GAMMA, verifies_block=False
+    )
+    assert (rule.num_draws, rule.p_value) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("min(1.0, wanted / proposed)", "wanted / proposed"),
+        ("self.last * target.weight(token)", "target.weight(token)"),
+        (", weight=weights.of_runs[num_accepted]", ""),
+        ("draft.uniform(Purpose.ACCEPT, length - 1)", "draft.uniform(Purpose.ACCEPT, 0)"),
+    ],
+)
+def test_a_block_judge_that_leaves_its_rule_fails(monkeypatch, bench, old, new):
+    replace_functions(monkeypatch, cpu_sampler, mutant_of(block_judge, old, new))
+    of_rule, of_sampler = p_values(bench, True)
+    assert of_rule == 1.0 and of_sampler < LEVEL
+    assert p_values(bench, False)[1] > 1e-3
