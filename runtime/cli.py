@@ -14,7 +14,7 @@ import typer
 
 from runtime import cli_client, cli_datastore, cli_offline
 from runtime.cli_refusals import refusals
-from runtime.core.drafting import DraftingConfig, HistoryScope
+from runtime.core.drafting import AUTO_DRAFTERS, DraftingConfig, HistoryScope
 from runtime.core.errors import ConfigError
 
 app = typer.Typer(
@@ -131,8 +131,12 @@ def serve(
     ] = None,
     refresh_costs: Annotated[bool, typer.Option(help="Measure step costs anew.")] = False,
     drafter: Annotated[
-        str | None, typer.Option(help="Name; see outrider info. Default: as tuned, or model.")
+        str | None,
+        typer.Option(help="Name (see outrider info), or auto. Default: as tuned, or model."),
     ] = None,
+    auto_drafters: Annotated[
+        str, typer.Option(help="Names that drafter auto chooses among by speed, favourite first.")
+    ] = ",".join(AUTO_DRAFTERS),
     datastore: Annotated[
         Path | None, typer.Option(help="Corpus made by outrider datastore build.")
     ] = None,
@@ -162,6 +166,7 @@ def serve(
             default_gamma=_gamma(gamma or "auto"),
             block_verification=block_verification,
             default_drafter="model" if drafter is None else drafter,
+            auto_drafters=tuple(auto_drafters.split(",")),
             drain_timeout_s=drain_timeout_s,
             lb_delay_s=lb_delay_s,
             num_threads=threads,

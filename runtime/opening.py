@@ -15,6 +15,7 @@ from engines.pair import Pair
 from runtime.calibrate import calibrate
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
+from runtime.core.drafting import AUTO
 from runtime.core.text import Decoder
 from runtime.core.validate import RequestLimits, ServedModel
 from runtime.cost_store import load_or_measure, table_name
@@ -97,7 +98,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         max_context=manifest.max_context,
         max_gamma=manifest.max_gamma,
         eos_token_ids=manifest.eos_token_ids,
-        drafters=worker.drafter_names,
+        drafters=(*worker.drafter_names, AUTO),
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
     )

@@ -94,6 +94,8 @@ class Steering:
         self._own_s = 0.0
         self._total_s = 0.0
         self._retry_at_s: float | None = None
+        self._plain_s = [_plain_step_s(table, rows) for rows in range(num_slots + 1)]
+        self._num_plain = 0.0
 
     def choose(
         self, live: Sequence[Request], caps: tuple[int | None, ...]
@@ -104,7 +106,8 @@ class Steering:
             live: request i holds slot i.
             caps: per slot, the most draft tokens it may take; None for rows that do not decode.
         """
-        if self._retry_at_s is None or self._clock() >= self._retry_at_s:
+        self._began_s = self._clock()
+        if self._retry_at_s is None or self._began_s >= self._retry_at_s:
             self._retry_at_s = None
             try:
                 return self._choose(live, caps)
@@ -162,6 +165,7 @@ class Steering:
                 costs shows in the times.
             judged: slot and verdict of each row.
         """
+        self._num_plain += (self._clock() - self._began_s) / self._plain_s[len(judged)]
         if not self._is_steering:
             return
         try:
@@ -195,6 +199,10 @@ class Steering:
         self._controller.observe(
             seconds, longest, num_emitted, self._kind, num_rows=len(self._slots)
         )
+
+    def elapsed(self) -> float:
+        """Time of steps so far, counted in plain steps of as many rows; callable from any thread."""
+        return self._num_plain
 
     def report(self) -> ControlReport:
         """What the choices brought; callable from any thread."""
@@ -278,3 +286,8 @@ class Steering:
             now_s=self._clock,
         )
         self._controller.decide(batch)
+
+
+def _plain_step_s(table: CostTable, rows: int) -> float:
+    """Tabled seconds of a step without drafts."""
+    return table.target.extend_s(max(rows, 1), 2, table.target.capacity) + table.host.step_s

@@ -22,7 +22,13 @@ from engines.rounds import Rounds
 from runtime.beams import SearchParts, run_searches
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
-from runtime.core.errors import ContextTooLong, InternalError, RequestError, RequestFailed
+from runtime.core.errors import (
+    ContextTooLong,
+    InternalError,
+    RequestError,
+    RequestFailed,
+    ServingError,
+)
 from runtime.core.inbox import Deliver, Inbox
 from runtime.core.params import Event, Failed, Finished, RequestSpec, SpeculationParams
 from runtime.core.request import Ending, Request, Speculation
@@ -78,6 +84,7 @@ class Worker:
             config,
             self._limits.max_gamma,
             can_adapt=self._parts.steering is not None,
+            elapsed=clock if self._parts.steering is None else self._parts.steering.elapsed,
         )
         self._searching = SearchParts(
             engines=engines,
@@ -112,9 +119,13 @@ class Worker:
             Overloaded: the queue is full.
         """
         request = self._new_request(spec)
-        with self._wake:
-            self._inbox.put(request, deliver)
-            self._wake.notify_all()
+        try:
+            with self._wake:
+                self._inbox.put(request, deliver)
+                self._wake.notify_all()
+        except ServingError:
+            self._policy.ended(request)
+            raise
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """End a request with ``error`` before the next step; one that has ended is left alone."""
@@ -192,6 +203,7 @@ class Worker:
             rows = self._rows
             if not rows.requests and not rows.searches:
                 return False
+            self._policy.begin(rows.all_requests)
             self._policy.pause(rows.all_requests, self._clock())
             result = run_step(self._parts, rows.requests) if rows.requests else StepResult()
             if rows.searches:
@@ -233,10 +245,12 @@ class Worker:
             rule = f"must be at most {self._rows.slots.num_slots}, the slots of this server"
             raise RequestError("num_beams", rule)
         is_search = spec.beams is not None
-        resolve = self._policy.resolve_search if is_search else self._policy.resolve
+        policy = self._policy
         return Request(
             spec,
-            speculation=resolve(spec.speculation),
+            speculation=policy.resolve_search(spec.speculation)
+            if is_search
+            else policy.resolve_request(spec),
             max_context=self._limits.max_context,
             decoder=self._decoder,
             submitted_at=self._clock(),
@@ -300,6 +314,7 @@ class Worker:
 
     def _end(self, request: Request, event: Event) -> None:
         """Forget the request before it is told, so that whoever is told may use its name again."""
+        self._policy.ended(request)
         with self._wake:
             deliver = self._inbox.deliver_to(request)
             self._inbox.forget(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from runtime.core.breaker import BreakerConfig
-from runtime.core.drafting import DraftingConfig
+from runtime.core.drafting import AUTO, AUTO_DRAFTERS, DraftingConfig
 from runtime.core.errors import ConfigError
 
 SAMPLERS = ("auto", "host", "device")
@@ -28,7 +28,9 @@ class ServerConfig:
         block_verification: whether sampled drafts of max_accept requests that do not say are
             judged as whole blocks.
         default_drafter: registry name of the drafter where a request does not say; "model" without
-            a draft in the bundle means "none".
+            a draft in the bundle means "none"; "auto" chooses per request by measured speed.
+        auto_drafters: names that "auto" chooses among, the favourite first; those without what they
+            need in the bundle are left out.
         drafting: settings of the drafters themselves.
         breaker: how patient to be with drafters that fail.
         prefill_chunk: prompt tokens fed to one row in one step; running streams wait at most this
@@ -51,6 +53,7 @@ class ServerConfig:
     default_gamma: int | None = None
     block_verification: bool = False
     default_drafter: str = "model"
+    auto_drafters: tuple[str, ...] = AUTO_DRAFTERS
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0
     lb_delay_s: float = 5.0
@@ -76,6 +79,8 @@ class ServerConfig:
         for key in ("queue_timeout_s", "drain_timeout_s", "lb_delay_s", "retry_after_s"):
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
         _check(bool(self.default_drafter), "default_drafter", "must name a drafter")
+        _check(bool(self.auto_drafters), "auto_drafters", "must name a drafter")
+        _check(AUTO not in self.auto_drafters, "auto_drafters", f"must not hold {AUTO} itself")
         _check(self.sampler in SAMPLERS, "sampler", f"must be one of {', '.join(SAMPLERS)}")
         keys = [key for key, _ in self.provider_options]
         _check(all(keys), "provider_options", "must be KEY=VALUE")

@@ -57,6 +57,7 @@ class Speculation:
         is_adaptive: whether each step's draft tokens are chosen by what they are expected to gain.
         verifies_block: whether sampled drafts are judged as whole blocks.
         fixed_gamma: draft tokens per step while none can be chosen; None for ``gamma``.
+        chosen: what was chosen in place of "auto"; empty where the drafter was asked for.
     """
 
     drafter: str
@@ -65,6 +66,7 @@ class Speculation:
     is_adaptive: bool = False
     verifies_block: bool = False
     fixed_gamma: int | None = None
+    chosen: str = ""
 
 
 class Request:

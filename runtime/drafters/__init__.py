@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from importlib import metadata
 
+from runtime.core.drafting import AUTO
 from runtime.core.errors import ConfigError
 from runtime.drafters.base import Drafter, DrafterParts, Traits
 from runtime.drafters.compose import Drafters
@@ -78,7 +79,7 @@ def _registered() -> dict[str, type[Drafter]]:
     found: dict[str, type[Drafter]] = {}
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         key = f"{ENTRY_POINTS}: {entry.name}"
-        if not NAME.fullmatch(entry.name) or entry.name in REGISTRY or entry.name in found:
+        if not NAME.fullmatch(entry.name) or entry.name in {*REGISTRY, AUTO, *found}:
             raise ConfigError(key, f"must match {NAME.pattern} and be nobody else's name")
         try:
             kind = entry.load()

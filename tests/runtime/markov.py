@@ -85,13 +85,14 @@ class Harness:
         draft: Engine | None = None,
         has_draft: bool = True,
         costs: CostTable | None = None,
+        clock: Clock | None = None,
         **settings: object,
     ) -> None:
         vocab_size, target_logits, draft_logits = PAIRS[pair]
         bounds = limits(vocab_size, max_batch=max_batch)
         self.target = target or ScriptedEngine(target_logits, bounds)
         self.draft = draft or (ScriptedEngine(draft_logits, bounds) if has_draft else None)
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.worker = Worker(
             target=self.target,
             draft=self.draft,

@@ -16,6 +16,7 @@ from engines.cpu_sampler import CpuSampler
 from engines.scripted import ScriptedEngine
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
+from runtime.core.drafting import AUTO
 from runtime.core.validate import RequestLimits, ServedModel
 from runtime.server import Server
 from runtime.serving import Serving
@@ -116,7 +117,7 @@ async def running(
         max_context=max_context,
         max_gamma=MAX_GAMMA,
         eos_token_ids=(EOS,),
-        drafters=worker.drafter_names,
+        drafters=(*worker.drafter_names, AUTO),
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
     )

@@ -1,0 +1,117 @@
+"""Which of several drafters a request gets: the one that recent requests went fastest with.
+
+Discounted upper confidence bounds (Garivier and Moulines 2011, arXiv:0805.3415): a drafter's speed is the
+tokens of its recent requests over what time they took, old requests fade, and a drafter that was tried
+little gets the benefit of the doubt. Requests under way count as tried, so that a burst of arrivals does
+not all go the same way.
+
+What is chosen depends on requests that have ended, on costs and on the clock: never on the noise of
+the request it is chosen for, whose law it therefore leaves alone.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+FADING = 0.98
+"""Of what is known of a kind of requests, per request of that kind."""
+CURIOSITY = 0.25
+"""Benefit of the doubt, as a share of the best speed, of a drafter tried about as often as log of all."""
+
+
+@dataclass(slots=True)
+class _Arm:
+    """What is known of one drafter.
+
+    Attributes:
+        tokens: emitted, fading.
+        elapsed: time they took, fading alike.
+        num_tried: requests, fading alike.
+        num_pending: requests under way.
+    """
+
+    tokens: float = 0.0
+    elapsed: float = 0.0
+    num_tried: float = 0.0
+    num_pending: int = 0
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.elapsed if self.elapsed > 0.0 else 0.0
+
+
+class DrafterChoice:
+    """Chooses among drafters; callable from any thread.
+
+    Args:
+        names: at least one, the favourite first: it is tried first, and wins ties.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._lock = threading.Lock()
+        self._kinds: dict[Hashable, dict[str, _Arm]] = {}
+
+    def choose(self, kind: Hashable) -> str:
+        """The drafter for a request; ``note`` must follow, however the request ends.
+
+        Args:
+            kind: of requests that drafters can be expected to do alike for.
+        """
+        with self._lock:
+            arms = self._arms(kind)
+            name = max(self.names, key=lambda one: self._score(arms, one))
+            arms[name].num_pending += 1
+        return name
+
+    def note(self, kind: Hashable, name: str, *, tokens: int, elapsed: float) -> None:
+        """A request that a drafter was chosen for has ended.
+
+        Args:
+            kind: as it was chosen for.
+            name: what was chosen.
+            tokens: emitted; 0 for a request that tells nothing.
+            elapsed: time they took, more than 0, in whatever unit all requests of the kind are timed.
+        """
+        with self._lock:
+            arms = self._arms(kind)
+            arms[name].num_pending -= 1
+            if tokens <= 0 or not elapsed > 0.0:
+                return
+            for arm in arms.values():
+                arm.tokens *= FADING
+                arm.elapsed *= FADING
+                arm.num_tried *= FADING
+            arms[name].tokens += tokens
+            arms[name].elapsed += elapsed
+            arms[name].num_tried += 1.0
+
+    def speeds(self) -> dict[str, float]:
+        """Tokens per unit of time by drafter, over all kinds; without those never tried."""
+        with self._lock:
+            sums = {
+                name: [arms[name] for arms in self._kinds.values() if arms[name].elapsed > 0.0]
+                for name in self.names
+            }
+        return {
+            name: sum(arm.tokens for arm in arms) / sum(arm.elapsed for arm in arms)
+            for name, arms in sums.items()
+            if arms
+        }
+
+    def _arms(self, kind: Hashable) -> dict[str, _Arm]:
+        return self._kinds.setdefault(kind, {name: _Arm() for name in self.names})
+
+    def _score(self, arms: dict[str, _Arm], name: str) -> float:
+        arm = arms[name]
+        tried = arm.num_tried + arm.num_pending
+        if tried <= 0.0:
+            return math.inf
+        total = sum(one.num_tried + one.num_pending for one in arms.values())
+        best = max(one.speed for one in arms.values()) or 1.0
+        # Nothing has ended yet with this one: as good as the best, for all that is known.
+        known = arm.speed if arm.elapsed > 0.0 else best
+        return known + CURIOSITY * best * math.sqrt(math.log(1.0 + total) / tried)
