@@ -26,6 +26,10 @@ def generate(
     min_p: Annotated[float | None, typer.Option(help="0 is off.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Beam search; 1 is none.")] = None,
+    num_results: Annotated[int | None, typer.Option(help="Best beams to print.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Of a beam's score.")] = None,
+    early_stopping: Annotated[bool, typer.Option(help="End at num_beams ends.")] = False,
     speculate: Annotated[bool, typer.Option(help="Draft at all.")] = True,
     drafter: Annotated[str | None, typer.Option(help="Name; see outrider info.")] = None,
     phrase_length: Annotated[int | None, typer.Option(help="Of phrases, ouroboros.")] = None,
@@ -69,6 +73,10 @@ def generate(
         "min_p": min_p,
         "seed": seed,
         "stop": stop,
+        "num_beams": num_beams,
+        "n": num_results,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping or None,
     }
     options = {name: value for name, value in given.items() if value is not None}
     options["speculation"] = {k: v for k, v in speculation.items() if v is not None}
@@ -90,19 +98,22 @@ async def _generate(
     from outrider import Client
     from rich.console import Console
 
-    from runtime.trace import print_report, print_step
+    from runtime.trace import beam_heading, print_report, print_step
 
     console = Console()
     num_steps = 0
     text = ""
     async with Client(address) as client:
         async for response in client.generate(prompt, timeout_s=timeout_s, **options):
-            if not options["return_trace"]:
+            is_ranked = len(response.finish.beams) > 1
+            if not options["return_trace"] and not is_ranked:
                 typer.echo(response.text, nl=False)
             text += response.text
             for step in response.steps:
                 num_steps += 1
                 print_step(console, num_steps, step)
+            for rank, beam in enumerate(response.finish.beams if is_ranked else (), start=1):
+                typer.echo(f"{beam_heading(rank, beam)}\n{beam.text}")
             if response.HasField("finish"):
                 typer.echo()
                 if options["return_trace"]:

@@ -30,6 +30,7 @@ class Metrics:
         self.refused = self._counter("requests_refused", "Requests not taken", "reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests")
         self.output_tokens = self._counter("generation_tokens", "Tokens emitted")
+        self.searches = self._counter("beam_searches", "Requests answered by a beam search")
         self.drafts = self._counter("spec_decode_num_drafts", "Rounds that drafted")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")

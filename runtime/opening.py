@@ -101,6 +101,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         drafters=(*worker.drafter_names, AUTO),
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
+        max_beams=worker.max_beams,
     )
     return Serving(
         worker=worker,

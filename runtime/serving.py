@@ -61,6 +61,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             queue_timeout_s=config.queue_timeout_s,
             max_request_s=limits.max_request_s,
             max_message_bytes=limits.max_message_bytes,
+            max_beams=min(limits.max_beams, model.max_beams),
         ),
         speculation=wire.SpeculationInfo(
             drafters=model.drafters,

@@ -74,6 +74,9 @@ class CompletionStream:
             response.steps.extend(self._step(step) for step in batch.steps)
         if isinstance(batch.end, Finished):
             response.text += batch.end.text
+            if batch.end.beams:
+                best = batch.end.beams[0]
+                response.tokens.extend(wire.Token(id=token) for token in best.tokens)
             response.finish.CopyFrom(finish_of(batch.end, self._spec.seed, self._spec.request_id))
         return response
 
@@ -87,8 +90,12 @@ class CompletionStream:
 
     def _observe(self, batch: Batch) -> None:
         now_s = self._serving.clock()
-        if batch.tokens:
-            self._metrics.output_tokens.inc(len(batch.tokens))
+        num_tokens = len(batch.tokens)
+        if isinstance(batch.end, Finished) and batch.end.beams:
+            num_tokens = batch.end.num_output
+            self._metrics.searches.inc()
+        if num_tokens:
+            self._metrics.output_tokens.inc(num_tokens)
             if self._last_s is None:
                 self._metrics.first_token_s.observe(now_s - self._started_s)
             else:

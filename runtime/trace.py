@@ -36,6 +36,13 @@ def print_step(console: Console, number: int, step: wire.Step) -> None:
     console.print(line, soft_wrap=True)
 
 
+def beam_heading(rank: int, beam: wire.Beam) -> str:
+    """The line above the text of one completion of a beam search."""
+    reason = wire.FinishReason.Name(beam.reason).removeprefix("FINISH_REASON_").lower()
+    num_tokens = len(beam.token_ids)
+    return f"#{rank}  score {beam.score:.4f}  logprob {beam.logprob:.4f}  {num_tokens} tokens, {reason}"
+
+
 def print_report(console: Console, finish: wire.Finish) -> None:
     """The acceptance figures of a completion as a table."""
     report = finish.speculation

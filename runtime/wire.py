@@ -9,7 +9,10 @@ from outrider.v1 import inference_pb2 as wire
 
 from engines.laws import ExactnessMode, SamplingLaw
 from runtime.core.errors import MalformedRequest, RequestError
+from runtime.core.options import ALL_VALUES
 from runtime.core.params import (
+    BeamAnswer,
+    BeamParams,
     EmittedToken,
     Finished,
     FinishReason,
@@ -18,7 +21,7 @@ from runtime.core.params import (
     SpeculationReport,
     StepTrace,
 )
-from runtime.core.validate import ONLY_VALUES, GenerateFields
+from runtime.core.validate import GenerateFields
 
 M = TypeVar("M", bound=Message)
 
@@ -60,12 +63,14 @@ def fields_of(request: wire.GenerateRequest) -> GenerateFields:
         RequestError: the exactness mode is not one that this version knows.
     """
     prompt = request.WhichOneof("prompt")
+    beams = _beams(request)
     return GenerateFields(
         text=request.text if prompt == "text" else None,
         tokens=tuple(request.tokens.ids) if prompt == "tokens" else None,
         request_id=request.request_id,
         model=request.model,
-        law=_law(request.sampling),
+        # A beam search draws nothing: what is left out is no wish to draw.
+        law=_law(request.sampling, 1.0 if beams is None else 0.0),
         bad_words=tuple(request.sampling.bad_words),
         seed=_optional(request.sampling, "seed", None),
         max_tokens=_optional(request, "max_tokens", None),
@@ -76,7 +81,8 @@ def fields_of(request: wire.GenerateRequest) -> GenerateFields:
         num_logprobs=_optional(request, "logprobs", None),
         skip_special_tokens=_optional(request, "skip_special_tokens", True),
         speculation=_speculation(request.speculation),
-        options={name: _optional(request, name, only) for name, only in ONLY_VALUES.items()},
+        beams=beams,
+        options={name: _optional(request, name, only) for name, only in ALL_VALUES.items()},
     )
 
 
@@ -112,12 +118,36 @@ def finish_of(end: Finished, seed: int, request_id: str) -> wire.Finish:
         speculation=_report(end.report),
         seed=seed,
         request_id=request_id,
+        beams=[_beam(answer) for answer in end.beams],
     )
 
 
-def _law(sampling: wire.Sampling) -> SamplingLaw:
+def _beams(request: wire.GenerateRequest) -> BeamParams | None:
+    num_beams = _optional(request, "num_beams", 1)
+    if num_beams == 1:
+        return None
+    return BeamParams(
+        num_beams=num_beams,
+        num_results=_optional(request, "n", 1),
+        length_penalty=_optional(request, "length_penalty", 1.0),
+        stops_early=request.early_stopping,
+    )
+
+
+def _beam(answer: BeamAnswer) -> wire.Beam:
+    return wire.Beam(
+        text=answer.text,
+        token_ids=answer.tokens,
+        logprob=answer.log_prob,
+        score=answer.score,
+        reason=REASONS[answer.reason],
+        stop_token=answer.stop,
+    )
+
+
+def _law(sampling: wire.Sampling, default_temperature: float) -> SamplingLaw:
     return SamplingLaw(
-        temperature=_optional(sampling, "temperature", 1.0),
+        temperature=_optional(sampling, "temperature", default_temperature),
         top_k=sampling.top_k,
         top_p=_optional(sampling, "top_p", 1.0),
         min_p=sampling.min_p,

@@ -14,25 +14,14 @@ from dataclasses import dataclass, field, replace
 from engines.laws import SamplingLaw
 from runtime.core.checks import check_count, check_ids, check_range, check_texts
 from runtime.core.drafting import check_drafter, check_drafter_params, check_mode
-from runtime.core.errors import ContextTooLong, ModelNotFound, RequestError, UnsupportedOption
-from runtime.core.params import RequestSpec, SpeculationParams
+from runtime.core.errors import ContextTooLong, ModelNotFound, RequestError
+from runtime.core.options import check_beams, check_options, check_ranked
+from runtime.core.params import BeamParams, RequestSpec, SpeculationParams
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
 SMALLEST_DIVISOR = 0.01
 MAX_SEED = 2**64 - 1
-# The caller may leave these out or say the only value that is served.
-ONLY_VALUES: Mapping[str, object] = {
-    "n": 1,
-    "num_beams": 1,
-    "length_penalty": 1.0,
-    "early_stopping": False,
-    "prompt_logprobs": 0,
-    "regex": "",
-    "json_schema": "",
-    "grammar": "",
-    "adapter": "",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +47,7 @@ class RequestLimits:
     max_allowed_token_ids: int = 10_000
     max_bad_words: int = 64
     max_logprobs: int = 20
+    max_beams: int = 16
     max_abort_ids: int = 256
     max_request_s: float = 600.0
     max_message_bytes: int = 4 << 20
@@ -74,6 +64,7 @@ class ServedModel:
         drafters: names a request may ask for.
         guessers: those of them that may speculate on the draft model, as "model/NAME".
         can_adapt: whether gamma can be chosen step by step.
+        max_beams: slots that one request may hold.
     """
 
     name: str
@@ -84,6 +75,7 @@ class ServedModel:
     drafters: tuple[str, ...]
     guessers: tuple[str, ...] = ()
     can_adapt: bool = False
+    max_beams: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +85,8 @@ class GenerateFields:
     Attributes:
         text: prompt as text, or None when it came as ``tokens``.
         max_tokens: None takes the default.
-        options: values of the options in ``ONLY_VALUES``, by name.
+        beams: None for one completion, which is drawn or greedy.
+        options: values of the options in ``runtime.core.options``, by name.
     """
 
     text: str | None = None
@@ -111,6 +104,7 @@ class GenerateFields:
     num_logprobs: int | None = None
     skip_special_tokens: bool = True
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    beams: BeamParams | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -142,9 +136,7 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     """
     if fields.model not in ("", model.name):
         raise ModelNotFound
-    for name, value in fields.options.items():
-        if value != ONLY_VALUES[name]:
-            raise UnsupportedOption(name, "is not supported by this server; leave it out")
+    check_options(fields.options, has_beams=fields.beams is not None)
     if fields.request_id and not REQUEST_ID.fullmatch(fields.request_id):
         raise RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
     _check_prompt(fields, limits, model)
@@ -158,6 +150,10 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
         most = min(limits.max_logprobs, model.vocab_size)
         check_range("logprobs", fields.num_logprobs, 0, most)
     _check_speculation(fields.speculation, limits, model)
+    if fields.beams is not None:
+        check_beams(fields.beams, min(limits.max_beams, model.max_beams))
+        given = {"stop": bool(fields.stop_strings), "logprobs": fields.num_logprobs is not None}
+        check_ranked(fields.law, fields.speculation, given)
 
 
 def build_spec(
@@ -194,6 +190,7 @@ def build_spec(
         num_logprobs=fields.num_logprobs,
         skip_special_tokens=fields.skip_special_tokens,
         speculation=fields.speculation,
+        beams=fields.beams,
         deadline_s=admission.deadline_s,
     )
 

@@ -13,7 +13,7 @@ from runtime.core.errors import (
     RequestError,
     UnsupportedOption,
 )
-from runtime.core.params import SpeculationParams
+from runtime.core.params import BeamParams, SpeculationParams
 from runtime.core.validate import (
     Admission,
     GenerateFields,
@@ -32,7 +32,8 @@ MODEL = ServedModel(
     max_context=100,
     max_gamma=4,
     eos_token_ids=(2,),
-    drafters=("model", "none"),
+    drafters=("model", "lookup", "none"),
+    max_beams=4,
 )
 FIELDS = GenerateFields(tokens=(1, 2, 3))
 ADMISSION = Admission(
@@ -165,13 +166,70 @@ def test_unsupported_options_and_other_models():
     check_fields(replace(FIELDS, model="m", options={"n": 1}), LIMITS, MODEL)
 
 
-@pytest.mark.parametrize(
-    "option", [{"num_beams": 2}, {"length_penalty": 0.5}, {"early_stopping": True}]
-)
-def test_beams_are_refused_by_name(option):
-    with pytest.raises(UnsupportedOption) as caught:
+@pytest.mark.parametrize("option", [{"n": 2}, {"length_penalty": 0.5}, {"early_stopping": True}])
+def test_what_beams_have_is_refused_without_them(option):
+    with pytest.raises(UnsupportedOption, match="needs num_beams") as caught:
         check_fields(replace(FIELDS, options=option), LIMITS, MODEL)
     assert caught.value.field == next(iter(option))
+
+
+BEAMS = replace(FIELDS, law=SamplingLaw(temperature=0.0), beams=BeamParams(num_beams=3))
+
+
+def test_beams_go_with_bans_and_with_the_draft_model():
+    law = SamplingLaw(temperature=0.0, allowed_token_ids=(3, 4, 9), bad_words=((4,),), min_tokens=2)
+    fields = replace(
+        BEAMS,
+        law=law,
+        seed=3,
+        stop_token_ids=(9,),
+        options={"n": 2, "length_penalty": -0.5, "early_stopping": True},
+        speculation=SpeculationParams(drafter="model", mode=ExactnessMode.SEED_STABLE),
+    )
+    check_fields(fields, LIMITS, MODEL)
+    built = build_spec(fields, ADMISSION, LIMITS, MODEL)
+    assert built.beams == BeamParams(num_beams=3)
+    assert built.num_slots == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"beams": BeamParams(num_beams=0)}, "num_beams"),
+        ({"beams": BeamParams(num_beams=5)}, "num_beams"),
+        ({"beams": BeamParams(num_beams=3, num_results=4)}, "n"),
+        ({"beams": BeamParams(num_beams=3, num_results=0)}, "n"),
+        ({"beams": BeamParams(num_beams=3, length_penalty=float("nan"))}, "length_penalty"),
+        ({"beams": BeamParams(num_beams=3, length_penalty=11.0)}, "length_penalty"),
+        ({"law": SamplingLaw()}, "sampling.temperature"),
+        ({"law": SamplingLaw(temperature=0.0, top_k=3)}, "sampling.top_k"),
+        ({"law": SamplingLaw(temperature=0.0, top_p=0.5)}, "sampling.top_p"),
+        ({"law": SamplingLaw(temperature=0.0, min_p=0.5)}, "sampling.min_p"),
+        (
+            {"law": SamplingLaw(temperature=0.0, repetition_penalty=1.1)},
+            "sampling.repetition_penalty",
+        ),
+        ({"law": SamplingLaw(temperature=0.0, presence_penalty=1.0)}, "sampling.presence_penalty"),
+        (
+            {"law": SamplingLaw(temperature=0.0, frequency_penalty=1.0)},
+            "sampling.frequency_penalty",
+        ),
+        ({"law": SamplingLaw(temperature=0.0, logit_bias=((1, 2.0),))}, "sampling.logit_bias"),
+        ({"stop_strings": ("a",)}, "stop"),
+        ({"num_logprobs": 0}, "logprobs"),
+        ({"options": {"return_trace": True}}, "return_trace"),
+        ({"options": {"return_provenance": True}}, "return_provenance"),
+        ({"speculation": SpeculationParams(mode=ExactnessMode.LENIENT)}, "speculation.mode"),
+        ({"speculation": SpeculationParams(is_adaptive=True)}, "speculation.adaptive"),
+        ({"speculation": SpeculationParams(drafter="lookup")}, "speculation.drafter"),
+        ({"speculation": SpeculationParams(drafter="model+lookup")}, "speculation.drafter"),
+    ],
+)
+def test_what_a_beam_search_cannot_do_is_refused_by_name(change, field):
+    check_fields(BEAMS, LIMITS, MODEL)
+    with pytest.raises(RequestError) as caught:
+        check_fields(replace(BEAMS, **change), LIMITS, MODEL)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(("num_prompt", "asked"), [(100, None), (101, None), (60, 41)])

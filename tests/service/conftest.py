@@ -120,6 +120,7 @@ async def running(
         drafters=(*worker.drafter_names, AUTO),
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
+        max_beams=worker.max_beams,
     )
     serving = Serving(
         worker=worker,

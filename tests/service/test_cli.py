@@ -54,6 +54,16 @@ async def test_serve_generate_and_sigterm(tiny_bundle: Path, tmp_path: Path):
         lines = [text for text in out.decode().splitlines() if text.strip()[:1].isdigit()]
         assert lines and all("='" in text or '="' in text for text in lines[:-1])
         assert "tokens_per_step" in out.decode()
+        search = await outrider(
+            *("generate", "--address", address, "--prompt", "the quick", "--max-tokens", "5"),
+            *("--num-beams", "3", "--num-results", "2", "--length-penalty", "0.5"),
+        )
+        out, err = await asyncio.wait_for(search.communicate(), 60)
+        assert search.returncode == 0, err.decode()
+        headings = [line for line in out.decode().splitlines() if line.startswith("#")]
+        assert [line.split()[0] for line in headings] == ["#1", "#2"]
+        scores = [float(line.split()[2]) for line in headings]
+        assert scores == sorted(scores, reverse=True)
         refused = await outrider(
             "generate", "--address", address, "--prompt", "x", "--temperature", "9"
         )

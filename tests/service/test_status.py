@@ -97,7 +97,14 @@ async def test_bad_fields_are_named_without_their_value(start, options, field):
     ("prompt", "options", "code", "reason"),
     [
         ("a", {"n": 2}, grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_OPTION"),
-        ("a", {"num_beams": 4}, grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_OPTION"),
+        ("a", {"length_penalty": 2.0}, grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_OPTION"),
+        ("a", {"num_beams": 5}, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_PARAMETER"),
+        (
+            "a",
+            {"num_beams": 2, "return_trace": True},
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "UNSUPPORTED_OPTION",
+        ),
         ("a", {"regex": "a*"}, grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_OPTION"),
         ("a", {"model": "other"}, grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
         ([0] * 4200, {}, grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED"),

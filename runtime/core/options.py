@@ -1,0 +1,99 @@
+"""Options that change what kind of answer is given: refused where they cannot be had, beams where they can.
+
+A beam search ranks texts by the model's own probabilities and draws nothing, so whatever shapes a draw is refused with
+it by name. Bans (allowed_token_ids, bad_words, min_tokens) go along: what they ban is no continuation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from engines.laws import ExactnessMode, SamplingLaw
+from runtime.core.checks import check_range
+from runtime.core.errors import RequestError, UnsupportedOption
+from runtime.core.params import BeamParams, SpeculationParams
+
+# The caller may leave these out or say the only value that is served.
+ONLY_VALUES: Mapping[str, object] = {
+    "prompt_logprobs": 0,
+    "regex": "",
+    "json_schema": "",
+    "grammar": "",
+    "adapter": "",
+}
+# Likewise, unless a beam search is asked for.
+ONLY_WITH_BEAMS: Mapping[str, object] = {"n": 1, "length_penalty": 1.0, "early_stopping": False}
+# Likewise, if one is: what happened step by step says nothing of the hypotheses that were left.
+NOT_WITH_BEAMS: Mapping[str, object] = {"return_provenance": False, "return_trace": False}
+ALL_VALUES = {**ONLY_VALUES, **ONLY_WITH_BEAMS, **NOT_WITH_BEAMS}
+# Scores are sums / length ** penalty, and a length at most a few thousand: no power overflows.
+LARGEST_PENALTY = 10.0
+
+
+def check_options(options: Mapping[str, object], *, has_beams: bool) -> None:
+    """Refuse options that are not served, or not with this kind of answer.
+
+    Args:
+        options: values by name.
+        has_beams: whether a beam search is asked for.
+
+    Raises:
+        UnsupportedOption: naming it.
+    """
+    for name, value in options.items():
+        if value == ALL_VALUES[name]:
+            continue
+        if name in ONLY_VALUES:
+            raise UnsupportedOption(name, "is not supported by this server; leave it out")
+        if name in ONLY_WITH_BEAMS and not has_beams:
+            raise UnsupportedOption(name, "needs num_beams above 1")
+        if name in NOT_WITH_BEAMS and has_beams:
+            raise UnsupportedOption(name, "must be left out with num_beams")
+
+
+def check_beams(beams: BeamParams, most: int) -> None:
+    """Refuse a search that no server of ``most`` slots for it could run.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    check_range("num_beams", beams.num_beams, 1, most)
+    check_range("n", beams.num_results, 1, beams.num_beams)
+    check_range("length_penalty", beams.length_penalty, -LARGEST_PENALTY, LARGEST_PENALTY)
+
+
+def check_ranked(
+    law: SamplingLaw, speculation: SpeculationParams, given: Mapping[str, bool]
+) -> None:
+    """Refuse what a beam search would have to ignore, or could not do exactly.
+
+    Args:
+        law: of the request; temperature 0.
+        speculation: of the request.
+        given: further options that a search does not have, and whether they were given.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    if law.temperature != 0.0:
+        raise RequestError("sampling.temperature", "must be 0 or left out with num_beams")
+    plain = replace(
+        SamplingLaw(temperature=0.0),
+        allowed_token_ids=law.allowed_token_ids,
+        bad_words=law.bad_words,
+        min_tokens=law.min_tokens,
+        end_token_ids=law.end_token_ids,
+    )
+    for name in SamplingLaw.__dataclass_fields__:
+        if getattr(law, name) != getattr(plain, name):
+            raise RequestError(f"sampling.{name}", "must be left out with num_beams")
+    for name, is_given in given.items():
+        if is_given:
+            raise RequestError(name, "must be left out with num_beams")
+    if speculation.is_adaptive:
+        raise RequestError("speculation.adaptive", "must be left out with num_beams")
+    if speculation.mode is ExactnessMode.LENIENT:
+        raise RequestError("speculation.mode", "must not be LENIENT with num_beams")
+    if speculation.drafter not in (None, "model", "none"):
+        raise RequestError("speculation.drafter", "must be model or none with num_beams")

@@ -1,0 +1,124 @@
+"""An exported pair's beam searches: Transformers' on the checkpoint, and the same bits with any draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from engines.laws import SamplingLaw
+from runtime.core.params import BeamAnswer, BeamParams
+from tests.runtime.markov import spec
+from tests.runtime.pair import PairHarness
+
+PROMPTS = ((5, 200, 31, 77), (400,), tuple(range(60, 80)))
+GREEDY = SamplingLaw(temperature=0.0, end_token_ids=(1,))
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoints: tuple[Path, Path]) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(tiny_checkpoints[0], dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module", params=["host", "device"])
+def harness(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[PairHarness]:
+    harness = PairHarness(tiny_bundle, request.param, max_running=4)
+    yield harness
+    harness.close()
+
+
+def transformers_beams(
+    model: PreTrainedModel, prompt: tuple[int, ...], beams: BeamParams, max_tokens: int, end: int
+) -> list[tuple[tuple[int, ...], float]]:
+    """Tokens and scores, best first, of ``generate``."""
+    config = GenerationConfig(
+        num_beams=beams.num_beams,
+        num_return_sequences=beams.num_beams,
+        do_sample=False,
+        max_new_tokens=max_tokens,
+        length_penalty=beams.length_penalty,
+        early_stopping=True if beams.stops_early else "never",
+        eos_token_id=end,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    ids = torch.tensor([prompt])
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    answers = []
+    for row, score in zip(
+        found.sequences[:, len(prompt) :].tolist(), found.sequences_scores.tolist(), strict=True
+    ):
+        length = row.index(end) + 1 if end in row else len(row)
+        answers.append((tuple(row[:length]), score))
+    return answers
+
+
+def answers(
+    harness: PairHarness, requests: list[tuple[tuple[int, ...], BeamParams, int, int, int]]
+) -> list[tuple[BeamAnswer, ...]]:
+    """What searches that are served together find."""
+    for index, (prompt, beams, gamma, max_tokens, end) in enumerate(requests):
+        law = SamplingLaw(temperature=0.0, end_token_ids=(end,))
+        harness.submit(
+            spec(str(index), prompt, beams=beams, gamma=gamma, max_tokens=max_tokens, law=law)
+        )
+    harness.run()
+    snapshot = harness.worker.snapshot()
+    assert snapshot.num_free_slots == snapshot.num_slots
+    return [harness.finished(str(index)).beams for index in range(len(requests))]
+
+
+@pytest.mark.parametrize("harness", ["host"], indirect=True)
+@pytest.mark.parametrize(("num_beams", "is_early"), [(2, True), (3, False), (4, True), (4, False)])
+def test_the_answers_are_those_of_transformers(
+    harness: PairHarness, model: PreTrainedModel, num_beams: int, is_early: bool
+) -> None:
+    """The end token is one that a search without it meets, so that hypotheses finish."""
+    num_ended = 0
+    for prompt, penalty in zip(PROMPTS, (1.0, -0.5, 2.0), strict=True):
+        beams = BeamParams(
+            num_beams=num_beams,
+            num_results=num_beams,
+            length_penalty=penalty,
+            stops_early=is_early,
+        )
+        end = transformers_beams(model, prompt, BeamParams(num_beams=2), 4, end=1)[0][0][-1]
+        expected = transformers_beams(model, prompt, beams, 8, end)
+        (found,) = answers(harness, [(prompt, beams, 2, 8, end)])
+        assert [answer.tokens for answer in found] == [tokens for tokens, _ in expected]
+        np.testing.assert_allclose(
+            [answer.score for answer in found], [score for _, score in expected], atol=1e-4
+        )
+        num_ended += sum(answer.stop == end for answer in found)
+    assert num_ended > 0
+
+
+def test_drafts_and_neighbours_change_no_bit(harness: PairHarness) -> None:
+    cases = [
+        (PROMPTS[index % 3], BeamParams(num_beams=num_beams, num_results=num_beams), gamma, 12, 1)
+        for index, (num_beams, gamma) in enumerate(product((1, 2, 3, 4), range(5)))
+    ]
+    plain = {}
+    for prompt, beams, _, max_tokens, end in cases:
+        key = (prompt, beams.num_beams)
+        plain[key] = answers(harness, [(prompt, beams, 0, max_tokens, end)])[0]
+    alone = harness.answers([spec("alone", PROMPTS[0], max_tokens=60, temperature=1.0, gamma=3)])
+    harness.submit(spec("beside", PROMPTS[0], max_tokens=60, temperature=1.0, gamma=3))
+    together = answers(harness, cases)
+    for found, (prompt, beams, *_) in zip(together, cases, strict=True):
+        assert found == plain[prompt, beams.num_beams]
+    assert harness.tokens("beside") == alone[0]
+
+
+def test_one_beam_that_stops_early_is_greedy_decoding(harness: PairHarness) -> None:
+    beams = BeamParams(num_beams=1, stops_early=True)
+    for prompt in PROMPTS:
+        (greedy,) = harness.answers([spec("greedy", prompt, max_tokens=12, law=GREEDY)])
+        (found,) = answers(harness, [(prompt, beams, 3, 12, 1)])
+        assert found[0].tokens == greedy
