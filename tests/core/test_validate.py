@@ -226,9 +226,10 @@ def test_beams_go_with_bans_and_with_the_draft_model():
     ],
 )
 def test_what_a_beam_search_cannot_do_is_refused_by_name(change, field):
-    check_fields(BEAMS, LIMITS, MODEL)
+    model = replace(MODEL, can_adapt=True)
+    check_fields(BEAMS, LIMITS, model)
     with pytest.raises(RequestError) as caught:
-        check_fields(replace(BEAMS, **change), LIMITS, MODEL)
+        check_fields(replace(BEAMS, **change), LIMITS, model)
     assert caught.value.field == field
 
 
