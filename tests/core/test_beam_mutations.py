@@ -6,7 +6,7 @@ import pytest
 
 import tests.core.test_beam as tests_of_beams
 from runtime.core import beam
-from tests.core.test_mutations import mutant_of, replace_functions
+from tests.mutants import assert_caught
 
 MUTANTS = {
     "a step without all rows": (
@@ -82,12 +82,5 @@ KILLERS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_is_caught(monkeypatch, name):
     old, new, killer = MUTANTS[name]
-    check = KILLERS[killer]
-    check()
-    replace_functions(monkeypatch, tests_of_beams, mutant_of(beam, old, new))
-    if name == "rows too short":
-        monkeypatch.setattr(beam.BeamRules, "row_size", property(lambda rules: rules.num_beams - 1))
-    if name == "scores without length":
-        monkeypatch.setattr(beam.BeamRules, "score", lambda rules, log_prob, length: log_prob)
-    with pytest.raises((AssertionError, ValueError, IndexError)):
-        check()
+    errors = (AssertionError, ValueError, IndexError)
+    assert_caught(monkeypatch, beam, old, new, KILLERS[killer], errors)

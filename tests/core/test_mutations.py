@@ -1,22 +1,14 @@
-"""The exactness tests can fail: each known mistake, put into the source, is caught by a named test.
-
-A mutant is the module's source with one place changed, executed as a module of its own; the named test then runs with
-the mutant's functions in place of the real ones and must fail.
-"""
+"""The exactness tests can fail: each known mistake, put into the source, is caught by a named test."""
 
 from __future__ import annotations
-
-import inspect
-import sys
-import types
-from unittest.mock import patch
 
 import pytest
 
 import tests.core.test_verification as oracle_tests
 import tests.engines.test_cpu_sampler as sampler_tests
-from engines import adjust, cpu_sampler, draws, token_law, truncation
+from engines import cpu_sampler, draws, token_law, truncation
 from runtime.core import verification
+from tests.mutants import assert_caught
 
 ORACLE_MUTANTS = {
     "<= for <": (
@@ -181,23 +173,6 @@ CASES = {
 }
 
 
-def mutant_of(module, old, new):
-    source = inspect.getsource(module)
-    assert source.count(old) == 1, f"the mutation must hit one place: {old}"
-    mutant = types.ModuleType(f"mutant_of_{module.__name__}")
-    with patch.dict(sys.modules, {mutant.__name__: mutant}):  # dataclasses look their module up
-        exec(compile(source.replace(old, new), mutant.__name__, "exec"), mutant.__dict__)
-    return mutant
-
-
-def replace_functions(monkeypatch, place, mutant):
-    """Put the mutant's own functions and classes where ``place`` uses the real ones."""
-    for name, value in vars(mutant).items():
-        is_own = getattr(value, "__module__", None) == mutant.__name__
-        if is_own and hasattr(place, name):
-            monkeypatch.setattr(place, name, value)
-
-
 def named_test(tests, name):
     return CASES[name] if name in CASES else getattr(tests, f"test_{name}")
 
@@ -205,21 +180,10 @@ def named_test(tests, name):
 @pytest.mark.parametrize("name", ORACLE_MUTANTS)
 def test_a_mistake_in_the_oracle_is_caught(monkeypatch, name):
     old, new, killer = ORACLE_MUTANTS[name]
-    check = named_test(oracle_tests, killer)
-    check()
-    replace_functions(monkeypatch, oracle_tests, mutant_of(verification, old, new))
-    with pytest.raises(AssertionError):
-        check()
+    assert_caught(monkeypatch, verification, old, new, named_test(oracle_tests, killer))
 
 
 @pytest.mark.parametrize("name", SAMPLER_MUTANTS)
 def test_a_mistake_in_the_sampler_is_caught(monkeypatch, name):
     module, old, new, killer = SAMPLER_MUTANTS[name]
-    check = named_test(sampler_tests, killer)
-    check()
-    mutant = mutant_of(module, old, new)
-    for place in (cpu_sampler, draws, adjust, token_law, truncation, sampler_tests):
-        if place is not module:
-            replace_functions(monkeypatch, place, mutant)
-    with pytest.raises(AssertionError):
-        check()
+    assert_caught(monkeypatch, module, old, new, named_test(sampler_tests, killer))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
-import types
-
 import pytest
 
 import tests.core.test_tree as tree_tests
 from runtime.core import tree
+from tests.mutants import assert_caught
 
 MUTANTS = {
     "<= for <": (
@@ -123,28 +120,7 @@ MUTANTS = {
 }
 
 
-def mutant_of(monkeypatch, old, new):
-    source = inspect.getsource(tree)
-    assert source.count(old) == 1, f"the mutation must hit one place: {old}"
-    mutant = types.ModuleType("mutant_of_tree")
-    monkeypatch.setitem(sys.modules, mutant.__name__, mutant)
-    exec(compile(source.replace(old, new), mutant.__name__, "exec"), mutant.__dict__)
-    return mutant
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_in_a_walk_is_caught(monkeypatch, name):
     old, new, check = MUTANTS[name]
-    check()
-    mutant = mutant_of(monkeypatch, old, new)
-    for function in (
-        "judge_offers",
-        "match_walk",
-        "merge_chains",
-        "node_wise_walk",
-        "without_replacement",
-    ):
-        monkeypatch.setattr(tree_tests, function, getattr(mutant, function))
-    monkeypatch.setattr(mutant, "DraftTree", tree.DraftTree)
-    with pytest.raises(AssertionError):
-        check()
+    assert_caught(monkeypatch, tree, old, new, check)

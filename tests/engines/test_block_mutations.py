@@ -8,7 +8,9 @@ import tests.core.test_block as oracle_tests
 import tests.engines.test_block_judge as sampler_tests
 from engines import block_judge, cpu_sampler
 from runtime.core import block
-from tests.core.test_mutations import mutant_of, replace_functions
+from tests.mutants import assert_caught
+
+ERRORS = (AssertionError, IndexError, RuntimeWarning)
 
 ORACLE_MUTANTS = {
     "<= for <": ("uniforms < block_thresholds", "uniforms <= block_thresholds", "zero_coin"),
@@ -129,25 +131,10 @@ SAMPLER_KILLERS = {
 @pytest.mark.parametrize("name", ORACLE_MUTANTS)
 def test_a_mistake_in_the_oracle_is_caught(monkeypatch, name):
     old, new, killer = ORACLE_MUTANTS[name]
-    check = ORACLE_KILLERS[killer]
-    check()
-    replace_functions(monkeypatch, oracle_tests, mutant_of(block, old, new))
-    with pytest.raises((AssertionError, IndexError, RuntimeWarning)):
-        check()
+    assert_caught(monkeypatch, block, old, new, ORACLE_KILLERS[killer], ERRORS)
 
 
 @pytest.mark.parametrize("name", SAMPLER_MUTANTS)
 def test_a_mistake_in_the_sampler_is_caught(monkeypatch, name):
     module, old, new, killer = SAMPLER_MUTANTS[name]
-    check = SAMPLER_KILLERS[killer]
-    check()
-    mutant = mutant_of(module, old, new)
-    for place in (cpu_sampler, block_judge):
-        if place is not module:
-            replace_functions(monkeypatch, place, mutant)
-    monkeypatch.setattr(
-        "tests.engines.test_cpu_sampler.CpuSampler",
-        getattr(mutant, "CpuSampler", cpu_sampler.CpuSampler),
-    )
-    with pytest.raises((AssertionError, IndexError, RuntimeWarning)):
-        check()
+    assert_caught(monkeypatch, module, old, new, SAMPLER_KILLERS[killer], ERRORS)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from engines import block_judge, cpu_sampler, open_engine
+from engines import block_judge, open_engine
 from engines.bundle import load_bundle
 from engines.cpu_sampler import CpuSampler
 from runtime.core.block import emitted_law_block
 from runtime.core.verification import emitted_law
 from runtime.verify_rounds import RUN_GAMMA, Bench
-from tests.core.test_mutations import mutant_of, replace_functions
+from tests.mutants import put_in
 
 NUM_ROWS = 4
 LEVEL = 1e-6
@@ -64,7 +64,7 @@ def test_a_rule_that_leaves_the_targets_law_fails(bench):
     ],
 )
 def test_a_block_judge_that_leaves_its_rule_fails(monkeypatch, bench, old, new):
-    replace_functions(monkeypatch, cpu_sampler, mutant_of(block_judge, old, new))
+    put_in(monkeypatch, block_judge, old, new)
     of_rule, of_sampler = p_values(bench, True)
     assert of_rule == 1.0 and of_sampler < LEVEL
     assert p_values(bench, False)[1] > 1e-3
