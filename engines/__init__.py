@@ -91,7 +91,7 @@ def open_pair(
         sampler: "host", "device", or "auto": the device, where it is an accelerator.
         num_threads: of the pool that all engines of the process share.
         max_batch: slots; None for all the bundle allows.
-        with_trees: load the graphs that verify trees too; engines whose device samples take none.
+        with_trees: load the graphs that take trees too; engines whose device samples take none.
         provider_options: of ONNX Runtime's CUDA provider, as it documents them.
 
     Raises:
@@ -113,7 +113,9 @@ def open_pair(
         return _open_together(bundle, chosen, reason, **options)
     options["device"] = str(chosen)
     target = open_engine(bundle, "target", with_trees=with_trees, **options)
-    draft = None if bundle.manifest.draft is None else open_engine(bundle, "draft", **options)
+    draft = None
+    if bundle.manifest.draft is not None:
+        draft = open_engine(bundle, "draft", with_trees=with_trees, **options)
     return open_on_host(target, draft, bundle, rows, reason)
 
 

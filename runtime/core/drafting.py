@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from engines.laws import ExactnessMode
-from runtime.core.errors import ConfigError, RequestError, UnsupportedOption
+from runtime.core.errors import ConfigError, RequestError
 from runtime.core.params import SpeculationParams
 
 AUTO = "auto"
@@ -22,6 +22,8 @@ MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
 MAX_PHRASE = 16
 """Tokens of a phrase, and phrases behind one draft."""
+MAX_WINDOW = 32
+"""Columns of a lookahead window."""
 
 
 class HistoryScope(StrEnum):
@@ -56,6 +58,15 @@ class DraftingConfig:
         pool_keys: key tokens of one pool.
         phrase_length: tokens of a phrase where a request does not say.
         num_phrases: phrases tried where a request does not say.
+        window: columns of the lookahead window on the target, with drafter lookahead, where a
+            request does not say.
+        phrase_draft: whether phrases accelerate the draft model in drafter ouroboros.
+        draft_lenience: there, how likely a phrase's token must be, in the draft model's own eyes,
+            relative to its first choice, to be drafted; 1 drafts first choices only. Any value is
+            exact: these drafts are judged as point masses.
+        draft_window: there, columns of the lookahead window on the draft model where a request
+            does not say; 0 for none.
+        root_phrases: there, phrases tried beside the draft where a row takes trees; 0 for none.
         tree_nodes: tokens of a tree at most, where the engine takes as many.
         min_node_prob: chance of being kept, as its drafter estimates it, below which a node is left
             out of a tree; where step costs are known, what a node costs in plain steps instead.
@@ -80,6 +91,11 @@ class DraftingConfig:
     pool_keys: int = 16_384
     phrase_length: int = 4
     num_phrases: int = 3
+    window: int = 4
+    phrase_draft: bool = True
+    draft_lenience: float = 0.3
+    draft_window: int = 0
+    root_phrases: int = 0
     tree_nodes: int = 24
     min_node_prob: float = 0.1
     harvests_rejected: bool = True
@@ -93,14 +109,20 @@ class DraftingConfig:
         """
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, int) and value < 1 and not isinstance(value, bool):
-                raise ConfigError(one.name, "must be at least 1")
+            least = int(one.name not in ("window", "draft_window", "root_phrases"))
+            if isinstance(value, int) and value < least and not isinstance(value, bool):
+                raise ConfigError(one.name, f"must be at least {least}")
+        for name in ("window", "draft_window"):
+            if getattr(self, name) > MAX_WINDOW:
+                raise ConfigError(name, f"must be at most {MAX_WINDOW}")
         if self.lookup_max_ngram < self.lookup_min_ngram:
             raise ConfigError("lookup_max_ngram", "must be at least lookup_min_ngram")
         if self.datastore_max_match < self.lookup_min_ngram:
             raise ConfigError("datastore_max_match", "must be at least lookup_min_ngram")
         if not 0.0 <= self.min_prob <= 1.0:
             raise ConfigError("min_prob", "must be in [0, 1]")
+        if not 0.0 < self.draft_lenience <= 1.0:
+            raise ConfigError("draft_lenience", "must be in (0, 1]")
         if not 0.0 < self.min_node_prob <= 1.0:
             raise ConfigError("min_node_prob", "must be in (0, 1]")
         if not 0.0 < self.suffix_factor <= 64.0:
@@ -159,16 +181,14 @@ def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int)
 
     Raises:
         RequestError: a parameter breaks its rule; names it.
-        UnsupportedOption: a lookahead window is asked for.
     """
-    if params.window:
-        rule = "must be 0: this server has no lookahead window"
-        raise UnsupportedOption("speculation.window", rule)
     parts = parse_drafter(params.drafter) if params.drafter else ()
     used = {name for part in parts for name in (part.name, part.inner)}
+    phrasers = {"lookahead", "ouroboros", "phrases"}
     given = {
-        "phrase_length": (params.phrase_length is not None, {"phrases", "ouroboros"}),
-        "num_phrases": (params.num_phrases is not None, {"ouroboros"}),
+        "phrase_length": (params.phrase_length is not None, phrasers),
+        "num_phrases": (params.num_phrases is not None, phrasers),
+        "window": (bool(params.window), {"lookahead", "ouroboros"}),
         "reference": (bool(params.reference), {"reference"}),
     }
     for name, (is_given, users) in given.items():
@@ -179,6 +199,10 @@ def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int)
         raise RequestError("speculation.phrase_length", f"must be in [1, {MAX_PHRASE}]")
     if not 0 <= (params.num_phrases or 0) <= MAX_PHRASE:
         raise RequestError("speculation.num_phrases", f"must be in [0, {MAX_PHRASE}]")
+    if not 0 <= (params.window or 0) <= MAX_WINDOW:
+        raise RequestError("speculation.window", f"must be in [0, {MAX_WINDOW}]")
+    if params.window and params.phrase_length == 1:
+        raise RequestError("speculation.window", "needs a phrase_length of at least 2")
     if len(params.reference.encode()) > max_reference_bytes:
         rule = f"must be at most {max_reference_bytes} bytes of UTF-8"
         raise RequestError("speculation.reference", rule)

@@ -42,7 +42,8 @@ class SpeculationParams:
             takes the server's default. At temperature 0 and for point masses it changes nothing.
         phrase_length: tokens of a phrase after its key token; None takes the server's default.
         num_phrases: phrases tried per step; None takes the server's default.
-        window: columns of the lookahead window on the draft model; None and 0 are none.
+        window: columns of the lookahead window, on the target or, with a draft model, on that; 0
+            for none, None takes the server's default.
         reference: text the answer is expected to quote; ``reference_tokens`` once tokenised.
     """
 

@@ -79,6 +79,40 @@ class DraftTree:
         return tuple(self.tokens[node - 1] for node in path)
 
 
+class TreeBuilder:
+    """A tree that grows node by node; equal children of one node are one.
+
+    Attributes:
+        tokens: of nodes 1, 2, ...
+        parents: likewise; node 0 is the root.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._children: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, token: int) -> int:
+        """The child of ``parent`` that holds ``token``, made where there is none."""
+        child = self._children.get((parent, token))
+        if child is None:
+            self.tokens.append(token)
+            self.parents.append(parent)
+            child = self._children[parent, token] = len(self.tokens)
+        return child
+
+    def add_chain(self, chain: Sequence[int]) -> int:
+        """A whole path behind the root; its last node."""
+        node = 0
+        for token in chain:
+            node = self.add(node, token)
+        return node
+
+    def child(self, parent: int, token: int) -> int | None:
+        """The child of ``parent`` that holds ``token``; None where there is none."""
+        return self._children.get((parent, token))
+
+
 def merge_chains(chains: Sequence[Sequence[int]], *, max_nodes: int | None = None) -> DraftTree:
     """The trie of several drafts behind one root: equal beginnings are computed once.
 
@@ -89,24 +123,22 @@ def merge_chains(chains: Sequence[Sequence[int]], *, max_nodes: int | None = Non
         chains: ids of each draft, likeliest first; for sampled chains the order they were drawn in.
         max_nodes: N at most; chains are cut where it is reached, first come first served.
     """
-    tokens: list[int] = []
-    parents: list[int] = []
+    tree = TreeBuilder()
     offers: list[list[int]] = [[]]
-    children: dict[tuple[int, int], int] = {}
     for chain in chains:
         node = 0
         for token in chain:
-            child = children.get((node, token))
-            if child is None:
-                if max_nodes is not None and len(tokens) >= max_nodes:
-                    break
-                tokens.append(token)
-                parents.append(node)
+            is_full = max_nodes is not None and len(tree.tokens) >= max_nodes
+            if is_full and tree.child(node, token) is None:
+                break
+            child = tree.add(node, token)
+            if child == len(offers):
                 offers.append([])
-                child = children[node, token] = len(tokens)
             offers[node].append(child)
             node = child
-    return DraftTree(tokens=tuple(tokens), parents=tuple(parents), offers=tuple(map(tuple, offers)))
+    return DraftTree(
+        tokens=tuple(tree.tokens), parents=tuple(tree.parents), offers=tuple(map(tuple, offers))
+    )
 
 
 def match_walk(tree: DraftTree, target_tokens: IntArray) -> tuple[tuple[int, ...], int]:

@@ -16,6 +16,7 @@ from runtime.core.errors import ConfigError
 from runtime.drafters.base import Drafter, DrafterParts, Traits
 from runtime.drafters.compose import Drafters
 from runtime.drafters.datastore import DatastoreDrafter
+from runtime.drafters.lookahead import LookaheadDrafter
 from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter
 from runtime.drafters.ngram import BigramDrafter, NgramDrafter, UnigramDrafter
@@ -41,6 +42,7 @@ REGISTRY: Mapping[str, type[Drafter]] = {
     "suffix": SuffixDrafter,
     "recycling": RecyclingDrafter,
     "phrases": PhraseDrafter,
+    "lookahead": LookaheadDrafter,
     "ouroboros": OuroborosDrafter,
     "none": NoDrafter,
 }

@@ -1,13 +1,16 @@
 """Ouroboros: the draft model drafts phrase by phrase, and the draft is lengthened with K phrases.
 
-The four mechanisms of the source, each of which can be had alone: the draft model accelerated by
-phrases ("model/phrases"); lengthening (``num_phrases``, 0 for none); phrases from verification
-(``harvests_rejected``); reuse across requests (``history_scope``).
+The four mechanisms of the source, each of which can be switched off: the draft model accelerated by
+phrases, with a lookahead window that finds new ones (``phrase_draft``; ``window``, 0 for none);
+lengthening (``num_phrases``, 0 for none); phrases from verification (``harvests_rejected``); reuse
+across requests (``history_scope``).
 
 The draft model speaks greedily, or under the shared noise of seed_stable, and all of the draft is
-judged as point masses: one draw of the target per node. The phrases behind the draft form a trie
-with it, since drawing once per phrase, as equation (8) of the source reads, favours tokens that
-several phrases begin with.
+judged as point masses: one draw of the target per node. So the drafting may be lenient: a phrase's
+token stays in the draft while the draft model finds it ``draft_lenience`` times as likely as its own
+choice, since a phrase that was verified before is often right where a small model is not. The
+phrases behind the draft form a trie with it, since drawing once per phrase, as equation (8) of the
+source reads, favours tokens that several phrases begin with.
 
 Source: Zhao et al. 2024, "Ouroboros" (arXiv:2402.13720).
 """
@@ -20,11 +23,14 @@ from typing import ClassVar, Self
 
 from engines.base import Engine
 from engines.laws import ExactnessMode, Sampler
-from runtime.core.tree import merge_chains
+from runtime.core.tree import TreeBuilder
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
-from runtime.drafters.cascade import CascadeDrafter
+from runtime.drafters.branches import as_draft
 from runtime.drafters.chain import cut_at_end
-from runtime.drafters.phrases import Phrase, PhraseDrafter, corrected
+from runtime.drafters.model import ModelDrafter
+from runtime.drafters.phrase_passes import PassSettings, PhrasePasses
+from runtime.drafters.phrases import PhraseDrafter, PhraseSettings, corrected
+from runtime.drafters.window import Phrase
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +38,23 @@ class Tried:
     """Phrases appended to a draft.
 
     Attributes:
-        draft: tokens and parents proposed.
+        tokens: proposed.
         root: tokens the draft model drafted; the phrases stand behind the last of them.
     """
 
-    draft: Draft
+    tokens: tuple[int, ...]
     root: int
     phrases: tuple[Phrase, ...]
 
 
-class OuroborosDrafter(CascadeDrafter):
+class OuroborosDrafter(ModelDrafter):
     """Proposes the draft model's chain with the newest phrases after its last token.
 
     Args:
         phrases: the pool, and its harvest.
-        num_phrases: K, where a request does not say.
+        settings: of the draft model's passes.
+        root_phrases: phrases tried beside the draft, behind the last committed token, where a row
+            takes trees; an addition to the source, for targets whose nodes cost little.
     """
 
     traits: ClassVar[Traits] = Traits(
@@ -64,15 +72,13 @@ class OuroborosDrafter(CascadeDrafter):
         target_vocab_size: int,
         chunk: int,
         phrases: PhraseDrafter,
-        num_phrases: int,
-        phrase_length: int,
+        settings: PassSettings,
+        root_phrases: int = 0,
     ) -> None:
-        super().__init__(
-            engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk, guesser=phrases
-        )
+        super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
         self._phrases = phrases
-        self._num_phrases = num_phrases
-        self._phrase_length = phrase_length
+        self._root_phrases = root_phrases
+        self.passes = PhrasePasses(engine, sampler, phrases, target_vocab_size, settings)
         self._tried: dict[str, Tried] = {}
 
     @classmethod
@@ -84,9 +90,9 @@ class OuroborosDrafter(CascadeDrafter):
             parts.sampler,
             target_vocab_size=parts.vocab_size,
             chunk=parts.chunk,
-            phrases=PhraseDrafter.from_parts(parts),
-            num_phrases=parts.config.num_phrases,
-            phrase_length=parts.config.phrase_length,
+            phrases=PhraseDrafter(PhraseSettings.of(parts)),
+            settings=PassSettings.of(parts.config),
+            root_phrases=parts.config.root_phrases,
         )
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
@@ -108,12 +114,12 @@ class OuroborosDrafter(CascadeDrafter):
         self._phrases.observe(outcomes)
         for outcome in outcomes:
             tried = self._tried.pop(outcome.row.key, None)
-            if tried is None or tried.draft.tokens != outcome.draft_tokens:
+            if tried is None or tried.tokens != outcome.draft_tokens:
                 continue
             if outcome.num_accepted < tried.root or not outcome.choices:
                 continue
             pool = self._phrases.state_of(outcome.row).pool
-            key = tried.draft.tokens[tried.root - 1]
+            key = tried.tokens[tried.root - 1]
             kept = outcome.draft_tokens[tried.root : outcome.num_accepted]
             for phrase in tried.phrases:
                 said = corrected(outcome, tried.root, phrase)
@@ -123,39 +129,33 @@ class OuroborosDrafter(CascadeDrafter):
     def forget(self, key: str) -> None:
         """Drop the request's state; its phrases stay in the pool."""
         self._tried.pop(key, None)
+        self.passes.forget(key)
         self._phrases.forget(key)
 
-    def _is_enough(self, row: DraftRow, drafted: Sequence[int], gamma: int) -> bool:
-        """Phrases take over where they fill the rest of the draft."""
-        state = self._phrases.state_of(row)
-        return (
-            len(drafted) >= max(1, gamma - state.phrase_length)
-            and len(drafted) < gamma
-            and bool(state.pool.get(drafted[-1], self._wanted(row)))
-        )
-
-    def _wanted(self, row: DraftRow) -> int:
-        asked = row.params.num_phrases
-        return self._num_phrases if asked is None else asked
+    def _draft_in_lockstep(
+        self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
+    ) -> dict[int, list[int]]:
+        return self.passes.draft(live, gammas, computed)
 
     def _lengthened(self, row: DraftRow, draft: Draft) -> Draft:
         self._tried.pop(row.key, None)
         room, ends = row.gamma - len(draft.tokens), row.sampling.law.end_token_ids
         if not draft.tokens or room < 1 or draft.tokens[-1] in ends:
             return draft
-        # Without trees only the newest phrase fits: a chain.
-        count = self._wanted(row) if row.max_nodes else min(self._wanted(row), 1)
-        found = self._phrases.state_of(row).pool.get(draft.tokens[-1], count)
-        if not found:
-            return draft
-        chains = [(*draft.tokens, *cut_at_end(phrase, ends)[:room]) for phrase in found]
-        if len(chains) == 1:
-            longer = replace(draft, tokens=chains[0])
-        else:
-            tree = merge_chains(chains, max_nodes=row.max_nodes)
-            longer = replace(draft, tokens=tree.tokens, parents=tree.parents)
-        self._tried[row.key] = Tried(longer, len(draft.tokens), tuple(found))
-        return longer
+        state, count = self._phrases.state_of(row), self._phrases.wanted(row)
+        found = state.pool.get(draft.tokens[-1], count)
+        tree, budget = TreeBuilder(), row.max_nodes or row.gamma
+        tree.add_chain(draft.tokens)
+        for phrase in found:
+            length = min(room, budget - len(tree.tokens))
+            tree.add_chain((*draft.tokens, *cut_at_end(phrase, ends)[: max(length, 0)]))
+        if row.max_nodes:
+            for phrase in state.pool.get(int(row.sampling.history[-1]), self._root_phrases):
+                length = min(row.gamma, budget - len(tree.tokens))
+                tree.add_chain(cut_at_end(phrase, ends)[: max(length, 0)])
+        longer = as_draft(tuple(tree.tokens), tuple(tree.parents))
+        self._tried[row.key] = Tried(longer.tokens, len(draft.tokens), tuple(found))
+        return replace(draft, tokens=longer.tokens, parents=longer.parents)
 
 
 def _speaking_greedily(row: DraftRow) -> DraftRow:

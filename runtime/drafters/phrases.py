@@ -12,14 +12,15 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Self
 
-from runtime.drafters.base import DrafterParts, DraftRow, Outcome, Traits
-from runtime.drafters.chain import ChainDrafter
+from runtime.core.tree import merge_chains
+from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from runtime.drafters.branches import as_draft
+from runtime.drafters.chain import ChainDrafter, cut_at_end
 from runtime.drafters.scopes import Scoped
-
-Phrase = tuple[int, ...]
+from runtime.drafters.window import Phrase
 
 
 class PhrasePool:
@@ -120,47 +121,81 @@ class PhraseState:
     tail: list[int] = field(default_factory=list)
 
 
-class PhraseDrafter(ChainDrafter[PhraseState]):
-    """Proposes the newest phrase after the last token, and after its end the next one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhraseSettings:
+    """What phrase drafters take from the server, where requests do not say.
 
-    Args:
-        phrase_length: where a request does not say.
+    Attributes:
+        phrase_length: B, tokens after the key token.
+        num_phrases: K, phrases tried beside each other.
+        pool_size: phrases of one key token.
+        pool_keys: key tokens of one pool.
+        max_scopes: pools.
         harvests_rejected: whether rejected drafts are a source; else committed text alone is.
     """
 
-    traits: ClassVar[Traits] = Traits(is_guesser=True, num_choices=1, wants_outcomes=True)
+    phrase_length: int = 4
+    num_phrases: int = 3
+    pool_size: int = 8
+    pool_keys: int = 16_384
+    max_scopes: int = 64
+    harvests_rejected: bool = True
 
-    def __init__(
-        self,
-        *,
-        phrase_length: int,
-        pool_size: int,
-        pool_keys: int,
-        max_scopes: int,
-        harvests_rejected: bool,
-    ) -> None:
+    @classmethod
+    def of(cls, parts: DrafterParts) -> Self:
+        """Those of a server."""
+        return cls(**{one.name: getattr(parts.config, one.name) for one in fields(cls)})
+
+
+class PhraseDrafter(ChainDrafter[PhraseState]):
+    """Proposes the newest phrases after the last token, behind the end of the newest its own, and so on."""
+
+    traits: ClassVar[Traits] = Traits(
+        is_guesser=True, proposes_trees=True, num_choices=1, wants_outcomes=True
+    )
+
+    def __init__(self, settings: PhraseSettings) -> None:
         super().__init__()
-        self._phrase_length = phrase_length
-        self._harvests_rejected = harvests_rejected
+        self._settings = settings
         self._pools = Scoped(
-            lambda: PhrasePool(pool_size=pool_size, max_keys=pool_keys), max_scopes=max_scopes
+            lambda: PhrasePool(pool_size=settings.pool_size, max_keys=settings.pool_keys),
+            max_scopes=settings.max_scopes,
         )
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
         """With the server's bounds."""
-        config = parts.config
-        return cls(
-            phrase_length=config.phrase_length,
-            pool_size=config.pool_size,
-            pool_keys=config.pool_keys,
-            max_scopes=config.max_scopes,
-            harvests_rejected=config.harvests_rejected,
-        )
+        return cls(PhraseSettings.of(parts))
+
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """A trie of phrases, or the chain of the newest, per chosen slot."""
+        return [self._draft(live[slot]) for slot in chosen]
+
+    @property
+    def num_guesses(self) -> int:
+        """Phrases that a draft model verifies beside each other in one pass."""
+        return self._settings.num_phrases
+
+    def wanted(self, row: DraftRow) -> int:
+        """K of a request; of rows that take no trees only the newest phrase fits."""
+        asked = row.params.num_phrases
+        count = self._settings.num_phrases if asked is None else asked
+        return count if row.max_nodes else min(count, 1)
+
+    def chains(self, row: DraftRow) -> list[Phrase]:
+        """Phrases behind the last token, newest first; the newest goes on to the draft's full depth."""
+        state, ends = self.state_of(row), row.sampling.law.end_token_ids
+        others = state.pool.get(state.tail[-1], self.wanted(row))[1:]
+        found = [self.guess(row, (), row.gamma), *others]
+        return [cut_at_end(chain[: row.gamma], ends) for chain in found]
+
+    def _draft(self, row: DraftRow) -> Draft:
+        tree = merge_chains(self.chains(row), max_nodes=row.max_nodes or row.gamma)
+        return as_draft(tree.tokens, tree.parents)
 
     def new_state(self, row: DraftRow) -> PhraseState:
         """The pool of the row's scope and phrase length, warm from the first step on."""
-        length = row.params.phrase_length or self._phrase_length
+        length = row.params.phrase_length or self._settings.phrase_length
         scope = None if row.scope is None else (row.scope, length)
         return PhraseState(self._pools.of(scope), length)
 
@@ -186,7 +221,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         """Harvest what was committed and, unless that is off, what was rejected."""
         for outcome in outcomes:
             state = self.state_of(outcome.row)
-            if self._harvests_rejected and outcome.choices:
+            if self._settings.harvests_rejected and outcome.choices:
                 put_all(state.pool, matching_segments(outcome, state.phrase_length))
 
 

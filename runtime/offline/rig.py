@@ -253,6 +253,6 @@ def _open_timed(
         device=options.device,
         num_threads=options.num_threads,
         max_batch=max_batch,
-        with_trees=which == "target" and any_proposes_trees(),
+        with_trees=any_proposes_trees(),
     )
     return TimedEngine(engine)

@@ -108,7 +108,7 @@ MUTANTS = {
         lambda: tree_tests.test_the_longest_match_may_lie_on_any_branch(),
     ),
     "chains are not merged": (
-        "child = children.get((node, token))",
+        "child = self._children.get((parent, token))",
         "child = None",
         lambda: tree_tests.test_phrases_become_a_trie_with_the_first_chain_first(),
     ),

@@ -15,6 +15,7 @@ from runtime.drafters.ouroboros import OuroborosDrafter
 from runtime.drafters.phrases import (
     PhraseDrafter,
     PhrasePool,
+    PhraseSettings,
     corrected,
     matching_segments,
     windows,
@@ -104,11 +105,13 @@ class CountingDrafter(PhraseDrafter):
 
 def phrase_drafter(*, harvests_rejected: bool = True) -> CountingDrafter:
     return CountingDrafter(
-        phrase_length=2,
-        pool_size=4,
-        pool_keys=64,
-        max_scopes=4,
-        harvests_rejected=harvests_rejected,
+        PhraseSettings(
+            phrase_length=2,
+            pool_size=4,
+            pool_keys=64,
+            max_scopes=4,
+            harvests_rejected=harvests_rejected,
+        )
     )
 
 
@@ -178,7 +181,8 @@ def test_phrases_lengthen_the_draft_beyond_the_models_tokens() -> None:
     )
     # One pass of the draft model, fed a phrase, says 5, 6 and, wrongly, 8; the phrase after 8 follows.
     assert first.trace.draft_tokens == (5, 6, 8, 9, 0)
-    assert ouroboros(harness).num_passes < ouroboros(harness).num_drafted
+    passes = ouroboros(harness).passes
+    assert passes.num_passes < passes.num_drafted
 
 
 @pytest.mark.parametrize("scope", list(HistoryScope))

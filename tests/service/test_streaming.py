@@ -154,9 +154,10 @@ async def test_leaving_the_stream_frees_the_slot(start_endless):
         ({"phrase_length": 3}, "speculation.phrase_length", "INVALID_PARAMETER"),
         ({"drafter": "phrases", "phrase_length": 0}, "speculation.phrase_length", "INVALID_PARAMETER"),
         ({"drafter": "phrases", "phrase_length": 17}, "speculation.phrase_length", "INVALID_PARAMETER"),
-        ({"drafter": "phrases", "num_phrases": 2}, "speculation.num_phrases", "INVALID_PARAMETER"),
+        ({"drafter": "lookup", "num_phrases": 2}, "speculation.num_phrases", "INVALID_PARAMETER"),
         ({"drafter": "ouroboros", "num_phrases": 17}, "speculation.num_phrases", "INVALID_PARAMETER"),
-        ({"drafter": "ouroboros", "window": 4}, "speculation.window", "UNSUPPORTED_OPTION"),
+        ({"drafter": "ouroboros", "window": 33}, "speculation.window", "INVALID_PARAMETER"),
+        ({"drafter": "phrases", "window": 4}, "speculation.window", "INVALID_PARAMETER"),
         ({"drafter": "lookup", "reference": "ab"}, "speculation.reference", "INVALID_PARAMETER"),
         ({"drafter": "reference", "reference": "a" * 65537}, "speculation.reference", "INVALID_PARAMETER"),
     ],
@@ -177,7 +178,8 @@ async def test_drafter_parameters_are_refused_by_name(
     [
         {"drafter": "reference", "reference": "xyzabcdefghijklmnopqrstuvwxyz"},
         {"drafter": "model/phrases", "phrase_length": 2},
-        {"drafter": "ouroboros", "phrase_length": 3, "num_phrases": 2},
+        {"drafter": "ouroboros", "phrase_length": 3, "num_phrases": 2, "window": 4},
+        {"drafter": "lookahead", "phrase_length": 3, "num_phrases": 2, "window": 3},
         {"drafter": "reference+suffix+ngram+recycling"},
     ],
 )
