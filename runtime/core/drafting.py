@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from engines.laws import ExactnessMode
-from runtime.core.errors import ConfigError, RequestError
+from runtime.core.errors import ConfigError, RequestError, UnsupportedOption
 from runtime.core.params import SpeculationParams
 
 AUTO = "auto"
