@@ -311,7 +311,7 @@ def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
     bundle = load_bundle(tiny_bundle)
     pair = opening.open_engines(bundle, ServeOptions(), 2)
     assert pair.draft is not None
-    assert (pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) == (64, 0)
+    assert (pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) == (64, 64)
     for name, kind in list(drafters.REGISTRY.items()):
         if kind.traits.proposes_trees:
             monkeypatch.delitem(drafters.REGISTRY, name)
