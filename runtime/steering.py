@@ -2,8 +2,8 @@
 
 Requests are rows by slot. A decision costs some tenths of a millisecond and is good for as long as
 the rows stay the same and little was learnt, so it is taken when rows change, and otherwise so
-rarely that it stays below a share of the decoding time. Among many rows, a newcomer waits for the
-next decision without drafts.
+rarely that it stays below a share of the decoding time. One newcomer among several rows follows the
+others until the next decision.
 
 A choice that fails harms no request: gammas are fixed for a while, and what was learnt of the rows
 is forgotten.
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 MAX_GROUPS = 32
 # Rounds of evidence that wait for a decision at most.
 MAX_WAITING = 512
-# From so many rows on, one that comes or goes among them waits for the next decision.
-MANY_ROWS = 8
+# Where no more than one row in so many came or went, the decision stands until the next is due.
+FEW = 4
 RETRY_S = 60.0
 """Seconds that gammas stay fixed after choosing them failed."""
 
@@ -135,7 +135,8 @@ class Steering:
         gammas, self._kind = controller.next_step()
         if self._is_stale:
             known = dict(zip(map(id, self._decided), gammas, strict=True))
-            gammas = [known_gamma(row, known) for row in self._rows]
+            usual = max(gammas) if self._kind is StepKind.GAIN else 0
+            gammas = [known_gamma(row, known, usual) for row in self._rows]
         self._held_back.clear()
         if 0 in gammas and self._kind is not StepKind.PROBE:
             pairs = zip(self._slots, gammas, strict=True)
@@ -222,8 +223,10 @@ class Steering:
         """Whether the rows are others than those last decided on, beyond a few among many."""
         if not self._is_stale:
             return False
-        num_rows, num_decided = len(self._rows), len(self._decided)
-        return num_rows < MANY_ROWS or abs(num_rows - num_decided) > num_rows // MANY_ROWS
+        known = set(map(id, self._decided))
+        num_new = sum(id(row) not in known for row in self._rows)
+        num_gone = len(known) - (len(self._rows) - num_new)
+        return num_new + num_gone > len(self._rows) // FEW
 
     def _may_decide(self) -> bool:
         return self._decision_s <= self._settings.cost_share * self._since_s

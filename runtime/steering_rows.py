@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -68,9 +68,9 @@ def fixed_gammas(live: Sequence[Request], caps: Sequence[int | None]) -> tuple[i
     )
 
 
-def known_gamma(request: Request, known: dict[int, int]) -> int:
-    """As decided; a newcomer that has no gamma of its own does without drafts until then."""
-    return known.get(id(request), 0 if request.speculation.is_adaptive else request.gamma)
+def known_gamma(request: Request, known: Mapping[int, int], usual: int) -> int:
+    """As decided; a newcomer that has no gamma of its own takes the usual one until then."""
+    return known.get(id(request), usual if request.speculation.is_adaptive else request.gamma)
 
 
 def depth_of(parents: tuple[int, ...]) -> int:

@@ -210,8 +210,12 @@ def monotone(measured: Seconds) -> Seconds:
     monotone already is left as it is.
 
     Args:
-        measured: [B, T] float64 seconds.
+        measured: [B, T] or [T] float64 seconds.
     """
+    if measured.ndim == 1:  # on the path of every choice
+        backwards = np.minimum.accumulate(measured[::-1])[::-1]
+        fitted: Seconds = (np.maximum.accumulate(measured) + backwards) / 2.0
+        return fitted
     above, below = measured, measured
     for axis in range(measured.ndim):
         above = np.maximum.accumulate(above, axis=axis)

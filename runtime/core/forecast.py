@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.core.acceptance import Rates
-from runtime.core.costs import CostTable, RowKind
-from runtime.core.step_times import monotone_times
+from runtime.core.costs import CostTable, RowKind, monotone
 
 Ints = npt.NDArray[np.int64]
 KINDS = tuple(RowKind)
@@ -144,16 +143,22 @@ class Forecaster:
         kept = np.zeros((len(every), self._max_gamma + 1))
         np.cumsum(batch.survival, axis=1, out=kept[:, 1:])
         pay = len(every) / float(engine_s[0] * scales[0])
-        for _ in range(2):
-            gammas = self._gammas(batch, pay, token_s, once_s)
+        gammas = self._gammas(batch, pay, token_s, once_s)
+        for is_last in (False, True):
             drafted_s = (gammas * token_s + (gammas > 0) * once_s).sum(axis=1)
             table_s = np.maximum(engine_s, engine_s[floor]) + drafted_s
-            seconds = monotone_times(table_s * scales)
-            tokens = len(every) + kept[every, gammas].sum(axis=1)
+            seconds = monotone(table_s * scales)
             seconds[ceiling + 1 :] = np.inf
             seconds[:floor] = np.inf
             self._heed_deadline(batch, seconds, floor)
+            tokens = len(every) + kept[every, gammas].sum(axis=1)
+            # At the best rate that these gammas reach, fewer or more may pay.
             pay = float((tokens / seconds).max())
+            if is_last or np.array_equal(
+                better := self._gammas(batch, pay, token_s, once_s), gammas
+            ):
+                break
+            gammas = better
         capped = np.minimum(longest[:, None], batch.caps)
         return Forecast(
             tokens=tokens,

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from runtime.core.acceptance import Rates
-from runtime.core.costs import monotone
 
 LEAST_SPREAD = 0.1
 """Prior standard deviation of a table's errors where its measurements agreed."""
@@ -101,18 +100,6 @@ class StepTimes:
             )
             self._covariances[key] = self._prior.copy()
         return self._means[key], self._covariances[key]
-
-
-def monotone_times(seconds: Rates) -> Rates:
-    """Times that do not fall with the longest draft, near the given ones; infinite ones stay.
-
-    Args:
-        seconds: [G + 1]; the finite ones are neighbours.
-    """
-    finite = np.isfinite(seconds)
-    fitted = seconds.copy()
-    fitted[finite] = monotone(seconds[finite])
-    return fitted
 
 
 def _prior(max_gamma: int, spread: float) -> Rates:

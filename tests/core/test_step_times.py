@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from runtime.core.step_times import StepTimes, monotone_times
+from runtime.core.step_times import StepTimes
 
 MAX_GAMMA = 8
 
@@ -71,18 +70,6 @@ def test_loads_are_learnt_apart_and_begin_with_what_is_known() -> None:
     served(times, {0: 1.0, 2: 1.0}, rounds=20)
     assert times.scales(4)[2] == pytest.approx(1.0, rel=0.05)
     assert times.scales(1) == pytest.approx(known)
-
-
-def test_times_never_fall_with_the_longest_draft() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        seconds = rng.uniform(1.0, 2.0, size=9)
-        seconds[7:] = np.inf
-        fitted = monotone_times(seconds)
-        assert (np.diff(fitted[:7]) >= 0.0).all()
-        assert np.isinf(fitted[7:]).all()
-        assert seconds[:7].min() <= fitted[0]
-        assert fitted[6] <= seconds[:7].max()
 
 
 def test_times_without_any_sense_leave_scales_and_doubt_within_bounds() -> None:
