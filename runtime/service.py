@@ -21,6 +21,7 @@ from outrider.v1 import inference_pb2 as wire
 
 from runtime.core import errors
 from runtime.core.params import RequestSpec
+from runtime.core.tenant import tenant_of
 from runtime.core.validate import (
     Admission,
     GenerateFields,
@@ -60,8 +61,8 @@ class InferenceService:
     def __init__(self, serving: Serving, metrics: Metrics) -> None:
         self._serving = serving
         self._metrics = metrics
-        # The caller's id to ours, while the request is live.
-        self._live: dict[str, str] = {}
+        # Tenant and the caller's id to ours, while the request is live.
+        self._live: dict[tuple[str, str], str] = {}
         self._is_ready = False
         self._is_draining = False
         self._idle = asyncio.Event()
@@ -111,7 +112,7 @@ class InferenceService:
 
     async def abort(self, data: bytes, context: Context) -> bytes:
         """End live requests by the caller's ids."""
-        return await self._answer("Abort", context, self._abort(data))
+        return await self._answer("Abort", context, self._abort(data, context))
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """Token ids of a text."""
@@ -155,7 +156,7 @@ class InferenceService:
         finally:
             if not outbox.is_ended:
                 self._serving.worker.cancel(spec.internal_id, errors.Cancelled("client"))
-            self._forget(spec.request_id)
+            self._forget(spec)
             self._num_cut += reason == errors.DrainDeadline.reason
             self._metrics.finished.labels(code=code.name, reason=reason).inc()
 
@@ -182,12 +183,13 @@ class InferenceService:
             bad_words=tokenize_bad_words(serving.codec, fields.bad_words),
             seed=secrets.randbits(63) if fields.seed is None else fields.seed,
             deadline_s=deadline_s,
+            tenant=_tenant(context),
         )
         return build_spec(fields, admission, serving.limits, serving.model)
 
     def _submit(self, spec: RequestSpec) -> Outbox:
         """Queue a request under the caller's id; both happen or neither."""
-        if spec.request_id in self._live:
+        if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
         worker = self._serving.worker
         outbox = Outbox(
@@ -196,14 +198,14 @@ class InferenceService:
             lambda: worker.cancel(spec.internal_id, errors.SlowConsumer()),
         )
         worker.submit(spec, outbox.deliver)
-        self._live[spec.request_id] = spec.internal_id
+        self._live[spec.tenant, spec.request_id] = spec.internal_id
         self._idle.clear()
         self._metrics.admitted.inc()
         self._metrics.prompt_tokens.inc(len(spec.prompt_tokens))
         return outbox
 
-    def _forget(self, request_id: str) -> None:
-        del self._live[request_id]
+    def _forget(self, spec: RequestSpec) -> None:
+        del self._live[spec.tenant, spec.request_id]
         if not self._live:
             self._idle.set()
 
@@ -225,14 +227,14 @@ class InferenceService:
             return encode(text, add_special_tokens)
         return await asyncio.to_thread(encode, text, add_special_tokens)
 
-    async def _abort(self, data: bytes) -> bytes:
+    async def _abort(self, data: bytes, context: Context) -> bytes:
         request_ids = parse(wire.AbortRequest, data).request_ids
         check_abort_ids(request_ids, self._serving.limits)
-        aborted = [
-            request_id for request_id in dict.fromkeys(request_ids) if request_id in self._live
-        ]
+        tenant = _tenant(context)
+        aborted = [one for one in dict.fromkeys(request_ids) if (tenant, one) in self._live]
         for request_id in aborted:
-            self._serving.worker.cancel(self._live[request_id], errors.Cancelled("abort"))
+            internal_id = self._live[tenant, request_id]
+            self._serving.worker.cancel(internal_id, errors.Cancelled("abort"))
         return wire.AbortResponse(aborted=aborted).SerializeToString()
 
     async def _tokenize(self, data: bytes) -> bytes:
@@ -259,3 +261,12 @@ class InferenceService:
         if serving.certificate:
             response.certificate_json = json.dumps(dict(serving.certificate), sort_keys=True)
         return response.SerializeToString()
+
+
+def _tenant(context: Context) -> str:
+    """Whose call it is.
+
+    Raises:
+        RequestError: its metadata names an impossible tenant.
+    """
+    return tenant_of((key, value) for key, value in context.invocation_metadata() or ())

@@ -23,6 +23,7 @@ SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
 
 # grpc.health.v1 by hand, so that the client needs no further package: HealthCheckRequest{service = 1} and
 # HealthCheckResponse{status = 1, SERVING = 1} in wire format.
+_TENANT_KEY = "outrider-tenant"
 _HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
 _HEALTH_REQUEST = bytes((0x0A, len(SERVICE))) + SERVICE.encode()
 _HEALTH_SERVING = b"\x08\x01"
@@ -66,6 +67,8 @@ class Client:
         address: gRPC target, for example ``localhost:50051`` or ``dns:///service:50051``.
         credentials: TLS of the channel; None is plain text.
         options: channel options, added to (and winning over) ``CHANNEL_OPTIONS``.
+        tenant: whose requests these are, 1..128 of [A-Za-z0-9._:-]; a server keeps request ids and what its drafters
+            learn apart by tenant. None for the tenant of all who name none.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class Client:
         *,
         credentials: grpc.ChannelCredentials | None = None,
         options: Sequence[tuple[str, str | int]] = (),
+        tenant: str | None = None,
     ) -> None:
+        self._metadata = () if tenant is None else ((_TENANT_KEY, tenant),)
         merged = tuple({**dict(CHANNEL_OPTIONS), **dict(options)}.items())
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options=merged)
@@ -119,7 +124,7 @@ class Client:
             TypeError: no field has the name of an option.
         """
         request = build_request(prompt, **options)
-        call = self._stub.Generate(request, timeout=timeout_s)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
         try:
             with _decoded_errors():
                 async for response in call:
@@ -131,7 +136,8 @@ class Client:
         """End live requests by id and say which of them there were."""
         with _decoded_errors():
             request = wire.AbortRequest(request_ids=request_ids)
-            return list((await self._stub.Abort(request, timeout=timeout_s)).aborted)
+            call = self._stub.Abort(request, timeout=timeout_s, metadata=self._metadata)
+            return list((await call).aborted)
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, timeout_s: float | None = None

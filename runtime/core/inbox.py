@@ -39,7 +39,7 @@ class Inbox:
         self._slots = slots
         self._queue: deque[Request] = deque()
         self._deliver_to: dict[str, Deliver] = {}
-        self._request_ids: set[str] = set()
+        self._request_ids: set[tuple[str, str]] = set()
         self._cancelled: dict[str, Exception] = {}
         self._is_draining = False
         self._stop_at: float | None = None
@@ -64,7 +64,7 @@ class Inbox:
         self._check_admission(request)
         self._queue.append(request)
         self._deliver_to[request.spec.internal_id] = deliver
-        self._request_ids.add(request.spec.request_id)
+        self._request_ids.add((request.spec.tenant, request.spec.request_id))
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """Have a request end with ``error``; the first one given wins."""
@@ -97,7 +97,7 @@ class Inbox:
     def forget(self, request: Request) -> None:
         """A request ended; its name is free again."""
         del self._deliver_to[request.spec.internal_id]
-        self._request_ids.discard(request.spec.request_id)
+        self._request_ids.discard((request.spec.tenant, request.spec.request_id))
 
     @property
     def has_work(self) -> bool:
@@ -120,7 +120,10 @@ class Inbox:
         spec = request.spec
         if self._is_draining:
             raise Draining
-        if spec.request_id in self._request_ids or spec.internal_id in self._deliver_to:
+        if (
+            spec.tenant,
+            spec.request_id,
+        ) in self._request_ids or spec.internal_id in self._deliver_to:
             raise DuplicateRequestId
         num_awaited = sum(queued.spec.num_slots for queued in self._queue)
         if num_awaited + spec.num_slots <= self._slots.num_free:

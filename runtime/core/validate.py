@@ -116,6 +116,7 @@ class Admission:
         prompt_tokens: the prompt, tokenised.
         bad_words: token sequences of the bad words.
         deadline_s: on the worker's monotonic clock.
+        tenant: as ``runtime.core.tenant`` reads it.
     """
 
     internal_id: str
@@ -124,6 +125,7 @@ class Admission:
     bad_words: tuple[tuple[int, ...], ...]
     seed: int
     deadline_s: float | None
+    tenant: str = ""
 
 
 def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
@@ -192,6 +194,7 @@ def build_spec(
         speculation=fields.speculation,
         beams=fields.beams,
         deadline_s=admission.deadline_s,
+        tenant=admission.tenant,
     )
 
 

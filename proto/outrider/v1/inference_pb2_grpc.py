@@ -67,7 +67,7 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends running or queued requests by the caller's id.
+        """Ends the tenant's running or queued requests by the caller's id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
