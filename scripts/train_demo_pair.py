@@ -14,6 +14,7 @@ depend only on the seed, the text, the libraries and the number of threads.
 """
 
 import sysconfig
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +24,9 @@ import torch
 import typer
 
 from scripts.demo_pair_card import export_pair
-from scripts.demo_pair_text import Tokens, corpus_files, prepare
+from scripts.demo_pair_text import corpus_files, prepare
 from scripts.demo_pair_training import (
+    Loss,
     Recipe,
     Run,
     Trainer,
@@ -59,49 +61,42 @@ def corpus(work: Work = WORK) -> None:
     console.print(f"tokens: {counts['train']} to train on, {counts['valid']} held out")
 
 
-def start_run(
-    recipe: Recipe, tokens: Tokens, minutes: float, steps: int, device: str, precision: str
-) -> Run:
-    if precision == "auto":
-        precision = faster_precision(recipe, device, tokens)
-    return Run(minutes, steps, device, precision)
+def distillation(work: Path, run: Run) -> Loss:
+    teacher, _ = load_trained(work / "target.pt", TARGET, run.device)
+    return distillation_loss(teacher, run)
 
 
-@app.command()
-def target(
-    work: Work = WORK,
-    minutes: Minutes = 33.0,
-    steps: Steps = 0,
-    device: Device = "cpu",
-    precision: Precision = "auto",
-    threads: Threads = 2,
-) -> None:
-    """Train the target on the text."""
-    torch.set_num_threads(threads)
-    tokens = np.load(work / "train.npy")
-    run = start_run(TARGET, tokens, minutes, steps, device, precision)
-    trainer = Trainer(TARGET, run, work / "target.pt")
-    trainer.train(tokens, text_loss)
-    console.print(f"{trainer.state} in {run.precision}")
+def training(
+    name: str, summary: str, recipe: Recipe, budget: float, loss: Callable[[Path, Run], Loss]
+) -> Callable[..., None]:
+    """A command that trains one model of the pair; both take the same options."""
+
+    def train(
+        work: Work = WORK,
+        minutes: Minutes = budget,
+        steps: Steps = 0,
+        device: Device = "cpu",
+        precision: Precision = "auto",
+        threads: Threads = 2,
+    ) -> None:
+        torch.set_num_threads(threads)
+        tokens = np.load(work / "train.npy")
+        if precision == "auto":
+            precision = faster_precision(TARGET, device, tokens)
+        run = Run(minutes, steps, device, precision)
+        loss_of = loss(work, run)  # before the trainer, which seeds what is drawn from then on
+        trainer = Trainer(recipe, run, work / f"{name}.pt")
+        trainer.train(tokens, loss_of)
+        console.print(f"{trainer.state} in {run.precision}")
+
+    app.command(name, help=summary)(train)
+    return train
 
 
-@app.command()
-def draft(
-    work: Work = WORK,
-    minutes: Minutes = 6.0,
-    steps: Steps = 0,
-    device: Device = "cpu",
-    precision: Precision = "auto",
-    threads: Threads = 2,
-) -> None:
-    """Distil the draft from the trained target."""
-    torch.set_num_threads(threads)
-    tokens = np.load(work / "train.npy")
-    run = start_run(TARGET, tokens, minutes, steps, device, precision)
-    teacher, _ = load_trained(work / "target.pt", TARGET, device)
-    trainer = Trainer(DRAFT, run, work / "draft.pt")
-    trainer.train(tokens, distillation_loss(teacher, run))
-    console.print(f"{trainer.state} in {run.precision}")
+target = training(
+    "target", "Train the target on the text.", TARGET, 33.0, lambda work, run: text_loss
+)
+draft = training("draft", "Distil the draft from the trained target.", DRAFT, 6.0, distillation)
 
 
 @app.command()
