@@ -33,11 +33,16 @@ def commuted(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
 
 def put(graph: ir.Graph, array: npt.NDArray[Any], name: str) -> ir.Value:
     """New initializer of the graph."""
+    return put_tensor(graph, ir.tensor(np.ascontiguousarray(array), name=name))
+
+
+def put_tensor(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    """New initializer of the graph, named as the tensor."""
     value = ir.Value(
-        name=name,
-        const_value=ir.tensor(np.ascontiguousarray(array), name=name),
-        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-        shape=ir.Shape(array.shape),
+        name=tensor.name,
+        const_value=tensor,
+        type=ir.TensorType(tensor.dtype),
+        shape=ir.Shape(tensor.shape),
     )
     graph.register_initializer(value)
     return value

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from engines.base import BundleError
+from export.graph_edits import put
 
 FLOAT16 = "float16"
 # Rounding moves logits by some 1e-2; a wrong weight by more than 1.
@@ -54,14 +55,7 @@ def _store(graph: ir.Graph, value: ir.Value, where: str) -> None:
     if np.abs(values).max() > np.finfo(np.float16).max:
         raise BundleError(f"{where}: {value.name} is beyond the range of float16; use float32")
     name = f"{value.name}.float16"
-    tensor = ir.tensor(values.astype(np.float16), name=name)
-    stored = ir.Value(
-        name=name,
-        const_value=tensor,
-        type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape),
-    )
-    graph.register_initializer(stored)
+    stored = put(graph, values.astype(np.float16), name)
     node = ir.node("Cast", [stored], attributes={"to": ir.DataType.FLOAT.value})
     restored = node.outputs[0]
     restored.name, restored.type, restored.shape = f"{name}.restored", value.type, value.shape

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from engines.base import BundleError, FloatArray
+from export.graph_edits import drop_unused, put, put_tensor
 
 BLOCK_SIZE = 32
 BITS = {"int8": 8, "int4": 4}
-_TYPES = {8: ir.DataType.INT8, 4: ir.DataType.INT4}
 
 
 def quantize_blocks(weight: FloatArray, bits: int) -> tuple[npt.NDArray[np.int8], FloatArray]:
@@ -121,20 +121,8 @@ def _replace_weight(
     graph: ir.Graph, node: ir.Node, weight: FloatArray, bits: int, name: str
 ) -> None:
     integers, scales = quantize_blocks(weight, bits)
-    stored = ir.Value(
-        name=f"{name}.q",
-        const_value=_integer_tensor(integers, bits, f"{name}.q"),
-        type=ir.TensorType(_TYPES[bits]),
-        shape=ir.Shape(integers.shape),
-    )
-    scale = ir.Value(
-        name=f"{name}.scale",
-        const_value=ir.tensor(scales, name=f"{name}.scale"),
-        type=ir.TensorType(ir.DataType.FLOAT),
-        shape=ir.Shape(scales.shape),
-    )
-    graph.register_initializer(stored)
-    graph.register_initializer(scale)
+    stored = put_tensor(graph, _integer_tensor(integers, bits, f"{name}.q"))
+    scale = put(graph, scales, f"{name}.scale")
     restore = ir.node(
         "DequantizeLinear", [stored, scale], attributes={"axis": 0, "block_size": BLOCK_SIZE}
     )
@@ -152,13 +140,3 @@ def _integer_tensor(integers: npt.NDArray[np.int8], bits: int, name: str) -> ir.
     nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
     packed = nibbles[0::2] | (nibbles[1::2] << 4)
     return ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape(integers.shape), name=name)
-
-
-def drop_unused(graph: ir.Graph) -> None:
-    """Remove nodes and initializers that no output needs."""
-    for node in reversed(list(graph)):
-        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from engines import bundle
 from engines.base import BundleError
-from export.quantize import drop_unused
+from export.graph_edits import drop_unused, put, put_tensor
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 _DATA_TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -107,19 +107,7 @@ def _add_mask(graph: ir.Graph, capacity: int) -> ir.Value:
 
 
 def _constant(graph: ir.Graph, name: str, values: object) -> ir.Value:
-    array = np.asarray(values, dtype=np.int64)
-    return _initializer(graph, name, ir.tensor(array, name=name))
-
-
-def _initializer(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    value = ir.Value(
-        name=name,
-        const_value=tensor,
-        type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape),
-    )
-    graph.register_initializer(value)
-    return value
+    return put(graph, np.asarray(values, dtype=np.int64), name)
 
 
 def _restore_stored_halves(graph: ir.Graph) -> None:
@@ -131,7 +119,7 @@ def _restore_stored_halves(graph: ir.Graph) -> None:
         kind = ir.DataType(node.attributes.get_int("to", 0))
         name = f"{stored.name}.restored"
         array = stored.const_value.numpy().astype(kind.numpy())
-        restored = _initializer(graph, name, ir.tensor(array, dtype=kind, name=name))
+        restored = put_tensor(graph, ir.tensor(array, dtype=kind, name=name))
         node.outputs[0].replace_all_uses_with(restored)
 
 
