@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from hypothesis import settings
 
+from engines.bundle import Bundle
 from engines.onnx_session import open_session
 
 # The same examples in every run, and no deadline: a busy machine must not fail a test.
@@ -93,6 +94,16 @@ def tiny_bundle(
         progress=lambda stage: None,
     )
     return out
+
+
+@pytest.fixture
+def export_small(tiny_checkpoints: tuple[Path, Path], tmp_path: Path) -> Callable[..., Bundle]:
+    """Exports the tiny draft alone as a target of 64 tokens; options of ``export_bundle``."""
+    from export.pipeline import export_bundle
+
+    fixed = {"target": tiny_checkpoints[1], "draft": None, "max_context": 64}
+    quiet = {"out": tmp_path / "bundle", "progress": lambda stage: None}
+    return lambda **options: export_bundle(**(fixed | quiet | options))
 
 
 @pytest.fixture

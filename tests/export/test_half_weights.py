@@ -1,4 +1,5 @@
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 
 from engines import open_engine
 from engines.base import BundleError, Span
+from engines.bundle import Bundle
 from export.half_weights import FLOAT16_TOLERANCE, store_float16
-from export.pipeline import export_bundle
 from export.tensorrt_graph import derive_graph
 from tests.export.test_tensorrt_graph import CAPACITY, run_graph
 
@@ -66,17 +67,9 @@ def test_a_weight_beyond_float16_is_refused_by_name(graph: Path) -> None:
 
 
 def test_a_bundle_of_halves_is_certified_and_served_with_its_trees(
-    tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+    export_small: Callable[..., Bundle],
 ) -> None:
-    bundle = export_bundle(
-        target=tiny_checkpoints[1],
-        draft=None,
-        out=tmp_path / "bundle",
-        weights="float16",
-        max_context=64,
-        max_tree_nodes=16,
-        progress=lambda stage: None,
-    )
+    bundle = export_small(weights="float16", max_tree_nodes=16)
     assert bundle.manifest.target.weights == "float16"
     judged = bundle.manifest.certificate["target"]["float16"]
     assert judged["tolerance"] == FLOAT16_TOLERANCE

@@ -1,11 +1,11 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engines.base import BundleError
-from engines.bundle import load_bundle
+from engines.bundle import Bundle, load_bundle
 from engines.sampler_tensors import Variant, judge_file, propose_file
-from export.pipeline import export_bundle
 
 
 def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
@@ -39,28 +39,13 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
 
 
 def test_a_bundle_without_trees_says_so(
-    tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+    export_small: Callable[..., Bundle], tmp_path: Path
 ) -> None:
-    manifest = export_bundle(
-        target=tiny_checkpoints[1],
-        draft=None,
-        out=tmp_path / "bundle",
-        weights="int8",
-        max_context=64,
-        max_tree_nodes=0,
-        progress=lambda stage: None,
-    ).manifest
+    manifest = export_small(weights="int8", max_tree_nodes=0).manifest
     assert manifest.target.max_tree_nodes == 0
     assert not [name for name in manifest.files if "tree" in name or "path" in name]
     with pytest.raises(BundleError, match="max_tree_nodes"):
-        export_bundle(
-            target=tiny_checkpoints[1],
-            draft=None,
-            out=tmp_path / "other",
-            max_context=64,
-            max_tree_nodes=1,
-            progress=pytest.fail,
-        )
+        export_small(out=tmp_path / "other", max_tree_nodes=1, progress=pytest.fail)
 
 
 def test_graph_carries_no_path_of_the_machine(tiny_bundle: Path) -> None:
@@ -69,7 +54,7 @@ def test_graph_carries_no_path_of_the_machine(tiny_bundle: Path) -> None:
 
 
 def test_export_that_dies_leaves_nothing_behind(
-    tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+    export_small: Callable[..., Bundle], tmp_path: Path
 ) -> None:
     def die_at_parity(stage: str) -> None:
         if stage.startswith("target: comparing"):
@@ -77,18 +62,12 @@ def test_export_that_dies_leaves_nothing_behind(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export_bundle(
-            target=tiny_checkpoints[0],
-            draft=None,
-            out=tmp_path / "bundle",
-            max_context=64,
-            progress=die_at_parity,
-        )
+        export_small(progress=die_at_parity)
     assert not list(tmp_path.iterdir())
 
 
 def test_existing_folder_is_never_overwritten(
-    tiny_checkpoints: tuple[Path, Path], tiny_bundle: Path
+    export_small: Callable[..., Bundle], tiny_bundle: Path
 ) -> None:
     with pytest.raises(BundleError, match="exists already"):
-        export_bundle(target=tiny_checkpoints[0], draft=None, out=tiny_bundle, progress=pytest.fail)
+        export_small(out=tiny_bundle, progress=pytest.fail)

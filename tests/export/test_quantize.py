@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -5,7 +6,7 @@ import onnx
 import pytest
 
 from engines.base import BundleError
-from engines.bundle import load_bundle
+from engines.bundle import Bundle, load_bundle
 from export.pipeline import export_bundle
 from export.quantize import dequantize_blocks, quantize_blocks
 
@@ -51,14 +52,8 @@ def test_quantised_bundle_stores_integers_and_says_what_they_cost(
 
 
 def test_unknown_weights_are_refused_before_any_work(
-    tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+    export_small: Callable[..., Bundle], tmp_path: Path
 ) -> None:
     with pytest.raises(BundleError, match="int3"):
-        export_bundle(
-            target=tiny_checkpoints[0],
-            draft=None,
-            out=tmp_path / "bundle",
-            weights="int3",
-            progress=pytest.fail,
-        )
+        export_small(weights="int3", progress=pytest.fail)
     assert not list(tmp_path.iterdir())
