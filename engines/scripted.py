@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from engines.base import EngineError, EngineLimits, FloatArray, Span
-from engines.spans import check_kept_path, check_move, check_spans, num_valid
+from engines.token_slots import TokenSlots
 from engines.trees import path_to
 
 
-class ScriptedEngine:
+class ScriptedEngine(TokenSlots):
     """Engine over a function from a token prefix to the next token's logits.
 
     Args:
@@ -34,18 +34,11 @@ class ScriptedEngine:
         *,
         failing_extends: Collection[int] = (),
     ) -> None:
+        super().__init__(limits)
         self._logits_of = logits_of
-        self._limits = limits
         self._failing_extends = frozenset(failing_extends)
-        self._slots: list[tuple[int, ...]] = [()] * limits.max_batch
-        self._trees: dict[int, Span] = {}
         self._num_extends = 0
         self._is_closed = False
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Capacities of this engine."""
-        return self._limits
 
     @property
     def is_row_invariant(self) -> bool:
@@ -77,7 +70,7 @@ class ScriptedEngine:
         """
         if self._is_closed:
             raise EngineError("extend on a closed engine")
-        _, num_wanted = check_spans(spans, self._limits, [len(held) for held in self._slots])
+        num_wanted = self._num_wanted(spans)
         number = self._num_extends
         self._num_extends += 1
         if number in self._failing_extends:
@@ -87,43 +80,11 @@ class ScriptedEngine:
         shape = (len(spans), num_wanted, self._limits.vocab_size)
         logits = np.full(shape, np.nan, dtype=np.float32)
         for row, span in enumerate(spans):
-            text = self._slots[span.slot][: span.start]
-            self._slots[span.slot] = (text + span.tokens)[: num_valid(span)]
-            self._trees.pop(span.slot, None)
-            if span.parents is not None:
-                self._trees[span.slot] = span
+            text = self._append(span)[: span.start]
             first = len(span.tokens) - span.num_logits
             for column in range(span.num_logits):
                 logits[row, column] = self._logits_of(text + _chain_to(first + column, span))
         return logits
-
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
-
-        Raises:
-            EngineError: there is no such path.
-        """
-        tree = self._trees.get(slot)
-        check_kept_path(path, slot, tree)
-        assert tree is not None
-        del self._trees[slot]
-        kept = tuple(tree.tokens[node] for node in path)
-        self._slots[slot] = self._slots[slot][: tree.start] + kept
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Copy the first ``length`` tokens of one slot over another.
-
-        Raises:
-            EngineError: a slot is outside the engine, or the source holds fewer tokens.
-        """
-        check_move(source, destination, length, [len(held) for held in self._slots])
-        self._slots[destination] = self._slots[source][:length]
-        self._trees.pop(destination, None)
-
-    def trim(self, lengths: Sequence[int]) -> None:
-        """Cut every slot to its length, to nothing where none is given."""
-        cuts = (*lengths, *[0] * (len(self._slots) - len(lengths)))
-        self._slots = [held[:cut] for held, cut in zip(self._slots, cuts, strict=True)]
 
     def close(self) -> None:
         """Forget all slots; a later extend raises EngineError."""

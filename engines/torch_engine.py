@@ -15,11 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
-from engines.spans import check_kept_path, check_move, check_spans, num_valid
+from engines.token_slots import TokenSlots
 from engines.trees import tree_layout
 
 
-class TorchEngine:
+class TorchEngine(TokenSlots):
     """Engine over a causal language model.
 
     Args:
@@ -30,15 +30,8 @@ class TorchEngine:
     """
 
     def __init__(self, model: torch.nn.Module, limits: EngineLimits) -> None:
+        super().__init__(limits)
         self._model: torch.nn.Module | None = model.eval()
-        self._limits = limits
-        self._slots: list[tuple[int, ...]] = [()] * limits.max_batch
-        self._trees: dict[int, Span] = {}
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Capacities of this engine."""
-        return self._limits
 
     @property
     def is_row_invariant(self) -> bool:
@@ -56,47 +49,15 @@ class TorchEngine:
         """
         if self._model is None:
             raise EngineError("this engine is closed")
-        _, num_wanted = check_spans(spans, self._limits, [len(held) for held in self._slots])
+        num_wanted = self._num_wanted(spans)
         shape = (len(spans), num_wanted, self._limits.vocab_size)
         logits = np.zeros(shape, dtype=np.float32)
         for row, span in enumerate(spans):
-            held = self._slots[span.slot][: span.start] + span.tokens
-            self._slots[span.slot] = held[: num_valid(span)]
-            self._trees.pop(span.slot, None)
-            if span.parents is not None:
-                self._trees[span.slot] = span
+            held = self._append(span)
             if span.num_logits:
                 found = self._logits_of(held, span.parents)
                 logits[row, : span.num_logits] = found[-span.num_logits :]
         return logits
-
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
-
-        Raises:
-            EngineError: there is no such path.
-        """
-        tree = self._trees.get(slot)
-        check_kept_path(path, slot, tree)
-        assert tree is not None
-        del self._trees[slot]
-        kept = tuple(tree.tokens[node] for node in path)
-        self._slots[slot] = self._slots[slot][: tree.start] + kept
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Copy the first ``length`` tokens of one slot over another.
-
-        Raises:
-            EngineError: a slot is outside the engine, or the source holds fewer tokens.
-        """
-        check_move(source, destination, length, [len(held) for held in self._slots])
-        self._slots[destination] = self._slots[source][:length]
-        self._trees.pop(destination, None)
-
-    def trim(self, lengths: Sequence[int]) -> None:
-        """Cut every slot to its length, to nothing where none is given."""
-        cuts = (*lengths, *[0] * (len(self._slots) - len(lengths)))
-        self._slots = [held[:cut] for held, cut in zip(self._slots, cuts, strict=True)]
 
     def close(self) -> None:
         """Let go of the model; a later extend raises EngineError."""

@@ -6,7 +6,7 @@ import pytest
 
 import tests.drafters.test_model as model_tests
 import tests.runtime.test_step as step_tests
-from engines import scripted
+from engines import token_slots
 from engines.base import EngineError
 from runtime import step
 from runtime.core import request
@@ -138,5 +138,5 @@ def test_a_mistake_in_a_step_is_caught(monkeypatch: pytest.MonkeyPatch, name: st
 
 def test_the_mechanism_runs_what_it_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change without meaning kills nothing: what the others catch is the change itself."""
-    put_in(monkeypatch, scripted, "self._slots[destination] =", "self._slots[ destination ] =")
+    put_in(monkeypatch, token_slots, "self._slots[destination] =", "self._slots[ destination ] =")
     step_tests.test_a_seed_gives_the_same_answer_in_any_batch("model")
