@@ -8,6 +8,7 @@ in hindsight. Results are written after every cell, so that a sweep that is cut 
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -137,6 +138,26 @@ def show(cells: Sequence[Cell], gammas: Sequence[int], took_s: float) -> None:
     console = Console(width=180)
     console.print(table)
     console.print(f"cells that miss: {sum(cell.misses for cell in cells)} of {len(cells)}")
+    for cliff in cliffs(cells):
+        console.print(f"throughput halves: {cliff}", highlight=False)
+
+
+def cliffs(cells: Sequence[Cell]) -> list[str]:
+    """Steps of the batch size at which the adaptive throughput falls by half or more, in words."""
+    series: dict[tuple[str, str, float], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        series[cell.bundle, cell.prompts, cell.temperature].append(cell)
+    found = []
+    for (bundle, prompts, temperature), members in series.items():
+        ordered = sorted(members, key=lambda cell: cell.batch)
+        for one, other in itertools.pairwise(ordered):
+            before, after = (cell.tokens_per_s["adaptive"] for cell in (one, other))
+            if after <= before / 2.0:
+                place = f"{bundle}, {prompts}, temperature {temperature:g}"
+                found.append(
+                    f"{place}: batch {one.batch} to {other.batch}, {before:.0f} to {after:.0f}"
+                )
+    return found
 
 
 def row_of_cell(cell: Cell) -> Row:
@@ -172,7 +193,7 @@ def main(
     threads: int = 2,
     json_out: Path | None = None,
 ) -> None:
-    """Run the sweep; exit code 1 when a cell misses."""
+    """Run the sweep; exit code 1 when a cell misses, or a larger batch halves the throughput."""
     if quick:
         prompts = "code,random" if prompts == "code,prose,random" else prompts
         gammas, seconds, max_tokens = "1,4", 10.0, 24
@@ -206,7 +227,7 @@ def main(
         cells.append(measure(rigs[root], kind, batch, temperature, fixed, turns, max_tokens))
         recorder.write(json_out, [row_of_cell(cell) for cell in cells], settings)
     show(cells, fixed, time.perf_counter() - began)
-    raise typer.Exit(int(any(cell.misses for cell in cells)))
+    raise typer.Exit(int(any(cell.misses for cell in cells) or bool(cliffs(cells))))
 
 
 if __name__ == "__main__":
