@@ -12,29 +12,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from engines import kernels
 from engines.base import FloatArray, IntArray
+from engines.kernels import Row as Logits
 from engines.laws import SamplingLaw
 from engines.token_law import TokenLaw
-from engines.truncation import (
-    Logits,
-    candidate_count,
-    keep_nucleus,
-    nucleus_size,
-    ranked_greatest,
-)
 
 _SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
-
-
-def has_processors(law: SamplingLaw) -> bool:
-    """Whether anything but temperature and truncation changes the logits."""
-    return (
-        bool(law.allowed_token_ids or law.bad_words or law.logit_bias)
-        or law.repetition_penalty != 1.0
-        or law.presence_penalty != 0.0
-        or law.frequency_penalty != 0.0
-        or (law.min_tokens > 0 and bool(law.end_token_ids))
-    )
 
 
 def process_logits(
@@ -53,7 +37,7 @@ def process_logits(
     Returns:
         [V] float64, or ``logits`` itself when the law has no processors.
     """
-    if not has_processors(law):
+    if not law.has_processors:
         return logits
     processed = logits.astype(np.float64)
     output = history[num_prompt:]
@@ -121,31 +105,16 @@ def adjusted_law(logits: Logits, law: SamplingLaw, row: FloatArray) -> TokenLaw 
         return None
     temperature = max(law.temperature, _SMALLEST_TEMPERATURE)
     if 0 < law.top_k < len(logits):
-        ids = ranked_greatest(logits, law.top_k)
+        ids = kernels.ranked_greatest(logits, law.top_k)
         weights = _weights_at(logits, ids, peak, temperature)
-        return _cut(ids, weights, law, law.top_p * float(np.add.reduce(weights)))
+        return _cut(ids, weights, law)
     dense = row[: len(logits)]
-    row[len(logits) :] = 0.0
-    # Subtracting before dividing keeps the greatest exponents, which matter, the most precise. A finite mask value
-    # such as -3e38 may become -inf: no mass either way.
-    with np.errstate(over="ignore"):
-        np.subtract(logits, peak, out=dense, casting="same_kind")
-        if temperature != 1.0:
-            dense *= 1.0 / temperature
-    np.exp(dense, out=dense)
+    kernels.write_weights(logits, peak, 1.0 / temperature, dense)
     if law.top_p < 1.0:
-        mass_wanted = law.top_p * float(np.add.reduce(dense))
-        count = candidate_count(len(logits), mass_wanted)
-        if count is not None:
-            ids = ranked_greatest(logits, count)
-            weights = _weights_at(logits, ids, peak, temperature)
-            nucleus = _cut(ids, weights, law, mass_wanted)
-            if len(nucleus.weights) < count or count == len(logits):
-                return nucleus
-        keep_nucleus(dense, logits, mass_wanted)
+        kernels.keep_nucleus(dense, logits, law.top_p * kernels.total(dense))
     if law.min_p > 0.0:
         dense *= dense >= law.min_p
-    return TokenLaw(row)
+    return TokenLaw(dense)
 
 
 def _weights_at(
@@ -158,11 +127,11 @@ def _weights_at(
     return np.exp(exponents, out=exponents)
 
 
-def _cut(
-    ids: IntArray, weights: npt.NDArray[np.float64], law: SamplingLaw, mass_wanted: float
-) -> TokenLaw:
+def _cut(ids: IntArray, weights: npt.NDArray[np.float64], law: SamplingLaw) -> TokenLaw:
     """What top-p and min-p leave of ids in descending order of weight; at least one."""
-    num_kept = nucleus_size(weights, mass_wanted) if law.top_p < 1.0 else len(ids)
+    num_kept = len(ids)
+    if law.top_p < 1.0:
+        num_kept = kernels.nucleus_size(weights, law.top_p * kernels.total(weights))
     if law.min_p > 0.0:
         num_kept = min(num_kept, int(np.count_nonzero(weights >= law.min_p)))
     return TokenLaw(weights[:num_kept], ids[:num_kept])

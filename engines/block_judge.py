@@ -9,10 +9,8 @@ Source: Sun et al. 2024, "Block verification accelerates speculative decoding" (
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from engines.base import FloatArray
 from engines.laws import Verdict
@@ -32,10 +30,10 @@ class BlockDraft:
         target_at: p of index 0..gamma, None where the logits are not finite; a law is valid until the next call.
         draft_at: q of index 0..gamma - 1.
         uniform: fresh number in [0, 1) of a purpose, by index of the token it decides.
-        scratch: [padded] float32 to write in, longer than every law.
+        scratch: [V] float32 to write in, as long as the longest law.
     """
 
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     target_at: Callable[[int], TokenLaw | None]
     draft_at: Callable[[int], TokenLaw]
     uniform: Callable[[Purpose, int], float]
@@ -62,7 +60,7 @@ def judge_block(draft: BlockDraft) -> Verdict:
     if num_accepted == len(draft.tokens):
         bonus = target.draw(draft.uniform(Purpose.BONUS, num_accepted))
         return Verdict(num_accepted=num_accepted, next_token=bonus)
-    shared = shared_weights(
+    shared, _ = shared_weights(
         target, draft.draft_at(num_accepted), draft.scratch, weight=weights.of_runs[num_accepted]
     )
     residual, is_fallback = residual_law(target, shared)
@@ -103,9 +101,8 @@ class _Weights:
 
 def _excess(target: TokenLaw, proposal: TokenLaw, weight: float, scratch: FloatArray) -> float:
     """S, the mass of (P p - q)+."""
-    shared = shared_weights(target, proposal, scratch, weight=weight)
-    rest = np.subtract(target.weights, shared, out=shared)
-    return weight * float(np.add.reduce(rest)) / target.total()
+    _, mass = shared_weights(target, proposal, scratch, weight=weight)
+    return weight * (target.total() - mass) / target.total()
 
 
 def _num_accepted(weights: _Weights, draft: BlockDraft) -> int:

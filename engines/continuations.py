@@ -10,11 +10,11 @@ import math
 
 import numpy as np
 
-from engines.adjust import has_processors, process_logits
+from engines.adjust import process_logits
 from engines.base import FloatArray, IntArray
 from engines.draws import log_norm
+from engines.kernels import Row, ranked_greatest
 from engines.laws import Continuations, SamplingLaw
-from engines.truncation import Logits, ranked_greatest
 
 
 def continuations_of(
@@ -34,8 +34,8 @@ def continuations_of(
     """
     if not math.isfinite(float(logits.max())):
         return None
-    allowed: Logits = logits
-    if has_processors(law):
+    allowed: Row = logits
+    if law.has_processors:
         allowed = process_logits(logits, law, history, num_prompt)
     ids = ranked_greatest(allowed, min(count, len(allowed)))
     ids = ids[np.isfinite(allowed[ids])]

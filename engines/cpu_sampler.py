@@ -1,4 +1,4 @@
-"""The sampler of CPU engines: draws draft tokens and judges drafts with numpy on the logits where they lie.
+"""The sampler of CPU engines: draws draft tokens and judges drafts with compiled loops over the logits where they lie.
 
 Knows neither requests nor engines. Rows are adjusted one at a time and only as far as the judgement gets, so a
 rejection at the first position costs one softmax. Invariants, which the exactness of the output rests on:
@@ -13,24 +13,24 @@ Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1 and appendix A.5; 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from engines.adjust import adjusted_law, greatest_token, has_processors, process_logits
+from engines.adjust import adjusted_law, greatest_token, process_logits
 from engines.base import FloatArray
 from engines.block_judge import BlockDraft, judge_block
-from engines.draws import choices_of, padded_size, raw_logprobs
+from engines.draws import choices_of, raw_logprobs
+from engines.kernels import Row as Logits
 from engines.laws import ExactnessMode, SamplingRow, Verdict
 from engines.noise import CounterNoise, NoiseSource, Purpose
+from engines.plain_greedy import is_plain_greedy, judge_plain_greedy
 from engines.token_law import TokenLaw, residual_law, shared_weights
-from engines.truncation import Logits
 
 
 class CpuSampler:
-    """Implements ``engines.laws.Sampler`` in numpy. Not thread-safe: the thread that owns the engines owns it.
+    """Implements ``engines.laws.Sampler`` on the host. Not thread-safe: the thread that owns the engines owns it.
 
     Args:
         max_batch: slots, an upper bound of ``SamplingRow.slot``.
@@ -44,12 +44,11 @@ class CpuSampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._noise: NoiseSource = CounterNoise() if noise is None else noise
-        size = padded_size(vocab_size)
-        self._target_row: FloatArray = np.zeros(size, dtype=np.float32)
-        self._scratch: FloatArray = np.zeros(size, dtype=np.float32)
-        # Per slot [max_gamma, size] float32, allocated when the slot first drafts: 64 slots of 8 rows of a large
+        self._target_row: FloatArray = np.zeros(vocab_size, dtype=np.float32)
+        self._scratch: FloatArray = np.zeros(vocab_size, dtype=np.float32)
+        # Per slot [max_gamma, V] float32, allocated when the slot first drafts: 64 slots of 8 rows of a large
         # vocabulary are 300 MB that greedy and retrieved drafts never need.
-        self._draft_shape = (max_gamma, size)
+        self._draft_shape = (max_gamma, vocab_size)
         self._draft_rows: list[FloatArray | None] = [None] * max_batch
         self._draft_laws: list[list[TokenLaw | None]] = [
             [None] * max_gamma for _ in range(max_batch)
@@ -67,7 +66,7 @@ class CpuSampler:
             rows: rows to draw for.
             vocab_size: ids at or beyond it are never proposed.
         """
-        if _is_plain_greedy(rows):
+        if all(is_plain_greedy(row) for row in rows):
             greatest = logits[:, 0, :vocab_size].argmax(axis=-1).tolist()
             return [greatest[row.index] for row in rows]
         return [self._propose_row(logits[row.index, 0, :vocab_size], row) for row in rows]
@@ -79,12 +78,14 @@ class CpuSampler:
             logits: [B, R, V] float32; columns 0..gamma of a row follow the last committed token and each draft token.
             rows: rows to judge.
         """
-        if _is_plain_greedy(rows):
-            verdicts = _judge_plain_greedy(logits, rows)
+        if all(is_plain_greedy(row) for row in rows):
+            verdicts = judge_plain_greedy(logits, rows)
         else:
             verdicts = [self._judge_row(logits[row.index], row) for row in rows]
         return [
             _with_choices(_with_logprobs(verdict, logits[row.index], row), logits[row.index], row)
+            if row.num_logprobs is not None or row.num_choices
+            else verdict
             for verdict, row in zip(verdicts, rows, strict=True)
         ]
 
@@ -162,9 +163,9 @@ class CpuSampler:
                 return Verdict(num_accepted=0, next_token=None)
             draft = self._draft_law(row, index)
             target_total = target.total()
-            shared = shared_weights(target, draft, self._scratch)
+            shared, shared_mass = shared_weights(target, draft, self._scratch)
             if row.is_sampled_draft:
-                overlaps.append(float(np.add.reduce(shared)) / target_total)
+                overlaps.append(shared_mass / target_total)
             coin = self._uniform(row, Purpose.ACCEPT, start + index)
             threshold = coin * lenience * draft.weight(token) * target_total
             if threshold < target.weight(token) * draft.total():
@@ -211,19 +212,19 @@ class CpuSampler:
     def _target_token(self, law: TokenLaw, row: SamplingRow, position: int) -> int:
         if row.mode is ExactnessMode.SEED_STABLE:
             return self._race(law, row, position, self._vocab_size)
-        coin = self._noise.uniforms(
-            row.seed, purpose=Purpose.MATCH, position=position, round_start=None, count=1
+        return law.draw(
+            self._noise.uniform(
+                row.seed, purpose=Purpose.MATCH, position=position, round_start=None
+            )
         )
-        return law.draw(float(coin[0]))
 
     def _race(self, law: TokenLaw, row: SamplingRow, position: int, vocab_size: int) -> int:
         return law.race(self._noise.exponentials(row.seed, position, vocab_size))
 
     def _uniform(self, row: SamplingRow, purpose: Purpose, position: int) -> float:
-        drawn = self._noise.uniforms(
-            row.seed, purpose=purpose, position=position, round_start=len(row.history), count=1
+        return self._noise.uniform(
+            row.seed, purpose=purpose, position=position, round_start=len(row.history)
         )
-        return float(drawn[0])
 
 
 def _point_mass(token: int | None) -> TokenLaw:
@@ -236,43 +237,13 @@ def _is_token(token: int, vocab_size: int) -> bool:
     return 0 <= token < vocab_size
 
 
-def _is_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
-    """Whether every row is decided by the position of its greatest raw logit."""
-    return all(
-        row.law.is_greedy
-        and not has_processors(row.law)
-        and (row.mode is not ExactnessMode.LENIENT or row.lenience == 1.0)
-        for row in rows
-    )
-
-
 def _processed(logits: FloatArray, row: SamplingRow, num_drafted: int) -> Logits:
     """One row of logits after bans, bias and penalties, for history plus ``num_drafted`` draft tokens (J2)."""
-    if not has_processors(row.law):
+    if not row.law.has_processors:
         return logits
     tentative = np.array(row.draft_tokens[:num_drafted], dtype=np.int64)
     history = np.concatenate([row.history, tentative])
     return process_logits(logits, row.law, history, row.num_prompt)
-
-
-def _judge_plain_greedy(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
-    """One argmax over the columns of the longest draft instead of one per row and position."""
-    width = 1 + max((len(row.draft_tokens) for row in rows), default=0)
-    greatest = logits[:, :width].argmax(axis=-1).tolist()
-    verdicts = []
-    for row in rows:
-        best = greatest[row.index]
-        num_accepted = 0
-        for token in row.draft_tokens:
-            if token != best[num_accepted]:
-                break
-            num_accepted += 1
-        seen = enumerate(best[: num_accepted + 1])
-        if all(math.isfinite(logits[row.index, column, token]) for column, token in seen):
-            verdicts.append(Verdict(num_accepted=num_accepted, next_token=best[num_accepted]))
-        else:
-            verdicts.append(Verdict(num_accepted=0, next_token=None))
-    return verdicts
 
 
 def _with_logprobs(verdict: Verdict, logits: FloatArray, row: SamplingRow) -> Verdict:

@@ -7,7 +7,7 @@ laws; nothing here draws a random number or knows an engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -44,6 +44,9 @@ class SamplingLaw:
         bad_words: token sequences; the last token is banned wherever the ones before it have just been produced.
         min_tokens: ``end_token_ids`` are banned until this many output tokens exist.
         end_token_ids: EOS (unless ignored) and stop ids.
+        is_greedy: whether it is a point mass on the greatest logit.
+        has_processors: whether anything but temperature and truncation changes the logits.
+        is_plain: whether nothing but a temperature above 0 does anything at all.
     """
 
     temperature: float = 1.0
@@ -58,11 +61,24 @@ class SamplingLaw:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
+    is_greedy: bool = field(init=False, repr=False, compare=False)
+    has_processors: bool = field(init=False, repr=False, compare=False)
+    is_plain: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the law is a point mass on the greatest logit."""
-        return self.temperature == 0.0
+    def __post_init__(self) -> None:
+        """Say once what every step asks of every row."""
+        is_greedy = self.temperature == 0.0
+        has_processors = (
+            bool(self.allowed_token_ids or self.bad_words or self.logit_bias)
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or (self.min_tokens > 0 and bool(self.end_token_ids))
+        )
+        truncates = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+        object.__setattr__(self, "is_greedy", is_greedy)
+        object.__setattr__(self, "has_processors", has_processors)
+        object.__setattr__(self, "is_plain", not (is_greedy or has_processors or truncates))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +94,7 @@ class SamplingRow:
         seed: 64-bit seed of the request.
         history: [n] int64, prompt and committed output.
         num_prompt: leading tokens of ``history`` that are prompt.
-        draft_tokens: drafted so far this round (propose), or the whole draft (judge).
+        draft_tokens: drafted so far this round (propose; a list may grow between calls), or the whole draft (judge).
         is_sampled_draft: judge only; whether the draft's probability rows were kept by ``propose``. False for point
             masses (retrieval, greedy drafts).
         num_logprobs: top entries wanted beside each emitted token's logprob; None for no logprobs.
@@ -98,7 +114,7 @@ class SamplingRow:
     seed: int
     history: IntArray
     num_prompt: int
-    draft_tokens: tuple[int, ...] = ()
+    draft_tokens: Sequence[int] = ()
     is_sampled_draft: bool = False
     num_logprobs: int | None = None
     num_choices: int = 0

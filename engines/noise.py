@@ -1,8 +1,10 @@
 """Counter-based noise: every random number is a function of its address, never of what was drawn before.
 
-An address is (seed, purpose, position, round). Philox 4x64 maps it to numbers: seed and purpose are the key, position
-and round are two words of the counter, and the word below them counts the numbers drawn at this address. A request's
-tokens therefore depend neither on its batch neighbours nor on how much noise others used.
+An address is (seed, purpose, position, round). Philox 4x64 maps a key and a counter to four words. The key is the seed
+and a stream; the counter counts positions, so the numbers of neighbouring positions come in one go, and its third word
+is the round. What a round draws once per position has one word each of one stream: drafts, coins, draws after a
+rejection and after a fully accepted draft. Matched draws and races have streams of their own. A request's tokens
+therefore depend neither on its batch neighbours nor on how much noise others used.
 
 Which address a draw has decides whether the output keeps the target's law:
 
@@ -22,17 +24,20 @@ from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from engines.base import FloatArray
-
-UniformArray = npt.NDArray[np.float64]
 
 _WORD_MASK = (1 << 64) - 1
 _MANTISSA_BITS = 53
 _MANTISSA_STEP = 2.0**-_MANTISSA_BITS
-_UNUSED_BITS = 64 - _MANTISSA_BITS
-_PHILOX_BUFFER_LENGTH = 4
+_UNUSED_BITS = np.uint64(64 - _MANTISSA_BITS)
+# Philox makes four words of one counter, and numpy keeps what is left of them in a buffer.
+_WORDS = 4
+# Positions whose numbers are made together: most rounds lie in one or two such blocks.
+_BLOCK_BITS = 4
+_BLOCK_MASK = (1 << _BLOCK_BITS) - 1
+# A live row needs one block of matched draws, or one or two of its round; these are 2 MB.
+_MOST_BLOCKS = 1024
 _RACE_BITS = 32
 _LEAST_ABOVE_MINUS_ONE = np.float32(2.0**-24 - 1.0)
 # A round asks for each of its races twice, to draft and to verify: 32 MB keep 55 of a vocabulary of 151,936.
@@ -57,13 +62,24 @@ class Purpose(IntEnum):
     RACE = 6
 
 
+# Stream and word of each purpose.
+_ROUND_STREAM = 1
+_PLACES = {
+    Purpose.DRAFT: (_ROUND_STREAM, 0),
+    Purpose.ACCEPT: (_ROUND_STREAM, 1),
+    Purpose.RECOVER: (_ROUND_STREAM, 2),
+    Purpose.BONUS: (_ROUND_STREAM, 3),
+    Purpose.MATCH: (int(Purpose.MATCH), 0),
+}
+
+
 class NoiseSource(Protocol):
     """Where a sampler takes its random numbers from; tests pass numbers of their choice."""
 
-    def uniforms(
-        self, seed: int, *, purpose: Purpose, position: int, round_start: int | None, count: int
-    ) -> UniformArray:
-        """[count] float64 in [0, 1)."""
+    def uniform(
+        self, seed: int, *, purpose: Purpose, position: int, round_start: int | None
+    ) -> float:
+        """A number in [0, 1)."""
         ...
 
     def exponentials(self, seed: int, position: int, size: int) -> FloatArray:
@@ -74,39 +90,43 @@ class NoiseSource(Protocol):
 class CounterNoise:
     """The noise of production.
 
-    Holds one generator to reposition and rows it may be asked for again; no number depends on what was drawn before.
-    Not thread-safe. Repositioning in place costs 1 us, a fresh generator 20 us.
+    Holds one generator to reposition and numbers it may be asked for again; no number depends on what was drawn
+    before. Not thread-safe. Repositioning in place costs 1 us, a fresh generator 20 us.
     """
 
     def __init__(self) -> None:
         self._generator = np.random.Philox(key=0)
         self._counter = np.zeros(4, dtype=np.uint64)
         self._key = np.zeros(2, dtype=np.uint64)
-        self._buffer = np.zeros(_PHILOX_BUFFER_LENGTH, dtype=np.uint64)
+        self._buffer = np.zeros(_WORDS, dtype=np.uint64)
+        self._blocks: dict[tuple[int, int, int | None, int], list[float]] = {}
         self._races: dict[tuple[int, int], FloatArray] = {}
         self._num_kept = 0
 
-    def uniforms(
-        self, seed: int, *, purpose: Purpose, position: int, round_start: int | None, count: int
-    ) -> UniformArray:
-        """Numbers at one address.
+    def uniform(
+        self, seed: int, *, purpose: Purpose, position: int, round_start: int | None
+    ) -> float:
+        """The number at an address.
 
         Args:
             seed: 64-bit seed of the request; higher bits are ignored.
-            purpose: see ``Purpose``.
-            position: index in the sequence of the token that the numbers decide.
+            purpose: see ``Purpose``; not a race.
+            position: index in the sequence of the token that the number decides.
             round_start: length of the sequence when the round began (N2), or None for noise that is the same in every
                 round (N3).
-            count: how many.
 
         Returns:
-            [count] float64 in [0, 1), multiples of 2 ** -53.
+            A multiple of 2 ** -53 in [0, 1).
         """
-        self._move_to(seed, purpose, position, round_start)
-        if count == 1:
-            return np.array([(self._generator.random_raw() >> _UNUSED_BITS) * _MANTISSA_STEP])
-        mantissas = self._generator.random_raw(count) >> np.uint64(_UNUSED_BITS)
-        return mantissas.astype(np.float64) * _MANTISSA_STEP
+        stream, word = _PLACES[purpose]
+        address = (seed, stream, round_start, position >> _BLOCK_BITS)
+        block = self._blocks.get(address)
+        if block is None:
+            block = self._draw_block(*address)
+            if len(self._blocks) >= _MOST_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[address] = block
+        return block[_WORDS * (position & _BLOCK_MASK) + word]
 
     def exponentials(self, seed: int, position: int, size: int) -> FloatArray:
         """Standard exponentials, one per token id, that draft and target share at one position.
@@ -123,12 +143,21 @@ class CounterNoise:
             self._keep_race(address, race)
         return race[:size]
 
+    def _draw_block(
+        self, seed: int, stream: int, round_start: int | None, number: int
+    ) -> list[float]:
+        """Numbers of a block of positions, four each; numpy steps the counter before it draws."""
+        self._move_to(seed, stream, number << _BLOCK_BITS, 0, round_start)
+        words = self._generator.random_raw(_WORDS << _BLOCK_BITS)
+        numbers: list[float] = ((words >> _UNUSED_BITS) * _MANTISSA_STEP).tolist()
+        return numbers
+
     def _draw_race(self, seed: int, position: int, size: int) -> FloatArray:
         """32 bits each are plenty: the least of V exponentials is near 1 / V, and 2 ** -32 resolves that.
 
         log1p in float32 keeps the relative precision of small values, which win the race.
         """
-        self._move_to(seed, Purpose.RACE, position, None)
+        self._move_to(seed, Purpose.RACE, 0, position, None)
         words = self._generator.random_raw(-(-size // 2)).view(np.uint32)[:size]
         values: FloatArray = words.astype(np.float32)
         values += 0.5
@@ -148,29 +177,22 @@ class CounterNoise:
             oldest = next(iter(self._races))
             self._num_kept -= len(self._races.pop(oldest))
 
-    def _move_to(self, seed: int, purpose: Purpose, position: int, round_start: int | None) -> None:
-        self._counter[0] = 0
+    def _move_to(
+        self, seed: int, stream: int, count: int, position: int, round_start: int | None
+    ) -> None:
+        self._counter[0] = count
         self._counter[1] = position
         self._counter[2] = 0 if round_start is None else round_start + 1
         self._key[0] = seed & _WORD_MASK
-        self._key[1] = purpose
+        self._key[1] = stream
         self._generator.state = {
             "bit_generator": "Philox",
             "state": {"counter": self._counter, "key": self._key},
             "buffer": self._buffer,
-            "buffer_pos": _PHILOX_BUFFER_LENGTH,
+            "buffer_pos": _WORDS,
             "has_uint32": 0,
             "uinteger": 0,
         }
-
-
-def uniforms(
-    seed: int, *, purpose: Purpose, position: int, round_start: int | None, count: int
-) -> UniformArray:
-    """[count] float64 in [0, 1) at one address; see ``CounterNoise.uniforms``."""
-    return CounterNoise().uniforms(
-        seed, purpose=purpose, position=position, round_start=round_start, count=count
-    )
 
 
 def exponentials(seed: int, position: int, size: int) -> FloatArray:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from engines import sampler_tensors as names
-from engines.adjust import has_processors
 from engines.base import EngineError, FloatArray, IntArray
 from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
 from engines.noise import NoiseSource, Purpose
@@ -57,7 +56,7 @@ def variant_for(rows: Sequence[SamplingRow], *, vocab_size: int) -> Variant:
     """The least graph that can serve all rows."""
     if any(_has_race(row) for row in rows):
         return Variant.RACE
-    if any(has_processors(row.law) or _is_truncated(row.law, vocab_size) for row in rows):
+    if any(row.law.has_processors or _is_truncated(row.law, vocab_size) for row in rows):
         return Variant.FULL
     if any(not row.law.is_greedy or _lenience(row) != 1.0 for row in rows):
         return Variant.PLAIN
@@ -229,11 +228,10 @@ def _mantissa(
     noise: NoiseSource, row: SamplingRow, purpose: Purpose, position: int, *, is_keyed: bool
 ) -> int:
     """One uniform number in units of 2 ** -53, keyed by the round or by the position alone."""
-    drawn = noise.uniforms(
+    drawn = noise.uniform(
         row.seed,
         purpose=purpose,
         position=position,
         round_start=len(row.history) if is_keyed else None,
-        count=1,
     )
-    return int(drawn[0] * (1 << names.UNIFORM_BITS))
+    return int(drawn * (1 << names.UNIFORM_BITS))

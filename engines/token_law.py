@@ -8,14 +8,14 @@ its length alone decides: a row has the same bits alone and in any batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
+from engines import kernels
 from engines.base import FloatArray, IntArray
-from engines.draws import draw_token, race_winner
-
-Weights = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+from engines.draws import race_winner
+from engines.kernels import Row
 
 # Below this the float32 difference of two rows is rounding, not mass.
 SMALLEST_RESIDUAL = 1e-6
@@ -26,18 +26,24 @@ class TokenLaw:
     """Weights proportional to the probabilities.
 
     Attributes:
-        weights: dense [V or padded] float32, zeros beyond V; or [n] float64, one per id.
+        weights: dense [V] float32, or [n] float64, one per id.
         ids: [n] int64, distinct, in any order; None for dense.
     """
 
-    weights: Weights
+    weights: Row
     ids: IntArray | None = None
     _total: float | None = field(default=None, compare=False)
+
+    @property
+    def dense(self) -> FloatArray:
+        """The weights of a law without ids."""
+        assert self.weights.dtype == np.float32
+        return cast(FloatArray, self.weights)
 
     def total(self) -> float:
         """Sum of the weights, which must not change after the first call."""
         if self._total is None:
-            self._total = float(np.add.reduce(self.weights))
+            self._total = kernels.total(self.weights)
         return self._total
 
     def weight(self, token: int) -> float:
@@ -49,7 +55,7 @@ class TokenLaw:
 
     def draw(self, uniform: float) -> int:
         """Token drawn by a uniform in [0, 1); never one of weight 0."""
-        return self._token(draw_token(self.weights, uniform))
+        return self._token(kernels.draw(self.weights, uniform * self.total()))
 
     def race(self, exponentials: FloatArray) -> int:
         """Winner of the exponential race; see ``engines.draws.race_winner``.
@@ -58,14 +64,14 @@ class TokenLaw:
             exponentials: [V] float32, at least as many as the greatest id.
         """
         if self.ids is None:
-            return race_winner(self.weights[: len(exponentials)], exponentials)
+            return race_winner(self.weights, exponentials[: len(self.weights)])
         return self._token(race_winner(self.weights, exponentials[self.ids]))
 
     def probs(self, vocab_size: int) -> FloatArray:
         """[V] float32, sums to 1 up to rounding: the law written out, a copy."""
         row = np.zeros(vocab_size, dtype=np.float32)
         if self.ids is None:
-            row[:] = self.weights[:vocab_size] / self.total()
+            row[: len(self.weights)] = self.weights / self.total()
         else:
             row[self.ids] = self.weights / self.total()
         return row
@@ -76,40 +82,52 @@ class TokenLaw:
 
 def shared_weights(
     target: TokenLaw, draft: TokenLaw, scratch: FloatArray, *, weight: float = 1.0
-) -> Weights:
-    """min(p, q) on the target's support, in units of the target's weights; their sum over its total is the overlap.
+) -> tuple[Row, float]:
+    """min(p, q) on the target's support, in units of the target's weights, and its sum.
+
+    The sum over the target's total is the overlap.
 
     Args:
         target: p.
         draft: q.
-        scratch: [padded] float32 to write in, longer than both; what is returned may lie in it.
+        scratch: [at least V] float32 to write in; what is returned may lie in it.
         weight: P in (0, 1]; below 1 it is min(p, q / P).
     """
     draft_total = draft.total()
     scale = target.total() / (draft_total * weight) if draft_total > 0.0 else 0.0
+    if target.ids is None and draft.ids is None:
+        shared = scratch[: len(target.weights)]
+        mass = kernels.write_shared(target.dense, draft.dense, scale, shared)
+        return shared, mass
     if target.ids is None:
         shared = scratch[: len(target.weights)]
-        if draft.ids is None:
-            np.multiply(draft.weights, scale, out=shared)
-        else:
-            shared[:] = 0.0
-            shared[draft.ids] = draft.weights * scale
-        return np.minimum(target.weights, shared, out=shared)
-    if draft.ids is None:
-        return np.minimum(target.weights, draft.weights[target.ids] * scale)
-    scratch[target.ids] = 0.0
-    scratch[draft.ids] = draft.weights * scale
-    return np.minimum(target.weights, scratch[target.ids])
+        shared[:] = 0.0
+        shared[draft.ids] = draft.weights * scale
+        np.minimum(target.weights, shared, out=shared)
+        return shared, kernels.total(shared)
+    proposed = _few_weights(draft, target.ids, scratch)
+    shared_few = np.minimum(target.weights, proposed * scale)
+    return shared_few, kernels.total(shared_few)
 
 
-def residual_law(target: TokenLaw, shared: Weights) -> tuple[TokenLaw, bool]:
+def residual_law(target: TokenLaw, shared: Row) -> tuple[TokenLaw, bool]:
     """Unnormalised (p - q)+, or p itself, and whether p had to stand in for a residual without mass.
 
     Args:
         target: p.
         shared: min(p, q), as ``shared_weights`` gives; overwritten.
     """
-    residual = np.subtract(target.weights, shared, out=shared)
-    if float(np.add.reduce(residual)) <= SMALLEST_RESIDUAL * target.total():
+    mass = kernels.write_rest(target.weights, shared, shared)
+    if mass <= SMALLEST_RESIDUAL * target.total():
         return target, True
-    return TokenLaw(residual, target.ids), False
+    return TokenLaw(shared, target.ids, mass), False
+
+
+def _few_weights(law: TokenLaw, ids: IntArray, scratch: FloatArray) -> Row:
+    """[n] weights of some ids, 0 where the law has none."""
+    if law.ids is None:
+        known = ids < len(law.weights)
+        return np.where(known, law.weights[np.where(known, ids, 0)], 0.0)
+    scratch[ids] = 0.0
+    scratch[law.ids] = law.weights
+    return scratch[ids].astype(np.float64)

@@ -112,7 +112,10 @@ class Bench:
             judged = [replace(row, is_sampled_draft=gamma > 0) for row in rows]
             logits = np.stack(
                 [
-                    [self._target_row(row.draft_tokens[:length]) for length in range(gamma + 1)]
+                    [
+                        self._target_row(tuple(row.draft_tokens[:length]))
+                        for length in range(gamma + 1)
+                    ]
                     for row in judged
                 ]
             )
@@ -124,7 +127,7 @@ class Bench:
     def _drafted(self, rows: Sequence[SamplingRow]) -> list[SamplingRow]:
         """The rows with one more draft token each."""
         assert self._draft_row is not None
-        logits = np.stack([self._draft_row(row.draft_tokens) for row in rows])[:, None]
+        logits = np.stack([self._draft_row(tuple(row.draft_tokens)) for row in rows])[:, None]
         tokens = self._sampler.propose(logits, rows, vocab_size=self._vocab_size)
         return [
             replace(row, draft_tokens=(*row.draft_tokens, token))

@@ -6,7 +6,7 @@ import pytest
 
 import tests.core.test_verification as oracle_tests
 import tests.engines.test_cpu_sampler as sampler_tests
-from engines import cpu_sampler, draws, token_law, truncation
+from engines import adjust, cpu_sampler, token_law
 from runtime.core import verification
 from tests.mutants import assert_caught
 
@@ -68,8 +68,8 @@ SAMPLER_MUTANTS = {
     ),
     "residual is the target": (
         token_law,
-        "np.subtract(target.weights, shared, out=shared)",
-        "target.weights",
+        "return TokenLaw(shared, target.ids, mass), False",
+        "return TokenLaw(target.weights, target.ids), False",
         "the_four_token_pair_has_the_oracles_law",
     ),
     "residual skipped": (
@@ -82,7 +82,7 @@ SAMPLER_MUTANTS = {
         cpu_sampler,
         "target.draw(self._uniform(row, Purpose.BONUS",
         "residual_law(target, shared_weights(target, self._draft_law(row, gamma - 1), "
-        "self._scratch))[0].draw(self._uniform(row, Purpose.BONUS",
+        "self._scratch)[0])[0].draw(self._uniform(row, Purpose.BONUS",
         "the_run_law_of_the_markov_pair",
     ),
     "target row off by one": (
@@ -110,9 +110,9 @@ SAMPLER_MUTANTS = {
         "a_temperature_applies_to_draft_and_target_alike",
     ),
     "top-k by id": (
-        truncation,
-        "    return ranked\n",
-        "    return np.arange(count)\n",
+        adjust,
+        "ids = kernels.ranked_greatest(logits, law.top_k)",
+        "ids = np.arange(law.top_k)",
         "a_truncated_round_has_the_truncated_targets_law",
     ),
     "coin reused for the residual": (
@@ -142,21 +142,15 @@ SAMPLER_MUTANTS = {
     ),
     "draft noise reused in a later round": (
         cpu_sampler,
-        "round_start=len(row.history), count=1",
-        "round_start=None, count=1",
+        "position=position, round_start=len(row.history)",
+        "position=position, round_start=None",
         "every_draw_has_its_own_purpose_and_round",
     ),
     "match noise keyed by the round": (
         cpu_sampler,
-        "round_start=None, count=1",
-        "round_start=len(row.history), count=1",
+        "position=position, round_start=None",
+        "position=position, round_start=len(row.history)",
         "matched_draws_are_keyed_by_position_alone",
-    ),
-    "draw beyond the last token with mass": (
-        draws,
-        "return int(cumulative.searchsorted(cumulative[-1]))",
-        "return len(cumulative) - 1",
-        "a_draw_never_yields_a_token_without_mass",
     ),
 }
 

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from engines.adjust import adjusted_law, greatest_token, process_logits
+from engines.kernels import ranked_greatest
 from engines.laws import SamplingLaw
-from engines.truncation import ranked_greatest
 from runtime.core.sampling import adjusted_probs, processed_scores, softmax
 
 EMPTY = np.zeros(0, dtype=np.int64)

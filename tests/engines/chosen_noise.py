@@ -29,15 +29,12 @@ class ChosenNoise:
         self.values = list(values)
         self.addresses = []
 
-    def uniforms(self, seed, *, purpose, position, round_start, count):
-        taken = []
-        for _ in range(count):
-            address = (purpose, position, round_start)
-            if len(self.addresses) == len(self.values):
-                raise NeedsDrawError(address)
-            taken.append(self.values[len(self.addresses)])
-            self.addresses.append(address)
-        return np.array(taken)
+    def uniform(self, seed, *, purpose, position, round_start):
+        address = (purpose, position, round_start)
+        if len(self.addresses) == len(self.values):
+            raise NeedsDrawError(address)
+        self.addresses.append(address)
+        return self.values[len(self.addresses) - 1]
 
     def exponentials(self, seed, position, size):
         return CounterNoise().exponentials(seed, position, size)
@@ -48,11 +45,11 @@ class FixedNoise(ChosenNoise):
 
     def __init__(self, *, uniform=0.5, exponentials=None):
         super().__init__()
-        self.uniform = uniform
+        self.value = uniform
         self.race = exponentials
 
-    def uniforms(self, seed, *, purpose, position, round_start, count):
-        return np.full(count, self.uniform)
+    def uniform(self, seed, *, purpose, position, round_start):
+        return self.value
 
     def exponentials(self, seed, position, size):
         return np.array(self.race[:size], dtype=np.float32)

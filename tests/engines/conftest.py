@@ -39,8 +39,8 @@ class Switch:
 
     source = CounterNoise()
 
-    def uniforms(self, *args, **kwargs):
-        return self.source.uniforms(*args, **kwargs)
+    def uniform(self, *args, **kwargs):
+        return self.source.uniform(*args, **kwargs)
 
     def exponentials(self, *args, **kwargs):
         return self.source.exponentials(*args, **kwargs)

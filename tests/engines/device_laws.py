@@ -30,8 +30,8 @@ class TableNoise:
     def __init__(self):
         self.tables = []
 
-    def uniforms(self, seed, *, purpose, position, round_start, count):
-        return np.full(count, self.tables[seed].get((purpose, position), 0.5))
+    def uniform(self, seed, *, purpose, position, round_start):
+        return self.tables[seed].get((purpose, position), 0.5)
 
     def exponentials(self, seed, position, size):
         return CounterNoise().exponentials(seed, position, size)

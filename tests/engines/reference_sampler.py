@@ -96,14 +96,12 @@ class ReferenceSampler:
 
     def _uniform(self, row, purpose, position):
         is_keyed = purpose is not Purpose.MATCH
-        (value,) = self.noise.uniforms(
+        return self.noise.uniform(
             row.seed,
             purpose=purpose,
             position=position,
             round_start=len(row.history) if is_keyed else None,
-            count=1,
         )
-        return value
 
 
 def drawn(weights, uniform):

@@ -183,9 +183,9 @@ class ScriptedCoins(ChosenNoise):
         super().__init__()
         self.coins = coins
 
-    def uniforms(self, seed, *, purpose, position, round_start, count):
+    def uniform(self, seed, *, purpose, position, round_start):
         self.addresses.append((purpose, position, round_start))
-        return np.full(count, self.coins[purpose])
+        return self.coins[purpose]
 
 
 # Dyadic rows: logits round, but probabilities of .5 and .25 come out of the softmax exactly.
@@ -272,7 +272,7 @@ def test_every_token_owns_an_interval_as_long_as_its_probability(size):
 def test_a_residual_of_rounding_falls_back_to_the_target_and_is_counted():
     target = TokenLaw(np.array([0.5, 0.5], dtype=np.float32))
     draft = TokenLaw(np.array([0.5, 0.5 - 1e-7], dtype=np.float32))
-    shared = shared_weights(target, draft, np.zeros(2, dtype=np.float32))
+    shared, _ = shared_weights(target, draft, np.zeros(2, dtype=np.float32))
     residual, is_fallback = residual_law(target, shared)
     assert is_fallback
     assert residual is target

@@ -72,7 +72,7 @@ def test_rows_whose_laws_the_graphs_do_not_take_are_the_hosts(folders) -> None:
     graphs, host = open_onnx_sampler(folders(V), **sizes), CpuSampler(**sizes)
     graphs._list_limits = {"num_allowed": 2}
     mixed = MixedSampler(graphs, host)
-    laws = [SamplingLaw(allowed_token_ids=ids, top_p=0.9) for ids in ((1, 2), (1, 2, 3))]
+    laws = [SamplingLaw(allowed_token_ids=ids, top_k=2) for ids in ((1, 2), (1, 2, 3))]
     assert [bool(graphs.why_not(law)) for law in laws] == [False, True]
     logits = np.random.default_rng(0).normal(size=(2, 1, V)).astype(np.float32)
     differ = 0

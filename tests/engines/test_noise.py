@@ -5,40 +5,44 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engines.noise import CounterNoise, Purpose, exponentials, uniforms
+from engines.noise import CounterNoise, Purpose, exponentials
 
-ADDRESS = {"purpose": Purpose.ACCEPT, "position": 5, "round_start": 3, "count": 4}
+ADDRESS = {"purpose": Purpose.ACCEPT, "position": 5, "round_start": 3}
+ROUND_PURPOSES = (Purpose.DRAFT, Purpose.ACCEPT, Purpose.RECOVER, Purpose.BONUS)
 
 
-def test_the_same_address_gives_the_same_numbers_whatever_was_drawn_before():
+def uniform(seed, **address):
+    return CounterNoise().uniform(seed, **address)
+
+
+def test_the_same_address_gives_the_same_number_whatever_was_drawn_before():
     noise = CounterNoise()
-    first = noise.uniforms(7, **ADDRESS)
+    first = noise.uniform(7, **ADDRESS)
     noise.exponentials(1, 2, 33)
-    noise.uniforms(9, purpose=Purpose.DRAFT, position=0, round_start=None, count=3)
-    assert noise.uniforms(7, **ADDRESS).tolist() == first.tolist()
-    assert uniforms(7, **ADDRESS).tolist() == first.tolist()
+    noise.uniform(9, purpose=Purpose.DRAFT, position=0, round_start=None)
+    for position in range(0, 16 * 3000, 16):
+        noise.uniform(9, purpose=Purpose.DRAFT, position=position, round_start=1)
+    assert len(noise._blocks) == 1024
+    assert noise.uniform(7, **ADDRESS) == uniform(7, **ADDRESS) == first
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"purpose": Purpose.DRAFT}, {"position": 6}, {"round_start": 4}, {"round_start": None}],
-)
-def test_each_part_of_the_address_changes_the_numbers(change):
-    assert not np.isin(uniforms(7, **(ADDRESS | change)), uniforms(7, **ADDRESS)).any()
+def test_no_two_addresses_share_a_number():
+    addresses = [
+        (seed, purpose, position, start)
+        for seed in (0, 1, 7, 2**63, 2**64 - 1)
+        for purpose in (*ROUND_PURPOSES, Purpose.MATCH)
+        for position in range(40)
+        for start in (None, 0, 1, 5)
+    ]
+    noise = CounterNoise()
+    drawn = {
+        noise.uniform(seed, purpose=purpose, position=position, round_start=start)
+        for seed, purpose, position, start in addresses
+    }
+    assert len(drawn) == len(addresses)
 
 
-def test_round_zero_is_not_the_noise_without_a_round():
-    addresses = [ADDRESS | {"round_start": start} for start in (0, None)]
-    assert uniforms(7, **addresses[0])[0] != uniforms(7, **addresses[1])[0]
-
-
-@pytest.mark.parametrize("seed", [1, 2**63, 2**64 - 1])
-def test_every_seed_of_64_bits_is_its_own(seed):
-    assert uniforms(seed, **ADDRESS)[0] != uniforms(seed ^ 1, **ADDRESS)[0]
-
-
-def test_counts_are_prefixes():
-    assert uniforms(7, **(ADDRESS | {"count": 2})).tolist() == uniforms(7, **ADDRESS)[:2].tolist()
+def test_a_longer_race_begins_with_a_shorter_one():
     assert exponentials(7, 5, 9).tolist() == exponentials(7, 5, 30)[:9].tolist()
 
 
@@ -59,31 +63,45 @@ def test_kept_races_are_those_drawn_afresh_at_any_size_and_after_any_number_of_o
     assert noise.exponentials(7, 1, 9).tolist() == exponentials(7, 1, 9).tolist()
 
 
-def test_the_numbers_are_pinned_so_that_a_seed_means_the_same_for_ever():
-    philox = np.random.Philox(
-        key=np.array([7, Purpose.ACCEPT], dtype=np.uint64),
-        counter=np.array([0, 5, 4, 0], dtype=np.uint64),
-    )
-    expected = (philox.random_raw(4) >> np.uint64(11)) * 2.0**-53
-    assert uniforms(7, **ADDRESS).tolist() == expected.tolist()
-    assert uniforms(7, **ADDRESS)[0] == 0.38230540418442815
+@pytest.mark.parametrize("position", [0, 1, 15, 16, 4097])
+def test_the_numbers_are_pinned_so_that_a_seed_means_the_same_for_ever(position):
+    """One block of Philox a position, its four words in the order of the purposes."""
+    for stream, purposes, start in ((1, ROUND_PURPOSES, 3), (5, (Purpose.MATCH,), None)):
+        philox = np.random.Philox(
+            key=np.array([7, stream], dtype=np.uint64),
+            counter=np.array([position, 0, 0 if start is None else start + 1, 0], dtype=np.uint64),
+        )
+        expected = (philox.random_raw(4) >> np.uint64(11)) * 2.0**-53
+        for purpose, number in zip(purposes, expected, strict=False):
+            address = {"purpose": purpose, "position": position, "round_start": start}
+            assert uniform(7, **address) == number
+
+
+def test_one_number_is_known_by_heart():
+    assert uniform(7, **ADDRESS) == 0.004537610779923984
 
 
 def test_uniforms_fill_the_unit_interval_evenly():
-    drawn = np.sort(uniforms(1, **(ADDRESS | {"count": 20_000})))
-    assert drawn[0] >= 0.0
-    assert drawn[-1] < 1.0
+    noise = CounterNoise()
+    drawn = np.array(
+        [
+            noise.uniform(1, purpose=purpose, position=position, round_start=2)
+            for position in range(5000)
+            for purpose in ROUND_PURPOSES
+        ]
+    )
     # Kolmogorov distance above 1.95 / sqrt(n) has probability below .001; the seed is fixed.
-    assert abs(drawn - np.arange(20_000) / 20_000).max() < 1.95 / np.sqrt(20_000)
+    assert abs(np.sort(drawn) - np.arange(20_000) / 20_000).max() < 1.95 / np.sqrt(20_000)
+    assert 0.0 <= drawn.min() < drawn.max() < 1.0
+    for purpose in range(1, 4):
+        correlation = np.corrcoef(drawn[0::4], drawn[purpose::4])[0, 1]
+        assert abs(correlation) < 3.3 / np.sqrt(5000)
 
 
 def test_positions_in_a_row_are_independent_uniforms():
     noise = CounterNoise()
     drawn = np.array(
-        [
-            noise.uniforms(3, purpose=Purpose.MATCH, position=p, round_start=None, count=1)[0]
-            for p in range(4000)
-        ]
+        [noise.uniform(3, purpose=Purpose.MATCH, position=p, round_start=None) for p in range(4000)]
     )
     assert abs(np.sort(drawn) - np.arange(4000) / 4000).max() < 1.95 / np.sqrt(4000)
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 3.3 / np.sqrt(4000)

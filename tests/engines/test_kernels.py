@@ -1,0 +1,200 @@
+"""The compiled loops against numpy in float64, and against themselves with a mistake put in."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import numpy as np
+import pytest
+
+from engines import kernels
+
+SIZES = [1, 2, 63, 64, 65, 700, 4096]
+SCALES = [0.0, 1.0, 5.0, 40.0]
+
+
+def row_of(size, scale, *, step=0.0, dtype=np.float32):
+    """Normal logits, on a grid of ``step`` where ties are wanted."""
+    values = np.random.default_rng([size, int(scale)]).standard_normal(size) * scale
+    return (np.round(values / step) * step if step else values).astype(dtype)
+
+
+def weights_of(logits, temperature=1.0):
+    weights = np.empty(len(logits), dtype=np.float32)
+    kernels.write_weights(logits, float(logits.max()), 1.0 / temperature, weights)
+    return weights
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_are_those_of_the_softmax(size, scale, dtype):
+    logits = row_of(size, scale, dtype=dtype)
+    exact = np.exp((logits - logits.max()).astype(np.float64))
+    weights = weights_of(logits)
+    normal = exact > 1e-37
+    assert weights[normal] == pytest.approx(exact[normal], rel=5e-6)
+    assert abs(weights - exact).max() < 1e-6
+    assert weights.max() == 1.0
+
+
+def test_banned_tokens_and_mask_values_weigh_nothing():
+    logits = np.array([3.0e38, -np.inf, -3.0e38, 3.0e38 - 1e32], dtype=np.float32)
+    assert weights_of(logits).tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert weights_of(logits.astype(np.float64) / 1e37, 2.0)[1] == 0.0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_are_right_and_do_not_depend_on_what_lies_behind(size):
+    weights = weights_of(row_of(size, 3.0))
+    longer = np.concatenate([weights, np.ones(100, dtype=np.float32)])
+    assert kernels.total(weights) == pytest.approx(weights.sum(dtype=np.float64), rel=1e-6)
+    assert kernels.total(longer[:size]) == kernels.total(weights)
+
+
+def check_draws(module):
+    tiny = 2.0**-24
+    # The float32 sum of the last row is 1 + 2 tiny.
+    rows = ([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], [1.0], [0.0, 1.0], [1.0, 1.5 * tiny, 0.0])
+    for probs in rows:
+        weights = np.array(probs, dtype=np.float32)
+        ends = np.cumsum(weights, dtype=np.float64)
+        for point in (0.0, 0.1, 0.25, 0.3, 0.75, 0.99, 1.0, 1.0 + 1.75 * tiny, 1.5):
+            held = np.flatnonzero((ends > point) & (weights > 0.0))
+            last = np.flatnonzero(weights)[-1]
+            assert module.draw(weights, point) == (held[0] if len(held) else last)
+
+
+def test_a_point_draws_the_token_whose_interval_holds_it():
+    check_draws(kernels)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_draws_of_long_rows(size):
+    weights = weights_of(row_of(size, 3.0))
+    weights[1::3] = 0.0
+    ends = np.cumsum(weights, dtype=np.float64)
+    for uniform in np.random.default_rng(1).random(200):
+        token = kernels.draw(weights, uniform * kernels.total(weights))
+        assert weights[token] > 0.0
+        assert ends[token] - weights[token] - 1e-5 <= uniform * ends[-1] <= ends[token] + 1e-5
+
+
+@pytest.mark.parametrize("num_draft", [3, 700, 900])
+def test_what_two_rows_share(num_draft):
+    target, draft = weights_of(row_of(700, 2.0)), weights_of(row_of(num_draft, 2.0))
+    shared = np.full(700, np.nan, dtype=np.float32)
+    mass = kernels.write_shared(target, draft, 0.5, shared)
+    known = np.zeros(700, dtype=np.float32)
+    known[: min(num_draft, 700)] = draft[:700]
+    assert shared.tolist() == np.minimum(target, known * np.float32(0.5)).tolist()
+    assert mass == kernels.total(shared)
+    rest = kernels.write_rest(target, shared, shared)
+    assert rest == pytest.approx(kernels.total(target) - mass, rel=1e-5)
+    assert (shared >= 0.0).all()
+
+
+def check_ranks(module):
+    for size in (1, 2, 5, 63, 64, 65, 130):
+        logits = row_of(size, 2.0, step=1.0)
+        for count in {1, 2, size // 2, size} & set(range(1, size + 1)):
+            expected = np.argsort(-logits, kind="stable")[:count]
+            assert module.ranked_greatest(logits, count).tolist() == expected.tolist()
+
+
+def test_ranks_are_those_of_a_stable_sort():
+    check_ranks(kernels)
+
+
+def nucleus(weights, logits, mass_wanted):
+    """Kept ids by the definition: less than the wanted mass ranked before."""
+    order = np.lexsort((np.arange(len(weights)), -logits, -weights))
+    before = np.cumsum(weights[order], dtype=np.float64) - weights[order]
+    return sorted(order[before < mass_wanted])
+
+
+def check_nuclei(module):
+    """Weights are multiples of a power of two, octaves apart or close together, and every sum is exact."""
+    for size in (1, 6, 64, 65, 200):
+        levels = np.random.default_rng(size).integers(0, 8, size)
+        for weights in (np.exp2(-levels), 1.0 - levels / 128):
+            check_nuclei_of(module, weights.astype(np.float32))
+
+
+def check_nuclei_of(module, weights):
+    logits = weights * 3.0
+    sums = np.cumsum(np.sort(weights)[::-1], dtype=np.float64)
+    for mass in (*sums[:: 1 + len(sums) // 20], *(sums[-1] * np.arange(1, 20) / 20)):
+        kept = weights.copy()
+        module.keep_nucleus(kept, logits, mass)
+        assert np.flatnonzero(kept).tolist() == nucleus(weights, logits, mass)
+        assert (kept[kept > 0.0] == weights[kept > 0.0]).all()
+        few = np.sort(weights)[::-1].astype(np.float64)
+        assert module.nucleus_size(few, mass) == (kept > 0.0).sum()
+
+
+def test_nuclei_are_those_of_the_definition():
+    check_nuclei(kernels)
+
+
+def test_a_nucleus_ranks_equal_weights_by_logit_and_then_by_id():
+    logits = np.array([0.0, -50.0, -49.0, -50.0, -49.0], dtype=np.float32)
+    weights = np.array([1.0, 0.25, 0.25, 0.25, 0.25], dtype=np.float32)
+    kernels.keep_nucleus(weights, logits, 1.75)
+    assert weights.tolist() == [1.0, 0.25, 0.25, 0.0, 0.25]
+
+
+def test_a_nucleus_of_a_row_of_tiny_weights():
+    weights = np.full(3000, 2.0**-40, dtype=np.float32)
+    weights[7] = 1.0
+    logits = np.log2(weights)
+    kernels.keep_nucleus(weights, logits, 1.0 + 2.0**-39)
+    assert np.flatnonzero(weights).tolist() == [0, 1, 7]
+
+
+MUTANTS = {
+    "a token without weight drawn": ("if block[i] > 0.0:", "if True:", check_draws),
+    "a point at the end of an interval": ("if within > point:", "if within >= point:", check_draws),
+    "equal logits ranked by higher id": ("right > left", "right < left", check_ranks),
+    "a later equal logit displaces": (
+        "if logits[i] > logits[ids[0]]:",
+        "if logits[i] >= logits[ids[0]]:",
+        check_ranks,
+    ),
+    "a block of the greatest skipped": (
+        "num_above += block[i] > least",
+        "num_above += block[i] > least + 1.0",
+        check_ranks,
+    ),
+    "a token too many in the nucleus": (
+        "if mass >= mass_wanted:",
+        "if mass > mass_wanted:",
+        check_nuclei,
+    ),
+    "below the nucleus' last bin kept": ("elif at < edge:", "elif at < edge - 1:", check_nuclei),
+    "a token too many of the ranked": (
+        "and mass < mass_wanted:\n        mass",
+        "and mass <= mass_wanted:\n        mass",
+        check_nuclei,
+    ),
+}
+
+
+def interpreted(source):
+    """The kernels' module without the compiler."""
+    start, end = source.index("numba.njit("), source.index("    return compiled")
+    plain = source[:start] + "lambda function: function\n" + source[end:]
+    module = types.ModuleType("interpreted_kernels")
+    exec(compile(plain, module.__name__, "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_caught(name):
+    old, new, check = MUTANTS[name]
+    source = inspect.getsource(kernels)
+    assert source.count(old) == 1, f"the mutation must hit one place: {old}"
+    check(interpreted(source))
+    with pytest.raises(AssertionError):
+        check(interpreted(source.replace(old, new)))
