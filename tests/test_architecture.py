@@ -37,6 +37,7 @@ ANY = {"*"}
 RULES: dict[str, set[str]] = {
     "engines": PURE | {"engines"},
     "engines.base": PURE,
+    "engines.kernels": PURE | {"numba"},
     "engines.laws": PURE | {"engines.base"},
     "engines.noise": PURE | {"engines.base", "engines.laws"},
     "engines.bundle": {
@@ -148,6 +149,7 @@ HEAVY: dict[str, set[str]] = {
     "optimum": {"export"},
     "onnx": {"export"},
     "onnxscript": {"export"},
+    "numba": {"engines.kernels"},
     "onnxruntime": {
         "engines.onnx_engine",
         "engines.onnx_session",
