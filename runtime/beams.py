@@ -129,7 +129,10 @@ def _grow(growing: Sequence[tuple[BeamSearch, BeamDraft]], lengths: dict[int, in
     found = iter(feed_all(growing[0][0].caches[_DRAFT].engine, [*_flat(placed)], lengths))
     for one, draft in growing:
         vocab_size = one.caches[_TARGET].engine.limits.vocab_size
-        rows = [one.continuations(next(found)[0, :vocab_size], beam.tokens) for beam in draft.beams]
+        rows = [
+            one.continuations(next(found)[0, :vocab_size], beam.tokens, one.draft_row_size)
+            for beam in draft.beams
+        ]
         known = [row for row in rows if row is not None]
         if len(known) == len(rows):
             draft.grow(known)
@@ -152,7 +155,7 @@ def _verify(
     placed: list[tuple[BeamSearch, list[Feed]]] = []
     for one, draft in zip(ready, drafts, strict=True):
         num_live, length = len(one.state.live), len(one.state.live[0].tokens)
-        ends = chains_over(draft.wanted, num_live, len(one.slots))
+        ends = chains_over(draft.wanted, num_live, len(one.slots), one.rules.num_beams)
         try:
             feeds = one.caches[_TARGET].place(ends, [len(end) - length + 1 for end in ends])
         except EngineError as error:
@@ -187,7 +190,7 @@ def _advance(
         if tokens not in places:
             return None
         index, column = places[tokens]
-        row = one.continuations(logits[index][column], tokens)
+        row = one.continuations(logits[index][column], tokens, one.rules.row_size)
         if row is None:
             raise _NotFinite
         return row

@@ -49,6 +49,7 @@ class BeamSearch:
             end_tokens=frozenset(spec.law.end_token_ids),
             length_penalty=self.params.length_penalty,
             stops_early=self.params.stops_early,
+            is_exhaustive=self.params.is_exhaustive,
         )
         self.caches = [BeamCache(engine, spec.prompt_tokens, self.slots) for engine in engines]
         self._fits_draft = len(engines) > 1 and (
@@ -104,18 +105,24 @@ class BeamSearch:
                 gamma = 0
         return BeamDraft(self.state, self.rules, width=len(self.slots), gamma=gamma)
 
-    def continuations(self, logits: FloatArray, tail: tuple[int, ...]) -> Continuations | None:
+    @property
+    def draft_row_size(self) -> int:
+        """As ``rules.row_size``, for a search as wide as the draft."""
+        return len(self.slots) + len(self.rules.end_tokens)
+
+    def continuations(
+        self, logits: FloatArray, tail: tuple[int, ...], count: int
+    ) -> Continuations | None:
         """What may follow the prompt and ``tail``; None where the row is not finite.
 
         Args:
             logits: [V] float32 behind them, of either model.
             tail: tokens of a hypothesis.
+            count: how many, at most.
         """
         request = self.request
         history = np.concatenate([request.history, np.array(tail, dtype=np.int64)])
-        return continuations_of(
-            logits, self.rules.row_size, request.spec.law, history, request.num_prompt
-        )
+        return continuations_of(logits, count, request.spec.law, history, request.num_prompt)
 
     def finished(self, decoder: Decoder) -> Finished:
         """The answer of a search that is over and found something."""

@@ -95,11 +95,16 @@ class SpeculationPolicy:
         )
 
     def resolve_search(self, wanted: SpeculationParams) -> Speculation:
-        """How a beam search is drafted for: by the draft model, or not at all; callable from any thread."""
+        """How a beam search is drafted for: by the draft model, if at all; callable from any thread.
+
+        A pass over drafted hypotheses is good for little more than one step (docs/beam-search.md), so a search is
+        drafted for only where a request names gamma.
+        """
         default = "none" if self._config.default_drafter == "none" else "model"
         drafter = wanted.drafter or default
+        gamma = wanted.gamma or 0
         return self.resolve(
-            replace(wanted, drafter=drafter, is_adaptive=False, verifies_block=False)
+            replace(wanted, drafter=drafter, gamma=gamma, is_adaptive=False, verifies_block=False)
         )
 
     def _verifies_block(self, wanted: SpeculationParams) -> bool:

@@ -82,7 +82,7 @@ def fields_of(request: wire.GenerateRequest) -> GenerateFields:
         skip_special_tokens=_optional(request, "skip_special_tokens", True),
         speculation=_speculation(request.speculation),
         beams=beams,
-        options={name: _optional(request, name, only) for name, only in ALL_VALUES.items()},
+        options={path: _option(request, path, only) for path, only in ALL_VALUES.items()},
     )
 
 
@@ -131,6 +131,8 @@ def _beams(request: wire.GenerateRequest) -> BeamParams | None:
         num_results=_optional(request, "n", 1),
         length_penalty=_optional(request, "length_penalty", 1.0),
         stops_early=request.early_stopping,
+        is_exhaustive=request.exhaustive_search,
+        width=_optional(request.speculation, "beam_width", 0),
     )
 
 
@@ -198,6 +200,15 @@ def _report(report: SpeculationReport) -> wire.SpeculationReport:
         block_verification=report.verifies_block,
         is_exact=report.mode is not ExactnessMode.LENIENT,
     )
+
+
+def _option(request: wire.GenerateRequest, path: str, default: object) -> Any:
+    """Value of a field of the request or of a message in it."""
+    message: Message = request
+    *parents, name = path.split(".")
+    for parent in parents:
+        message = getattr(message, parent)
+    return _optional(message, name, default)
 
 
 def _optional(message: Message, name: str, default: object) -> Any:

@@ -23,9 +23,7 @@ from runtime.beams import SearchParts, run_searches
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
 from runtime.core.errors import (
-    ContextTooLong,
     InternalError,
-    RequestError,
     RequestFailed,
     ServingError,
 )
@@ -34,6 +32,7 @@ from runtime.core.params import Event, Failed, Finished, RequestSpec, Speculatio
 from runtime.core.request import Ending, Request, Speculation
 from runtime.core.text import Decoder
 from runtime.core.totals import Totals, WorkerSnapshot
+from runtime.intake import new_request
 from runtime.rows import LiveRows
 from runtime.speculate import SpeculationPolicy
 from runtime.step import StepResult, run_step, step_parts
@@ -114,11 +113,19 @@ class Worker:
 
         Raises:
             ContextTooLong: the prompt leaves no room for a token.
+            RequestError: the request needs more slots than there are.
             Draining: the server is shutting down.
             DuplicateRequestId: a request of this name is queued or running.
             Overloaded: the queue is full.
         """
-        request = self._new_request(spec)
+        request = new_request(
+            spec,
+            self._policy,
+            self._decoder,
+            max_context=self._limits.max_context,
+            num_slots=self._rows.slots.num_slots,
+            submitted_at=self._clock(),
+        )
         try:
             with self._wake:
                 self._inbox.put(request, deliver)
@@ -232,29 +239,6 @@ class Worker:
                     return False
                 self._wake.wait()
         return True
-
-    def _new_request(self, spec: RequestSpec) -> Request:
-        if len(spec.prompt_tokens) >= self._limits.max_context:
-            raise ContextTooLong(
-                "prompt",
-                "must leave room for one token",
-                limit=self._limits.max_context,
-                given=len(spec.prompt_tokens) + 1,
-            )
-        if spec.num_slots > self._rows.slots.num_slots:
-            rule = f"must be at most {self._rows.slots.num_slots}, the slots of this server"
-            raise RequestError("num_beams", rule)
-        is_search = spec.beams is not None
-        policy = self._policy
-        return Request(
-            spec,
-            speculation=policy.resolve_search(spec.speculation)
-            if is_search
-            else policy.resolve_request(spec),
-            max_context=self._limits.max_context,
-            decoder=self._decoder,
-            submitted_at=self._clock(),
-        )
 
     def _settle(self, result: StepResult) -> None:
         """Free the slots of what ended, then tell everyone."""

@@ -95,12 +95,14 @@ RULES: dict[str, set[str]] = {
     | CORE
     | {"runtime.beam_cache", "runtime.search", "runtime.step.StepResult"},
     "runtime.rows": CORE | {"runtime.search"},
+    "runtime.intake": CORE | {"runtime.speculate"},
     "runtime.speculate": CORE | {"runtime.drafters.DRAFTER_NAMES", "runtime.drafters.Drafters"},
     # The worker is given engines and builds its drafters over them.
     "runtime.worker": PURE
     | CORE
     | {
         "runtime.beams",
+        "runtime.intake",
         "runtime.rows",
         "runtime.speculate",
         "runtime.step",

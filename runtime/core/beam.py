@@ -14,14 +14,16 @@ Rules, which every number of passes shares:
 * S3  A finished hypothesis of n tokens, its end token included, scores its sum / n ** length_penalty. The
   ``num_beams`` best are kept; of equals the one that finished first, and of these the one that ranked first.
 * S4  The search is over when nothing lives; when ``max_tokens`` is reached, and then the live ones finish, by rank; or
-  when ``num_beams`` have finished and either ``stops_early`` is set or no live one could, by any continuation, beat the
-  worst of them.
+  when ``num_beams`` have finished and either ``stops_early`` is set or the best live sum cannot beat the worst of them:
+  scored at its present length or, where ``is_exhaustive``, at that of the continuation that could score best. These are
+  early_stopping True, False and "never" of Transformers.
 
 Source: Leviathan et al. 2023 (arXiv:2211.17192), appendix A.4; w is num_beams, u, the beams of the draft, is ``width``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +44,7 @@ class BeamRules:
         end_tokens: tokens that finish a hypothesis.
         length_penalty: exponent of the length in a score; above 0 favours long answers, since sums are negative.
         stops_early: whether ``num_beams`` finished hypotheses end the search whatever the live ones promise.
+        is_exhaustive: whether a search that does not stop early goes on while any continuation could change it.
     """
 
     num_beams: int
@@ -49,6 +52,7 @@ class BeamRules:
     end_tokens: frozenset[int] = frozenset()
     length_penalty: float = 1.0
     stops_early: bool = False
+    is_exhaustive: bool = False
 
     def score(self, log_prob: float, length: int) -> float:
         """Of a hypothesis of ``length`` tokens, as in S3."""
@@ -183,29 +187,42 @@ class BeamDraft:
 
 
 def chains_over(
-    wanted: Sequence[tuple[int, ...]], num_live: int, num_chains: int
+    wanted: Sequence[tuple[int, ...]], num_live: int, num_chains: int, num_beams: int
 ) -> list[tuple[int, ...]]:
     """What to feed where each row of a batch holds one chain of tokens: as much of a draft as they cover.
 
     A row lies behind every prefix of a chain, so hypotheses that follow one another share one. Every live hypothesis
-    lies on a chain of its own; what is drafted comes first by step and then by rank, each with its parents.
+    lies on a chain of its own. What is drafted follows by step and rank: first what would live if the draft were right,
+    the ``num_beams`` best of each step, then the rest.
 
     Args:
         wanted: of a ``BeamDraft``.
         num_live: leading entries of ``wanted`` that are live.
         num_chains: at least ``num_live``.
+        num_beams: of the search.
 
     Returns:
         The ends of the chains, each one of ``wanted``.
     """
     ends = list(wanted[:num_live])
+    covered = set(ends)
+    num_seen: Counter[int] = Counter()
+    likely: list[tuple[int, ...]] = []
+    others: list[tuple[int, ...]] = []
     for tokens in wanted[num_live:]:
-        parent = tokens[:-1]
-        if parent in ends:
-            ends[ends.index(parent)] = tokens
+        (likely if num_seen[len(tokens)] < num_beams else others).append(tokens)
+        num_seen[len(tokens)] += 1
+    for tokens in (*likely, *others):
+        if tokens in covered:
+            continue
+        index = next((i for i, end in enumerate(ends) if tokens[: len(end)] == end), None)
+        if index is not None:
+            ends[index] = tokens
         elif len(ends) < num_chains:
-            # Its parent is covered: it would have got a chain that was free then, as one is now.
             ends.append(tokens)
+        else:
+            continue
+        covered.update(tokens[:length] for length in range(1, len(tokens) + 1))
     return ends
 
 
@@ -250,8 +267,10 @@ def _is_settled(
     if rules.stops_early:
         return True
     worst = rules.score(finished[-1].log_prob, len(finished[-1].tokens))
-    # A sum only falls; a positive exponent favours the longest continuation, another one the shortest.
-    best = max(live, key=lambda one: one.log_prob)
-    length = rules.max_tokens if rules.length_penalty > 0.0 else len(best.tokens) + 1
+    best = live[0]
+    length = len(best.tokens)
+    if rules.is_exhaustive:
+        # A sum only falls; a positive exponent favours the longest continuation, another one the shortest.
+        length = rules.max_tokens if rules.length_penalty > 0.0 else length + 1
     bound = rules.score(best.log_prob, length)
     return bound <= worst

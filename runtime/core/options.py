@@ -23,7 +23,13 @@ ONLY_VALUES: Mapping[str, object] = {
     "adapter": "",
 }
 # Likewise, unless a beam search is asked for.
-ONLY_WITH_BEAMS: Mapping[str, object] = {"n": 1, "length_penalty": 1.0, "early_stopping": False}
+ONLY_WITH_BEAMS: Mapping[str, object] = {
+    "n": 1,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "exhaustive_search": False,
+    "speculation.beam_width": 0,
+}
 # Likewise, if one is: what happened step by step says nothing of the hypotheses that were left.
 NOT_WITH_BEAMS: Mapping[str, object] = {"return_provenance": False, "return_trace": False}
 ALL_VALUES = {**ONLY_VALUES, **ONLY_WITH_BEAMS, **NOT_WITH_BEAMS}
@@ -60,6 +66,10 @@ def check_beams(beams: BeamParams, most: int) -> None:
     """
     check_range("num_beams", beams.num_beams, 1, most)
     check_range("n", beams.num_results, 1, beams.num_beams)
+    if beams.width:
+        check_range("speculation.beam_width", beams.width, beams.num_beams, most)
+    if beams.stops_early and beams.is_exhaustive:
+        raise RequestError("exhaustive_search", "must be left out with early_stopping")
     check_range("length_penalty", beams.length_penalty, -LARGEST_PENALTY, LARGEST_PENALTY)
 
 

@@ -66,16 +66,26 @@ class BeamParams:
     """A beam search instead of one completion.
 
     Attributes:
-        num_beams: hypotheses that live, and slots that the request holds.
+        num_beams: hypotheses that live.
+        width: hypotheses that are drafted per step, and slots that the request holds; ``num_beams`` at least, and that
+            where 0.
         num_results: completions to answer with, the best ones.
         length_penalty: exponent of the length that a sum of log-probabilities is divided by.
-        stops_early: whether ``num_beams`` finished hypotheses end the search whatever the others promise.
+        stops_early: as in ``runtime.core.beam.BeamRules``.
+        is_exhaustive: likewise.
     """
 
     num_beams: int
     num_results: int = 1
     length_penalty: float = 1.0
     stops_early: bool = False
+    is_exhaustive: bool = False
+    width: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of a request."""
+        return max(self.num_beams, self.width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +119,7 @@ class RequestSpec:
     @property
     def num_slots(self) -> int:
         """Rows of the cache that the request needs, all at once."""
-        return 1 if self.beams is None else self.beams.num_beams
+        return 1 if self.beams is None else self.beams.num_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

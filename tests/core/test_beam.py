@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -52,10 +53,11 @@ GRID = [
         max_tokens=5,
         end_tokens=frozenset(ends),
         length_penalty=penalty,
-        stops_early=is_early,
+        stops_early=stopping == "early",
+        is_exhaustive=stopping == "never",
     )
-    for num_beams, ends, penalty, is_early in product(
-        (1, 2, 3), ((), (END,), (1, END)), (0.0, 1.0, -0.5, 2.0), (False, True)
+    for num_beams, ends, penalty, stopping in product(
+        (1, 2, 3), ((), (END,), (1, END)), (0.0, 1.0, -0.5, 2.0), ("early", "by bound", "never")
     )
 ]
 
@@ -84,6 +86,7 @@ def plain(row_of, rules):
             tokens, total = done[-1]
             worst = total / len(tokens) ** rules.length_penalty
             lengths = range(length + 1, rules.max_tokens + 1)
+            lengths = lengths if rules.is_exhaustive else [length]
             hopes = [live[0][1] / n**rules.length_penalty for n in lengths]
             if rules.stops_early or all(hope <= worst for hope in hopes):
                 break
@@ -151,7 +154,11 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_answers(seed):
     row_of = LAWS["random"](seed)
     for penalty in (0.0, 1.0, 2.0):
         rules = BeamRules(
-            num_beams=81, max_tokens=4, end_tokens=frozenset({END}), length_penalty=penalty
+            num_beams=81,
+            max_tokens=4,
+            end_tokens=frozenset({END}),
+            length_penalty=penalty,
+            is_exhaustive=True,
         )
         found, _ = speculated(row_of, row_of, rules, width=81, gamma=1)
         answers = {}
@@ -218,7 +225,13 @@ def test_an_end_below_the_beams_is_not_finished():
 
 def test_where_short_answers_score_higher_the_next_token_may_still_win():
     state = BeamState(live=(Hypothesis((1,), -1.1),), finished=(Hypothesis((0, END), -2.0),))
-    rules = BeamRules(num_beams=1, max_tokens=9, end_tokens=frozenset({END}), length_penalty=-1.0)
+    rules = BeamRules(
+        num_beams=1,
+        max_tokens=9,
+        end_tokens=frozenset({END}),
+        length_penalty=-1.0,
+        is_exhaustive=True,
+    )
     going_on = [every([-0.1, -np.inf, -np.inf])]  # -1.2 times 3 tokens at best, against -4
     assert not advance(state, going_on, rules).is_over
 
@@ -226,7 +239,7 @@ def test_where_short_answers_score_higher_the_next_token_may_still_win():
 def test_a_finished_hypothesis_is_beaten_only_by_more():
     done = Hypothesis((0, END), -2.0)
     state = BeamState(live=(Hypothesis((1, 1), -2.9),), finished=(done,))
-    rules = BeamRules(num_beams=1, max_tokens=3, end_tokens=frozenset({END}))
+    rules = BeamRules(num_beams=1, max_tokens=3, end_tokens=frozenset({END}), is_exhaustive=True)
     rows = [every([-np.inf, -np.inf, -0.1])]  # -3 over 3 tokens: -1, as -2 over 2
     after = advance(state, rows, rules)
     assert after.is_over
@@ -236,8 +249,17 @@ def test_a_finished_hypothesis_is_beaten_only_by_more():
 def test_a_settled_search_takes_no_further_pass():
     """A live sum of -3 can at best stay so, -1 per token at 3 tokens: no more than -2 over 2."""
     state = BeamState(live=(Hypothesis((1,), -2.9),), finished=(Hypothesis((0, END), -2.0),))
-    rules = BeamRules(num_beams=1, max_tokens=3, end_tokens=frozenset({END}))
+    rules = BeamRules(num_beams=1, max_tokens=3, end_tokens=frozenset({END}), is_exhaustive=True)
     assert advance(state, [every([-0.1, -np.inf, -np.inf])], rules).is_over
+
+
+def test_a_search_that_is_not_exhaustive_looks_at_the_present_length_only():
+    """-2.4 over 2 is worse than -2 over 2, though at 9 tokens it could be better than anything."""
+    state = BeamState(live=(Hypothesis((1,), -2.3),), finished=(Hypothesis((0, END), -2.0),))
+    rows = [every([-0.1, -np.inf, -np.inf])]
+    rules = BeamRules(num_beams=1, max_tokens=9, end_tokens=frozenset({END}))
+    assert advance(state, rows, rules).is_over
+    assert not advance(state, rows, replace(rules, is_exhaustive=True)).is_over
 
 
 def test_what_cannot_be_continued_is_over():
@@ -257,13 +279,27 @@ def test_each_live_hypothesis_has_a_chain_and_what_is_drafted_goes_along_by_step
     live = [(0,), (1,)]
     first, second = [(1, 5), (1, 6), (0, 7)], [(1, 6, 8), (1, 5, 9), (0, 7, 3)]
     wanted = [*live, *first, *second]
-    assert chains_over(wanted, 2, 2) == [(0, 7, 3), (1, 5, 9)]
-    assert chains_over(wanted, 2, 3) == [(0, 7, 3), (1, 5, 9), (1, 6, 8)]
-    assert chains_over(wanted, 2, 9) == chains_over(wanted, 2, 3)
-    assert chains_over(live, 2, 4) == live
+    assert chains_over(wanted, 2, 2, 3) == [(0, 7, 3), (1, 5, 9)]
+    assert chains_over(wanted, 2, 3, 3) == [(0, 7, 3), (1, 5, 9), (1, 6, 8)]
+    assert chains_over(wanted, 2, 9, 3) == chains_over(wanted, 2, 3, 3)
+    assert chains_over(live, 2, 4, 2) == live
 
 
 def test_chains_never_go_on_behind_what_they_do_not_cover():
     wanted = [(0,), (0, 1), (0, 2), (0, 2, 3)]
-    assert chains_over(wanted, 1, 1) == [(0, 1)]
-    assert chains_over(wanted, 1, 2) == [(0, 1), (0, 2, 3)]
+    assert chains_over(wanted, 1, 1, 2) == [(0, 1)]
+    assert chains_over(wanted, 1, 2, 2) == [(0, 1), (0, 2, 3)]
+
+
+def test_what_would_live_has_a_chain_before_what_would_not():
+    """One beam, drafted two wide: the second of the first step waits for the best of the second."""
+    wanted = [(), (1,), (2,), (1, 1), (1, 2), (1, 1, 1), (2, 2)]
+    assert chains_over(wanted, 1, 1, 1) == [(1, 1, 1)]
+    assert chains_over(wanted, 1, 2, 1) == [(1, 1, 1), (2, 2)]
+    assert chains_over(wanted, 1, 3, 1) == [(1, 1, 1), (2, 2), (1, 2)]
+
+
+def test_what_would_live_behind_what_would_not_is_fed_with_it():
+    wanted = [(), (1,), (2,), (2, 1), (1, 1)]
+    assert chains_over(wanted, 1, 2, 1) == [(1, 1), (2, 1)]
+    assert chains_over(wanted, 1, 9, 1) == [(1, 1), (2, 1)]

@@ -30,7 +30,7 @@ MUTANTS = {
     "too many kept": ("[: rules.num_beams])", ")", "search"),
     "bound by the present length": (
         "rules.max_tokens if rules.length_penalty > 0.0 else",
-        "len(best.tokens) if rules.length_penalty > 0.0 else",
+        "length if rules.length_penalty > 0.0 else",
         "search",
     ),
     "bound by the longest for short answers": (
@@ -44,6 +44,8 @@ MUTANTS = {
         "equal",
     ),
     "an equal bound goes on": ("return bound <= worst", "return bound < worst - 1e9", "passes"),
+    "always exhaustive": ("if rules.is_exhaustive:", "if True:", "present"),
+    "never exhaustive": ("if rules.is_exhaustive:", "if False:", "present"),
     "early stops ignored": ("if rules.stops_early:", "if False:", "search"),
     "ties by token": ("(tokens, ranks, -sums)", "(ranks, tokens, -sums)", "ties"),
     "ties by rank alone": ("(tokens, ranks, -sums)", "(-tokens, ranks, -sums)", "ties"),
@@ -60,7 +62,9 @@ MUTANTS = {
         "ends = list(wanted[:1])",
         "chains",
     ),
-    "chains that do not grow": ("if parent in ends:", "if False:", "gap"),
+    "what would live comes last": ("(*likely, *others)", "(*others, *likely)", "live"),
+    "parents are fed twice": ("range(1, len(tokens) + 1)", "[len(tokens)]", "late"),
+    "chains that do not grow": ("if index is not None:", "if False:", "gap"),
     "more chains than rows": ("len(ends) < num_chains", "True", "chains"),
     "drafting beyond the end": ("rules.max_tokens - 1 -", "rules.max_tokens + 9 -", "last"),
 }
@@ -72,9 +76,12 @@ KILLERS = {
     "passes": tests_of_beams.test_a_settled_search_takes_no_further_pass,
     "short": tests_of_beams.test_where_short_answers_score_higher_the_next_token_may_still_win,
     "ties": tests_of_beams.test_of_equal_sums_the_higher_hypothesis_and_then_the_lower_token_ranks_first,
+    "present": tests_of_beams.test_a_search_that_is_not_exhaustive_looks_at_the_present_length_only,
     "over": tests_of_beams.test_what_cannot_be_continued_is_over,
     "chains": tests_of_beams.test_each_live_hypothesis_has_a_chain_and_what_is_drafted_goes_along_by_step_and_rank,
     "gap": tests_of_beams.test_chains_never_go_on_behind_what_they_do_not_cover,
+    "live": tests_of_beams.test_what_would_live_has_a_chain_before_what_would_not,
+    "late": tests_of_beams.test_what_would_live_behind_what_would_not_is_fed_with_it,
     "last": tests_of_beams.test_nothing_is_drafted_behind_the_last_token,
 }
 

@@ -166,7 +166,16 @@ def test_unsupported_options_and_other_models():
     check_fields(replace(FIELDS, model="m", options={"n": 1}), LIMITS, MODEL)
 
 
-@pytest.mark.parametrize("option", [{"n": 2}, {"length_penalty": 0.5}, {"early_stopping": True}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"n": 2},
+        {"length_penalty": 0.5},
+        {"early_stopping": True},
+        {"exhaustive_search": True},
+        {"speculation.beam_width": 2},
+    ],
+)
 def test_what_beams_have_is_refused_without_them(option):
     with pytest.raises(UnsupportedOption, match="needs num_beams") as caught:
         check_fields(replace(FIELDS, options=option), LIMITS, MODEL)
@@ -201,6 +210,12 @@ def test_beams_go_with_bans_and_with_the_draft_model():
         ({"beams": BeamParams(num_beams=3, num_results=0)}, "n"),
         ({"beams": BeamParams(num_beams=3, length_penalty=float("nan"))}, "length_penalty"),
         ({"beams": BeamParams(num_beams=3, length_penalty=11.0)}, "length_penalty"),
+        ({"beams": BeamParams(num_beams=3, width=2)}, "speculation.beam_width"),
+        ({"beams": BeamParams(num_beams=3, width=5)}, "speculation.beam_width"),
+        (
+            {"beams": BeamParams(num_beams=3, stops_early=True, is_exhaustive=True)},
+            "exhaustive_search",
+        ),
         ({"law": SamplingLaw()}, "sampling.temperature"),
         ({"law": SamplingLaw(temperature=0.0, top_k=3)}, "sampling.top_k"),
         ({"law": SamplingLaw(temperature=0.0, top_p=0.5)}, "sampling.top_p"),

@@ -42,7 +42,7 @@ def transformers_beams(
         do_sample=False,
         max_new_tokens=max_tokens,
         length_penalty=beams.length_penalty,
-        early_stopping=True if beams.stops_early else "never",
+        early_stopping="never" if beams.is_exhaustive else beams.stops_early,
         eos_token_id=end,
         pad_token_id=0,
         return_dict_in_generate=True,
@@ -75,9 +75,11 @@ def answers(
 
 
 @pytest.mark.parametrize("harness", ["host"], indirect=True)
-@pytest.mark.parametrize(("num_beams", "is_early"), [(2, True), (3, False), (4, True), (4, False)])
+@pytest.mark.parametrize(
+    ("num_beams", "stopping"), [(2, "early"), (3, "by bound"), (4, "never"), (4, "by bound")]
+)
 def test_the_answers_are_those_of_transformers(
-    harness: PairHarness, model: PreTrainedModel, num_beams: int, is_early: bool
+    harness: PairHarness, model: PreTrainedModel, num_beams: int, stopping: str
 ) -> None:
     """The end token is one that a search without it meets, so that hypotheses finish."""
     num_ended = 0
@@ -86,7 +88,8 @@ def test_the_answers_are_those_of_transformers(
             num_beams=num_beams,
             num_results=num_beams,
             length_penalty=penalty,
-            stops_early=is_early,
+            stops_early=stopping == "early",
+            is_exhaustive=stopping == "never",
         )
         end = transformers_beams(model, prompt, BeamParams(num_beams=2), 4, end=1)[0][0][-1]
         expected = transformers_beams(model, prompt, beams, 8, end)

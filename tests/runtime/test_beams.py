@@ -64,6 +64,7 @@ def oracle(
         end_tokens=frozenset(end_tokens),
         length_penalty=beams.length_penalty,
         stops_early=beams.stops_early,
+        is_exhaustive=beams.is_exhaustive,
     )
     return plain(row_of, rules)
 
@@ -83,11 +84,13 @@ def all_of(num_beams: int, **options: object) -> BeamParams:
 @pytest.mark.parametrize("num_beams", [1, 2, 3, 4])
 def test_the_answer_is_the_plain_searchs_whatever_is_drafted(draft: str, num_beams: int) -> None:
     harness = harness_of(draft)
-    for ends, penalty, is_early in product(((), (END,), (4, END)), (1.0, -0.5), (False, True)):
-        beams = all_of(num_beams, length_penalty=penalty, stops_early=is_early)
+    for ends, penalty, stopping in product(
+        ((), (END,), (4, END)), (1.0, -0.5), ({}, {"stops_early": True}, {"is_exhaustive": True})
+    ):
+        beams = all_of(num_beams, length_penalty=penalty, **stopping)
         expected = oracle((1, 2, 3), beams, 9, ends)
         for gamma in (0, 1, 2, 4):
-            name = f"{ends} {penalty} {is_early} {gamma}"
+            name = f"{ends} {penalty} {stopping} {gamma}"
             harness.submit(name, beams=beams, gamma=gamma, max_tokens=9, end_tokens=ends)
             harness.run()
             assert_answer(harness.finished(name), expected)
@@ -111,6 +114,32 @@ def test_speculation_changes_no_bit_and_saves_passes() -> None:
     assert found[4].report.num_drafted >= found[4].report.num_accepted > 0
 
 
+@pytest.mark.parametrize("num_beams", [2, 3])
+def test_a_wider_draft_changes_no_bit_and_saves_passes(num_beams: int) -> None:
+    found = {}
+    for width in (num_beams, num_beams + 1, 6):
+        harness = harness_of("same")
+        beams = all_of(num_beams, width=width)
+        harness.submit("a", beams=beams, gamma=4, max_tokens=20)
+        harness.worker.run_step()
+        assert harness.worker.snapshot().num_free_slots == 6 - width
+        harness.run()
+        found[width] = harness.finished("a")
+        assert_answer(found[width], oracle((1, 2, 3), beams, 20))
+    assert found[6].beams == found[num_beams].beams
+    assert found[6].report.num_steps < found[num_beams].report.num_steps
+
+
+def test_a_search_that_is_not_drafted_for_holds_no_wider_than_it_needs() -> None:
+    harness = harness_of()
+    harness.submit("a", beams=all_of(2, width=5), gamma=0, max_tokens=9)
+    harness.submit("b", beams=all_of(2, width=3), max_tokens=9)
+    harness.worker.run_step()
+    assert harness.worker.snapshot().num_free_slots == 2
+    harness.run()
+    assert harness.finished("b").report.off_reason == "DISABLED"
+
+
 def test_searches_and_drawn_answers_share_a_server_and_change_nothing_of_each_other() -> None:
     """Random arrivals; each answer is the one its request gets alone."""
     rng = np.random.default_rng(5)
@@ -124,7 +153,9 @@ def test_searches_and_drawn_answers_share_a_server_and_change_nothing_of_each_ot
             "seed": index,
         }
         if index % 3:
-            options["beams"] = all_of(1 + index % 4, length_penalty=float(index % 2))
+            options["beams"] = all_of(
+                1 + index % 4, length_penalty=float(index % 2), width=(0, 6)[index % 4 == 1]
+            )
         else:
             options["temperature"] = float(index % 2)
         requests[str(index)] = options

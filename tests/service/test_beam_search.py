@@ -19,7 +19,7 @@ def likes_neighbours(prefix):
     return (3.0 * row).astype(np.float32)
 
 
-def expected(prompt, *, num_beams, max_tokens, penalty=1.0, is_early=False):
+def expected(prompt, *, num_beams, max_tokens, penalty=1.0, **stopping):
     def row_of(tokens):
         row = likes_neighbours((*prompt, *tokens)).astype(np.float64)
         return row - np.log(np.exp(row).sum())
@@ -29,7 +29,7 @@ def expected(prompt, *, num_beams, max_tokens, penalty=1.0, is_early=False):
         max_tokens=max_tokens,
         end_tokens=frozenset({EOS}),
         length_penalty=penalty,
-        stops_early=is_early,
+        **stopping,
     )
     return plain(row_of, rules)
 
@@ -38,7 +38,7 @@ async def collect(stream):
     return [response async for response in stream]
 
 
-@pytest.mark.parametrize("speculation", [{"enabled": False}, {"gamma": 3}, {}])
+@pytest.mark.parametrize("speculation", [{"enabled": False}, {"gamma": 3, "beam_width": 4}, {}])
 async def test_one_response_has_the_ranked_completions(start, speculation):
     async with start(target=likes_neighbours) as run:
         responses = await collect(
@@ -71,7 +71,7 @@ async def test_one_response_has_the_ranked_completions(start, speculation):
     num_tokens = sum(len(tokens) for tokens, _ in found)
     assert (finish.usage.prompt_tokens, finish.usage.output_tokens) == (2, num_tokens)
     report = finish.speculation
-    assert report.is_on == (speculation != {"enabled": False})
+    assert report.is_on == ("gamma" in speculation)
     assert report.is_exact and report.num_steps <= 7
     assert (report.num_drafted > 0) == report.is_on
     assert snapshot.num_free_slots == snapshot.num_slots
@@ -83,11 +83,18 @@ async def test_by_default_the_best_completion_is_given_and_the_search_is_exact(s
         (early,) = await collect(
             run.client.generate([3], num_beams=3, max_tokens=9, early_stopping=True)
         )
-        (full,) = await collect(
+        (usual,) = await collect(
             run.client.generate([3], num_beams=3, max_tokens=9, temperature=0, n=1)
         )
-    for response, is_early in ((early, True), (full, False)):
-        tokens, _ = expected((3,), num_beams=3, max_tokens=9, is_early=is_early)[0]
+        (full,) = await collect(
+            run.client.generate([3], num_beams=3, max_tokens=9, exhaustive_search=True)
+        )
+    for response, stopping in (
+        (early, {"stops_early": True}),
+        (usual, {}),
+        (full, {"is_exhaustive": True}),
+    ):
+        tokens, _ = expected((3,), num_beams=3, max_tokens=9, **stopping)[0]
         assert [tuple(beam.token_ids) for beam in response.finish.beams] == [tokens]
 
 
