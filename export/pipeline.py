@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-
-from transformers import PreTrainedModel
 
 from engines.base import BundleError
 from engines.bundle import (
@@ -27,20 +25,19 @@ from engines.bundle import (
 )
 from engines.bundle_files import hash_files
 from engines.sampler_tensors import SAMPLER_FOLDER
+from export.certify import certify
 from export.checkpoint import (
     Checkpoint,
-    ModelFacts,
     check_same_tokens,
     check_tokenizer,
     open_checkpoint,
 )
 from export.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
-from export.parity import FLOAT32_TOLERANCE, check_parity
+from export.parity import FLOAT32_TOLERANCE
 from export.quantize import BITS, quantize_file
 from export.sampler_graphs import write_sampler_graphs
 from export.to_onnx import export_model
 from export.tree_graph import derive_tree_graphs
-from export.tree_parity import check_tree_parity
 
 WEIGHT_KINDS = ("float32", FLOAT16, *BITS)
 MAX_EXTEND = 512
@@ -82,52 +79,28 @@ def export_bundle(
         BundleError: refused before any work (see ``open_checkpoint``), ``out`` exists, the disk is
             too full, or a graph does not answer as the checkpoint does or takes no tree mask.
     """
-    _check_arguments(out, weights, draft_weights or weights, max_batch, max_gamma, max_tree_nodes)
-    parts = {"target": (open_checkpoint(target, max_context=max_context), weights)}
+    sizes = _Sizes(
+        max_context=max_context,
+        max_batch=max_batch,
+        max_gamma=max_gamma,
+        max_tree_nodes=max_tree_nodes,
+    )
+    _check_arguments(out, (weights, draft_weights or weights), sizes)
+    wanted = {"target": (target, weights)}
     if draft is not None:
-        opened = open_checkpoint(draft, max_context=max_context)
-        parts["draft"] = (opened, draft_weights or weights)
-    _check_tokens({name: checkpoint for name, (checkpoint, _) in parts.items()})
+        wanted["draft"] = (draft, draft_weights or weights)
+    parts = {
+        name: _Part(name, open_checkpoint(path, max_context=max_context), kind)
+        for name, (path, kind) in wanted.items()
+    }
+    checkpoints = {name: part.checkpoint for name, part in parts.items()}
+    _check_tokens(checkpoints)
     out.parent.mkdir(parents=True, exist_ok=True)
-    _check_disk(out.parent, [checkpoint for checkpoint, _ in parts.values()])
+    _check_disk(out.parent, checkpoints.values())
     building = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         shutil.copyfile(target / TOKENIZER_FILE, building / TOKENIZER_FILE)
-        entries, certificate = {}, {}
-        for name, (checkpoint, kind) in parts.items():
-            entries[name], certificate[name] = _export_part(
-                name,
-                checkpoint,
-                kind,
-                building,
-                certify=_Certifier(max_gamma=max_gamma, max_tree_nodes=max_tree_nodes),
-                progress=progress,
-            )
-        progress("sampler: writing its graphs")
-        write_sampler_graphs(
-            building / SAMPLER_FOLDER,
-            vocab_size=entries["target"].vocab_size,
-            draft_vocab_size=entries["draft"].vocab_size if draft is not None else None,
-            max_gamma=max_gamma,
-        )
-        progress("manifest: hashing files")
-        facts = parts["target"][0].facts
-        write_manifest(
-            building,
-            Manifest(
-                target=entries["target"],
-                draft=entries.get("draft"),
-                max_context=max_context,
-                max_batch=max_batch,
-                max_gamma=max_gamma,
-                max_extend=max(MAX_EXTEND, max_gamma + 1, max_tree_nodes),
-                eos_token_ids=facts.eos_token_ids,
-                bos_token_id=facts.bos_token_id,
-                files=hash_files(building),
-                versions={name: version(name) for name in _PACKAGES},
-                certificate=certificate,
-            ),
-        )
+        _write(building, parts, sizes, progress)
         building.chmod(0o755)
         building.rename(out)
     finally:
@@ -136,52 +109,90 @@ def export_bundle(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Certifier:
-    """Finishes a model's graphs by those for trees and holds them all against the checkpoint."""
+class _Sizes:
+    """Limits of a bundle, as of ``export_bundle``."""
 
+    max_context: int
+    max_batch: int
     max_gamma: int
     max_tree_nodes: int
 
-    def __call__(
-        self, model: PreTrainedModel, path: Path, facts: ModelFacts, *, tolerance: float | None
-    ) -> dict[str, object]:
-        """Certificate of the graph at ``path`` and of the tree graphs made from it here."""
-        certificate = dict(
-            check_parity(model, path, facts, max_gamma=self.max_gamma, tolerance=tolerance)
-        )
-        if self.max_tree_nodes:
-            derive_tree_graphs(path)
-            certificate |= check_tree_parity(
-                model, path, facts, max_tree_nodes=self.max_tree_nodes, tolerance=tolerance
-            )
-        return certificate
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A model to export: "target" or "draft", its checkpoint and the kind of its weights."""
+
+    name: str
+    checkpoint: Checkpoint
+    weights: str
+
+
+def _write(
+    root: Path, parts: Mapping[str, _Part], sizes: _Sizes, progress: Callable[[str], None]
+) -> None:
+    """Graphs, samplers and, last, the manifest, beside the tokenizer in ``root``."""
+    entries, certificate = {}, {}
+    for name, part in parts.items():
+        entries[name], certificate[name] = _export_part(part, root, sizes, progress)
+    target, draft = entries["target"], entries.get("draft")
+    progress("sampler: writing its graphs")
+    write_sampler_graphs(
+        root / SAMPLER_FOLDER,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=None if draft is None else draft.vocab_size,
+        max_gamma=sizes.max_gamma,
+    )
+    progress("manifest: hashing files")
+    facts = parts["target"].checkpoint.facts
+    manifest = Manifest(
+        target=target,
+        draft=draft,
+        max_context=sizes.max_context,
+        max_batch=sizes.max_batch,
+        max_gamma=sizes.max_gamma,
+        max_extend=max(MAX_EXTEND, sizes.max_gamma + 1, sizes.max_tree_nodes),
+        eos_token_ids=facts.eos_token_ids,
+        bos_token_id=facts.bos_token_id,
+        files=hash_files(root),
+        versions={name: version(name) for name in _PACKAGES},
+        certificate=certificate,
+    )
+    write_manifest(root, manifest)
 
 
 def _export_part(
-    name: str,
-    checkpoint: Checkpoint,
-    weights: str,
-    root: Path,
-    *,
-    certify: _Certifier,
-    progress: Callable[[str], None],
-) -> tuple[ModelEntry, object]:
-    facts, path = checkpoint.facts, root / name / MODEL_FILE
-    progress(f"{name}: loading {checkpoint.config.model_type}")
-    model = checkpoint.load()
+    part: _Part, root: Path, sizes: _Sizes, progress: Callable[[str], None]
+) -> tuple[ModelEntry, dict[str, object]]:
+    name, weights, facts = part.name, part.weights, part.checkpoint.facts
+    path = root / name / MODEL_FILE
+    progress(f"{name}: loading {part.checkpoint.config.model_type}")
+    model = part.checkpoint.load()
+
+    def certified(tolerance: float | None) -> dict[str, object]:
+        if sizes.max_tree_nodes:
+            derive_tree_graphs(path)
+        return certify(
+            model,
+            path,
+            facts,
+            max_gamma=sizes.max_gamma,
+            max_tree_nodes=sizes.max_tree_nodes,
+            tolerance=tolerance,
+        )
+
     progress(f"{name}: writing the graph ({facts.num_layers} layers)")
     export_model(model, path)
     progress(f"{name}: comparing with the checkpoint")
-    certificate = certify(model, path, facts, tolerance=FLOAT32_TOLERANCE)
+    certificate = certified(FLOAT32_TOLERANCE)
     if weights in BITS:
         progress(f"{name}: storing the weights as {weights}")
         quantize_file(path, weights)
         # Judged before: the graph. Recorded here: what the coarser weights change.
-        certificate[weights] = certify(model, path, facts, tolerance=None)
+        certificate[weights] = certified(None)
     elif weights == FLOAT16:
         progress(f"{name}: storing the weights as {weights}")
         store_float16(path)
-        certificate[weights] = certify(model, path, facts, tolerance=FLOAT16_TOLERANCE)
+        certificate[weights] = certified(FLOAT16_TOLERANCE)
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,
@@ -189,27 +200,20 @@ def _export_part(
         head_size=facts.head_size,
         vocab_size=facts.vocab_size,
         weights=weights,
-        max_tree_nodes=certify.max_tree_nodes,
+        max_tree_nodes=sizes.max_tree_nodes,
     )
     return entry, certificate
 
 
-def _check_arguments(
-    out: Path,
-    weights: str,
-    draft_weights: str,
-    max_batch: int,
-    max_gamma: int,
-    max_tree_nodes: int,
-) -> None:
+def _check_arguments(out: Path, kinds: Iterable[str], sizes: _Sizes) -> None:
     if out.exists():
         raise BundleError(f"{out.name}: exists already; remove it or name another folder")
-    for kind in (weights, draft_weights):
+    for kind in kinds:
         if kind not in WEIGHT_KINDS:
             raise BundleError(f"weights {kind!r} are not one of {', '.join(WEIGHT_KINDS)}")
-    if max_batch < 1 or max_gamma < 0:
+    if sizes.max_batch < 1 or sizes.max_gamma < 0:
         raise BundleError("max_batch must be at least 1 and max_gamma at least 0")
-    if max_tree_nodes < 0 or max_tree_nodes == 1:
+    if sizes.max_tree_nodes < 0 or sizes.max_tree_nodes == 1:
         raise BundleError("max_tree_nodes must be at least 2, or 0 for no trees")
 
 
@@ -219,7 +223,7 @@ def _check_tokens(checkpoints: dict[str, Checkpoint]) -> None:
         check_same_tokens(tokenizers["target"], tokenizers["draft"])
 
 
-def _check_disk(folder: Path, checkpoints: list[Checkpoint]) -> None:
+def _check_disk(folder: Path, checkpoints: Iterable[Checkpoint]) -> None:
     # Checkpoints in 16 bits double when written as float32.
     weight_bytes = sum(2 * checkpoint.num_weight_bytes() for checkpoint in checkpoints)
     wanted = _DISK_COPIES * weight_bytes + _DISK_MARGIN_BYTES

@@ -200,38 +200,11 @@ def parity(
     import json
 
     from engines.bundle import load_bundle
-    from export.checkpoint import open_checkpoint
-    from export.parity import FLOAT32_TOLERANCE, check_parity
-    from export.tree_parity import check_tree_parity
+    from export.certify import certify_bundle
 
+    checkpoints = {"target": target} | ({} if draft is None else {"draft": draft})
     with refusals():
-        loaded = load_bundle(bundle)
-        manifest = loaded.manifest
-        certificate: dict[str, dict[str, object]] = {}
-        pairs = (("target", target, manifest.target), ("draft", draft, manifest.draft))
-        for name, path, entry in pairs:
-            if path is not None and entry is not None:
-                checkpoint = open_checkpoint(path, max_context=manifest.max_context)
-                # Quantised weights differ from the checkpoint's by design: reported, not judged.
-                tolerance = FLOAT32_TOLERANCE if entry.weights == "float32" else None
-                model, graph = checkpoint.load(), loaded.model_path(entry)
-                certificate[name] = dict(
-                    check_parity(
-                        model,
-                        graph,
-                        checkpoint.facts,
-                        max_gamma=manifest.max_gamma,
-                        tolerance=tolerance,
-                    )
-                )
-                if entry.max_tree_nodes:
-                    certificate[name] |= check_tree_parity(
-                        model,
-                        graph,
-                        checkpoint.facts,
-                        max_tree_nodes=entry.max_tree_nodes,
-                        tolerance=tolerance,
-                    )
+        certificate = certify_bundle(load_bundle(bundle), checkpoints)
     typer.echo(json.dumps(certificate, indent=2, sort_keys=True))
 
 

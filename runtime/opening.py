@@ -64,17 +64,8 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
     """
     bundle = load_bundle(root)
     manifest = bundle.manifest
-    config, line = with_bundle_defaults(
-        options.config,
-        manifest.serving,
-        leaves_drafter=options.leaves_drafter,
-        leaves_gamma=options.leaves_gamma,
-    )
-    if line is not None:
-        log.warning("serving with %s", line)
-    choice = choose_device(options.device, bundle)
-    log.warning("serving on %s: %s", choice.device, choice.reason)
-    options = replace(options, device=str(choice.device), config=config)
+    options = _decided(bundle, options)
+    config = options.config
     max_batch = min(config.max_running, manifest.max_batch)
     codec = TokenizersCodec(root / TOKENIZER_FILE)
     costs = None
@@ -111,6 +102,21 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         limits=options.limits,
         certificate=manifest.certificate,
     )
+
+
+def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
+    """The options with a device, and with what the operator left to the bundle."""
+    config, line = with_bundle_defaults(
+        options.config,
+        bundle.manifest.serving,
+        leaves_drafter=options.leaves_drafter,
+        leaves_gamma=options.leaves_gamma,
+    )
+    if line is not None:
+        log.warning("serving with %s", line)
+    choice = choose_device(options.device, bundle)
+    log.warning("serving on %s: %s", choice.device, choice.reason)
+    return replace(options, device=str(choice.device), config=config)
 
 
 def bundle_costs(

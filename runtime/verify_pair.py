@@ -53,23 +53,7 @@ def _completions(
     params: SpeculationParams,
     seeds: range,
 ) -> list[tuple[int, ...]]:
-    manifest = bundle.manifest
-    num_rows = target.limits.max_batch
-    worker = Worker(
-        target=target,
-        draft=draft,
-        sampler=CpuSampler(
-            max_batch=num_rows, max_gamma=manifest.max_gamma, vocab_size=manifest.target.vocab_size
-        ),
-        config=ServerConfig(
-            max_running=num_rows,
-            max_queued=len(seeds),
-            max_queued_tokens=len(seeds) * len(prompt),
-            queue_timeout_s=math.inf,
-        ),
-        max_gamma=manifest.max_gamma,
-        decoder=TokenizersCodec(bundle.root / TOKENIZER_FILE),
-    )
+    worker = _worker(bundle, target, draft, num_queued=len(seeds), num_tokens=len(prompt))
     receivers = [_Receiver() for _ in seeds]
     for seed, receiver in zip(seeds, receivers, strict=True):
         spec = RequestSpec(
@@ -87,6 +71,28 @@ def _completions(
     if error := next((r.error for r in receivers if r.error is not None), None):
         raise error
     return [tuple(receiver.tokens) for receiver in receivers]
+
+
+def _worker(
+    bundle: Bundle, target: Engine, draft: Engine | None, *, num_queued: int, num_tokens: int
+) -> Worker:
+    """A worker whose queue takes so many prompts of so many tokens, for as long as it takes."""
+    manifest, num_rows = bundle.manifest, target.limits.max_batch
+    return Worker(
+        target=target,
+        draft=draft,
+        sampler=CpuSampler(
+            max_batch=num_rows, max_gamma=manifest.max_gamma, vocab_size=manifest.target.vocab_size
+        ),
+        config=ServerConfig(
+            max_running=num_rows,
+            max_queued=num_queued,
+            max_queued_tokens=num_queued * num_tokens,
+            queue_timeout_s=math.inf,
+        ),
+        max_gamma=manifest.max_gamma,
+        decoder=TokenizersCodec(bundle.root / TOKENIZER_FILE),
+    )
 
 
 class _Receiver:

@@ -6,6 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -174,42 +175,26 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
     bundle = load_bundle(root)
     manifest = bundle.manifest
     tokenizer = TokenizersCodec(root / TOKENIZER_FILE)
-    max_batch = min(options.max_batch, manifest.max_batch)
-    options = replace(options, device=str(choose_device(options.device, bundle).device))
-    if options.counts_processor:
-        options = replace(options, clock=time.process_time)
+    options = replace(
+        options,
+        device=str(choose_device(options.device, bundle).device),
+        max_batch=min(options.max_batch, manifest.max_batch),
+        clock=time.process_time if options.counts_processor else options.clock,
+    )
     config = ServerConfig(
-        max_running=max_batch,
+        max_running=options.max_batch,
         queue_timeout_s=math.inf,
         num_threads=options.num_threads,
         drafting=options.drafting,
     )
-
-    def sampler() -> CpuSampler:
-        return CpuSampler(
-            max_batch=max_batch,
-            max_gamma=manifest.max_gamma,
-            vocab_size=manifest.target.vocab_size,
-        )
-
-    costs = None
-    if options.knows_costs:
-        serving = ServeOptions(
-            costs_folder=options.costs_folder,
-            refreshes_costs=options.refreshes_costs,
-            device=options.device,
-            config=config,
-        )
-        costs = _costs(bundle, serving, sampler(), tokenizer, max_batch, options)
-    target = _open_timed(bundle, "target", options, max_batch)
-    draft = None
-    if manifest.draft is not None:
-        draft = _open_timed(bundle, "draft", options, max_batch)
-    timed_sampler = TimedSampler(sampler())
+    costs = _costs(bundle, config, tokenizer, options) if options.knows_costs else None
+    target = _open_timed(bundle, "target", options)
+    draft = _open_timed(bundle, "draft", options) if manifest.draft is not None else None
+    sampler = TimedSampler(_sampler(bundle, options))
     worker = Worker(
         target=target,
         draft=draft,
-        sampler=timed_sampler,
+        sampler=sampler,
         config=config,
         max_gamma=manifest.max_gamma,
         decoder=tokenizer,
@@ -220,7 +205,7 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
         bundle=bundle,
         target=target,
         draft=draft,
-        sampler=timed_sampler,
+        sampler=sampler,
         tokenizer=tokenizer,
         worker=worker,
         device=options.device,
@@ -230,29 +215,39 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
 
 
 def _costs(
-    bundle: Bundle,
-    serving: ServeOptions,
-    sampler: CpuSampler,
-    tokenizer: TokenizersCodec,
-    max_batch: int,
-    options: RigOptions,
+    bundle: Bundle, config: ServerConfig, tokenizer: TokenizersCodec, options: RigOptions
 ) -> CostTable:
-    if not options.counts_processor:
-        return bundle_costs(bundle, serving, sampler, tokenizer, max_batch, options.clock)
-    with tempfile.TemporaryDirectory() as folder:
-        serving = replace(serving, costs_folder=Path(folder))
-        return bundle_costs(bundle, serving, sampler, tokenizer, max_batch, options.clock)
+    with ExitStack() as stack:
+        folder = options.costs_folder
+        if options.counts_processor:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        serving = ServeOptions(
+            costs_folder=folder,
+            refreshes_costs=options.refreshes_costs,
+            device=options.device,
+            config=config,
+        )
+        sampler = _sampler(bundle, options)
+        return bundle_costs(bundle, serving, sampler, tokenizer, options.max_batch, options.clock)
+
+
+def _sampler(bundle: Bundle, options: RigOptions) -> CpuSampler:
+    return CpuSampler(
+        max_batch=options.max_batch,
+        max_gamma=bundle.manifest.max_gamma,
+        vocab_size=bundle.manifest.target.vocab_size,
+    )
 
 
 def _open_timed(
-    bundle: Bundle, which: Literal["target", "draft"], options: RigOptions, max_batch: int
+    bundle: Bundle, which: Literal["target", "draft"], options: RigOptions
 ) -> TimedEngine:
     engine = open_engine(
         bundle,
         which,
         device=options.device,
         num_threads=options.num_threads,
-        max_batch=max_batch,
+        max_batch=options.max_batch,
         with_trees=any_proposes_trees(),
     )
     return TimedEngine(engine)

@@ -126,11 +126,6 @@ def _search(rig: Rig, texts: tuple[str, ...], options: TuneOptions, report: Repo
             return plain, measured
 
         trials += search_drafter(name, (None, *options.gammas), options.phrase_lengths, measure)
-    source = (
-        f"outrider tune: {len(prompts)} prompts, {options.max_tokens} tokens, batch "
-        f"{options.batch}, temperature {options.temperature:g}, {rig.device}, "
-        f"{seconds_of(options.rig.counts_processor)} seconds"
-    )
     return Tuning(
         bundle=rig.bundle.root.name,
         device=rig.device,
@@ -140,5 +135,14 @@ def _search(rig: Rig, texts: tuple[str, ...], options: TuneOptions, report: Repo
         rounds=options.rounds,
         temperature=options.temperature,
         trials=tuple(trials),
-        choice=choose(trials, source),
+        choice=choose(trials, _source(rig, options, len(prompts))),
+    )
+
+
+def _source(rig: Rig, options: TuneOptions, num_prompts: int) -> str:
+    """Where a choice came from, in words."""
+    return (
+        f"outrider tune: {num_prompts} prompts, {options.max_tokens} tokens, batch "
+        f"{options.batch}, temperature {options.temperature:g}, {rig.device}, "
+        f"{seconds_of(options.rig.counts_processor)} seconds"
     )
