@@ -63,7 +63,7 @@ BENCHMARKS = (
     Job(
         name="drafters",
         arguments="{bundle} --scratch {work}/drafters-{name} --threads {threads}",
-        quick="--num-prompts 1 --max-tokens 24 --rounds 1",
+        quick="--quick --figures 3,4 --tasks code",
     ),
     Job(
         name="never_slower",

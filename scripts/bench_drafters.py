@@ -1,244 +1,316 @@
-"""Every drafter on the same prompts in one run: tokens/s, tokens per target pass, host work of drafting.
+"""Every drafter in one run: what each brings, what Ouroboros' mechanisms bring, and what drafting costs.
 
-Three tasks: completing code; editing, where the target answers a prompt that holds its own answer to nearly the same
-prompt; and noise, random tokens completed at a high temperature, where nothing is ever found again. Rounds are
-interleaved and medians reported, so that a disturbance hits all drafters alike. gamma is fixed: no controller hides
-what a drafter costs where it does not pay.
+1. Ouroboros against plain model drafting, both tuned on other prompts, histories shared, on this bundle and on one
+   whose draft is dear (``--dear``; ``python -m scripts.widen_pair demo-dear-draft OUT`` and ``outrider export`` make one).
+2. Ouroboros' mechanisms, each added in turn, and reuse with and without locality.
+3. Every drafter on code, on editing and on noise, gamma fixed, so that no controller hides what a drafter costs where
+   it does not pay.
+4. Host work of drafting in a batch of eight.
+
+Runs of what is compared are interleaved and medians reported, so that a disturbance hits all alike.
 """
 
 from __future__ import annotations
 
-import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-import runtime.step
-from engines.laws import SamplingLaw
 from runtime.core.drafting import DraftingConfig, HistoryScope
-from runtime.core.params import Event, Progressed, RequestSpec, SpeculationParams
 from runtime.drafters import DRAFTER_NAMES
 from runtime.drafters.suffix_array import write_datastore
-from scripts.bench_common import Rig, code_prompts, open_rig
-from scripts.bench_results import Recorder, row_of
+from scripts.bench_common import code_prompts, open_rig
+from scripts.bench_results import Recorder, Row
+from scripts.drafter_runs import (
+    NUM_CODE,
+    PLAIN,
+    Bench,
+    Cell,
+    CodePrompts,
+    Prompt,
+    Setting,
+    edit_task,
+    median,
+    noise_task,
+)
 
-COMPOSED = ("model/lookup", "model/phrases", "lookup+model")
-TASKS = {"code": 0.0, "edit": 0.0, "noise": 1.5}
-CORPUS_PROMPTS = 200
-NOISE_LENGTH = 60
-EDITED_TOKENS = 10
-WARM_UP_TOKENS = 8
+COMPOSED = ("model/lookup", "model/phrases", "lookup+model", "suffix+model")
+MODEL_GAMMAS = (1, 2, 3, 4, 6)
+OUROBOROS = tuple(
+    Setting(drafter=name, gamma=gamma, params=(("phrase_length", length),))
+    for name in ("ouroboros", "phrases+ouroboros")
+    for gamma in (4, 6, 8)
+    for length in (2, 4)
+)
+HOST_BATCH = 8
+QUICK = {"num_prompts": 4, "max_tokens": 40, "rounds": 1}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One drafter on one task in one round.
-
-    Attributes:
-        host_share: time in drafting and its bookkeeping, without engine and sampler, of the whole.
-    """
-
-    task: str
-    drafter: str
-    tokens_per_s: float
-    tokens_per_step: float
-    utilization: float | None
-    host_share: float
-
-
-@dataclass(slots=True)
-class HostClock:
-    """Seconds spent around the drafters, less what the draft model and the sampler took of them."""
-
-    rig: Rig
-    total_s: float = 0.0
-
-    def watch(self, name: str) -> None:
-        """Take the time of a function that the step calls."""
-        inner: Callable[..., Any] = getattr(runtime.step, name)
-
-        def timed(*args: Any, **options: Any) -> Any:
-            began, other = time.perf_counter(), self._other_s()
-            try:
-                return inner(*args, **options)
-            finally:
-                self.total_s += time.perf_counter() - began - (self._other_s() - other)
-
-        setattr(runtime.step, name, timed)
-
-    def _other_s(self) -> float:
-        return self.rig.engine_s() + self.rig.sampler.total_s
+# Table 4 of the paper: what is added in turn, as settings of the server and of the request; the last is our addition.
+PAPER = {
+    "draft_passes": 8, "draft_lenience": 1.0, "harvests_rejected": False, "history_scope": HistoryScope.REQUEST,
+}  # fmt: skip
+MECHANISMS: tuple[tuple[str, dict[str, object], int], ...] = (
+    ("phrases accelerate the draft", {}, 0),
+    ("+ lengthening", {}, 3),
+    ("+ phrases from verification", {"harvests_rejected": True}, 3),
+    ("+ reuse across requests", {"history_scope": HistoryScope.SERVER}, 3),
+    ("+ lenient drafting", {"draft_lenience": DraftingConfig().draft_lenience}, 3),
+    ("+ window of 4 on the draft", {"draft_window": 4}, 3),
+    ("no window, few passes", {"draft_window": 0, "draft_passes": 1}, 3),
+)
 
 
-def answer_of(rig: Rig, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    """Greedy answer to a prompt, without drafts."""
-    events: list[Event] = []
-    rig.next_id += 1
-    name = f"answer-{rig.next_id}"
-    spec = RequestSpec(
-        internal_id=name,
-        request_id=name,
-        prompt_tokens=tuple(prompt),
-        law=SamplingLaw(temperature=0.0),
-        seed=0,
-        max_tokens=max_tokens,
-        speculation=SpeculationParams(is_enabled=False),
-    )
-    rig.worker.submit(spec, events.append)
-    while rig.worker.run_step():
-        pass
-    return [one.token for event in events if isinstance(event, Progressed) for one in event.tokens]
+class Run:
+    """One invocation: what all tables share, and the rows they leave."""
+
+    def __init__(
+        self,
+        *,
+        num_prompts: int,
+        max_tokens: int,
+        rounds: int,
+        gamma: int,
+        threads: int,
+        scratch: Path,
+    ) -> None:
+        self.num_prompts = num_prompts
+        self.max_tokens = max_tokens
+        self.rounds = rounds
+        self.gamma = gamma
+        self.threads = threads
+        self.scratch = scratch
+        self.rows: list[Row] = []
+
+    def open(self, bundle: Path, batch: int = 1, **drafting: object) -> Bench:
+        """A bench whose datastore holds prompts that are never measured."""
+        store = self.scratch / "datastore"
+        if not store.exists():
+            rig = open_rig(bundle, max_batch=1, num_threads=self.threads)
+            measured = set(code_prompts(NUM_CODE))
+            texts = [text for text in code_prompts(4 * NUM_CODE) if text not in measured]
+            vocab_size = rig.target.limits.vocab_size
+            write_datastore([rig.tokenizer.encode(t) for t in texts], store, vocab_size=vocab_size)
+            rig.close()
+        config = DraftingConfig(datastore=str(store), **drafting)  # type: ignore[arg-type]
+        return Bench(open_rig(bundle, max_batch=batch, num_threads=self.threads, drafting=config))
+
+    def interleaved(self, runs: dict[str, Callable[[], Cell]]) -> dict[str, Cell]:
+        """Medians of named runs, each run once per round, with the median of host shares beside."""
+        found: dict[str, list[Cell]] = {name: [] for name in runs}
+        for _ in range(self.rounds):
+            for name, run in runs.items():
+                found[name].append(run())
+        return {
+            name: replace(median(cells), host_share=median_of(cell.host_share for cell in cells))
+            for name, cells in found.items()
+        }
+
+    def report(
+        self, title: str, task: str, bundle: Path, cells: dict[str, Cell], base: str
+    ) -> None:
+        """Print a table with speed-ups over its line ``base``, and keep its rows."""
+        table = Table(title=f"{bundle.name}: {title}")
+        table.add_column("setting")
+        for head in (
+            "tokens/s",
+            "ratio",
+            "tokens/pass",
+            "ratio",
+            "kept",
+            "draft passes",
+            "host share",
+        ):
+            table.add_column(head, justify="right")
+        for name, cell in cells.items():
+            speed, yielded = (
+                getattr(cell, one) / getattr(cells[base], one)
+                for one in ("tokens_per_s", "tokens_per_step")
+            )
+            table.add_row(
+                name, f"{cell.tokens_per_s:.0f}", f"{speed:.2f}", f"{cell.tokens_per_step:.2f}", f"{yielded:.2f}",
+                "-" if cell.utilization is None else f"{cell.utilization:.2f}", f"{cell.draft_passes:.2f}",
+                "-" if cell.host_share is None else f"{cell.host_share:.3f}",
+            )  # fmt: skip
+            figures = {**asdict(cell), "speed_ratio": speed, "tokens_per_step_ratio": yielded}
+            case = {"task": task, "drafter": name, "bundle": bundle.name}
+            self.rows.append(Row(case=case, figures=figures))
+        Console(width=120).print(table)
 
 
-def edit_task(rig: Rig, prompt: list[int], max_tokens: int) -> tuple[list[int], tuple[int, ...]]:
-    """A text with the target's own answer to it, then the text again without its first tokens.
-
-    The target goes on much as it did before, with small changes: it repeats given code.
-    """
-    answer = answer_of(rig, prompt, max_tokens)
-    return [*prompt, *answer, *prompt[EDITED_TOKENS:]], tuple(answer)
+def median_of(values: Iterable[float | None]) -> float | None:
+    """The median of what there is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
-def tasks_of(
-    rig: Rig, count: int, max_tokens: int
-) -> dict[str, list[tuple[list[int], tuple[int, ...]]]]:
-    """Per task, prompts and reference tokens."""
-    codes = code_prompts(count)
-    rng = random.Random(1)
-    vocab_size = rig.target.limits.vocab_size
-
-    def ids(text: str) -> list[int]:
-        return list(rig.tokenizer.encode(text))
-
-    noise = [[rng.randrange(5, vocab_size) for _ in range(NOISE_LENGTH)] for _ in codes]
-    return {
-        "code": [(ids(code), tuple(ids(code))) for code in codes],
-        "edit": [edit_task(rig, ids(code), max_tokens) for code in codes],
-        "noise": [(prompt, tuple(prompt)) for prompt in noise],
-    }
-
-
-def measure(
-    rig: Rig,
-    clock: HostClock,
-    task: str,
-    prompts: Sequence[tuple[list[int], tuple[int, ...]]],
-    drafter: str,
-    gamma: int,
+def fresh(
+    bench: Bench,
+    setting: Setting,
+    prompts: Sequence[Prompt],
     max_tokens: int,
-    batch: int,
+    warm: Iterable[Prompt] = (),
 ) -> Cell:
-    host_before, wall_s, num_output, reports = clock.total_s, 0.0, 0, []
-    for start in range(0, len(prompts), batch):
-        group = prompts[start : start + batch]
-        # One reference for the group: the rig gives all requests of a run the same parameters.
-        reference = group[0][1] if "reference" in drafter else ()
-        params = SpeculationParams(
-            is_enabled=drafter != "none", drafter=drafter, gamma=gamma, reference_tokens=reference
+    """A run by drafters that know no history but that of ``warm``, which is not measured."""
+    bench.forget()
+    if setting is not PLAIN:
+        for prompt in warm:
+            bench.run(setting, "code", [prompt], max_tokens)
+    return bench.run(setting, "code", prompts, max_tokens)
+
+
+def tuned_table(run: Run, bundle: Path) -> None:
+    """Ouroboros against model drafting, each as it is fastest on the tuning prompts; histories shared."""
+    with run.open(bundle) as bench:
+        prompts = CodePrompts.of(bench.rig, run.num_prompts)
+        families = {
+            "model": [Setting(drafter="model", gamma=gamma) for gamma in MODEL_GAMMAS],
+            "ouroboros": list(OUROBOROS),
+        }
+        bench.run(PLAIN, "code", prompts.tuning[:1], run.max_tokens)
+        chosen = [PLAIN]
+        for settings in families.values():
+            tried = {
+                one.name: (lambda one=one: fresh(bench, one, prompts.tuning, run.max_tokens))
+                for one in settings
+            }
+            cells = run.interleaved(tried)
+            chosen.append(max(settings, key=lambda one: cells[one.name].tokens_per_s))
+        # What has been served before: as much again as is measured.
+        warm = prompts.others[: run.num_prompts]
+        cells = run.interleaved(
+            {
+                one.name: (
+                    lambda one=one: fresh(bench, one, prompts.measured, run.max_tokens, warm)
+                )
+                for one in chosen
+            }
         )
-        law = SamplingLaw(temperature=TASKS[task])
-        finished, took_s = rig.run([ids for ids, _ in group], law, params, max_tokens)
-        wall_s += took_s
-        num_output += sum(one.num_output for one in finished)
-        reports += [one.report for one in finished]
-    drafted = sum(report.num_drafted for report in reports)
-    return Cell(
-        task=task,
-        drafter=drafter,
-        tokens_per_s=num_output / wall_s,
-        tokens_per_step=num_output / sum(report.num_steps for report in reports),
-        utilization=sum(report.num_accepted for report in reports) / drafted if drafted else None,
-        host_share=(clock.total_s - host_before) / wall_s,
+    run.report("both tuned, histories shared", "tuned", bundle, cells, chosen[1].name)
+
+
+def mechanisms_table(run: Run, bundle: Path) -> None:
+    """Each mechanism of Ouroboros added in turn, at one gamma."""
+    gamma = run.gamma * 2
+    model = Setting(drafter="model", gamma=gamma)
+    benches, runs = [], {}
+    settings = dict(PAPER)
+    for name, added, num_phrases in MECHANISMS:
+        settings |= added
+        bench = run.open(bundle, **settings)
+        benches.append(bench)
+        prompts = CodePrompts.of(bench.rig, run.num_prompts)
+        one = Setting(drafter="ouroboros", gamma=gamma, params=(("num_phrases", num_phrases),))
+        if not runs:
+            runs["model"] = lambda b=bench, p=prompts: fresh(b, model, p.measured, run.max_tokens)
+        runs[name] = lambda b=bench, o=one, p=prompts: fresh(b, o, p.measured, run.max_tokens)
+    cells = run.interleaved(runs)
+    for bench in benches:
+        bench.rig.close()
+    run.report(f"mechanisms added in turn, gamma {gamma}", "mechanisms", bundle, cells, "model")
+
+
+def locality_table(run: Run, bundle: Path) -> None:
+    """Reuse off and on, with prompts shuffled and with those of one source file together."""
+    one = Setting(drafter="ouroboros", gamma=run.gamma)
+    benches = {
+        scope: run.open(bundle, history_scope=scope)
+        for scope in (HistoryScope.REQUEST, HistoryScope.SERVER)
+    }
+    runs: dict[str, Callable[[], Cell]] = {}
+    for scope, bench in benches.items():
+        prompts = CodePrompts.of(bench.rig, run.num_prompts).measured
+        places = {text: place for place, text in enumerate(code_prompts(NUM_CODE))}
+        decode = bench.rig.tokenizer.decode
+        local = sorted(prompts, key=lambda prompt: places.get(decode(prompt[0]), 0))
+        for order, these in (("shuffled", prompts), ("by file", local)):
+            name = f"reuse {'on' if scope is HistoryScope.SERVER else 'off'}, {order}"
+            runs[name] = lambda b=bench, p=these: fresh(b, one, p, run.max_tokens)
+    cells = run.interleaved(runs)
+    for bench in benches.values():
+        bench.rig.close()
+    run.report("reuse and locality", "locality", bundle, cells, "reuse off, shuffled")
+
+
+def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[str]) -> None:
+    """Every drafter at one gamma on every task, none with a history of other requests."""
+    with run.open(bundle, history_scope=HistoryScope.REQUEST) as bench:
+        code = CodePrompts.of(bench.rig, run.num_prompts).measured
+        work = {
+            "code": lambda: code,
+            "edit": lambda: edit_task(bench.rig, code, run.max_tokens),
+            "noise": lambda: noise_task(bench.rig, run.num_prompts),
+        }
+        for task in tasks:
+            prompts = work[task]()
+            cells = compared(run, bench, names, task, prompts, 1)
+            run.report(f"{task}, gamma {run.gamma}", task, bundle, cells, "none")
+
+
+def compared(
+    run: Run, bench: Bench, names: Sequence[str], task: str, prompts: Sequence[Prompt], batch: int
+) -> dict[str, Cell]:
+    """Plain decoding and drafters by name at one gamma, over the same prompts."""
+    settings = [PLAIN, *(Setting(drafter=name, gamma=run.gamma) for name in names)]
+    bench.run(PLAIN, task, prompts[:batch], run.max_tokens, batch)
+    return run.interleaved(
+        {
+            one.drafter: (lambda one=one: bench.run(one, task, prompts, run.max_tokens, batch))
+            for one in settings
+        }
     )
 
 
-def open_with_corpus(
-    bundle: Path, batch: int, scratch: Path, history: HistoryScope, threads: int
-) -> Rig:
-    """A rig whose datastore holds code prompts other than those that are measured."""
-    store = scratch / "datastore"
-    if not store.exists():
-        plain = open_rig(bundle, max_batch=1, num_threads=threads)
-        texts = [plain.tokenizer.encode(t) for t in code_prompts(CORPUS_PROMPTS)[len(TASKS) * 8 :]]
-        write_datastore(texts, store, vocab_size=plain.target.limits.vocab_size)
-    drafting = DraftingConfig(datastore=str(store), history_scope=history)
-    return open_rig(bundle, max_batch=batch, num_threads=threads, drafting=drafting)
-
-
-def show(medians: Sequence[Cell], title: str) -> None:
-    plain = {cell.task: cell.tokens_per_s for cell in medians if cell.drafter == "none"}
-    table = Table(title=title)
-    for head in ("task", "drafter", "tokens/s", "speed-up", "tokens/step", "kept", "host share"):
-        table.add_column(head, justify="left" if head in ("task", "drafter") else "right")
-    for cell in medians:
-        table.add_row(
-            cell.task, cell.drafter, f"{cell.tokens_per_s:.0f}", f"{cell.tokens_per_s / plain[cell.task]:.2f}",
-            f"{cell.tokens_per_step:.2f}", "-" if cell.utilization is None else f"{cell.utilization:.2f}",
-            f"{cell.host_share:.3f}",
-        )  # fmt: skip
-    Console(width=120).print(table)
+def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
+    """What drafting costs the host in a batch of eight."""
+    with run.open(bundle, batch=HOST_BATCH, history_scope=HistoryScope.REQUEST) as bench:
+        prompts = CodePrompts.of(bench.rig, max(run.num_prompts, HOST_BATCH)).measured
+        prompts = prompts[: len(prompts) // HOST_BATCH * HOST_BATCH]
+        cells = compared(run, bench, names, "code", prompts, HOST_BATCH)
+    run.report(
+        f"batch {HOST_BATCH}, gamma {run.gamma}", f"batch {HOST_BATCH}", bundle, cells, "none"
+    )
 
 
 def main(
     bundle: Path,
     scratch: Annotated[Path, typer.Option(help="Folder for the datastore.")],
+    dear: Annotated[Path | None, typer.Option(help="Bundle whose draft costs 0.3 to 0.5 of a target step.")] = None,
     drafters: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
+    figures: Annotated[str, typer.Option(help="Of 1 tuned, 2 mechanisms, 3 every drafter, 4 host.")] = "1,2,3,4",
+    tasks: str = "code,edit,noise",
     gamma: int = 4,
-    batch: int = 1,
-    num_prompts: int = 6,
-    max_tokens: int = 48,
+    num_prompts: int = 12,
+    max_tokens: int = 64,
     rounds: int = 3,
-    tasks: str = ",".join(TASKS),
-    history: Annotated[
-        str, typer.Option(help="request, or server: rounds repeat prompts, so answers are known.")
-    ] = "request",
     threads: int = 2,
+    quick: Annotated[bool, typer.Option("--quick", help="Few prompts, short answers, one round.")] = False,
     json_out: Path | None = None,
-) -> None:
-    """Measure every drafter ``rounds`` times, interleaved, and print medians."""
-    recorder = Recorder("drafters", "every drafter on the same prompts, gamma fixed", threads)
-    rig = open_with_corpus(bundle, batch, scratch, HistoryScope(history), threads)
-    clock = HostClock(rig)
-    for name in ("propose", "tell"):
-        clock.watch(name)
+) -> None:  # fmt: skip
+    """Measure, print tables of medians, and write them as one result."""
+    recorder = Recorder("drafters", "every drafter, and the mechanisms of Ouroboros", threads)
+    sizes = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
+    sizes = QUICK if quick else sizes
+    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch)
     names = drafters.split(",") if drafters else [*DRAFTER_NAMES, *COMPOSED]
-    names = ["none", *(name for name in names if name != "none")]
-    work = {
-        task: prompts
-        for task, prompts in tasks_of(rig, num_prompts, max_tokens).items()
-        if task in tasks.split(",")
-    }
-    for task, prompts in work.items():
-        measure(rig, clock, task, prompts[:1], "none", 0, WARM_UP_TOKENS, batch)
-    cells: dict[tuple[str, str], list[Cell]] = {}
-    for _ in range(rounds):
-        for task, prompts in work.items():
-            for name in names:
-                cell = measure(rig, clock, task, prompts, name, gamma, max_tokens, batch)
-                cells.setdefault((task, name), []).append(cell)
-    medians = [
-        sorted(found, key=lambda cell: cell.tokens_per_s)[len(found) // 2]
-        for found in cells.values()
-    ]
-    show(medians, f"{bundle.name}, batch {batch}, gamma {gamma}: medians of {rounds} rounds")
-    rows = [
-        row_of(
-            replace(cell, host_share=statistics.median(one.host_share for one in found)),
-            ("task", "drafter"), bundle=bundle.name, batch=batch, gamma=gamma,
-        )
-        for cell, found in zip(medians, cells.values(), strict=True)
-    ]  # fmt: skip
-    settings = {
-        "num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds, "history": history,
-    }  # fmt: skip
-    recorder.write(json_out, rows, settings)
+    names = [name for name in names if name != "none"]
+    wanted = figures.split(",")
+    if "1" in wanted:
+        for one in (bundle, *([dear] if dear else [])):
+            tuned_table(run, one)
+    if "2" in wanted:
+        mechanisms_table(run, dear or bundle)
+        locality_table(run, dear or bundle)
+    if "3" in wanted:
+        every_table(run, bundle, names, tasks.split(","))
+    if "4" in wanted:
+        host_table(run, bundle, names)
+    recorder.write(json_out, run.rows, {**sizes, "gamma": gamma})
 
 
 if __name__ == "__main__":

@@ -57,6 +57,11 @@ PAIRS = {
         target=Size(hidden=768, layers=12, intermediate=3392, heads=12, kv_heads=12),
         draft=Size(hidden=384, layers=2, intermediate=1408, heads=12, kv_heads=12),
     ),
+    # The demo target as it is, with a draft that costs nearly half of it: what Ouroboros was made for.
+    "demo-dear-draft": PairSize(
+        target=Size(hidden=384, layers=5, intermediate=1152, heads=6, kv_heads=2),
+        draft=Size(hidden=256, layers=4, intermediate=768, heads=8, kv_heads=4),
+    ),
     "1b-50m": PairSize(
         target=Size(hidden=2048, layers=16, intermediate=8192, heads=32, kv_heads=8),
         draft=Size(hidden=768, layers=6, intermediate=2688, heads=24, kv_heads=8),

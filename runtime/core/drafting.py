@@ -64,6 +64,8 @@ class DraftingConfig:
         draft_lenience: there, how likely a phrase's token must be, in the draft model's own eyes,
             relative to its first choice, to be drafted; 1 drafts first choices only. Any value is
             exact: these drafts are judged as point masses.
+        draft_passes: there, passes of the draft model after which a phrase, if one goes on from
+            where they led, is taken for the rest of the draft.
         draft_window: there, columns of the lookahead window on the draft model where a request
             does not say; 0 for none.
         root_phrases: there, phrases tried beside the draft where a row takes trees; 0 for none.
@@ -94,6 +96,7 @@ class DraftingConfig:
     window: int = 4
     phrase_draft: bool = True
     draft_lenience: float = 0.3
+    draft_passes: int = 1
     draft_window: int = 0
     root_phrases: int = 0
     tree_nodes: int = 24

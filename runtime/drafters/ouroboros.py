@@ -146,7 +146,8 @@ class OuroborosDrafter(ModelDrafter):
         found = state.pool.get(draft.tokens[-1], count)
         tree, budget = TreeBuilder(), row.max_nodes or row.gamma
         tree.add_chain(draft.tokens)
-        for phrase in found:
+        # The newest phrase goes on with its own.
+        for phrase in (self._phrases.guess(row, draft.tokens, room), *found[1:]):
             length = min(room, budget - len(tree.tokens))
             tree.add_chain((*draft.tokens, *cut_at_end(phrase, ends)[: max(length, 0)]))
         if row.max_nodes:

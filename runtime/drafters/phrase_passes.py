@@ -34,11 +34,14 @@ class PassSettings:
         phrase_draft: whether phrases accelerate it; else one pass drafts one token.
         draft_lenience: a phrase's token is drafted while the draft model finds it this many times
             as likely as its own choice; 1 for its own choice alone.
+        draft_passes: passes after which a phrase is taken for the rest of a draft, where there is
+            one behind its last token.
         draft_window: W of the window, where a request does not say; 0 for none.
     """
 
     phrase_draft: bool = True
     draft_lenience: float = 0.3
+    draft_passes: int = 1
     draft_window: int = 0
 
     @classmethod
@@ -114,7 +117,9 @@ class PhrasePasses:
         missing = {
             slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
         }
+        num_passes = 0
         while missing:
+            num_passes += 1
             guesses = {
                 slot: self._guess(live[slot], drafted[slot], gammas[slot], computed[slot], fed)
                 for slot, fed in missing.items()
@@ -126,20 +131,19 @@ class PhrasePasses:
                 self._learn(live[slot], fed[-1], guesses[slot], logits[slot])
                 self._keep(slot, len(fed), paths[slot])
                 computed[slot] += len(fed) + len(paths[slot])
-                if self._goes_on(live[slot], drafted[slot], gammas[slot]):
+                is_enough = num_passes >= self._settings.draft_passes
+                if self._goes_on(live[slot], drafted[slot], gammas[slot], is_enough):
                     following[slot] = (drafted[slot][-1],)
             missing = following
         self.num_drafted += sum(len(tokens) for tokens in drafted.values())
         return drafted
 
-    def _goes_on(self, row: DraftRow, drafted: Sequence[int], gamma: int) -> bool:
-        """Until the draft is full, or so long that a phrase fills the rest."""
+    def _goes_on(self, row: DraftRow, drafted: Sequence[int], gamma: int, is_enough: bool) -> bool:
+        """Until the draft is full, or enough passes were made and a phrase goes on from here."""
         if len(drafted) >= gamma or drafted[-1] in row.sampling.law.end_token_ids:
             return False
-        state, count = self._phrases.state_of(row), self._phrases.wanted(row)
-        # A short draft is not worth giving up the draft model's own tokens for.
-        is_long = gamma - len(drafted) <= state.phrase_length and 2 * len(drafted) >= gamma
-        return not (is_long and state.pool.get(drafted[-1], count))
+        pool, count = self._phrases.state_of(row).pool, self._phrases.wanted(row)
+        return not (is_enough and pool.get(drafted[-1], count))
 
     def _guess(
         self,

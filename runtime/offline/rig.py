@@ -88,6 +88,7 @@ class Rig:
 
     Attributes:
         costs: of these engines on this machine, where they are known.
+        tenant: whose requests are run; a new name finds drafters without history.
     """
 
     bundle: Bundle
@@ -100,6 +101,7 @@ class Rig:
     costs: CostTable | None = None
     clock: Callable[[], float] = time.perf_counter
     next_id: int = 0
+    tenant: str = ""
 
     def engine_s(self) -> float:
         """Seconds spent in engine calls so far."""
@@ -135,6 +137,7 @@ class Rig:
                 seed=seed,
                 max_tokens=max_tokens,
                 speculation=speculation,
+                tenant=self.tenant,
             )
             self.worker.submit(spec, answer)
         while any(answer.end is None for answer in answers):

@@ -206,3 +206,15 @@ def test_a_phrase_stays_in_the_draft_where_the_draft_model_finds_it_nearly_as_li
         drafted.append(harness.finished("a").report)
     assert drafted[1].draft_utilization > drafted[0].draft_utilization
     assert drafted[1].draft_utilization == 1.0
+
+
+def test_enough_passes_and_a_phrase_end_the_drafting() -> None:
+    passes = {}
+    for limit in (1, 8):
+        harness = tree_pair("F3", draft_passes=limit, draft_lenience=1.0)
+        params = SpeculationParams(drafter="ouroboros", gamma=8, phrase_length=3)
+        harness.submit("a", (*range(10), 0, 1), max_tokens=24, speculation=params)
+        harness.run()
+        assert harness.tokens("a") == [token % 10 for token in range(2, 26)]
+        passes[limit] = harness.worker._parts.drafters["ouroboros"].passes.num_passes
+    assert passes[1] < passes[8]
