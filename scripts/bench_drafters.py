@@ -1,7 +1,8 @@
 """Every drafter in one run: what each brings, what Ouroboros' mechanisms bring, and what drafting costs.
 
 1. Ouroboros against plain model drafting, both tuned on other prompts, histories shared, on this bundle and on one
-   whose draft is dear (``--dear``; ``python -m scripts.widen_pair demo-dear-draft OUT`` and ``outrider export`` make one).
+   whose draft is dear (``--dear``; ``python -m scripts.widen_pair demo-dear-draft OUT`` and ``outrider export`` make
+   one).
 2. Ouroboros' mechanisms, each added in turn, and reuse with and without locality.
 3. Every drafter on code, on editing and on noise, gamma fixed, so that no controller hides what a drafter costs where
    it does not pay.
