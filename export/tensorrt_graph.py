@@ -19,9 +19,14 @@ import onnx_ir as ir
 from engines import bundle
 from engines.base import BundleError
 from export.graph_edits import drop_unused, put, put_tensor
+from export.tensorrt_float8 import FLOAT8, narrow_weights
 
-PRECISIONS = ("float32", "float16", "bfloat16")
-_DATA_TYPES = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+PRECISIONS = ("float32", "float16", "bfloat16", FLOAT8)
+_DATA_TYPES = {
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+    FLOAT8: ir.DataType.FLOAT16,
+}
 # Input of an Attention node that masks; the ones behind it are the caches it would concatenate and
 # the lengths.
 _MASK_INPUT = 3
@@ -41,7 +46,8 @@ def derive_graph(source: Path, out: Path, *, capacity: int, precision: str) -> N
         precision: one of ``PRECISIONS``.
 
     Raises:
-        BundleError: an attention is not the canonical one, or a weight is beyond float16.
+        BundleError: an attention is not the canonical one, a weight is beyond float16, or there is
+            none to store in 8 bits.
     """
     model = ir.load(source)
     ir.external_data.load_to_model(model)
@@ -50,6 +56,8 @@ def derive_graph(source: Path, out: Path, *, capacity: int, precision: str) -> N
     _restore_stored_halves(model.graph)
     if precision != "float32":
         _HalfPass(model.graph, _DATA_TYPES[precision], source.parent.name).run()
+    if precision == FLOAT8:
+        narrow_weights(model.graph, source.parent.name)
     drop_unused(model.graph)
     ir.save(model, out, external_data=f"{out.name}.data")
 

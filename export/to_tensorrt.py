@@ -28,6 +28,7 @@ from engines.sampler_plans import SAMPLER_PRECISION, sampler_parts, sampler_prof
 from engines.sampler_tensors import KEPT_ROWS, NEW_KEPT_ROWS, SAMPLER_FOLDER, keeps_rows
 from engines.tensorrt_api import TensorRtApi, find_api
 from export.quantize import BITS
+from export.tensorrt_float8 import FLOAT8, LEAST_CAPABILITY
 from export.tensorrt_graph import PRECISIONS, derive_graph
 from export.tensorrt_network import PlanJob, Report, build_plan
 
@@ -85,6 +86,7 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
             f"precision {options.precision!r}: must be one of {', '.join(PRECISIONS)}"
         )
     capabilities = _check_capabilities(api, options.compute_capabilities)
+    _check_float8(options.precision, capabilities)
     sizes = _check_capacities(bundle, options.capacities)
     parts = _check_parts(bundle, options.parts)
     root = bundle.root
@@ -246,6 +248,20 @@ def _check_capacities(bundle: Bundle, wanted: Sequence[int]) -> tuple[int, ...]:
                 f"capacity {size}: this bundle's caches take {', '.join(map(str, allowed))}"
             )
     return tuple(sorted({*wanted, allowed[-1]}))
+
+
+def _check_float8(precision: str, capabilities: Sequence[str]) -> None:
+    """Refuse 8-bit floats for GPUs that have none."""
+    for capability in capabilities:
+        if precision == FLOAT8 and _number(capability) < _number(LEAST_CAPABILITY):
+            raise EngineError(
+                f"compute capability {capability}: {FLOAT8} needs {LEAST_CAPABILITY} or later; build "
+                "with --precision float16, or export with --weights int8 or int4 and build that bundle"
+            )
+
+
+def _number(capability: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in capability.split("."))
 
 
 def _check_capabilities(api: TensorRtApi, wanted: Sequence[str]) -> tuple[str, ...]:

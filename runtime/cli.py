@@ -73,7 +73,9 @@ def build(
     compute_capability: Annotated[
         list[str] | None, typer.Option(help="GPU to build for, such as 8.0; default: the GPU here.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "float16",
+    precision: Annotated[
+        str, typer.Option(help="float16, bfloat16, float32 or float8.")
+    ] = "float16",
     gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step to tune for.")] = 4,
     opt_batch: Annotated[int, typer.Option(min=1, help="Rows to tune for.")] = 8,
     capacity: Annotated[

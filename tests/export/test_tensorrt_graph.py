@@ -43,7 +43,9 @@ FAMILIES = {
 }
 ALL = ("llama", *FAMILIES)
 # Largest |logit difference| to float32; the logits' own size is up to 4.
-TOLERANCES = {"float32": 1e-5, "float16": 4e-2}
+TOLERANCES = {"float32": 1e-5, "float16": 4e-2, "float8": 1.0}
+# Of keys, values and logits.
+CACHE_TYPES = {"float32": np.float32, "float16": np.float16, "float8": np.float16}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_a_derived_graph_answers_as_the_canonical_one(
     derive_graph(graphs[family], out, capacity=CAPACITY, precision=precision)
     found, expected = run_graph(out), run_graph(graphs[family])
     assert found["logits"].dtype == np.float32
-    assert found["new_key.1"].dtype == np.dtype(precision)
+    assert found["new_key.1"].dtype == CACHE_TYPES[precision]
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=0, atol=TOLERANCES[precision])
 
@@ -116,6 +118,39 @@ def test_sixteen_bits_are_in_the_weights_and_not_in_the_norms(
     assert set().union(*by_operator.values()) == {onnx.TensorProto.FLOAT}
 
 
+def test_weights_of_products_are_stored_in_eight_bits(
+    graphs: dict[str, Path], tmp_path: Path
+) -> None:
+    half, narrow = tmp_path / "half.onnx", tmp_path / "narrow.onnx"
+    derive_graph(graphs["qwen3"], half, capacity=CAPACITY, precision="float16")
+    derive_graph(graphs["qwen3"], narrow, capacity=CAPACITY, precision="float8")
+    expected, found = (
+        {value.name: value for value in onnx.load(path).graph.initializer}
+        for path in (half, narrow)
+    )
+    stored = {name.removesuffix(".float8") for name in found if name.endswith(".float8")}
+    # Of each layer the joined projection of the inputs, the outputs', and the three of the MLP.
+    assert len(stored) >= 4 * NUM_LAYERS
+    for name in stored:
+        exact = onnx.numpy_helper.to_array(expected[name]).astype(np.float32)
+        weight = found[f"{name}.float8"]
+        assert weight.data_type == onnx.TensorProto.FLOAT8E4M3FN
+        scales = onnx.numpy_helper.to_array(found[f"{name}.scales"]).astype(np.float32)
+        values = onnx.numpy_helper.to_array(weight).astype(np.float32) * scales
+        # Three bits of fraction, and subnormal numbers below a 28,000th of the greatest.
+        limit = np.abs(exact) * 2**-4 + np.abs(exact).max(axis=0) * 2**-15
+        assert (np.abs(values - exact) <= limit).all()
+        assert name not in found
+
+
+def test_quantised_weights_are_not_narrowed_again(graphs: dict[str, Path], tmp_path: Path) -> None:
+    source = tmp_path / "source.onnx"
+    onnx.save(onnx.load(graphs["llama"]), source)
+    quantize_file(source, "int8")
+    with pytest.raises(BundleError, match="weights in blocks of integers are built with --prec"):
+        derive_graph(source, tmp_path / "out.onnx", capacity=CAPACITY, precision="float8")
+
+
 def test_a_weight_beyond_float16_names_the_way_out(graphs: dict[str, Path], tmp_path: Path) -> None:
     model = onnx.load(graphs["llama"])
     weight = next(value for value in model.graph.initializer if len(value.dims) == 2)
@@ -128,27 +163,28 @@ def test_a_weight_beyond_float16_names_the_way_out(graphs: dict[str, Path], tmp_
         derive_graph(source, tmp_path / "out.onnx", capacity=CAPACITY, precision="float16")
 
 
-def job(graph: Path, precision: str = "float16") -> PlanJob:
+def job(graph: Path, precision: str = "float16", compute_capability: str = "8.0") -> PlanJob:
     return PlanJob(
         graph=graph,
         num_layers=NUM_LAYERS,
         profiles=derive_profiles(max_batch=4, max_extend=16, max_gamma=4, gamma=2),
         precision=precision,
-        compute_capability="8.0",
+        compute_capability=compute_capability,
     )
 
 
 @pytest.mark.parametrize(
-    ("family", "precision"),
-    [("gpt2", "float32"), ("qwen3", "bfloat16")],
+    ("family", "precision", "capability"),
+    [("gpt2", "float32", "8.0"), ("qwen3", "bfloat16", "8.0"), ("llama", "float8", "8.9")],
 )
 def test_a_family_becomes_a_plan(
-    graphs: dict[str, Path], family: str, precision: str, tmp_path: Path
+    graphs: dict[str, Path], family: str, precision: str, capability: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "model.onnx"
     derive_graph(graphs[family], out, capacity=CAPACITY, precision=precision)
     told: list[tuple[str, int, int]] = []
-    plan = build_plan(find_api(RTX), job(out, precision), lambda *step: told.append(step))
+    asked = job(out, precision, capability)
+    plan = build_plan(find_api(RTX), asked, lambda *step: told.append(step))
     assert len(plan) > 1000
     assert told
     assert all(0 <= step <= size for _, step, size in told)

@@ -153,10 +153,19 @@ def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "reason"),
     [
-        ({"precision": "float64"}, BundleError, "must be one of float32, float16, bfloat16"),
+        (
+            {"precision": "float64"},
+            BundleError,
+            "must be one of float32, float16, bfloat16, float8",
+        ),
         ({"capacities": (100,)}, BundleError, "capacity 100: this bundle's caches take 128, 256"),
         ({"flavour": "cudnn"}, EngineError, "must be one of tensorrt, rtx"),
         ({"compute_capabilities": ("9.9",)}, EngineError, r"builds for 7\.5, 8\.0"),
+        (
+            {"precision": "float8"},
+            EngineError,
+            r"8\.0: float8 needs 8\.9 or later; build with --precision float16",
+        ),
         ({"parts": ("head",)}, BundleError, "must be one of target, draft, sampler"),
     ],
 )
