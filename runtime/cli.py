@@ -216,12 +216,21 @@ def verify_sampler(
     samples: Annotated[int, typer.Option(min=200, help="Completions per side.")] = 2000,
     false_alarm: Annotated[float, typer.Option(help="Chance to fail a correct bundle.")] = 1e-6,
     seed: Annotated[int, typer.Option(help="First of the seeds used.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "cpu",
+    sampler: Annotated[str, typer.Option(help="The one to prove: auto, host or device.")] = "auto",
 ) -> None:
     """Prove on this bundle that speculation leaves the target's distribution alone."""
     from runtime.verify_sampler import verify
 
     with refusals():
-        report = verify(bundle, num_samples=samples, false_alarm=false_alarm, seed=seed)
+        report = verify(
+            bundle,
+            num_samples=samples,
+            false_alarm=false_alarm,
+            seed=seed,
+            device=device,
+            place=sampler,
+        )
     typer.echo(report.table())
     raise typer.Exit(0 if report.has_passed else EXIT_FAILED)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from engines.base import Engine
 from engines.bundle import TOKENIZER_FILE, Bundle
-from engines.cpu_sampler import CpuSampler
 from engines.laws import SamplingLaw
+from engines.pair import Pair
 from runtime.chi_square import homogeneity
 from runtime.core.config import ServerConfig
 from runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
@@ -21,18 +20,17 @@ NUM_FIRST_TOKENS = 3
 
 def check_pair(
     bundle: Bundle,
-    target: Engine,
-    draft: Engine | None,
+    pair: Pair,
     prompt: tuple[int, ...],
     num_samples: int,
     seed: int,
 ) -> list[Check]:
     """Completions of the real pair, with speculation and without, by first-token marginals."""
-    drafter = "lookup" if draft is None else "model"
+    drafter = "lookup" if pair.draft is None else "model"
     with_drafts = SpeculationParams(drafter=drafter, gamma=min(4, bundle.manifest.max_gamma))
     alone = SpeculationParams(is_enabled=False)
     sides = [
-        _completions(bundle, target, draft, prompt, params, range(first, first + num_samples))
+        _completions(bundle, pair, prompt, params, range(first, first + num_samples))
         for params, first in ((with_drafts, seed), (alone, seed + num_samples))
     ]
     return [
@@ -47,13 +45,12 @@ def check_pair(
 
 def _completions(
     bundle: Bundle,
-    target: Engine,
-    draft: Engine | None,
+    pair: Pair,
     prompt: tuple[int, ...],
     params: SpeculationParams,
     seeds: range,
 ) -> list[tuple[int, ...]]:
-    worker = _worker(bundle, target, draft, num_queued=len(seeds), num_tokens=len(prompt))
+    worker = _worker(bundle, pair, num_queued=len(seeds), num_tokens=len(prompt))
     receivers = [_Receiver() for _ in seeds]
     for seed, receiver in zip(seeds, receivers, strict=True):
         spec = RequestSpec(
@@ -73,24 +70,21 @@ def _completions(
     return [tuple(receiver.tokens) for receiver in receivers]
 
 
-def _worker(
-    bundle: Bundle, target: Engine, draft: Engine | None, *, num_queued: int, num_tokens: int
-) -> Worker:
+def _worker(bundle: Bundle, pair: Pair, *, num_queued: int, num_tokens: int) -> Worker:
     """A worker whose queue takes so many prompts of so many tokens, for as long as it takes."""
-    manifest, num_rows = bundle.manifest, target.limits.max_batch
+    num_rows = pair.target.limits.max_batch
     return Worker(
-        target=target,
-        draft=draft,
-        sampler=CpuSampler(
-            max_batch=num_rows, max_gamma=manifest.max_gamma, vocab_size=manifest.target.vocab_size
-        ),
+        target=pair.target,
+        draft=pair.draft,
+        sampler=pair.sampler,
+        rounds=pair.rounds,
         config=ServerConfig(
             max_running=num_rows,
             max_queued=num_queued,
             max_queued_tokens=num_queued * num_tokens,
             queue_timeout_s=math.inf,
         ),
-        max_gamma=manifest.max_gamma,
+        max_gamma=bundle.manifest.max_gamma,
         decoder=TokenizersCodec(bundle.root / TOKENIZER_FILE),
     )
 

@@ -10,8 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from engines.base import Engine, FloatArray, Span
-from engines.cpu_sampler import CpuSampler
-from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
+from engines.laws import ExactnessMode, Sampler, SamplingLaw, SamplingRow
 from runtime.chi_square import goodness_of_fit
 from runtime.core.sampling import adjusted_probs
 from runtime.core.verification import Probs, RowOf, completed, sequence_law
@@ -47,7 +46,7 @@ class Bench:
         *,
         target: Engine,
         draft: Engine | None,
-        sampler: CpuSampler,
+        sampler: Sampler,
         num_rows: int,
         prompt: tuple[int, ...],
         num_samples: int,

@@ -13,13 +13,13 @@ at most about that probability in all; a token of probability zero fails at once
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from engines import open_engine
+from engines import open_pair
 from engines.bundle import load_bundle
-from engines.cpu_sampler import CpuSampler
 from engines.laws import ExactnessMode, SamplingLaw
 from runtime.core.block import emitted_law_block
 from runtime.core.verification import emitted_law
@@ -42,7 +42,15 @@ LAWS: Mapping[str, SamplingLaw] = {
 }
 
 
-def verify(bundle_root: Path, *, num_samples: int, false_alarm: float, seed: int) -> VerifyReport:
+def verify(
+    bundle_root: Path,
+    *,
+    num_samples: int,
+    false_alarm: float,
+    seed: int,
+    device: str = "cpu",
+    place: str = "auto",
+) -> VerifyReport:
     """Run all checks on a bundle.
 
     Args:
@@ -50,29 +58,25 @@ def verify(bundle_root: Path, *, num_samples: int, false_alarm: float, seed: int
         num_samples: draws per check.
         false_alarm: wanted false-alarm rate of the whole, in (0, 1).
         seed: first of the request seeds.
+        device: as ``open_pair`` takes it.
+        place: of the sampler, likewise: "host", "device" or "auto".
 
     Raises:
         BundleError: the bundle does not fit its manifest.
+        EngineError: the device cannot serve it.
     """
     bundle = load_bundle(bundle_root)
     manifest = bundle.manifest
     num_rows = min(NUM_ROWS, manifest.max_batch)
-    target = open_engine(bundle, "target", max_batch=num_rows)
-    draft = None
-    if manifest.draft is not None and manifest.max_gamma > 0:
-        draft = open_engine(bundle, "draft", max_batch=num_rows)
-    sampler = CpuSampler(
-        max_batch=num_rows,
-        max_gamma=manifest.max_gamma,
-        vocab_size=manifest.target.vocab_size,
-    )
+    pair = open_pair(bundle, device=device, sampler=place, max_batch=num_rows)
+    draft = pair.draft if manifest.max_gamma > 0 else None
     prompts = _prompts(manifest.target.vocab_size, seed)
     checks: list[Check] = []
     for number, prompt in enumerate(prompts):
         bench = Bench(
-            target=target,
+            target=pair.target,
             draft=draft,
-            sampler=sampler,
+            sampler=pair.sampler,
             num_rows=num_rows,
             prompt=prompt,
             num_samples=num_samples,
@@ -83,10 +87,8 @@ def verify(bundle_root: Path, *, num_samples: int, false_alarm: float, seed: int
             checks.append(bench.check_first(title, law, ExactnessMode.MAX_ACCEPT, 0))
         if draft is not None:
             checks += _check_rounds(bench, f"prompt {number}", min(RUN_GAMMA, manifest.max_gamma))
-    checks += check_pair(bundle, target, draft, prompts[0], num_samples, seed)
-    for engine in (target, draft):
-        if engine is not None:
-            engine.close()
+    checks += check_pair(bundle, replace(pair, draft=draft), prompts[0], num_samples, seed)
+    pair.close()
     return VerifyReport(checks=tuple(checks), false_alarm=false_alarm)
 
 
