@@ -16,11 +16,9 @@ from typing import Protocol
 
 import numpy as np
 
-from engines.base import BundleError, EngineError, EngineLimits, FloatArray, IntArray, Span
+from engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
 from engines.bundle import (
-    LOGIT_POSITIONS,
     LOGITS,
-    START,
     TOKENS,
     ModelEntry,
     key_name,
@@ -31,7 +29,7 @@ from engines.bundle import (
 from engines.kv_cache import GROWTH_ROOM, cache_names
 from engines.plan_cache import PlanCache
 from engines.plan_device import DeviceTensor, PlanDevice
-from engines.plan_tensors import CACHE_DTYPES
+from engines.plan_tensors import CACHE_DTYPES, feeds_of
 from engines.plan_uploads import Downloads, GivenTokens, Uploads
 from engines.plans import PlanEntry, Shape, profile_for
 from engines.spans import check_move, check_spans
@@ -120,6 +118,11 @@ class PlanEngine:
         return self._limits
 
     @property
+    def precision(self) -> str:
+        """Of the plans' weights and products."""
+        return self._plans[0].entry.precision
+
+    @property
     def capacity(self) -> int:
         """S, tokens a slot of the cache has room for at present."""
         return self._require_open().capacity
@@ -163,6 +166,10 @@ class PlanEngine:
         """
         shape = self._shape(spans)
         return self._run(spans, shape, given)
+
+    def wait(self) -> None:
+        """Return when all that was enqueued on the device is done."""
+        self._device.wait()
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Refuse: no tree is ever extended here.
@@ -245,7 +252,7 @@ class PlanEngine:
         """Enqueue an extend of rows that one profile holds together."""
         cache, plan = self._require_open(), self._plan()
         profile = profile_for(plan.entry.profiles, shape)
-        feeds = self._uploads.put(_feeds(spans, shape))
+        feeds = self._uploads.put(feeds_of(spans, shape))
         for tokens in given:
             tokens.write(self._device, feeds[TOKENS])
         for span in spans:
@@ -277,17 +284,3 @@ class PlanEngine:
                 self._logits_bytes = 0  # should there be no memory: nothing is left to free
             self._logits, self._logits_bytes = self._device.allocate(num_bytes), num_bytes
         return self._logits
-
-
-def _feeds(spans: Sequence[Span], shape: Shape) -> dict[str, IntArray]:
-    """The integers of a call; a row's last token and last wanted position repeat as padding."""
-    tokens = np.zeros((shape.batch, shape.tokens), dtype=np.int64)
-    positions = np.zeros((shape.batch, shape.wanted), dtype=np.int64)
-    for row, span in enumerate(spans):
-        num_tokens = len(span.tokens)
-        tokens[row] = span.tokens[-1] if span.tokens else 0
-        tokens[row, :num_tokens] = span.tokens
-        positions[row] = max(0, num_tokens - 1)
-        positions[row, : span.num_logits] = range(num_tokens - span.num_logits, num_tokens)
-    starts = np.array([span.start for span in spans], dtype=np.int64)
-    return {TOKENS: tokens, START: starts, LOGIT_POSITIONS: positions}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from engines.base import IntArray, Span
 from engines.bundle import (
     LOGIT_POSITIONS,
     LOGITS,
@@ -70,3 +71,17 @@ class ModelTensors:
         dims = (batch, wanted, self._vocab_size)
         found[LOGITS] = DeviceTensor(addresses[LOGITS], dims, _FLOAT32)
         return found
+
+
+def feeds_of(spans: Sequence[Span], shape: Shape) -> dict[str, IntArray]:
+    """The integers of a call; a row's last token and last wanted position repeat as padding."""
+    tokens = np.zeros((shape.batch, shape.tokens), dtype=np.int64)
+    positions = np.zeros((shape.batch, shape.wanted), dtype=np.int64)
+    for row, span in enumerate(spans):
+        num_tokens = len(span.tokens)
+        tokens[row] = span.tokens[-1] if span.tokens else 0
+        tokens[row, :num_tokens] = span.tokens
+        positions[row] = max(0, num_tokens - 1)
+        positions[row, : span.num_logits] = range(num_tokens - span.num_logits, num_tokens)
+    starts = np.array([span.start for span in spans], dtype=np.int64)
+    return {TOKENS: tokens, START: starts, LOGIT_POSITIONS: positions}

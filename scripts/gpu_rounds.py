@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from engines import open_pair
 from engines.base import SpeculativeError
-from engines.bundle import TOKENIZER_FILE, Bundle
-from engines.laws import SamplingLaw
+from engines.bundle import Bundle
 from engines.pair import DEVICE, HOST, Pair
-from runtime.core.config import ServerConfig
-from runtime.core.params import Event, Progressed, RequestSpec, SpeculationParams
-from runtime.tokenizer import TokenizersCodec
-from runtime.worker import Worker
+from scripts.gpu_serving import serve
 
 GAMMA = 4
 PROMPT_TOKENS = 16
@@ -56,81 +50,55 @@ class RoundsCheck:
         )
 
 
-def check_rounds(bundle: Bundle, device: str, *, num_prompts: int, num_tokens: int) -> RoundsCheck:
+def check_rounds(
+    bundle: Bundle,
+    device: str,
+    *,
+    num_prompts: int,
+    num_tokens: int,
+    provider_options: Mapping[str, str] | None = None,
+) -> RoundsCheck:
     """Greedy answers to random prompts, drafted by the bundle's draft model where it has one."""
+    given = {"provider_options": provider_options}
     try:
-        on_device = open_pair(bundle, device=device, sampler=DEVICE)
+        on_device = open_pair(bundle, device=device, sampler=DEVICE, **given)
     except SpeculativeError as error:
         return RoundsCheck(missing=str(error))
     assert on_device.memory is not None
-    _serve(bundle, on_device, num_prompts, num_tokens)
+    prompts = _prompts(on_device, num_prompts)
+    batch = on_device.target.limits.max_batch
+    gamma = min(GAMMA, bundle.manifest.max_gamma)
+    sizes = {"gamma": gamma, "num_tokens": num_tokens, "batch": batch}
+    serve(bundle, on_device, prompts, **sizes)
     traffic = on_device.memory.traffic
     before = (traffic.num_to_host, traffic.num_waits)
-    found, steps, device_s = _serve(bundle, on_device, num_prompts, num_tokens)
+    found = serve(bundle, on_device, prompts, **sizes)
     copies, waits = (traffic.num_to_host - before[0], traffic.num_waits - before[1])
     on_device.close()
-    on_host = open_pair(bundle, device=device, sampler=HOST)
-    _serve(bundle, on_host, num_prompts, num_tokens)
-    expected, _, host_s = _serve(bundle, on_host, num_prompts, num_tokens)
+    on_host = open_pair(bundle, device=device, sampler=HOST, **given)
+    serve(bundle, on_host, prompts, **sizes)
+    expected = serve(bundle, on_host, prompts, **sizes)
     on_host.close()
     return RoundsCheck(
         num_equal=sum(
             ours == theirs
-            for pair in zip(found, expected, strict=True)
+            for pair in zip(found.answers, expected.answers, strict=True)
             for ours, theirs in zip(*pair, strict=True)
         ),
-        num_compared=num_prompts * num_tokens,
-        copies_per_step=copies / steps,
-        waits_per_step=waits / steps,
-        device_step_s=device_s,
-        host_step_s=host_s,
+        num_compared=expected.num_tokens,
+        copies_per_step=copies / found.num_steps,
+        waits_per_step=waits / found.num_steps,
+        device_step_s=found.seconds / found.num_steps,
+        host_step_s=expected.seconds / expected.num_steps,
     )
 
 
-def _serve(
-    bundle: Bundle, pair: Pair, num_prompts: int, num_tokens: int
-) -> tuple[list[list[int]], int, float]:
-    """Tokens of each answer, steps that decoded, and mean seconds of a step."""
-    worker = Worker(
-        target=pair.target,
-        draft=pair.draft,
-        sampler=pair.sampler,
-        rounds=pair.rounds,
-        config=ServerConfig(
-            max_running=pair.target.limits.max_batch,
-            max_queued=num_prompts,
-            queue_timeout_s=math.inf,
-        ),
-        max_gamma=bundle.manifest.max_gamma,
-        decoder=TokenizersCodec(bundle.root / TOKENIZER_FILE),
+def _prompts(pair: Pair, count: int) -> list[list[int]]:
+    shape = (count, PROMPT_TOKENS)
+    prompts: list[list[int]] = (
+        np.random.default_rng(0).integers(0, pair.target.limits.vocab_size, shape).tolist()
     )
-    rng = np.random.default_rng(0)
-    shape = (num_prompts, PROMPT_TOKENS)
-    prompts: Sequence[list[int]] = rng.integers(0, pair.target.limits.vocab_size, shape).tolist()
-    answers: list[list[int]] = [[] for _ in prompts]
-    for index, prompt in enumerate(prompts):
-
-        def deliver(event: Event, answer: list[int] = answers[index]) -> None:
-            if isinstance(event, Progressed):
-                answer.extend(token.token for token in event.tokens)
-
-        spec = RequestSpec(
-            internal_id=str(index),
-            request_id=str(index),
-            prompt_tokens=tuple(prompt),
-            law=SamplingLaw(temperature=0.0),
-            seed=0,
-            max_tokens=num_tokens,
-            speculation=SpeculationParams(
-                drafter="model" if pair.draft is not None else "none", gamma=GAMMA
-            ),
-        )
-        worker.submit(spec, deliver)
-    began, num_steps = time.perf_counter(), 0
-    while worker.run_step():
-        num_steps += 1
-    seconds = time.perf_counter() - began
-    return answers, sum(worker.snapshot().host_reasons.values()), seconds / num_steps
+    return prompts
 
 
 def render(check: RoundsCheck) -> list[str]:

@@ -1,56 +1,174 @@
 """The GPU check's own code, run on the host in a process of its own (it runs pytest itself)."""
 
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engines.bundle import load_bundle
-from scripts.gpu_check import Parity, floor_seconds
+from engines.devices import Device
+from runtime.verify_report import Check, VerifyReport
+from scripts.gpu_machine import Rates, measure_rates
+from scripts.gpu_pairs import pair_commands
+from scripts.gpu_parity import Parity
+from scripts.gpu_report import Findings, render
+from scripts.gpu_rounds import RoundsCheck
+from scripts.gpu_speed import Speed
+from scripts.gpu_times import floor_seconds
+from scripts.widen_pair import PAIRS
 
 ROOT = Path(__file__).parents[2]
+SMALL = {
+    "--num-prompts": "2",
+    "--num-tokens": "16",
+    "--samples": "40",
+    "--repeats": "2",
+    "--speed-prompts": "1",
+    "--speed-tokens": "8",
+}
 
 
 def test_the_check_runs_on_the_host_and_writes_its_report(
-    tiny_bundle: Path, tmp_path: Path
+    tiny_bundle: Path, tiny_checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
     report = tmp_path / "docs" / "report.md"
-    sizes = ["--num-prompts", "2", "--num-tokens", "16", "--repeats", "3"]
+    target, draft = map(str, tiny_checkpoints)
     command = [sys.executable, "-m", "scripts.gpu_check", str(tiny_bundle), "--device", "cpu"]
-    finished = subprocess.run(
-        [*command, "--report", str(report), *sizes],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += ["--target", target, "--draft", draft, "--report", str(report)]
+    command += [part for option in SMALL.items() for part in option]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     text = report.read_text(encoding="utf-8")
     assert "* engine contract: passed" in text
+    assert "* the sampler's exactness: passed" in text
     assert "* chosen because: asked for" in text
     assert "* rounds on the device: passed; greedy tokens like the host's 32/32" in text
     assert "1.00 copies to the host and 1.00 waits" in text
+    assert "* in all: passed" in text
     assert "* date: 20" in text
     figures = json.loads(text.split("```json")[1].split("```")[0])
+    assert figures["failures"] == []
     assert [one["part"] for one in figures["parity"]] == ["target", "draft"]
-    assert all(one["num_greedy_equal"] == one["num_compared"] == 32 for one in figures["parity"])
-    shapes = [(one["batch"], one["tokens"]) for one in figures["timings"]]
+    for one in figures["parity"]:
+        assert one["num_greedy_equal"] == one["num_compared"] == 32
+        assert one["reference"] == "PyTorch float32 on cpu"
+        # What float32 kernels lose is nothing beside 16 bits.
+        assert one["max_difference"] < one["half_difference"] / 10
+    (timings,) = figures["timings"].values()
+    shapes = [(one["batch"], one["tokens"]) for one in timings]
     assert shapes == [(1, 1), (1, 9), (4, 1), (4, 9)] * 2
-    assert all(one["floor_s"] > 0 and one["median_s"] > 0 for one in figures["timings"])
+    assert all(min(one["floor_s"], one["call_s"], one["device_s"]) > 0 for one in timings)
+    assert math.isfinite(figures["rates"]["products_per_s"])
+    cells = [(one["batch"], one["temperature"], one["gamma"]) for one in figures["speed"]]
+    assert cells == [(b, t, g) for t in (0.0, 1.0) for b in (1, 4) for g in (2, 4)]
+    assert all(one["on_tokens_per_s"] > 0 and one["predicted"] > 0 for one in figures["speed"])
 
 
-@pytest.mark.parametrize(("equal", "passed"), [(200, True), (199, True), (198, False)])
-def test_parity_wants_995_of_1000_choices_alike(equal: int, passed: bool) -> None:
-    one = Parity(part="target", max_difference=0.1, num_greedy_equal=equal, num_compared=200)
-    assert one.has_passed is passed
+PARITY = Parity(
+    part="target",
+    precision="float16",
+    reference="PyTorch float32",
+    max_difference=0.1,
+    half_difference=0.1,
+    num_greedy_equal=200,
+    num_compared=200,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "passed"),
+    [
+        ({}, True),
+        ({"num_greedy_equal": 199}, True),
+        ({"num_greedy_equal": 198}, False),
+        ({"max_difference": 0.2}, True),
+        ({"max_difference": 0.21}, False),
+        ({"max_difference": 9.0, "half_difference": None}, True),
+        ({"max_difference": math.nan}, False),
+        ({"num_greedy_equal": 150, "max_difference": 1.0, "precision": "float8"}, True),
+    ],
+)
+def test_parity_wants_995_of_1000_choices_and_twice_what_pytorch_loses(
+    change: dict[str, object], passed: bool
+) -> None:
+    assert replace(PARITY, **change).has_passed is passed
+
+
+def test_a_failure_of_any_kind_is_in_the_report_and_times_are_none() -> None:
+    found = Findings(facts={"device": "cpu"}, reason="asked for", has_kept_contract=True)
+    found.rates = Rates(bytes_per_s=1e9, products_per_s=math.inf, missing="no provider")
+    found.speeds = [SPEED]
+    assert "* in all: passed" in render(found)
+    assert "| 0.50 |" in render(found)
+    assert "not measured (no provider)" in render(found)
+    found.has_kept_contract = False
+    found.parities = [replace(PARITY, num_greedy_equal=0)]
+    check = Check(name="law", num_draws=9, p_value=0.0)
+    found.sampler = VerifyReport(checks=(check,), false_alarm=1e-6)
+    found.rounds = RoundsCheck(num_equal=1, num_compared=1, copies_per_step=2.0, waits_per_step=1.0)
+    assert found.failures() == [
+        "the engine contract",
+        "parity of the target",
+        "exactness of the sampler",
+        "rounds on the device",
+    ]
+    assert "* in all: FAILED: the engine contract, parity" in render(found)
+
+
+SPEED = Speed(
+    pair="pair",
+    batch=1,
+    gamma=4,
+    temperature=0.0,
+    off_tokens_per_s=100.0,
+    on_tokens_per_s=180.0,
+    alpha_hat=0.5,
+    predicted=2.0,
+    overhead=0.05,
+)
+
+
+def test_a_speed_up_of_nine_tenths_of_the_prediction_will_do() -> None:
+    assert SPEED.reaches_prediction
+    assert SPEED.is_lean
+    assert not replace(SPEED, on_tokens_per_s=179.0).reaches_prediction
+    assert not replace(SPEED, overhead=0.06).is_lean
 
 
 def test_the_floor_is_memory_for_one_token_and_products_for_many(tiny_bundle: Path) -> None:
     bundle = load_bundle(tiny_bundle)
     entry = bundle.manifest.target
     size = bundle.manifest.files["target/model.onnx.data"].size
-    cache = 2 * 4 * entry.num_layers * entry.num_kv_heads * entry.head_size
-    assert floor_seconds(bundle, entry, 1, 1, (1e6, 1e12)) == pytest.approx((size + cache) / 1e6)
-    assert floor_seconds(bundle, entry, 4, 8, (1e12, 1e6)) == pytest.approx(size / 4 * 32 / 1e6)
+    cached = 2 * entry.num_layers * entry.num_kv_heads * entry.head_size * (100 + 1)
+
+    def floor(batch: int, tokens: int, precision: str, rates: tuple[float, float]) -> float:
+        given = Rates(bytes_per_s=rates[0], products_per_s=rates[1])
+        return floor_seconds(bundle, entry, batch, tokens, 100, precision, given)
+
+    slow_memory, slow_products = (1e6, 1e12), (1e12, 1e6)
+    assert floor(1, 1, "float32", slow_memory) == pytest.approx((size + 4 * cached) / 1e6)
+    assert floor(1, 1, "float16", slow_memory) == pytest.approx((size + 4 * cached) / 2e6)
+    # Eight bits of weights, sixteen of cache.
+    assert floor(3, 1, "float8", slow_memory) == pytest.approx((size / 4 + 6 * cached) / 1e6)
+    assert floor(4, 8, "float16", slow_products) == pytest.approx(size / 4 * 32 / 1e6)
+
+
+def test_rates_of_the_host_are_measured_by_the_code_of_a_device() -> None:
+    rates = measure_rates(Device("cpu"), "float16")
+    assert 1e8 < rates.bytes_per_s < 1e13
+    assert 1e8 < rates.products_per_s < 1e15
+    assert rates.missing == ""
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_of_real_size_is_widened_exported_and_built(name: str, tmp_path: Path) -> None:
+    plain = pair_commands(name, tmp_path, Device("cuda"))
+    built = pair_commands(name, tmp_path, Device("tensorrt"))
+    assert [command[2] for command in plain] == ["scripts.widen_pair", "runtime.cli"]
+    assert built[:2] == plain
+    assert built[2][2:] == ["runtime.cli", "build", str(tmp_path / f"{name}.bundle")]
+    assert plain[1][plain[1].index("--out") + 1] == str(tmp_path / f"{name}.bundle")
