@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from engines.base import BundleError
+from export.graph_edits import put
 
 FLOAT8 = "float8"
 # The first GPUs with 8-bit floats (Ada); Hopper is 9.0.
@@ -62,8 +63,8 @@ def _narrow(graph: ir.Graph, weight: ir.Value, before: ir.Node) -> ir.Value:
     scales = scales.astype(np.float16)
     stored = np.clip(values / scales.astype(np.float32), -_GREATEST, _GREATEST).astype(_KIND)
     inputs = [
-        _initializer(graph, f"{weight.name}.{FLOAT8}", stored, ir.DataType.FLOAT8E4M3FN),
-        _initializer(graph, f"{weight.name}.scales", scales, ir.DataType.FLOAT16),
+        put(graph, stored, f"{weight.name}.{FLOAT8}"),
+        put(graph, scales, f"{weight.name}.scales"),
     ]
     node = ir.node("DequantizeLinear", inputs, attributes={"axis": 1})
     result = node.outputs[0]
@@ -71,12 +72,3 @@ def _narrow(graph: ir.Graph, weight: ir.Value, before: ir.Node) -> ir.Value:
     result.type = ir.TensorType(ir.DataType.FLOAT16)
     graph.insert_before(before, node)
     return result
-
-
-def _initializer(graph: ir.Graph, name: str, array: np.ndarray, kind: ir.DataType) -> ir.Value:
-    tensor = ir.tensor(array, dtype=kind, name=name)
-    value = ir.Value(
-        name=name, const_value=tensor, type=ir.TensorType(kind), shape=ir.Shape(tensor.shape)
-    )
-    graph.register_initializer(value)
-    return value
