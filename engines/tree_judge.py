@@ -2,9 +2,9 @@
 
 At each node the target's own token is drawn as plain decoding would draw it there, and followed if it is a child; the
 first draw that is none is emitted. So an answer never depends on the tree, whatever it was made from: it is the very
-answer of plain decoding under the same seed (``runtime.core.tree.match_walk`` is the definition). There is one draw per
-position, since a walk visits one node per depth. All walks of a batch go down together, one call of the sampler per
-depth.
+answer of plain decoding under the same seed (``runtime.core.tree_walks.match_walk`` is the definition). There is one
+draw per position, since a walk visits one node per depth. All walks of a batch go down together, one call of the
+sampler per depth.
 """
 
 from __future__ import annotations

@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 
 from engines.base import EngineError
-from runtime.core.tree import (
-    DraftTree,
-    judge_offers,
-    leading_chain,
-    match_walk,
-    merge_chains,
-    node_wise_walk,
-    pruned,
-    tried_chain,
-    without_replacement,
-)
+from runtime.core.tree import DraftTree, leading_chain, merge_chains, pruned, tried_chain
+from runtime.core.tree_walks import judge_offers, match_walk, node_wise_walk, without_replacement
 from runtime.core.verification import completed, point_mass, sequence_law
 from tests.core.laws import F1_DRAFT, F1_TARGET, distance, random_row_of
 

@@ -15,8 +15,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
 from engines.noise import CounterNoise, Purpose
+from tests.engines.rows import row_for
 
 GRID = np.concatenate([[0.0], (np.arange(16) + 0.5) / 16, [1.0 - 2.0**-53]])
 NUM_BISECTIONS = 28
@@ -35,21 +35,6 @@ class TableNoise:
 
     def exponentials(self, seed, position, size):
         return CounterNoise().exponentials(seed, position, size)
-
-
-def row_for(draft=(), **changes):
-    row = SamplingRow(
-        index=0,
-        slot=0,
-        law=SamplingLaw(),
-        mode=ExactnessMode.MAX_ACCEPT,
-        lenience=1.0,
-        seed=11,
-        history=np.array([0], dtype=np.int64),
-        num_prompt=1,
-        draft_tokens=tuple(draft),
-    )
-    return replace(row, **changes)
 
 
 def logits_of(*rows):

@@ -15,6 +15,7 @@ from runtime.core.block import emitted_law_block
 from runtime.core.verification import emitted_law
 from tests.core.laws import distance, f4a_draft, f4a_target, random_row_of
 from tests.core.test_block import PAIRS
+from tests.engines.rows import row_for
 from tests.engines.test_cpu_sampler import (
     HALVES,
     LENIENT,
@@ -24,7 +25,6 @@ from tests.engines.test_cpu_sampler import (
     judged_law,
     one_round,
     round_law,
-    row_for,
     run_of,
 )
 

@@ -9,7 +9,7 @@ import pytest
 
 from engines.cpu_sampler import CpuSampler
 from engines.draws import draw_token, race_winner
-from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
+from engines.laws import ExactnessMode, SamplingLaw
 from engines.noise import CounterNoise, Purpose
 from engines.token_law import TokenLaw, residual_law, shared_weights
 from runtime.core.verification import emitted_law, point_mass
@@ -23,9 +23,9 @@ from tests.core.laws import (
     random_row_of,
 )
 from tests.engines.chosen_noise import ChosenNoise, FixedNoise, law_of
+from tests.engines.rows import row_for
 
 MAX_ERROR = 1e-6
-PROMPT = np.array([0], dtype=np.int64)
 MAX_ACCEPT, SEED_STABLE, LENIENT = ExactnessMode
 
 
@@ -33,21 +33,6 @@ def logits_of(*rows):
     """[1, R, V] float32 logits of probability rows."""
     with np.errstate(divide="ignore"):
         return np.log(np.array(rows)).astype(np.float32)[None]
-
-
-def row_for(draft=(), **changes):
-    row = SamplingRow(
-        index=0,
-        slot=0,
-        law=SamplingLaw(),
-        mode=MAX_ACCEPT,
-        lenience=1.0,
-        seed=11,
-        history=PROMPT,
-        num_prompt=1,
-        draft_tokens=tuple(draft),
-    )
-    return replace(row, **changes)
 
 
 def sampler_for(vocab_size, noise=None, max_gamma=4):

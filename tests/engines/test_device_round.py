@@ -16,10 +16,10 @@ from engines.plan_device import Call
 from engines.plan_uploads import Uploads
 from export.sampler_graphs.builder import FLOAT, INT64, Graph
 from tests.engines.device_laws import (
-    row_for,
     same,
 )
 from tests.engines.reference_sampler import ReferenceSampler
+from tests.engines.rows import row_for
 
 MAX_ERROR = 1e-6
 MAX_ACCEPT, SEED_STABLE, LENIENT = ExactnessMode

@@ -12,7 +12,7 @@ from engines.mixed_sampler import MixedSampler
 from engines.onnx_sampler import open_onnx_sampler
 from engines.sampler_lists import LIST_LIMITS, describe_lists, padded_length, why_too_long
 from runtime.core.validate import RequestLimits
-from tests.engines.device_laws import row_for
+from tests.engines.rows import row_for
 
 MAX_GAMMA, V = 4, 8
 

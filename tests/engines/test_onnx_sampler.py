@@ -25,10 +25,10 @@ from tests.core.laws import (
 )
 from tests.engines.device_laws import (
     logits_of,
-    row_for,
     same,
 )
 from tests.engines.reference_sampler import ReferenceSampler
+from tests.engines.rows import row_for
 
 MAX_ERROR = 1e-6
 MAX_GAMMA = 4

@@ -28,8 +28,8 @@ from tests.engines.device_laws import (
     TableNoise,
     outcomes,
     round_law,
-    row_for,
 )
+from tests.engines.rows import row_for
 
 MAX_ERROR = 1e-6
 MAX_ACCEPT, SEED_STABLE, LENIENT = ExactnessMode

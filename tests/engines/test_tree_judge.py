@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from engines.cpu_sampler import CpuSampler
-from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
+from engines.laws import ExactnessMode, SamplingLaw
 from engines.noise import Purpose
 from engines.tree_judge import judge
 from engines.trees import path_to
-from runtime.core.tree import match_walk, merge_chains
+from runtime.core.tree import merge_chains
+from runtime.core.tree_walks import match_walk
 from runtime.core.verification import completed, sequence_law
 from tests.core.laws import distance, random_row_of
 from tests.engines.chosen_noise import law_of
+from tests.engines.rows import row_for
 
 MAX_ERROR = 1e-6
 V = 4
@@ -23,20 +25,8 @@ CHAINS = [[(0, 1), (0, 2), (3,)], [(1, 1, 1), (2, 0), (1, 3)], [(3, 2), (3, 2), 
 MODES = tuple(ExactnessMode)
 
 
-def row_for(tree, **changes):
-    row = SamplingRow(
-        index=0,
-        slot=0,
-        law=SamplingLaw(),
-        mode=ExactnessMode.MAX_ACCEPT,
-        lenience=1.0,
-        seed=5,
-        history=np.array([0], dtype=np.int64),
-        num_prompt=1,
-        draft_tokens=tree.tokens,
-        parents=tree.parents,
-    )
-    return replace(row, **changes)
+def tree_row(tree, **changes):
+    return row_for(tree.tokens, **({"parents": tree.parents, "seed": 5} | changes))
 
 
 def logits_of(tree, row_of):
@@ -91,7 +81,7 @@ def test_the_law_of_a_round_is_the_targets(chains):
     logits = logits_of(tree, target)[None]
 
     def emitted(noise):
-        verdict = judge(Trailing(noise), logits, [row_for(tree)])[0]
+        verdict = judge(Trailing(noise), logits, [tree_row(tree)])[0]
         assert {purpose for purpose, *_ in noise.addresses} == {Purpose.MATCH}
         positions = [position for _, position, _ in noise.addresses]
         assert positions == list(range(1, len(verdict.path) + 2))
@@ -123,7 +113,7 @@ def test_a_tree_answers_as_plain_decoding_does(name, mode):
         rng = np.random.default_rng(seed)
         chains = [tuple(rng.integers(0, V, 3)) for _ in range(5)]
         tree = merge_chains([tuple(map(int, chain)) for chain in chains])
-        row = row_for(tree, law=LAWS[name], mode=mode, lenience=0.5, seed=seed)
+        row = tree_row(tree, law=LAWS[name], mode=mode, lenience=0.5, seed=seed)
         verdict = judge(sampler_for(), logits_of(tree, target)[None], [row])[0]
         run = (*tree.tokens_of(verdict.path), verdict.next_token)
         assert run == plain_tokens(row, target, len(run))
@@ -137,7 +127,7 @@ def test_the_walk_is_the_oracles():
         rng = np.random.default_rng(seed)
         tree = merge_chains([tuple(map(int, rng.integers(0, V, 3))) for _ in range(4)])
         logits = rng.normal(size=(1, len(tree.tokens) + 1, V)).astype(np.float32)
-        row = row_for(tree, law=SamplingLaw(temperature=0.0))
+        row = tree_row(tree, law=SamplingLaw(temperature=0.0))
         verdict = judge(sampler_for(), logits, [row])[0]
         assert (verdict.path, verdict.next_token) == match_walk(tree, logits[0].argmax(axis=-1))
 
@@ -146,7 +136,7 @@ def test_a_tree_that_is_a_chain_has_the_chains_verdict():
     chain = merge_chains([(1, 2, 3)])
     for seed in range(10):
         logits = logits_of(chain, random_row_of(seed, V))[None]
-        row = row_for(chain, seed=seed, num_logprobs=2, num_choices=2)
+        row = tree_row(chain, seed=seed, num_logprobs=2, num_choices=2)
         found = judge(sampler_for(), logits, [row])[0]
         expected = sampler_for().judge(logits, [replace(row, parents=None)])[0]
         assert replace(found, path=()) == expected
@@ -157,7 +147,7 @@ def test_choices_are_told_of_every_node_and_logprobs_of_the_path():
     logits = np.zeros((1, 4, V), dtype=np.float32)
     for node, token in enumerate((3, 0, 0, 2)):
         logits[0, node, token] = 5.0
-    row = row_for(tree, law=SamplingLaw(temperature=0.0), num_choices=1, num_logprobs=1)
+    row = tree_row(tree, law=SamplingLaw(temperature=0.0), num_choices=1, num_logprobs=1)
     verdict = judge(sampler_for(), logits, [row])[0]
     assert (verdict.path, verdict.next_token) == ((3,), 2)
     assert verdict.choices == ((3,), (0,), (0,), (2,))
@@ -169,10 +159,10 @@ def test_rows_of_one_batch_are_chains_trees_or_nothing():
     of_tree = logits_of(tree, target)
     logits = np.stack([of_tree, of_tree[::-1], of_tree])
     rows = [
-        row_for(tree, index=2, slot=2, seed=1),
-        row_for(tree, index=1, slot=1, seed=2, draft_tokens=(1, 2), parents=None),
-        row_for(tree, index=0, slot=0, seed=3, draft_tokens=(), parents=None),
-        row_for(tree, index=0, slot=0, seed=4),
+        tree_row(tree, index=2, slot=2, seed=1),
+        tree_row(tree, index=1, slot=1, seed=2, draft_tokens=(1, 2), parents=None),
+        tree_row(tree, index=0, slot=0, seed=3, draft_tokens=(), parents=None),
+        tree_row(tree, index=0, slot=0, seed=4),
     ]
     together = judge(sampler_for(), logits, rows)
     alone = [judge(sampler_for(), logits, [row])[0] for row in rows]
@@ -187,7 +177,7 @@ def test_rows_that_are_not_finite_matter_on_the_path_alone():
     tree = merge_chains([(1, 2), (3,)])
     logits = np.zeros((1, 4, V), dtype=np.float32)
     logits[0, 0, 1] = logits[0, 1, 0] = 5.0
-    row = row_for(tree, law=SamplingLaw(temperature=0.0))
+    row = tree_row(tree, law=SamplingLaw(temperature=0.0))
     logits[0, 3] = np.nan
     assert judge(sampler_for(), logits, [row])[0].next_token == 0
     logits[0, 1] = np.nan

@@ -1,0 +1,26 @@
+"""Rows to sample, as tests want them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
+
+PROMPT = np.array([0], dtype=np.int64)
+
+
+def row_for(draft=(), **changes):
+    row = SamplingRow(
+        index=0,
+        slot=0,
+        law=SamplingLaw(),
+        mode=ExactnessMode.MAX_ACCEPT,
+        lenience=1.0,
+        seed=11,
+        history=PROMPT,
+        num_prompt=1,
+        draft_tokens=tuple(draft),
+    )
+    return replace(row, **changes)
