@@ -66,6 +66,11 @@ BENCHMARKS = (
         quick="--quick --figures 3,4 --tasks code",
     ),
     Job(
+        name="beams",
+        arguments="{bundle} --threads {threads}",
+        quick="--num-beams 2 --gammas 2 --num-prompts 1 --max-tokens 12 --rounds 1",
+    ),
+    Job(
         name="never_slower",
         arguments="{bundles} --costs {work}/costs --threads {threads}",
         quick="--quick --prompts code --batches 1",

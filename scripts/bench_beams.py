@@ -112,7 +112,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(min=2, help="Steps per search.")] = 48,
     rounds: Annotated[int, typer.Option(min=1, help="Counted.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Of the CPU backend.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
+    json_out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,
 ) -> None:
     """Print one line per width and gamma."""
     recorder = Recorder("beams", "beam search with speculation against plain beam search", threads)
@@ -150,7 +150,7 @@ def main(
         )
     Console().print(table)
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
-    recorder.write(out, rows, settings)
+    recorder.write(json_out, rows, settings)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,10 @@ class Plot:
 
 
 PLOTS: Mapping[str, Sequence[Plot]] = {
+    "beams": [
+        Plot(x="gamma", y="steps_per_pass", panels=("num_beams",), lines=("beam_width",)),
+        Plot(x="gamma", y="median_ratio_of_speeds", panels=("num_beams",), lines=("beam_width",), even=1.0),
+    ],
     "controller": [Plot(x="batch", y="worst_share", lines=("bundle",))],
     "drafters": [Plot(x="drafter", y="tokens_per_s", panels=("task",))],
     "grpc": [Plot(x="batch", y="through_grpc_share", lines=("gamma",), even=1.0)],

@@ -29,7 +29,7 @@ def test_a_run_writes_a_row_per_case(tiny_bundle: Path, tmp_path: Path) -> None:
     app.command()(bench.main)
     out = tmp_path / "beams.json"
     arguments = [str(tiny_bundle), "--num-beams", "2", "--widths", "1,2", "--gammas", "2"]
-    more = ["--num-prompts", "1", "--max-tokens", "4", "--rounds", "1", "--out", str(out)]
+    more = ["--num-prompts", "1", "--max-tokens", "4", "--rounds", "1", "--json-out", str(out)]
     result = CliRunner().invoke(app, [*arguments, *more])
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())["rows"]
