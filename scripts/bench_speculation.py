@@ -24,7 +24,9 @@ from rich.table import Table
 
 from engines.base import Engine, Span
 from engines.laws import SamplingLaw
-from runtime.core.params import SpeculationParams, SpeculationReport
+from runtime.core.analysis import walltime_factor
+from runtime.core.params import SpeculationParams
+from runtime.offline.speed import num_trials
 from scripts.bench_common import Rig, code_prompts, open_rig
 from scripts.bench_results import Recorder, Row, row_of
 
@@ -100,17 +102,6 @@ def _call(engine: Engine, num_rows: int, num_tokens: int) -> Callable[[], object
     return lambda: engine.extend(spans)
 
 
-def predicted(alpha: float, gamma: int, c: float, v: float) -> float:
-    """Speed-up factor of the generalised Theorem 3.8 without overhead."""
-    expected = gamma + 1 if alpha == 1.0 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
-    return expected / (gamma * c + v)
-
-
-def num_trials(report: SpeculationReport) -> int:
-    """Draft tokens that were judged: every first one, and each one whose predecessor was accepted."""
-    return sum(report.drafted_by_position[:1]) + sum(report.accepted_by_position[:-1])
-
-
 def measure(
     rig: Rig,
     prompts: Sequence[Sequence[int]],
@@ -183,7 +174,10 @@ def main(
             for gamma in wanted:
                 cell = median_cell(cells[gamma])
                 alone, in_turns = (
-                    (predicted(cell.alpha_hat, gamma, one.c, one.v) for one in costs[gamma])
+                    (
+                        walltime_factor(cell.alpha_hat, gamma, one.c, verify_cost=one.v)
+                        for one in costs[gamma]
+                    )
                     if cell.alpha_hat is not None and gamma in costs
                     else (1.0, 1.0)
                 )
