@@ -35,8 +35,6 @@ CpuTime = Annotated[
     typer.Option("--cpu-time", help="Count processor seconds, for a machine that others use too."),
 ]
 Datastore = Annotated[Path | None, typer.Option(help="Corpus made by outrider datastore build.")]
-
-
 MaxTokens = Annotated[int, typer.Option(help="Output tokens per prompt.")]
 Batch = Annotated[int, typer.Option(help="Requests that decode together.")]
 Rounds = Annotated[int, typer.Option(help="Interleaved runs of every setting.")]

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from runtime.cli import app
 from runtime.core.analysis import optimal_gamma, walltime_factor
 from runtime.core.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
+from runtime.core.drafting import DraftingConfig, HistoryScope
 from runtime.core.errors import ConfigError
 from runtime.core.params import SpeculationReport
 from runtime.offline.figures import FIGURES
@@ -155,6 +157,12 @@ def test_quick_asks_for_less_and_never_for_more():
     options = AnalysisOptions(max_tokens=8, rounds=5)
     assert options.quick().max_tokens == 8 and options.quick().rounds == 1
     assert AnalysisOptions(max_tokens=500).quick().max_tokens < 500
+
+
+def test_no_measured_request_learns_from_another():
+    shared = DraftingConfig(history_scope=HistoryScope.SERVER, datastore="corpus")
+    drafting = AnalysisOptions(rig=RigOptions(drafting=shared)).drafting()
+    assert drafting == replace(shared, history_scope=HistoryScope.REQUEST)
 
 
 def test_costs_are_in_units_of_the_plain_step():
