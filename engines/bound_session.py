@@ -15,7 +15,7 @@ from engines.plan_device import Call, DeviceTensor, PlanDevice
 
 _MAX_BINDINGS = 512
 # The library keeps every recording of a session for good.
-_MAX_RECORDINGS = 64
+_MAX_RECORDINGS = 128
 _NOT_RECORDED = -1
 
 

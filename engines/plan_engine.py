@@ -4,8 +4,10 @@ Knows neither TensorRT nor CUDA: a ``LoadedPlan`` runs, a ``PlanDevice`` holds t
 code serves from TensorRT plans on a GPU and, in the tests, from the plans' own graphs on the host.
 
 An extend is one upload (tokens, starts and wanted positions in one piece), one run, one download of
-the logits and one wait. Rows that no profile holds together run one by one. ``extend_on_device`` is
-the same without the download and the wait, so that several follow one another on the device.
+the logits and one wait. A graph reads its inputs at one place whatever was uploaded when: a run of the
+same shape over the same rows is the same run, and what was recorded of it stays good. Rows that no
+profile holds together run one by one. ``extend_on_device`` is the same without the download and the
+wait, so that several follow one another on the device.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from engines.kv_cache import GROWTH_ROOM, cache_names
 from engines.plan_cache import PlanCache
 from engines.plan_device import DeviceTensor, PlanDevice
 from engines.plan_tensors import CACHE_DTYPES, feeds_of
-from engines.plan_uploads import Downloads, GivenTokens, Uploads
+from engines.plan_uploads import Downloads, GivenTokens, InputPlace, Uploads
 from engines.plans import PlanEntry, Shape, profile_for
 from engines.spans import check_move, check_spans
 
@@ -104,6 +106,7 @@ class PlanEngine:
         self._is_row_invariant = is_row_invariant
         self._owns_device = owns_device
         self._uploads = Uploads(device)
+        self._inputs = InputPlace(device)
         self._downloads = Downloads(device)
         self._logits = self._logits_bytes = 0
 
@@ -208,6 +211,7 @@ class PlanEngine:
         for plan in self._plans:
             plan.close()
         self._uploads.free()
+        self._inputs.free()
         self._downloads.free()
         if self._logits_bytes:
             self._device.free(self._logits)
@@ -252,7 +256,7 @@ class PlanEngine:
         """Enqueue an extend of rows that one profile holds together."""
         cache, plan = self._require_open(), self._plan()
         profile = profile_for(plan.entry.profiles, shape)
-        feeds = self._uploads.put(feeds_of(spans, shape))
+        feeds = self._inputs.take(self._uploads.put(feeds_of(spans, shape)))
         for tokens in given:
             tokens.write(self._device, feeds[TOKENS])
         for span in spans:

@@ -115,6 +115,40 @@ class Uploads:
         self._num_used = 0
 
 
+class InputPlace:
+    """Where a graph reads what was uploaded: always at one address, for every size.
+
+    Copies into it follow the graph that read the last content, as all is enqueued in order.
+    """
+
+    def __init__(self, device: PlanDevice) -> None:
+        self._device = device
+        self._pointer = 0
+        self._num_bytes = 0
+
+    def take(self, tensors: Mapping[str, DeviceTensor]) -> dict[str, DeviceTensor]:
+        """Enqueue a copy of tensors that ``Uploads.put`` laid out in one piece."""
+        begin = min(tensor.pointer for tensor in tensors.values())
+        end = max(tensor.pointer + tensor.num_bytes for tensor in tensors.values())
+        size = end - begin
+        if size > self._num_bytes:
+            self.free()
+            # Twice as much, so that few sizes ever move it.
+            self._num_bytes = 2 * size
+            self._pointer = self._device.allocate(self._num_bytes)
+        self._device.copy_rows(Rows(self._pointer, size), Rows(begin, size), width=size, rows=1)
+        return {
+            name: DeviceTensor(self._pointer + tensor.pointer - begin, tensor.shape, tensor.dtype)
+            for name, tensor in tensors.items()
+        }
+
+    def free(self) -> None:
+        """Give the memory back; the device finishes before it does."""
+        if self._num_bytes:
+            self._device.free(self._pointer)
+            self._num_bytes = 0
+
+
 class Downloads:
     """Tensors on their way to the host: several in one piece, with one wait."""
 

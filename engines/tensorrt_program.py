@@ -2,7 +2,9 @@
 
 One execution context per profile, all over one piece of scratch memory since only one runs at a time:
 changing the profile is choosing a context and stalls nothing. Runs that repeat are recorded as CUDA
-graphs, once per shape and place of their tensors.
+graphs, once per shape and place of their tensors, each with a context of its own over the same scratch
+memory: a context whose shapes change makes what was recorded from it undefined (TensorRT's developer
+guide, "CUDA Graphs").
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from engines.bundle import TOKENS, Bundle
 from engines.cuda_device import CudaDevice, RecordedWork
 from engines.plan_device import Call, DeviceTensor
 from engines.plans import PlanEntry
+from engines.recordings import Recordings
 from engines.sampler_tensors import COUNTED
 from engines.tensorrt_api import TensorRtApi, make_logger
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
-# Recordings kept per plan; a server sees few decode and verify shapes.
-_MAX_RECORDINGS = 64
+# Recordings kept per plan.
+_MAX_RECORDINGS = 128
 # Inputs whose second axis is a profile's tokens.
 _SPANS = (TOKENS, *COUNTED)
 
@@ -50,8 +53,9 @@ class TensorRtProgram:
         self._api = api
         self._device = device
         self._errors: list[str] = []
-        self._recordings: dict[tuple[object, ...], RecordedWork] = {}
+        self._recordings = Recordings(_MAX_RECORDINGS)
         self._contexts: list[Any] = []
+        self._scratch = (0, 0)
         # Both must outlive the engine.
         self._logger = make_logger(api.trt, self._errors.append)
         runtime: trt.Runtime = api.trt.Runtime(self._logger)
@@ -79,14 +83,8 @@ class TensorRtProgram:
         Raises:
             EngineError: the library refuses, in its own words.
         """
-        for index in range(len(self.entry.profiles)):
-            context: trt.IExecutionContext | None = self._api.make_context(self._engine)
-            if context is None or not context.set_optimization_profile_async(
-                index, self._device.stream
-            ):
-                raise EngineError(f"{self.entry.path}: no context: {self._last_error()}")
-            context.set_device_memory(scratch, num_bytes)
-            self._contexts.append(context)
+        self._scratch = (scratch, num_bytes)
+        self._contexts = [self._make_context(index) for index in range(len(self.entry.profiles))]
 
     def check_aliases(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Refuse a plan that would copy what must be updated in place.
@@ -117,27 +115,36 @@ class TensorRtProgram:
             EngineError: the library refuses, in its own words.
         """
         if not may_record:
-            self._enqueue(profile, call.describe())
+            self._enqueue(self._contexts[profile], call.describe())
             return
-        key = (profile, call.key)
-        recording = self._recordings.get(key)
-        if recording is not None:
-            recording.launch()
-            return
-        # The first run of a shape prepares what a recording must not contain.
-        tensors = call.describe()
-        self._enqueue(profile, tensors)
-        if len(self._recordings) >= _MAX_RECORDINGS:
-            self._drop_recordings()
-        self._recordings[key] = self._device.capture(lambda: self._enqueue(profile, tensors))
+        self._recordings.run(
+            (profile, call.key),
+            lambda: self._enqueue(self._contexts[profile], call.describe()),
+            lambda: self._record(profile, call.describe()),
+        )
 
     def close(self) -> None:
         """Free contexts and recordings; scratch memory is the caller's."""
-        self._drop_recordings()
+        self._recordings.close()
         self._contexts.clear()
 
-    def _enqueue(self, profile: int, tensors: Mapping[str, DeviceTensor]) -> None:
-        context: trt.IExecutionContext = self._contexts[profile]
+    def _make_context(self, profile: int) -> Any:
+        context: trt.IExecutionContext | None = self._api.make_context(self._engine)
+        if context is None or not context.set_optimization_profile_async(
+            profile, self._device.stream
+        ):
+            raise EngineError(f"{self.entry.path}: no context: {self._last_error()}")
+        context.set_device_memory(*self._scratch)
+        return context
+
+    def _record(self, profile: int, tensors: Mapping[str, DeviceTensor]) -> _Recording:
+        context = self._make_context(profile)
+        # The first run of a shape prepares what a recording must not contain.
+        self._enqueue(context, tensors)
+        work = self._device.capture(lambda: self._enqueue(context, tensors))
+        return _Recording(context, work)
+
+    def _enqueue(self, context: trt.IExecutionContext, tensors: Mapping[str, DeviceTensor]) -> None:
         are_set = [
             context.set_input_shape(name, tensor.shape)
             for name, tensor in tensors.items()
@@ -170,13 +177,25 @@ class TensorRtProgram:
                         f"{entry.path}: profile {profile.name}: {name} takes shapes {found}"
                     )
 
-    def _drop_recordings(self) -> None:
-        for recording in self._recordings.values():
-            recording.close()
-        self._recordings.clear()
-
     def _last_error(self) -> str:
         return self._errors[-1] if self._errors else "no reason given"
+
+
+class _Recording:
+    """A CUDA graph, and the context that it was recorded from, which nobody else changes."""
+
+    def __init__(self, context: Any, work: RecordedWork) -> None:
+        self._context = context
+        self._work = work
+
+    def launch(self) -> None:
+        """Enqueue it."""
+        self._work.launch()
+
+    def close(self) -> None:
+        """Free it; what is under way on the device is waited for by CUDA."""
+        self._work.close()
+        self._context = None
 
 
 def read_plan(bundle: Bundle, entry: PlanEntry) -> bytes:

@@ -172,3 +172,23 @@ def test_closing_twice_is_once(tiny_bundle: Path, folder: Path) -> None:
     engine, _, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
     engine.close()
     engine.close()
+
+
+def test_a_call_of_the_same_shape_is_the_same_run(tiny_bundle: Path, folder: Path) -> None:
+    """Also where several are enqueued before the device has done any: recordings stay good."""
+    engine, plans, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    addresses: list[dict[str, int]] = []
+    run = plans[0].run
+
+    def noting(profile: int, shape: Shape, given: dict[str, int]) -> None:
+        addresses.append(dict(given))
+        run(profile, shape, given)
+
+    plans[0].run = noting
+    extend_one(engine, 0, 0, make_tokens(engine, 40, seed=6))
+    first = len(addresses)
+    for start in (40, 41, 42):
+        engine.extend_on_device([span(0, start, (7,))])
+    engine.extend([span(0, 43, (7,))])
+    engine.extend_on_device([span(0, 44, (7,))])
+    assert addresses[first:] == [addresses[first]] * 5

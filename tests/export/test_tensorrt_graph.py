@@ -25,6 +25,7 @@ from export.tensorrt_network import (
 )
 from export.to_onnx import export_model
 
+ROOT = Path(__file__).parents[2]
 NUM_LAYERS, V, CAPACITY = 2, 128, 24
 FAMILIES = {
     "gpt2": {"n_embd": 64, "n_layer": NUM_LAYERS, "n_head": 4, "n_positions": 96, "vocab_size": V},
@@ -208,6 +209,22 @@ def facts_of(graph: Path) -> NetworkFacts:
     network = builder.create_network(0)
     parse_graph(api, network, logger, graph)
     return read_network(api, network)
+
+
+@pytest.mark.parametrize("part", ["target", "draft"])
+def test_the_demo_pair_has_a_native_cache_in_every_layer(part: str, tmp_path: Path) -> None:
+    bundle = ROOT / "bundles" / "demo-float32"
+    if not bundle.is_dir():
+        pytest.skip(
+            "scripts/demo has not run here; test_to_tensorrt exports the pair and builds it"
+        )
+    graph, out = bundle / part / "model.onnx", tmp_path / "model.onnx"
+    derive_graph(graph, out, capacity=CAPACITY, precision="float16")
+    num_layers = sum(value.name.startswith("key.") for value in onnx.load(graph).graph.input)
+    facts = facts_of(out)
+    assert num_layers >= 2
+    assert (len(facts.attentions), len(facts.cache_updates)) == (num_layers, 2 * num_layers)
+    check_network(facts, num_layers)
 
 
 @pytest.mark.parametrize("family", ALL)
