@@ -100,14 +100,19 @@ class CudaDevice:
         self.traffic = Traffic()
         self.index = index
         self.compute_capability = compute_capability(index)
-        check(cudart.cudaSetDevice(index))
+        self.make_current()
         self.stream = _make_stream()
         self._uploads = _make_stream()
         # An event may be recorded anew while earlier waits for it are pending.
         self._event = check(cudart.cudaEventCreateWithFlags(cudart.cudaEventDisableTiming))
 
+    def make_current(self) -> None:
+        """Let this thread's calls go to this device: CUDA keeps that choice per thread, from 0 on."""
+        check(cudart.cudaSetDevice(self.index))
+
     def allocate(self, num_bytes: int) -> int:
         """Address of new zeroed bytes; CUDA aligns them to 256."""
+        self.make_current()
         pointer = int(check(cudart.cudaMalloc(num_bytes)))
         check(cudart.cudaMemsetAsync(pointer, 0, num_bytes, self.stream))
         # No upload may come before these zeros.
@@ -120,11 +125,13 @@ class CudaDevice:
 
     def stage(self, num_bytes: int) -> PinnedStaging:
         """Page-locked bytes of the host."""
+        self.make_current()
         return PinnedStaging(num_bytes)
 
     def upload(self, destination: int, source: Staging, num_bytes: int) -> None:
         """Enqueue a copy to the device; the source must stay as it is until the next ``wait``."""
         self.traffic.num_to_device += 1
+        self.make_current()
         kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
         address = source.array.ctypes.data
         check(cudart.cudaMemcpyAsync(destination, address, num_bytes, kind, self._uploads))
@@ -145,6 +152,7 @@ class CudaDevice:
 
     def zero_rows(self, destination: Rows, *, width: int, rows: int) -> None:
         """Enqueue zeros for ``width`` bytes of each of ``rows`` rows."""
+        self.make_current()
         layout = (destination.pointer, destination.pitch)
         check(cudart.cudaMemset2DAsync(*layout, 0, width, rows, self.stream))
 
@@ -159,6 +167,7 @@ class CudaDevice:
         Raises:
             EngineError: it does something that cannot be recorded; the stream is usable again.
         """
+        self.make_current()
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         check(cudart.cudaStreamBeginCapture(self.stream, mode))
         try:

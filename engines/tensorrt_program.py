@@ -114,6 +114,7 @@ class TensorRtProgram:
         Raises:
             EngineError: the library refuses, in its own words.
         """
+        self._device.make_current()
         if not may_record:
             self._enqueue(self._contexts[profile], call.describe())
             return
