@@ -19,7 +19,7 @@ import numpy as np
 from engines.base import Engine, Span
 from engines.kv_cache import FIRST_CAPACITY, MIN_SPAN, capacities
 from engines.laws import Sampler
-from runtime.core.costs import MOST_DISAGREEMENT, CostTable, ModelCosts, monotone
+from runtime.core.costs import MOST_DISAGREEMENT, CostTable, ModelCosts, monotone, proportional
 from runtime.core.text import Decoder
 from runtime.host_costs import measure_host
 
@@ -85,7 +85,7 @@ class _Model:
             [_typical(self.times[batch, tokens]) / self.calls_at_once for tokens in self.spans]
             for batch in batches
         ]
-        grid = monotone(np.array(typical))
+        grid = monotone(proportional(np.array(typical), batches, self.spans))
         return ModelCosts(
             batches=tuple(batches),
             tokens=self.spans,
@@ -230,7 +230,7 @@ def _measure_catch_up(engine: Engine, repeats: int, clock: Callable[[], float]) 
     longest = min(engine.limits.max_extend, engine.limits.max_context)
     spans = (*(n for n in CATCH_UP_SPANS if n < longest), longest)
     times = [_time(_extend_call(engine, 1, n, is_judged=False), repeats, clock) for n in spans]
-    grid = monotone(np.array([times]))
+    grid = monotone(proportional(np.array([times]), (1,), spans))
     return ModelCosts(
         batches=(1,),
         tokens=spans,

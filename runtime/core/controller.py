@@ -22,7 +22,7 @@ from runtime.core.ledger import ControlReport, Ledger
 from runtime.core.step_times import StepTimes
 
 # Steps whose time holds what the draft model is fed to catch up, and so says nothing of the table.
-UNSETTLED_STEPS = 3
+UNSETTLED_STEPS = 2
 # Timed steps that wait to be learnt from at most.
 MAX_TIMED = 32
 # Steps from which even a probe every so often is worth its price, doubled up to the usual distance.
@@ -134,7 +134,11 @@ class Controller:
         longest = int((gammas * ~batch.is_fixed).max())
         if (batch.caps[~batch.is_fixed] > 0).any():
             self._longest = best
-        explored, explore_s = self._plan_exploration(batch, forecast, best, longest)
+        explored, explore_s = (
+            (self._plan_trial(batch, forecast, best), 0.0)
+            if longest
+            else self._plan_exploration(batch, forecast)
+        )
         self._decision = _Decision(
             batch=batch,
             forecast=forecast,
@@ -242,36 +246,34 @@ class Controller:
         if self._decision is not None:
             self._decision.plain_s = self._decision.table_s[0] * float(self.scales[0])
 
-    def _plan_exploration(
-        self, batch: Batch, forecast: Forecast, best: int, longest: int
-    ) -> tuple[list[int] | None, float]:
-        """Another longest draft that may be better, and what trying it costs beyond its gain.
+    def _plan_trial(self, batch: Batch, forecast: Forecast, best: int) -> list[int] | None:
+        """Another longest draft whose time is so doubtful that it may be better than the best."""
+        doubt = self._times.doubt(len(batch.caps), best)
+        hopes = forecast.rates * np.exp(doubt)
+        hopes[[0, best]] = 0.0
+        other = int(hopes.argmax())
+        is_hopeful = hopes[other] > forecast.rates[best] * (1.0 + self._settings.margin)
+        return forecast.gammas[other].tolist() if is_hopeful else None
 
-        Without drafts in use it is tried on the row that misses least and those that share its
-        feeding; with them, only where its time is so doubtful that it may be better.
+    def _plan_exploration(self, batch: Batch, forecast: Forecast) -> tuple[list[int] | None, float]:
+        """Drafts while none are in use, and what trying them costs beyond their gain.
+
+        One draft token, for the row that misses least and those that share its feeding: if any
+        gamma pays, then so does this one.
         """
         may = ~batch.is_fixed & (batch.caps > 0)
         if not may.any() or len(forecast.fixed_s) < 2:
             return None, 0.0
-        doubt = self._times.doubt(len(batch.caps), best)
-        hopes = forecast.rates * np.exp(doubt)
-        hopes[0] = 0.0
-        if longest:
-            hopes[best] = 0.0
-        other = int(hopes.argmax())
-        is_hopeful = hopes[other] > forecast.rates[best] * (1.0 + self._settings.margin)
-        if longest:
-            return (forecast.gammas[other].tolist() if is_hopeful else None), 0.0
-        other = max(other, 1) if is_hopeful else 1
         missing = np.where(batch.uses_model, batch.num_missing, 0)
         least = int(missing[may].min())
         tried = may & (missing <= max(least, self._forecaster.shared))
-        explored = np.where(tried, np.minimum(batch.caps, other), 0)
         once_s = self._forecaster.catch_up_s(least) * int(tried.sum())
-        longer_s = float(forecast.fixed_s[other] - forecast.fixed_s[0])
-        kept = batch.survival[:, :other].sum(axis=1) * tried
-        gained_s = float(kept.sum() * forecast.fixed_s[0] / len(explored))
-        # However good the prospects: what is known to be bad is not tried for free.
-        net_s = max(longer_s - gained_s, 0.2 * longer_s, 0.01 * float(forecast.fixed_s[0]))
-        explored = np.maximum(explored, np.where(batch.is_fixed, batch.caps, 0))
-        return explored.tolist(), once_s + self._settings.explore_steps * net_s
+        plain_s = float(forecast.fixed_s[0])
+        longer_s = float(forecast.fixed_s[1]) - plain_s
+        gained_s = float((batch.survival[:, 0] * tried).sum() * plain_s / len(tried))
+        # However good the prospects: what is known to be bad is not tried for free. However bad
+        # they are said to be: what says so may be wrong, and must not keep it from being tried.
+        net_s = max(longer_s - gained_s, 0.2 * longer_s, 0.01 * plain_s)
+        cost_s = once_s + self._settings.explore_steps * min(net_s, plain_s)
+        explored = np.where(batch.is_fixed, batch.caps, tried)
+        return explored.tolist(), cost_s

@@ -223,6 +223,25 @@ def monotone(measured: Seconds) -> Seconds:
     return (above + below) / 2.0
 
 
+def proportional(measured: Seconds, batches: Sequence[int], tokens: Sequence[int]) -> Seconds:
+    """A grid in which nothing costs more per row and token than something smaller does.
+
+    Larger calls only ever share what calls cost anyway, and whatever disturbs a measurement adds to
+    it, so that a time above that was disturbed.
+
+    Args:
+        measured: [B, T] float64 seconds.
+        batches: ascending rows.
+        tokens: ascending tokens per row.
+    """
+    sizes = np.outer(np.asarray(batches, dtype=np.float64), np.asarray(tokens, dtype=np.float64))
+    per_token = measured / sizes
+    for axis in range(2):
+        per_token = np.minimum.accumulate(per_token, axis=axis)
+    fitted: Seconds = per_token * sizes
+    return fitted
+
+
 def fit_host(samples: Sequence[tuple[RowKind, int, int, float]]) -> HostCosts:
     """Least squares with coefficients that are not negative, relative to what was measured.
 

@@ -42,7 +42,7 @@ class Settings:
     horizon: int = 64
     probe_every: int = 64
     explore_share: float = 0.005
-    explore_steps: int = 4
+    explore_steps: int = 6
     cost_share: float = 0.005
 
 

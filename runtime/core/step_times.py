@@ -3,8 +3,10 @@
 For about n rows, the logarithm of measured over tabled time of a step whose longest draft is G is taken as
 ``level + error[G]``. The level wanders: whatever else the machine does, it does to every step, and it
 decides nothing. The errors are the table's own: prior N(0, spread^2), alike for drafts of about the
-same length, and only slowly forgotten. Both are followed by a Kalman filter, which keeps them apart: a
-step without drafts among steps with them moves the errors, a machine that slows down moves the level.
+same length, and forgotten where they are not seen again. Both are followed by a Kalman filter, which
+keeps them apart: a step without drafts among steps with them moves the errors, a machine that slows
+down moves the level. Means count, not medians: where others use the machine a step is held up now and
+then, and one of more calls more often. How much a mean tells depends on how its steps scatter.
 
 A filter per power of two of rows, so that what was learnt of one load is kept for its return.
 """
@@ -18,18 +20,20 @@ import numpy as np
 
 from runtime.core.acceptance import Rates
 
-LEAST_SPREAD = 0.1
+LEAST_SPREAD = 0.2
 """Prior standard deviation of a table's errors where its measurements agreed."""
-# Standard deviations: of one step's time about its mean, of a group's median however large it is, of
-# the level's wandering per step, and of the level before anything is known.
-NOISE, LEAST_NOISE, WANDERING, FIRST_LEVEL = 0.15, 0.01, 0.02, 1.0
+# Standard deviations: of one step's time over its mean before any was seen, and at least; of the
+# level's wandering per step, and of the level before anything is known.
+FIRST_NOISE, LEAST_NOISE, WANDERING, FIRST_LEVEL = 0.1, 0.03, 0.02, 1.0
+# Share of a new scatter in the noise, per step.
+NOISE_SHARE = 0.01
+# Times what is expected that one step may count for.
+MOST_HELD_UP = 8.0
 MOST_WANDERING = 0.3
 # Half of an error is common to all drafts; the rest is alike for neighbouring lengths.
 COMMON, LIKENESS = 0.5, 0.7
-# Share of the prior's covariance that returns per step: tables age.
+# Share of the prior that returns per step: what was learnt ages, and is tried again.
 FORGETTING = 2e-4
-# Standard deviations from which a surprise casts doubt on all that was known.
-SURPRISING = 3.0
 MOST_LOG = math.log(10.0)
 
 
@@ -43,6 +47,7 @@ class StepTimes:
 
     def __init__(self, *, max_gamma: int, spread: float = 0.0) -> None:
         self._prior = _prior(max_gamma, max(spread, LEAST_SPREAD))
+        self._noise = FIRST_NOISE
         self._means: dict[int, Rates] = {}
         self._covariances: dict[int, Rates] = {}
 
@@ -59,19 +64,13 @@ class StepTimes:
         prior = self._prior
         covariance += (FORGETTING * count) * (prior - covariance)
         covariance[0, 0] += min(WANDERING**2 * count, MOST_WANDERING**2)
+        mean[1:] *= 1.0 - FORGETTING * count
         at = 1 + longest
-        # The median: a step that something else held up must not count.
-        seen = math.log(sorted(ratios)[count // 2])
-        surprise = seen - float(mean[0] + mean[at])
+        expected = float(mean[0] + mean[at])
+        seen, noise = self._seen(ratios, expected)
         along = covariance[0] + covariance[at]
-        noise = NOISE**2 / count + LEAST_NOISE**2
-        excess = surprise**2 / (float(along[0] + along[at]) + noise) / SURPRISING**2
-        excess = min(excess, MOST_LOG**2 / float(covariance.diagonal().max()))
-        if excess > 1.0:  # the table is worse, or the machine less steady, than was thought
-            covariance *= excess
-            along *= excess
         gain = along / (along[0] + along[at] + noise)
-        mean += gain * surprise
+        mean += gain * (seen - expected)
         covariance -= np.outer(gain, along)
         np.clip(mean, -MOST_LOG, MOST_LOG, out=mean)
 
@@ -89,6 +88,21 @@ class StepTimes:
         variances = own + own[longest] - 2.0 * errors[longest]
         doubt: Rates = np.sqrt(np.maximum(variances, 0.0))
         return doubt
+
+    def _seen(self, ratios: Sequence[float], expected: float) -> tuple[float, float]:
+        """Logarithm of the mean, and its variance, from steps of one kind."""
+        count = len(ratios)
+        most = MOST_HELD_UP * max(math.exp(expected), min(ratios))
+        held = [min(ratio, most) for ratio in ratios]
+        mean = sum(held) / count
+        scatter = 0.0
+        if count > 1:
+            scatter = math.sqrt(sum((one - mean) ** 2 for one in held) / (count - 1)) / mean
+            share = min(0.5, NOISE_SHARE * count)
+            self._noise = max(LEAST_NOISE, self._noise + share * (scatter - self._noise))
+        variance = max(self._noise, scatter) ** 2 / count
+        # The logarithm of a mean of few is less than that of the mean, on average.
+        return math.log(mean) + variance / 2.0, variance
 
     def _of(self, num_rows: int) -> tuple[Rates, Rates]:
         """The filter for about so many rows; a new one begins with what the nearest one knows."""

@@ -15,6 +15,7 @@ from runtime.core.costs import (
     RowKind,
     fit_host,
     monotone,
+    proportional,
 )
 
 GRID = ModelCosts(
@@ -138,3 +139,10 @@ def test_noise_never_makes_a_cost_negative() -> None:
     fitted = fit_host(samples)
     assert fitted.step_s > 0.8
     assert min(fitted.call_s, *(row.row_s for row in fitted.rows.values())) >= 0.0
+
+
+def test_what_is_dearer_per_token_than_something_smaller_was_disturbed() -> None:
+    measured = np.array([[1.0, 1.2, 9.0], [1.4, 30.0, 4.0]])
+    fitted = proportional(measured, (1, 2), (2, 4, 8))
+    assert fitted.tolist() == [[1.0, 1.2, 2.4], [1.4, 2.4, 4.0]]
+    assert proportional(fitted, (1, 2), (2, 4, 8)).tolist() == fitted.tolist()
