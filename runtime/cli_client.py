@@ -30,6 +30,7 @@ def generate(
     num_results: Annotated[int | None, typer.Option(help="Best beams to print.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Of a beam's score.")] = None,
     early_stopping: Annotated[bool, typer.Option(help="End at num_beams ends.")] = False,
+    exhaustive_search: Annotated[bool, typer.Option(help="End when nothing can win.")] = False,
     beam_width: Annotated[int | None, typer.Option(help="Beams drafted per step.")] = None,
     speculate: Annotated[bool, typer.Option(help="Draft at all.")] = True,
     drafter: Annotated[str | None, typer.Option(help="Name; see outrider info.")] = None,
@@ -79,6 +80,7 @@ def generate(
         "n": num_results,
         "length_penalty": length_penalty,
         "early_stopping": early_stopping or None,
+        "exhaustive_search": exhaustive_search or None,
     }
     options = {name: value for name, value in given.items() if value is not None}
     options["speculation"] = {k: v for k, v in speculation.items() if v is not None}

@@ -41,6 +41,7 @@ class Palette:
     drafters: Sequence[str] = ("model", "lookup", "none")
     max_gamma: int = 8
     max_tokens: int = 24
+    max_beams: int = 4
     longest_deadline_s: float = 0.5
 
 
@@ -108,14 +109,34 @@ def draw_job(number: int, palette: Palette, rng: random.Random) -> Job:
         options["logprobs"] = rng.randint(0, 5)
     if rng.random() < 0.25:
         options["stop"] = rng.sample(tuple(palette.stops), 1)
+    has_trace = rng.random() < 0.2
+    if rng.random() < 0.07:
+        has_trace, speculation, options = False, *draw_search(palette, rng)
     request = build_request(
         rng.choice(palette.prompts), request_id=f"soak-{number}", seed=rng.getrandbits(63),
-        max_tokens=rng.randint(1, palette.max_tokens), return_trace=rng.random() < 0.2,
+        max_tokens=rng.randint(1, palette.max_tokens), return_trace=has_trace,
         speculation=speculation, **options,
     )  # fmt: skip
     fate = rng.choices(tuple(Fate), (80, 8, 4, 8))[0]
     deadline_s = rng.uniform(0.0, palette.longest_deadline_s) if fate is Fate.EXPIRE else None
     return Job(request=request, fate=fate, cut_after=rng.randint(1, 4), deadline_s=deadline_s)
+
+
+def draw_search(palette: Palette, rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Speculation and other options of a beam search for its best completion."""
+    num_beams = rng.randint(2, palette.max_beams)
+    speculation = {
+        "gamma": rng.randint(0, palette.max_gamma),
+        "mode": rng.choice(MODES[:2]),
+        "beam_width": rng.randint(num_beams, palette.max_beams),
+    }
+    options = {
+        "num_beams": num_beams,
+        "temperature": 0.0,
+        "length_penalty": rng.choice((0.0, 1.0)),
+        "early_stopping": rng.random() < 0.5,
+    }
+    return speculation, options
 
 
 async def send(client: Client, job: Job) -> Outcome:

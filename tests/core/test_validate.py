@@ -76,6 +76,16 @@ requests = st.builds(
     ignore_eos=st.booleans(),
     num_logprobs=st.none() | st.integers(0, 30),
     speculation=speculations,
+    beams=st.none()
+    | st.builds(
+        BeamParams,
+        num_beams=st.integers(0, 6),
+        num_results=st.integers(0, 6),
+        length_penalty=any_float,
+        stops_early=st.booleans(),
+        is_exhaustive=st.booleans(),
+        width=st.integers(0, 6),
+    ),
 )
 
 
@@ -111,6 +121,11 @@ def test_refused_by_name_or_within_every_bound(fields):
     assert spec.law.min_tokens <= spec.max_tokens
     assert spec.speculation.gamma is None or spec.speculation.gamma <= 4
     assert 0 < spec.speculation.lenience <= 1
+    assert 1 <= spec.num_slots <= 4
+    if spec.beams is not None:
+        assert 1 <= spec.beams.num_results <= spec.beams.num_beams <= spec.num_slots
+        assert abs(spec.beams.length_penalty) <= 10 and spec.law.temperature == 0
+        assert not spec.stop_strings and spec.num_logprobs is None
     banned = set(spec.law.end_token_ids) if spec.law.min_tokens else set()
     assert set(spec.law.allowed_token_ids or range(50)) - banned
 

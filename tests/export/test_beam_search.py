@@ -33,7 +33,12 @@ def harness(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[PairH
 
 
 def transformers_beams(
-    model: PreTrainedModel, prompt: tuple[int, ...], beams: BeamParams, max_tokens: int, end: int
+    model: PreTrainedModel,
+    prompt: tuple[int, ...],
+    beams: BeamParams,
+    max_tokens: int,
+    end: int,
+    **bans: object,
 ) -> list[tuple[tuple[int, ...], float]]:
     """Tokens and scores, best first, of ``generate``."""
     config = GenerationConfig(
@@ -47,6 +52,7 @@ def transformers_beams(
         pad_token_id=0,
         return_dict_in_generate=True,
         output_scores=True,
+        **bans,
     )
     ids = torch.tensor([prompt])
     found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
@@ -100,6 +106,25 @@ def test_the_answers_are_those_of_transformers(
         )
         num_ended += sum(answer.stop == end for answer in found)
     assert num_ended > 0
+
+
+@pytest.mark.parametrize("harness", ["host"], indirect=True)
+def test_bans_are_those_of_transformers(harness: PairHarness, model: PreTrainedModel) -> None:
+    """What a search finds first is then banned: its end too early, and a pair of its tokens."""
+    beams = BeamParams(num_beams=3, num_results=3)
+    prompt = PROMPTS[0]
+    free = transformers_beams(model, prompt, beams, 6, end=1)[0][0]
+    word, end = free[2:4], free[0]
+    bans = {"bad_words_ids": [list(word)], "min_new_tokens": 3}
+    expected = transformers_beams(model, prompt, beams, 6, end, **bans)
+    law = SamplingLaw(temperature=0.0, end_token_ids=(end,), bad_words=(word,), min_tokens=3)
+    harness.submit(spec("banned", prompt, beams=beams, gamma=2, max_tokens=6, law=law))
+    harness.run()
+    found = harness.finished("banned").beams
+    assert [answer.tokens for answer in found] == [tokens for tokens, _ in expected]
+    scores = [score for _, score in expected]
+    np.testing.assert_allclose([answer.score for answer in found], scores, atol=1e-4)
+    assert found[0].tokens != free
 
 
 def test_drafts_and_neighbours_change_no_bit(harness: PairHarness) -> None:

@@ -57,14 +57,16 @@ async def test_every_stream_ends_once_with_the_tokens_of_plain_decoding(start, j
     assert num_compared > 300
     assert any(one.was_left for one in outcomes)
     reports = [one.finishes[0].speculation for one in outcomes if one.finishes]
-    assert sum(report.num_accepted for report in reports) > 100
-    assert sum(report.num_drafted - report.num_accepted for report in reports) > 100
+    assert sum(report.num_accepted for report in reports) > 50
+    assert sum(report.num_drafted - report.num_accepted for report in reports) > 50
 
 
 def test_the_traffic_has_a_bit_of_everything(jobs):
     requests = [job.request for job in jobs]
     assert {job.fate for job in jobs} == set(Fate)
-    assert {request.speculation.drafter for request in requests} == {"model", "lookup", "none"}
+    drafters = {request.speculation.drafter for request in requests if not request.num_beams}
+    assert drafters == {"model", "lookup", "none"}
+    assert {2, 3, 4} <= {request.num_beams for request in requests}
     assert {request.speculation.gamma for request in requests} == set(range(MAX_GAMMA + 1))
     assert len({request.speculation.mode for request in requests}) == 3
     assert any(request.stop for request in requests)
