@@ -37,6 +37,10 @@ from engines.base import EngineError, EngineLimits, FloatArray
 FIRST_CAPACITY = 128
 # Buffers shrink only where the longest slot could double before they would have to grow again.
 GROWTH_ROOM = 2
+# Requests of one kind come again: a cache that fits them is not made smaller between two, which would cost a short
+# request 3 % of its time, until so many have left it roomy, or it is far too large.
+_PATIENCE = 4
+_FAR_TOO_LARGE = 8
 # No span runs narrower: T = 1 takes another matrix kernel, with other bits (I2 of engines.base).
 MIN_SPAN = 2
 
@@ -120,6 +124,7 @@ class KvCache:
         self._allocate = allocate
         self._capacities = capacities(limits)
         self._written = [0] * limits.max_batch
+        self._num_roomy = 0
         self._capacity = self._capacities[0]
         self._buffers = [allocate(self._shape(self._capacity)) for _ in range(self._num_buffers)]
 
@@ -157,8 +162,8 @@ class KvCache:
     def trim(self, lengths: Sequence[int]) -> bool:
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
 
-        Smaller buffers replace these where every slot could double in them; only the tokens kept
-        are copied.
+        Smaller buffers replace these where every slot could double in them, and they either are far
+        smaller or would have done for a while; only the tokens kept are copied.
 
         Returns:
             Whether the buffers were replaced.
@@ -166,12 +171,16 @@ class KvCache:
         Raises:
             EngineError: smaller buffers could not be had; what was kept stays valid.
         """
+        longest = max(self.lengths)
         kept = [min(held, length) for held, length in zip(self.lengths, lengths, strict=False)]
         self.lengths[:] = (*kept, *[0] * (len(self.lengths) - len(kept)))
-        room = GROWTH_ROOM * max(kept, default=0)
-        capacity = next((size for size in self._capacities if size >= room), self._capacity)
-        if capacity >= self._capacity:
-            return False
+        capacity = self._capacity_for(GROWTH_ROOM * max(kept, default=0))
+        lasting = max(capacity, self._capacity_for(longest))
+        self._num_roomy = self._num_roomy + 1 if lasting < self._capacity else 0
+        if capacity * _FAR_TOO_LARGE > self._capacity:
+            if self._num_roomy < _PATIENCE:
+                return False
+            capacity = lasting
         self._move_to(capacity, kept)
         self._written = list(self.lengths)
         return True
@@ -198,6 +207,10 @@ class KvCache:
             self._written[destination] = length
         self.lengths[destination] = length
 
+    def _capacity_for(self, num_tokens: int) -> int:
+        """The smallest capacity that holds so many; the present one where none does."""
+        return next((size for size in self._capacities if size >= num_tokens), self._capacity)
+
     def _move_to(self, capacity: int, num_copied: Sequence[int]) -> None:
         """Copy the first ``num_copied[s]`` tokens of each slot s to buffers of another capacity."""
         shape = self._shape(capacity)
@@ -210,7 +223,7 @@ class KvCache:
             for slot, length in enumerate(num_copied):
                 values[slot, :, :length] = old_values[slot, :, :length]
             new.write(values)
-        self._capacity, self._buffers = capacity, buffers
+        self._capacity, self._buffers, self._num_roomy = capacity, buffers, 0
 
     def _shape(self, capacity: int) -> tuple[int, int, int, int]:
         return (len(self.lengths), self._num_kv_heads, capacity, self._head_size)

@@ -101,7 +101,7 @@ def propose(
             continue
         for slot, draft in zip(slots, proposed, strict=True):
             drafts[slot] = draft
-            if draft.num_computed is not None:
+            if draft.num_computed is not None and len(chosen) > 1:
                 rows[slot] = replace(rows[slot], num_computed=draft.num_computed)
     return Proposals(drafts=drafts, rows=rows, asked=asked)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
 from engines.base import BundleError
+
+# Streams decode the last token or two again and again: half of a step's work on text.
+_SHORT = 2
+_MOST_SHORT_TEXTS = 1 << 15
 
 
 class TextCodec(Protocol):
@@ -45,6 +50,7 @@ class TokenizersCodec:
             raise BundleError(f"{path.name}: not a tokenizer") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._decode_short = lru_cache(_MOST_SHORT_TEXTS)(self._decode)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text."""
@@ -52,7 +58,11 @@ class TokenizersCodec:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that form no character become U+FFFD."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        decode = self._decode_short if len(ids) <= _SHORT else self._decode
+        return decode(tuple(ids), skip_special_tokens)
+
+    def _decode(self, ids: tuple[int, ...], skip_special_tokens: bool) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def spell(self, token: int) -> str:

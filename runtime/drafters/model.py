@@ -130,6 +130,11 @@ class ModelDrafter:
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
     ) -> dict[int, list[int]]:
         drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
+        # The lists grow under the rows: building a row anew for every token costs 2 % of a step.
+        rows = {
+            slot: replace(live[slot].sampling, draft_tokens=tokens)
+            for slot, tokens in drafted.items()
+        }
         fed = {
             slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
         }
@@ -139,8 +144,9 @@ class ModelDrafter:
                 for slot, start in enumerate(computed)
             ]
             logits = self._engine.extend(spans)
-            rows = [replace(live[slot].sampling, draft_tokens=tuple(drafted[slot])) for slot in fed]
-            tokens = self._sampler.propose(logits, rows, vocab_size=self._target_vocab_size)
+            tokens = self._sampler.propose(
+                logits, [rows[slot] for slot in fed], vocab_size=self._target_vocab_size
+            )
             following: dict[int, tuple[int, ...]] = {}
             for slot, token in zip(fed, tokens, strict=True):
                 computed[slot] += len(fed[slot])

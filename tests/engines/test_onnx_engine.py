@@ -133,8 +133,9 @@ def test_a_cache_shrinks_when_its_long_slot_has_gone(bundle: Bundle) -> None:
         extend_one(engine, 1, at, tokens[at : at + 20])
     engine.trim([0, 60, LONG])
     assert engine.capacity == 256
-    engine.trim([0, 60])
-    assert engine.capacity == 128
+    for capacity in (256, 256, 256, 256, 128, 128):
+        engine.trim([0, 60])
+        assert engine.capacity == capacity
     np.testing.assert_array_equal(extend_one(engine, 1, 60, tokens[60:]), expected)
     engine.move_slot(1, 0, 60)
     np.testing.assert_array_equal(extend_one(engine, 0, 60, tokens[60:]), expected)
@@ -147,8 +148,26 @@ def test_a_cache_keeps_room_for_what_stays_to_double(bundle: Bundle) -> None:
     grow(engine, LONG)
     last = engine.limits.max_batch - 1
     for num_kept, capacity in ((65, 256), (64, 128)):
-        engine.trim([*[0] * last, num_kept])
+        for _ in range(6):
+            engine.trim([*[0] * last, num_kept])
         assert engine.capacity == capacity
+
+
+def test_a_cache_that_requests_keep_needing_stays() -> None:
+    limits = EngineLimits(max_batch=2, max_context=4000, max_extend=8, vocab_size=5)
+    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits)
+
+    def serve(length: int) -> int:
+        cache.reserve(length)
+        cache.lengths[0] = length
+        cache.trim([])
+        return cache.capacity
+
+    assert [serve(180) for _ in range(6)] == [256] * 6
+    # Far too large for nothing at all, it goes at once; a little too large, after some requests.
+    assert [serve(length) for length in (1000, 180, 180)] == [128, 256, 256]
+    assert [serve(400), *(serve(180) for _ in range(5))] == [512, 512, 512, 512, 256, 256]
+    assert [serve(180), serve(60), serve(60), serve(180), serve(60)] == [256] * 5
 
 
 class ScarceMemory:
@@ -173,6 +192,8 @@ def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
     for buffer in cache._buffers:
         buffer.read()[...] = 5.0
     memory.room = 1
+    for _ in range(4):
+        assert not cache.trim([3])
     with pytest.raises(EngineError, match="no memory"):
         cache.trim([3])
     assert cache.lengths == [3, 0]
@@ -211,7 +232,8 @@ def test_nothing_that_was_dropped_survives_in_a_smaller_cache(poisoned_bundle: B
     grow(engine, LONG)
     extend_one(engine, 0, 0, (1,))
     extend_one(engine, 0, 1, (NAN_TOKEN,) * 30)
-    engine.trim([1])
+    for _ in range(6):
+        engine.trim([1])
     assert engine.capacity == 128
     np.testing.assert_array_equal(extend_one(engine, 0, 1, (2, 3)), expected[1:])
 
