@@ -147,6 +147,9 @@ def serve(
     ] = "tenant",
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
+    message_interval_s: Annotated[
+        float, typer.Option(help="Between two messages of a stream, at least.")
+    ] = 0.01,
     threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
     sampler: Annotated[
         str, typer.Option(help="Where drafts are judged: auto, host or device.")
@@ -171,6 +174,7 @@ def serve(
             auto_drafters=tuple(auto_drafters.split(",")),
             drain_timeout_s=drain_timeout_s,
             lb_delay_s=lb_delay_s,
+            message_interval_s=message_interval_s,
             num_threads=threads,
             sampler=sampler,
             provider_options=_pairs(provider_option or ()),

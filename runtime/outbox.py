@@ -3,7 +3,9 @@
 It coalesces instead of blocking, so the worker never waits for a client: who reads slowly gets
 fewer, larger deltas, who does not read at all is reported as overflowing. All events of one step
 reach the loop in one wake-up: each costs a system call, and the loop then competes with the
-worker's thread for the interpreter. Knows neither gRPC nor the wire.
+worker's thread for the interpreter. A message costs more than the step of a small model takes, so
+tokens that follow a message within the interval are kept for the next. Knows neither gRPC nor the
+wire.
 """
 
 from __future__ import annotations
@@ -61,12 +63,22 @@ class Outbox:
 
     Args:
         post: brings the events to the loop.
-        max_events: events that may wait; one more calls ``on_overflow``, once.
+        max_events: events that may wait to be taken; one more calls ``on_overflow``, once.
         on_overflow: called on the loop; expected to make the worker end the request.
+        interval_s: seconds from one ``take`` during which only the terminal event ends another.
     """
 
-    def __init__(self, post: Post, max_events: int, on_overflow: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        post: Post,
+        max_events: int,
+        on_overflow: Callable[[], None],
+        *,
+        interval_s: float = 0.0,
+    ) -> None:
         self._post = post
+        self._interval_s = interval_s
+        self._pause: asyncio.TimerHandle | None = None
         self._max_events = max_events
         self._on_overflow = on_overflow
         self._progress: list[Progressed] = []
@@ -87,6 +99,9 @@ class Outbox:
         """Wait for events and return all there are as one batch."""
         await self._has_events.wait()
         self._has_events.clear()
+        if self._interval_s > 0.0 and not self.is_ended:
+            loop = asyncio.get_running_loop()
+            self._pause = loop.call_later(self._interval_s, self._end_pause)
         progress, self._progress = self._progress, []
         return Batch(
             tokens=tuple(token for event in progress for token in event.tokens),
@@ -100,6 +115,18 @@ class Outbox:
             self._progress.append(event)
         else:
             self._end = event
+            if self._pause is not None:
+                self._pause.cancel()
+                self._pause = None
+        if self._pause is None:
+            self._announce()
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        if self._progress:
+            self._announce()
+
+    def _announce(self) -> None:
         self._has_events.set()
         if len(self._progress) > self._max_events and not self._has_overflowed:
             self._has_overflowed = True

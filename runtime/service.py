@@ -196,6 +196,7 @@ class InferenceService:
             self._post,
             self._serving.config.max_unsent_chunks,
             lambda: worker.cancel(spec.internal_id, errors.SlowConsumer()),
+            interval_s=self._serving.config.message_interval_s,
         )
         worker.submit(spec, outbox.deliver)
         self._live[spec.tenant, spec.request_id] = spec.internal_id

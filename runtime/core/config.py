@@ -37,6 +37,8 @@ class ServerConfig:
             much per step. The engine's ``max_extend`` bounds it too.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
         lb_delay_s: seconds between "not ready" and refusing, for load balancers to notice.
+        message_interval_s: seconds between two messages of one stream, at least: tokens decoded meanwhile
+            travel together. The first message and the last never wait.
         max_unsent_chunks: chunks of one stream waiting to be read before it is cut off.
         retry_after_s: seconds a refused caller is told to wait.
         num_threads: threads of a CPU backend.
@@ -57,6 +59,7 @@ class ServerConfig:
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0
     lb_delay_s: float = 5.0
+    message_interval_s: float = 0.01
     max_unsent_chunks: int = 2048
     retry_after_s: float = 1.0
     num_threads: int = 2
@@ -76,7 +79,13 @@ class ServerConfig:
         for key in ("max_queued", "max_queued_tokens", "default_gamma"):
             value = getattr(self, key)
             _check(value is None or value >= 0, key, "must be at least 0")
-        for key in ("queue_timeout_s", "drain_timeout_s", "lb_delay_s", "retry_after_s"):
+        for key in (
+            "queue_timeout_s",
+            "drain_timeout_s",
+            "lb_delay_s",
+            "message_interval_s",
+            "retry_after_s",
+        ):
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
         _check(bool(self.default_drafter), "default_drafter", "must name a drafter")
         _check(bool(self.auto_drafters), "auto_drafters", "must name a drafter")

@@ -97,9 +97,11 @@ class ModelDrafter:
 
     def _can_feed(self, row: DraftRow) -> bool:
         """Whether the draft model knows the tokens it misses and has room for them."""
-        missing = row.sampling.history[row.num_computed :]
         limits = self._engine.limits
-        return len(row.sampling.history) <= limits.max_context and bool(
+        if len(row.sampling.history) > limits.max_context:
+            return False
+        missing = row.sampling.history[row.num_computed :]
+        return limits.vocab_size >= self._target_vocab_size or bool(
             missing.max() < limits.vocab_size
         )
 
