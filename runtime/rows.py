@@ -71,7 +71,8 @@ class LiveRows:
                 continue
             self.requests[slot] = last
             last.slot = slot
-            if not self._move(last, move.source, slot):
+            # The last row may move more than once.
+            if not self._move(last, move.source, slot) and last not in lost:
                 lost.append(last)
         if requests:
             self._trim()
@@ -90,7 +91,8 @@ class LiveRows:
             if move is None:
                 continue
             owner = next(search for search in self.searches if move.source in search.slots)
-            if not owner.move(move.source, slot):
+            # Several rows of one search may move, and it is lost once.
+            if not owner.move(move.source, slot) and owner.request not in lost:
                 lost.append(owner.request)
         return lost
 

@@ -12,6 +12,7 @@ from engines.base import EngineError, EngineLimits, FloatArray
 from engines.laws import SamplingLaw
 from engines.scripted import ScriptedEngine
 from runtime.core.beam import BeamRules
+from runtime.core.breaker import BreakerConfig
 from runtime.core.errors import Cancelled, RequestError
 from runtime.core.params import BeamParams, Finished, FinishReason
 from tests.core.test_beam import plain
@@ -391,3 +392,56 @@ def test_a_draft_model_with_less_room_or_fewer_tokens_drafts_what_it_can(
     assert (harness.finished("long").report.num_drafted > 0) == (max_context == 96)
     assert (harness.finished("other").report.num_drafted > 0) == (vocab_size == V)
     assert all(harness.finished(n).report.off_reason is None for n in ("short", "long", "other"))
+
+
+def test_a_draft_model_that_keeps_failing_is_left_alone_by_searches_too() -> None:
+    harness = harness_of(breaker=BreakerConfig(max_failures=1, first_pause_s=9.0))
+    harness.draft.fail_at(*range(100))
+    reasons = []
+    for name in ("1", "2"):
+        harness.submit(name, beams=all_of(2), gamma=2, max_tokens=5)
+        harness.run()
+        assert_answer(harness.finished(name), oracle((1, 2, 3), all_of(2), 5))
+        reasons.append(harness.finished(name).report.off_reason)
+    assert reasons == ["DEGRADED", "DRAFTER_PAUSED"]
+    assert harness.draft.num_extends == 1
+
+
+def test_stopping_ends_searches_that_run_and_that_wait() -> None:
+    harness = harness_of(max_batch=4)
+    harness.submit("runs", beams=all_of(3), gamma=2, max_tokens=50)
+    harness.submit("waits", beams=all_of(2), max_tokens=50)
+    harness.worker.run_step()
+    assert harness.worker.stop(0.0)
+    assert harness.error("runs").reason == "DRAIN_DEADLINE"
+    assert harness.error("waits").reason == "DRAINING"
+    harness.check_is_idle()
+
+
+def test_a_row_that_cannot_be_moved_ends_its_search_alone() -> None:
+    """The search that came first leaves; a row of the second cannot take its place."""
+
+    class Stuck(ScriptedEngine):
+        is_stuck = False
+
+        def move_slot(self, source: int, destination: int, length: int) -> None:
+            if self.is_stuck:
+                raise EngineError("cannot move")
+            super().move_slot(source, destination, length)
+
+    target = Stuck(TARGET, limits(V, max_batch=6))
+    harness = Harness("F4", max_batch=6, target=target, has_draft=False)
+    harness.submit("first", beams=all_of(2), max_tokens=30)
+    harness.submit("second", beams=all_of(2), max_tokens=30)
+    harness.submit("other", max_tokens=9)
+    for _ in range(4):
+        harness.worker.run_step()
+    target.is_stuck = True
+    harness.worker.cancel("internal-first", Cancelled("client"))
+    harness.worker.run_step()
+    target.is_stuck = False
+    assert harness.error("first").reason == "CLIENT_CANCELLED"
+    assert harness.error("second").reason == "ENGINE_FAILED"
+    harness.run()
+    assert harness.finished("other").num_output == 9
+    harness.check_is_idle()

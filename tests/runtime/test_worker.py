@@ -242,6 +242,21 @@ def test_a_row_that_cannot_be_moved_ends_alone() -> None:
     harness.check_is_idle()
 
 
+def test_a_row_that_cannot_be_moved_twice_in_a_step_ends_once() -> None:
+    class Immovable(ScriptedEngine):
+        def move_slot(self, source: int, destination: int, length: int) -> None:
+            raise EngineError("cannot move")
+
+    harness = Harness(target=Immovable(counting_logits, limits(10)), has_draft=False)
+    for name in ("short", "shorter"):
+        harness.submit(name, (1,), max_tokens=3)
+    harness.submit("last", (1,), max_tokens=9)
+    harness.run()
+    assert harness.finished("short").num_output == harness.finished("shorter").num_output == 3
+    assert harness.error("last").reason == "ENGINE_FAILED"
+    harness.check_is_idle()
+
+
 def test_a_receiver_that_raises_harms_no_neighbour() -> None:
     harness = Harness()
 
