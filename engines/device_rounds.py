@@ -4,12 +4,12 @@
 
 Each proposed token is the next draft step's input and, with the others, the target's, where it lies.
 The host knows the shapes, the parameters and all noise before the round begins; it enqueues the whole
-of it and then waits once.
+of it, has the device's time for something else, and then waits once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -20,7 +20,7 @@ from engines.laws import SamplingLaw
 from engines.plan_device import DeviceTensor
 from engines.plan_engine import PlanEngine
 from engines.plan_uploads import GivenTokens
-from engines.rounds import DraftError, Round, RoundAnswer, RoundRow
+from engines.rounds import DraftError, Round, RoundAnswer, RoundRow, do_nothing
 from engines.sampler_round import DeviceRound
 
 # Stands where the device puts a token of its own.
@@ -45,7 +45,7 @@ class DeviceRounds:
         """Why rows of a law cannot be judged here; see ``Rounds.why_not``."""
         return self._sampler.why_not(law)
 
-    def run(self, asked: Round) -> list[RoundAnswer]:
+    def run(self, asked: Round, meanwhile: Callable[[], None] = do_nothing) -> list[RoundAnswer]:
         """Draft, verify and judge; see ``Rounds.run``."""
         rows = [row.sampling for row in asked.rows]
         gammas = np.array([row.num_drafted for row in asked.rows])
@@ -59,7 +59,9 @@ class DeviceRounds:
         if round_ is None:
             # Plain decoding; some engines give more columns than are wanted.
             round_ = self._sampler.begin(rows, gamma=logits.shape[1] - 1)
-        found = round_.drafts_and_verdicts(round_.judge(logits, gammas), gammas)
+        answers = round_.judge(logits, gammas)
+        meanwhile()
+        found = round_.drafts_and_verdicts(answers, gammas)
         emitted = [
             (*tokens[: verdict.num_accepted], verdict.next_token or 0) for tokens, verdict in found
         ]

@@ -5,7 +5,7 @@ Pure value types and one protocol; ``engines.device_rounds`` implements it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,6 +66,10 @@ class RoundAnswer:
     verdict: Verdict
 
 
+def do_nothing() -> None:
+    """What a host does that has nothing to do."""
+
+
 class Rounds(Protocol):
     """Runs rounds over a target, its draft and a sampler that share a device."""
 
@@ -73,8 +77,13 @@ class Rounds(Protocol):
         """Why rows of a law cannot be judged on the device, in words; empty where they can."""
         ...
 
-    def run(self, asked: Round) -> list[RoundAnswer]:
+    def run(self, asked: Round, meanwhile: Callable[[], None] = do_nothing) -> list[RoundAnswer]:
         """One answer per row, in their order.
+
+        Args:
+            asked: the round.
+            meanwhile: called once all of it is enqueued, before it is waited for; not where it
+                failed before.
 
         Raises:
             DraftError: the draft model failed; nothing was verified.

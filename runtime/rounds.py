@@ -7,12 +7,12 @@ makes (retrieved ones) go along as they are. What the host must see in between, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engines.base import EngineError
 from engines.laws import Verdict
-from engines.rounds import DraftError, Round, RoundAnswer, RoundRow, Rounds
+from engines.rounds import DraftError, Round, RoundAnswer, RoundRow, Rounds, do_nothing
 from runtime.core.request import Request
 from runtime.drafters import Drafters
 from runtime.drafters.base import Draft, DraftRow
@@ -74,6 +74,7 @@ def on_device(
     live: Sequence[Request],
     gammas: Sequence[int | None],
     rules: DraftRules,
+    meanwhile: Callable[[], None] = do_nothing,
 ) -> Outcome:
     """Draft, verify and judge all decoding rows; trees are not proposed.
 
@@ -83,6 +84,7 @@ def on_device(
         live: request i holds slot i.
         gammas: as for ``why_on_host``, which was asked.
         rules: what drafters may propose; chains only.
+        meanwhile: called while the device runs.
 
     Raises:
         EngineError: the target or the sampler failed; the caches of all live rows are undefined.
@@ -93,7 +95,7 @@ def on_device(
     guessed = [0 if slot in modelled else gamma for slot, gamma in enumerate(gammas)]
     proposals = propose(drafters, live, guessed, rules)
     if not modelled:
-        answers = rounds.run(_round(drafters, live, proposals, {}, gammas))
+        answers = rounds.run(_round(drafters, live, proposals, {}, gammas), meanwhile)
         return _outcome(live, proposals, answers, None)
     rows = [
         draft_row(request, gamma or 0, rules) for request, gamma in zip(live, gammas, strict=True)
@@ -111,7 +113,8 @@ def on_device(
             tokens=(), is_sampled=is_sampled(rows[slot]), num_computed=ready.computed[slot]
         )
     try:
-        answers = rounds.run(_round(drafters, live, proposals, ready.gammas, gammas, ready))
+        round_ = _round(drafters, live, proposals, ready.gammas, gammas, ready)
+        answers = rounds.run(round_, meanwhile)
     except DraftError as error:
         return _without_model(drafters, live, proposals, modelled, error)
     return _outcome(live, proposals, answers, ready)

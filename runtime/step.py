@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from engines.base import Engine, EngineError, Span
 from engines.laws import Sampler, Verdict
-from engines.rounds import Rounds
+from engines.rounds import Rounds, do_nothing
 from engines.tree_judge import judge
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
@@ -45,6 +45,7 @@ class StepParts:
         rules: what drafters may propose.
         steering: chooses the gammas of adaptive requests; None where there are none.
         rounds: runs whole rounds on the engines' device; None where the host takes every step.
+        meanwhile: called while the device runs a round, once all of it is enqueued.
     """
 
     target: Engine
@@ -54,6 +55,7 @@ class StepParts:
     rules: DraftRules
     steering: Steering | None = None
     rounds: Rounds | None = None
+    meanwhile: Callable[[], None] = do_nothing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +90,7 @@ def step_parts(
     rounds: Rounds | None = None,
     costs: CostTable | None = None,
     clock: Callable[[], float] = time.monotonic,
+    meanwhile: Callable[[], None] = do_nothing,
 ) -> StepParts:
     """What steps of a server run on.
 
@@ -99,6 +102,7 @@ def step_parts(
         rounds: runs rounds over these engines on their device; None for the host.
         costs: of the engines; None keeps every gamma fixed.
         clock: seconds; deadlines are on it.
+        meanwhile: called while the device runs a round.
 
     Raises:
         ConfigError: a registered drafter cannot be loaded.
@@ -134,6 +138,7 @@ def step_parts(
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
         rounds=rounds,
+        meanwhile=meanwhile,
         steering=None
         if costs is None
         else Steering(
@@ -200,6 +205,7 @@ def _verified(
                 live,
                 gammas,
                 replace(parts.rules, max_nodes=0),
+                parts.meanwhile,
             )
             result.asked = outcome.proposals.asked
             if outcome.verdicts is not None:

@@ -6,6 +6,9 @@ under one lock; everything else happens between two steps, on the worker's threa
 * W1  Every request that ``submit`` took gets exactly one terminal event.
 * W2  A request's slot is free again before its terminal event is delivered.
 * W3  ``runtime.rows``: request i of the live ones holds slot i.
+
+Where steps run on a device, the events of one are handed over while the device runs the next: the
+host is idle then, and whoever streams the answers has it to himself.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from runtime.core.request import Ending, Request, Speculation
 from runtime.core.text import Decoder
 from runtime.core.totals import Totals, WorkerSnapshot
 from runtime.intake import new_request
+from runtime.outgoing import Outgoing
 from runtime.rows import LiveRows
 from runtime.speculate import SpeculationPolicy
 from runtime.step import StepResult, run_step, step_parts
@@ -74,8 +78,16 @@ class Worker:
         self._config = config
         self._decoder = decoder
         self._clock = clock
+        self._outgoing = Outgoing()
         self._parts = step_parts(
-            engines, sampler, config, max_gamma, rounds=rounds, costs=costs, clock=clock
+            engines,
+            sampler,
+            config,
+            max_gamma,
+            rounds=rounds,
+            costs=costs,
+            clock=clock,
+            meanwhile=self._outgoing.send,
         )
         self._limits = self._parts.limits
         self._policy = SpeculationPolicy(
@@ -94,7 +106,6 @@ class Worker:
         num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
         self._rows = LiveRows(engines, num_slots)
         self._totals = Totals()
-        self._after_step: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._inbox = Inbox(config, self._rows.slots)  # guarded by the condition
@@ -106,7 +117,7 @@ class Worker:
 
     def after_step(self, call: Callable[[], None]) -> None:
         """Call something on the worker's thread after each step's events; before ``start``."""
-        self._after_step.append(call)
+        self._outgoing.after_sending(call)
 
     def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
         """Queue a request; its events go to ``deliver``, on the worker's thread.
@@ -201,6 +212,7 @@ class Worker:
 
         For the worker's thread, or for tests and benchmarks that never call ``start``.
         """
+        waits_for_device = False
         try:
             with self._wake:
                 overdue = self._inbox.take_overdue(self._rows.all_requests, self._clock())
@@ -218,13 +230,15 @@ class Worker:
             self._totals.step_count += 1
             self._totals.last_step_at = self._clock()
             self._settle(result)
+            # The next step follows at once, and will have time for this one's events.
+            waits_for_device = result.host_reason == "" and bool(rows.requests)
         except Exception:  # the root of the thread: a bug ends requests, never the worker
             error_id = _new_error_id()
             logger.exception("a step broke an invariant; error id %s", error_id)
             self._end_with_errors([(r, InternalError(error_id)) for r in self._rows.all_requests])
         finally:
-            for call in self._after_step:
-                call()
+            if not waits_for_device:
+                self._outgoing.send()
         return True
 
     def _loop(self) -> None:
@@ -302,19 +316,12 @@ class Worker:
         with self._wake:
             deliver = self._inbox.deliver_to(request)
             self._inbox.forget(request)
-        _hand_over(deliver, event)
+        self._outgoing.put(deliver, event)
 
     def _deliver(self, request: Request, event: Event) -> None:
         with self._wake:
             deliver = self._inbox.deliver_to(request)
-        _hand_over(deliver, event)
-
-
-def _hand_over(deliver: Deliver, event: Event) -> None:
-    try:
-        deliver(event)
-    except Exception:  # a receiver that is gone must not end its neighbours
-        logger.exception("an event could not be delivered")
+        self._outgoing.put(deliver, event)
 
 
 def _finished(request: Request, ending: Ending) -> Finished:

@@ -103,6 +103,7 @@ RULES: dict[str, set[str]] = {
     | {
         "runtime.beams",
         "runtime.intake",
+        "runtime.outgoing",
         "runtime.rows",
         "runtime.speculate",
         "runtime.step",
@@ -117,6 +118,7 @@ RULES: dict[str, set[str]] = {
     "runtime.metrics": CORE | {"runtime.worker", "prometheus_client"},
     "runtime.tokenizer": CORE | {"tokenizers"},
     "runtime.outbox": CORE,
+    "runtime.outgoing": CORE,
     "runtime.status": CORE | GRPC,
     "runtime.wire": CORE | {"outrider.v1", "google"},
     "runtime.serving": CORE | {"runtime.worker", "runtime.tokenizer", "outrider.v1"},

@@ -285,6 +285,8 @@ def test_a_step_is_one_copy_to_the_host_and_one_wait(
     drafters = ("model", "lookup") if gamma else ("none",)
     name = f"count-{gamma}-{mode}-{law}"
     asked = requests(name, law=law, mode=mode, drafters=drafters, gamma=gamma)[:4]
+    # Long enough that no draft is cut by an answer's end.
+    asked = [replace(one, max_tokens=60) for one in asked]
     for one in asked:
         device.submit(one)
     while any(len(device.tokens(one.request_id)) == 0 for one in asked):
@@ -303,6 +305,70 @@ def test_a_step_is_one_copy_to_the_host_and_one_wait(
         assert memory.traffic.num_to_device - before.num_to_device == runs
     monkeypatch.undo()
     device.run()
+
+
+def test_events_of_a_step_are_handed_over_while_the_next_one_runs(
+    device: PairHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a step is enqueued, then the last one's events go out, then the device is waited for."""
+    memory, log = memory_of(device), []
+    asked = requests("meanwhile")[:2]
+    for one in asked:
+        device.submit(one)
+    while any(len(device.tokens(one.request_id)) == 0 for one in asked):
+        device.worker.run_step()
+
+    def noting(owner: object, name: str, word: str) -> None:
+        original = getattr(owner, name)
+        monkeypatch.setattr(
+            owner,
+            name,
+            lambda *given, **options: (log.append(word), original(*given, **options))[1],
+        )
+
+    noting(onnxruntime.InferenceSession, "run_with_iobinding", "run")
+    noting(memory, "wait", "wait")
+    noting(device.worker._outgoing, "send", "send")
+    monkeypatch.setattr(
+        device.worker,
+        "_parts",
+        replace(device.worker._parts, meanwhile=device.worker._outgoing.send),
+    )
+    for _ in range(2):
+        log.clear()
+        num_tokens = len(device.tokens(asked[0].request_id))
+        assert device.worker.run_step()
+        assert log == ["run"] * 8 + ["send", "wait"]
+        assert len(device.tokens(asked[0].request_id)) > num_tokens
+    monkeypatch.undo()
+    device.run()
+    assert [len(device.tokens(one.request_id)) for one in asked] == [
+        one.max_tokens for one in asked
+    ]
+
+
+def test_what_ends_is_told_though_no_step_follows(device: PairHarness) -> None:
+    one = spec("last", (5, 6), max_tokens=1, drafter="none", gamma=0)
+    device.submit(one)
+    assert device.worker.run_step()
+    assert len(device.tokens("last")) == 1
+    assert device.finished("last").num_output == 1
+
+
+def test_a_cancelled_request_is_told_its_tokens_first(device: PairHarness) -> None:
+    """Events wait in one line: an ending never overtakes tokens that were ready before it."""
+    one, other = (spec(name, (5, 6), max_tokens=40, drafter="none", gamma=0) for name in "xy")
+    device.submit(one)
+    device.submit(other)
+    while not device.tokens("x"):
+        device.worker.run_step()
+    device.worker.run_step()
+    waiting = len(device.tokens("x"))
+    device.worker.cancel("internal-x", EngineError("enough"))
+    device.run()
+    assert isinstance(device.events["x"][-1], Failed)
+    assert len(device.tokens("x")) == device.events["x"][-1].num_output > waiting
+    assert len(device.tokens("y")) == 40
 
 
 def test_a_prompt_is_fed_without_a_wait(device: PairHarness) -> None:
