@@ -183,13 +183,12 @@ def feed_all(engine: Engine, feeds: Sequence[Feed], lengths: Mapping[int, int]) 
                 slot=slot, start=start, tokens=fed, num_logits=feed.num_wanted if is_last else 0
             )
             held[slot] = start + len(fed)
-        first, last = min(spans), max(spans)
-        logits = engine.extend(
-            [
-                spans.get(slot) or Span(slot=slot, start=held[slot], tokens=(), num_logits=0)
-                for slot in range(first, last + 1)
-            ]
-        )
+        first = min(spans)
+        block = [
+            spans.get(slot) or Span(slot=slot, start=held[slot], tokens=(), num_logits=0)
+            for slot in range(first, max(spans) + 1)
+        ]
+        logits = engine.extend(block)
         for feed in feeds:
             slot = feed.cache.slots[feed.member]
             feed.cache.note_fed(feed.member, held[slot], feed.tail)

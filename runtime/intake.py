@@ -34,13 +34,10 @@ def new_request(
         ContextTooLong: the prompt leaves no room for a token.
         RequestError: it would need more slots than there are.
     """
-    if len(spec.prompt_tokens) >= max_context:
-        raise ContextTooLong(
-            "prompt",
-            "must leave room for one token",
-            limit=max_context,
-            given=len(spec.prompt_tokens) + 1,
-        )
+    needed = len(spec.prompt_tokens) + 1
+    if needed > max_context:
+        rule = "must leave room for one token"
+        raise ContextTooLong("prompt", rule, limit=max_context, given=needed)
     if spec.beams is None:
         speculation = policy.resolve_request(spec)
     else:
