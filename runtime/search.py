@@ -121,7 +121,9 @@ class BeamSearch:
             count: how many, at most.
         """
         request = self.request
-        history = np.concatenate([request.history, np.array(tail, dtype=np.int64)])
+        history = request.history
+        if request.spec.law.has_processors:
+            history = np.concatenate([history, np.array(tail, dtype=np.int64)])
         return continuations_of(logits, count, request.spec.law, history, request.num_prompt)
 
     def finished(self, decoder: Decoder) -> Finished:
