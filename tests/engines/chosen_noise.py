@@ -14,7 +14,7 @@ import numpy as np
 from engines.noise import CounterNoise
 
 
-class NeedsDrawError(Exception):
+class NeedsDrawError(BaseException):
     """The run asked for a number beyond the chosen ones; ``address`` is what it asked for."""
 
     def __init__(self, address):
