@@ -1,0 +1,237 @@
+"""Which test holds what: the catalogue of properties that make answers exact, each by the names of its tests.
+
+The numbers are those that docstrings and commits use. A name that is no test any more fails here, so that no property
+loses its test unseen.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+ORACLE, SAMPLER, TREE = "core/test_verification", "engines/test_cpu_sampler", "core/test_tree"
+BIASES, STEP, SAMPLING = "core/test_biased_schemes", "runtime/test_step", "core/test_sampling"
+
+CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
+    "T1 one position enumerated": {
+        ORACLE: ("test_the_four_token_pair_gives_the_target",),
+        SAMPLER: ("test_the_four_token_pair_has_the_oracles_law",),
+    },
+    "T2 acceptance per token": {ORACLE: ("test_each_draft_token_is_kept_with_its_ratio",)},
+    "T3 the coin at the ratio": {
+        ORACLE: ("test_the_coin_at_the_ratio_itself_rejects",),
+        SAMPLER: ("test_the_coin_at_the_ratio_itself_rejects",),
+        "engines/test_sampler_laws": ("test_the_coin_at_the_ratio_itself_rejects",),
+    },
+    "T4 a coin of zero": {
+        ORACLE: ("test_a_coin_of_zero_does_not_keep_an_impossible_token",),
+        SAMPLER: ("test_a_coin_of_zero_does_not_keep_an_impossible_token",),
+    },
+    "T5 all accepted": {
+        ORACLE: ("test_a_fully_accepted_draft_is_followed_by_the_bonus_row",),
+        SAMPLER: ("test_a_fully_accepted_draft_is_followed_by_the_bonus_row",),
+    },
+    "T6 rejected at once, and the worked pair": {
+        ORACLE: (
+            "test_a_rejection_at_the_first_token_uses_no_later_row",
+            "test_the_run_law_of_the_markov_pair",
+        ),
+        SAMPLER: ("test_the_run_law_of_the_markov_pair",),
+    },
+    "T7 number of emitted tokens": {ORACLE: ("test_the_law_of_the_number_of_emitted_tokens",)},
+    "T8 operations and speed": {"core/test_analysis": ("test_table_1_reproduces_entirely",)},
+    "T9 ties of the argmax": {
+        ORACLE: ("test_greedy_keeps_the_lowest_id_of_a_tie_only",),
+        SAMPLING: ("test_greedy_gives_all_mass_to_the_lowest_id_of_a_tie",),
+    },
+    "T10 order of adjustment": {
+        SAMPLING: (
+            "test_temperature_comes_before_top_p",
+            "test_top_p_keeps_one_token_where_the_mass_before_the_next_equals_it",
+        )
+    },
+    "T11 best gammas": {"core/test_analysis": ("test_the_best_gamma_and_its_factor",)},
+    "T12 nothing to gain": {
+        "core/test_controller": ("test_one_row_gets_the_gamma_of_the_formula",)
+    },
+    "T13 lenience": {
+        ORACLE: ("test_lenient_laws_of_the_four_token_pair",),
+        SAMPLER: (
+            "test_the_lenient_round_has_the_oracles_law",
+            "test_lenience_of_one_is_bit_identical_to_max_accept",
+        ),
+    },
+    "T14 greedy lenience": {
+        ORACLE: ("test_lenient_greedy_keeps_tokens_near_the_greatest",),
+        SAMPLER: ("test_lenient_greedy_keeps_tokens_near_the_greatest",),
+    },
+    "T15 alpha by counts": {
+        "core/test_stats": ("test_alpha_hat_counts_the_trials_that_were_reached",)
+    },
+    "T16 whole blocks": {
+        "core/test_block": (
+            "test_the_emitted_tokens_have_the_targets_law",
+            "test_the_worked_pair_keeps_the_known_number_of_tokens",
+        )
+    },
+    "T17 shared races": {
+        ORACLE: (
+            "test_the_race_emits_the_targets_winner",
+            "test_two_races_agree_with_the_known_probability",
+        )
+    },
+    "T18 point masses": {
+        ORACLE: ("test_a_point_mass_draft_is_kept_with_the_targets_probability",),
+        SAMPLER: ("test_a_point_mass_draft_is_matched",),
+    },
+    "T19 several candidates": {
+        TREE: (
+            "test_acceptance_of_the_four_token_pair",
+            "test_acceptance_of_a_peaked_draft",
+            "test_a_round_over_a_sampled_tree_has_the_targets_law",
+        ),
+        BIASES: ("test_no_scheme_for_independent_candidates_keeps_more_than_the_bound",),
+    },
+    "T20 repeated candidates": {
+        TREE: ("test_a_repeated_candidate_is_tested_again",),
+        BIASES: ("test_repeats_tested_again_give_the_target_of_the_same_inputs",),
+    },
+    "T21 a draw per phrase": {
+        TREE: ("test_published_biases_are_not_here",),
+        BIASES: ("test_a_draw_per_phrase_favours_what_phrases_begin_with",),
+        "drafters/test_phrases": ("test_sampled_answers_are_the_same_whatever_the_pool_holds",),
+    },
+    "T22 drawn again after a mismatch": {
+        ORACLE: ("test_drawing_again_after_a_mismatch_would_be_seen",),
+        BIASES: ("test_a_biased_scheme_has_the_law_that_is_said_of_it",),
+    },
+    "T23 unsure drafts dropped": {
+        ORACLE: ("test_dropping_unsure_draft_tokens_would_be_seen",),
+        BIASES: ("test_a_biased_scheme_has_the_law_that_is_said_of_it",),
+    },
+    "T24 filtered drafts": {
+        ORACLE: ("test_judging_a_filtered_draft_with_its_raw_row_would_be_seen",),
+        BIASES: (
+            "test_drafts_judged_by_the_law_they_had_give_the_target_of_the_same_inputs",
+            "test_a_penalty_on_the_last_position_alone_would_change_the_answer",
+        ),
+    },
+    "T25 pointers of a ragged batch": {STEP: ("test_pointers_follow_the_worked_example",)},
+    "T26 penalties see the draft": {
+        STEP: ("test_repetition_penalty_sees_the_drafted_prefix",),
+        SAMPLER: ("test_penalties_see_the_tokens_drafted_before",),
+    },
+    "T27 stops inside a run": {
+        STEP: ("test_a_run_is_cut_where_plain_decoding_stops",),
+        "core/test_request": (
+            "test_a_stop_token_cuts_the_run",
+            "test_a_stop_string_may_span_two_steps",
+            "test_max_tokens_cuts_a_run_of_four",
+        ),
+    },
+    "T28 greedy equality": {
+        STEP: ("test_speculation_never_changes_a_token",),
+        "drafters/test_equality": ("test_no_drafter_changes_a_token",),
+        "drafters/test_phrases": ("test_greedy_answers_are_the_same_with_any_pool",),
+        "drafters/test_lookahead": ("test_no_window_changes_a_token",),
+        "runtime/test_tree_step": ("test_trees_never_change_a_token",),
+    },
+    "T29 pathwise equality": {
+        STEP: (
+            "test_speculation_never_changes_a_token",
+            "test_a_seed_gives_the_same_answer_in_any_batch",
+        ),
+        "drafters/test_equality": ("test_no_drafter_changes_a_token",),
+        "drafters/test_cascade": ("test_a_cascade_drafts_the_draft_models_own_chain",),
+    },
+    "T30 audit of the caches": {
+        "runtime/test_cache_audit": (
+            "test_both_caches_are_those_of_the_committed_tokens_after_every_step",
+            "test_the_audit_sees_a_pointer_that_is_off_by_one",
+        ),
+        "engines/test_onnx_trees": (
+            "test_cache_after_every_step_is_that_of_the_kept_tokens",
+        ),
+    },
+    "T31 caches that cannot be rolled back": {
+        "export/test_checkpoint": (
+            "test_what_cannot_be_exported_is_refused_with_its_reason",
+        )
+    },
+    "T32 what was rejected goes nowhere": {
+        STEP: ("test_what_was_rejected_or_cut_reaches_no_figure",),
+        SAMPLER: ("test_rejected_draft_tokens_leave_nothing_behind",),
+        "drafters/test_phrases": ("test_rejected_drafts_reach_the_pool_by_option_only",),
+    },
+    "T33 what a node sees": {
+        "engines/tree_contract": ("test_only_descendants_see_a_token",),
+        "drafters/test_lookahead": ("test_places_and_sight_of_a_wide_window",),
+    },
+    "T34 beam search": {
+        "core/test_beam": ("test_a_draft_changes_nothing",),
+        "runtime/test_beams": ("test_the_answer_is_the_plain_searchs_whatever_is_drafted",),
+    },
+    "T35 other vocabularies": {
+        STEP: (
+            "test_a_draft_of_a_smaller_vocabulary_is_used_while_it_can_be_fed",
+            "test_a_draft_of_a_larger_vocabulary_proposes_no_unknown_id",
+        ),
+        SAMPLER: ("test_a_draft_token_outside_the_vocabulary_is_rejected",),
+    },
+    "T36 rows that are not finite": {
+        STEP: ("test_logits_that_are_not_finite_fail_their_request_alone",),
+        SAMPLER: ("test_a_broken_row_ends_its_own_request_only",),
+    },
+    "T37 the target as its own draft": {
+        SAMPLER: ("test_a_draft_that_is_the_target_is_always_kept",),
+        "offline/test_alpha": ("test_a_model_drafted_by_itself_has_alpha_one",),
+    },
+    "T38 its argmax as its draft": {
+        ORACLE: ("test_match_mode_with_equal_models_agrees_less_than_always",),
+        SAMPLER: ("test_match_mode_with_equal_models_keeps_the_argmax_with_its_own_probability",),
+    },
+    "T39 the draft never falls behind": {
+        STEP: ("test_the_draft_cache_never_falls_behind_in_a_long_run",)
+    },
+    "T40 drafters by hand": {
+        "drafters/test_lookup": ("test_hand_examples",),
+        "drafters/test_chains": (
+            "test_the_hand_example_of_counts_drafts_the_likeliest_token",
+            "test_the_hand_example_of_retrieval",
+            "test_the_hand_example_of_token_recycling",
+        ),
+        "drafters/test_branches": (
+            "test_the_hand_example_of_retrieval_as_a_tree",
+            "test_the_hand_example_of_recycling_as_a_tree",
+        ),
+        "drafters/test_phrases": ("test_the_hand_examples_of_matching_segments",),
+        "drafters/test_lookahead": ("test_the_hand_example_of_a_window",),
+    },
+    "the law of served answers, by drafter": {
+        "drafters/test_laws": ("test_answers_have_the_targets_law",)
+    },
+}  # fmt: skip
+
+
+@cache
+def names_in(module: str) -> frozenset[str]:
+    """Names of the tests in a file, those in classes included."""
+    tree = ast.parse((TESTS / f"{module}.py").read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+@pytest.mark.parametrize("entry", CATALOGUE)
+def test_a_property_has_its_tests(entry: str) -> None:
+    for module, names in CATALOGUE[entry].items():
+        assert not set(names) - names_in(module), module
+
+
+def test_no_number_is_missing() -> None:
+    numbers = [entry.split()[0] for entry in CATALOGUE if entry.startswith("T")]
+    assert numbers == [f"T{number}" for number in range(1, 41)]
