@@ -14,7 +14,8 @@ import pytest
 
 from engines.cpu_sampler import CpuSampler
 from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
-from runtime.core.tree import judge_offers, merge_chains
+from runtime.core.tree import merge_chains
+from runtime.core.tree_walks import judge_offers
 from runtime.core.verification import point_mass
 from tests.core.test_tree import (
     coin_cells,
