@@ -24,7 +24,14 @@ from runtime.core.forecast import Forecaster, Settings
 from runtime.core.ledger import ControlReport
 from runtime.core.request import Request, Speculation
 from runtime.drafters.base import Draft
-from runtime.steering_rows import batch_of, depth_of, fixed_gammas, known_gamma
+from runtime.steering_rows import (
+    batch_of,
+    catches_up,
+    depth_of,
+    fixed_gammas,
+    known_gamma,
+    plain_step_s,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +90,9 @@ class Steering:
         self._num_prefilling = 0
         self._slots: list[int] = []
         self._rows: list[Request] = []
+        self._are_fed: list[bool] = []
+        self._most_missing = max_shared_missing
+        self._catches_up = False
         self._decided: list[Request] = []
         self._is_stale = True
         self._waiting: list[Round] = []
@@ -94,7 +104,7 @@ class Steering:
         self._own_s = 0.0
         self._total_s = 0.0
         self._retry_at_s: float | None = None
-        self._plain_s = [_plain_step_s(table, rows) for rows in range(num_slots + 1)]
+        self._plain_s = [plain_step_s(table, rows) for rows in range(num_slots + 1)]
         self._num_plain = 0.0
 
     def choose(
@@ -137,6 +147,7 @@ class Steering:
             known = dict(zip(map(id, self._decided), gammas, strict=True))
             usual = max(gammas) if self._kind is StepKind.GAIN else 0
             gammas = [known_gamma(row, known, usual) for row in self._rows]
+        self._catches_up = catches_up(self._rows, self._are_fed, gammas, self._most_missing)
         self._held_back.clear()
         if 0 in gammas and self._kind is not StepKind.PROBE:
             pairs = zip(self._slots, gammas, strict=True)
@@ -198,7 +209,12 @@ class Steering:
         self._since_s += seconds
         self._total_s += seconds
         self._controller.observe(
-            seconds, longest, num_emitted, self._kind, num_rows=len(self._slots)
+            seconds,
+            longest,
+            num_emitted,
+            self._kind,
+            num_rows=len(self._slots),
+            catches_up=self._catches_up,
         )
 
     def elapsed(self) -> float:
@@ -248,6 +264,7 @@ class Steering:
         if rows != self._rows or not are_same:
             self._is_stale = self._is_stale or rows != self._decided or not are_same
             self._rows = rows
+            self._are_fed = [self._uses_model(row.speculation.drafter) for row in rows]
 
     def _move_rows(self, live: Sequence[Request], speculations: list[Speculation]) -> None:
         known = {id(owner): row for row, owner in enumerate(self._live)}
@@ -289,8 +306,3 @@ class Steering:
             now_s=self._clock,
         )
         self._controller.decide(batch)
-
-
-def _plain_step_s(table: CostTable, rows: int) -> float:
-    """Tabled seconds of a step without drafts."""
-    return table.target.extend_s(max(rows, 1), 2, table.target.capacity) + table.host.step_s

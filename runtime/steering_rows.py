@@ -9,7 +9,7 @@ import numpy as np
 from engines.laws import ExactnessMode
 from engines.trees import tree_layout
 from runtime.core.acceptance import Rates
-from runtime.core.costs import RowKind
+from runtime.core.costs import CostTable, RowKind
 from runtime.core.forecast import KINDS, Batch
 from runtime.core.request import Request
 
@@ -83,3 +83,25 @@ def _kind(request: Request) -> int:
         return KINDS.index(RowKind.GREEDY)
     is_stable = request.spec.speculation.mode is ExactnessMode.SEED_STABLE
     return KINDS.index(RowKind.STABLE if is_stable else RowKind.SAMPLED)
+
+
+def catches_up(
+    rows: Sequence[Request], are_fed: Sequence[bool], gammas: Sequence[int], most: int
+) -> bool:
+    """Whether the draft model is first fed what a row that drafts missed, beyond ``most`` tokens.
+
+    Args:
+        rows: that decode.
+        are_fed: of each, whether its drafter calls the draft model.
+        gammas: of each.
+        most: tokens a row may miss and still be fed with the others.
+    """
+    return any(
+        gamma and is_fed and row.num_known - row.draft_computed > most
+        for row, is_fed, gamma in zip(rows, are_fed, gammas, strict=True)
+    )
+
+
+def plain_step_s(table: CostTable, rows: int) -> float:
+    """Tabled seconds of a step without drafts."""
+    return table.target.extend_s(max(rows, 1), 2, table.target.capacity) + table.host.step_s

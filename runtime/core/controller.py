@@ -21,8 +21,6 @@ from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.ledger import ControlReport, Ledger
 from runtime.core.step_times import StepTimes
 
-# Steps whose time holds what the draft model is fed to catch up, and so says nothing of the table.
-UNSETTLED_STEPS = 2
 # Timed steps that wait to be learnt from at most.
 MAX_TIMED = 32
 # Steps from which even a probe every so often is worth its price, doubled up to the usual distance.
@@ -95,7 +93,6 @@ class Controller:
         self._probes_next = False
         self._explore_left = 0
         self._credit_s = 0.0
-        self._unsettled = 0
 
     @property
     def scales(self) -> Rates:
@@ -150,8 +147,6 @@ class Controller:
             longest=longest,
             explore_s=explore_s,
         )
-        if (batch.uses_model & (batch.num_missing > 2 * self._forecaster.shared)).any():
-            self._unsettled = UNSETTLED_STEPS
         if self.is_due:
             self._credit_s = 0.0
             self._explore_left = self._settings.explore_steps
@@ -188,6 +183,7 @@ class Controller:
         kind: StepKind,
         *,
         num_rows: int | None = None,
+        catches_up: bool = False,
     ) -> None:
         """Learn from the time of a step over the rows last decided on.
 
@@ -197,18 +193,19 @@ class Controller:
             num_emitted: tokens it emitted.
             kind: what it was for.
             num_rows: that decoded, if others than those decided on.
+            catches_up: whether its time holds what a draft model was fed that it had missed, and so
+                says nothing of the table.
         """
         decision = self._decision
         assert decision is not None, "decide comes first"
         decision.num_steps += 1
         if seconds <= 0.0:  # the clock is too coarse to tell
             seconds = decision.table_s[longest]
-        elif longest == 0 or not self._unsettled:
+        elif not catches_up:
             self._timed.setdefault(longest, []).append(seconds / decision.table_s[longest])
             self._num_timed += 1
             if self._num_timed >= MAX_TIMED:
                 self._learn()
-        self._unsettled = max(0, self._unsettled - 1)
         self._ledger.record(
             seconds=seconds,
             num_emitted=num_emitted,

@@ -288,6 +288,17 @@ def noisy_table(rng: np.random.Generator, c: float, slope: float) -> CostTable:
     return replace(right, target=noisy, disagreement=0.4)
 
 
+def test_steps_in_which_the_draft_model_catches_up_say_nothing_of_the_table() -> None:
+    one = controller(table(c=0.05))
+    rows = batch(0.8)
+    for _ in range(40):
+        one.decide(rows)
+        longest = max(one.next_step()[0])
+        one.observe(9.0, longest, 1 + longest, StepKind.GAIN, catches_up=True)
+    one.decide(rows)
+    assert one.scales.tolist() == [1.0] * (MAX_GAMMA + 1)
+
+
 def test_regret_is_none_at_the_best_gamma_and_large_far_from_it() -> None:
     good, bad = controller(table(c=0.05)), controller(table(c=0.05))
     rows = batch(0.5)

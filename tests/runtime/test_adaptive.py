@@ -114,6 +114,31 @@ def test_rows_of_one_batch_get_gammas_of_their_own() -> None:
     assert bad.num_drafted < 0.5 * bad.num_steps
 
 
+def test_what_a_draft_is_fed_to_catch_up_is_no_part_of_a_steps_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first draft of a request holds its prompt, also where the request joins others."""
+    one = harness(costly(0.01))
+    controller = one.worker._parts.steering._controller
+    flags: list[bool] = []
+    observe = controller.observe
+
+    def noted(*arguments: object, catches_up: bool, **options: object) -> None:
+        flags.append(catches_up)
+        observe(*arguments, catches_up=catches_up, **options)
+
+    monkeypatch.setattr(controller, "observe", noted)
+    one.submit("a", (1, 2, 3, 4), max_tokens=40)
+    for _ in range(3):
+        one.worker.run_step()
+    one.submit("b", (1, 2, 3, 4), max_tokens=40)
+    one.run()
+    assert flags[0]
+    # A step after a probe may have three tokens to feed.
+    assert 2 <= sum(flags) <= 4
+    assert not any(flags[-3:])
+
+
 def test_fixed_and_disabled_requests_are_left_as_they_are() -> None:
     one = harness(costly(0.9), draft=wrong_logits)
     one.submit("auto", max_tokens=LENGTH)
