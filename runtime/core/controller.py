@@ -52,6 +52,7 @@ class _Decision:
         explored: [n] of an exploration; None where there is nothing to explore.
         longest: greatest gamma of a row that is not fixed.
         explore_s: what an exploration costs beyond its gain.
+        saved_s: time that each step without drafts earns for one.
         num_steps: steps taken under it.
     """
 
@@ -64,6 +65,7 @@ class _Decision:
     explored: list[int] | None
     longest: int
     explore_s: float
+    saved_s: float
     num_steps: int = 0
 
 
@@ -85,6 +87,7 @@ class Controller:
         self._times = StepTimes(max_gamma=max_gamma, spread=spread)
         self._timed: dict[int, list[float]] = {}
         self._num_timed = 0
+        self._shapes: set[tuple[int, int]] = set()
         self._ledger = Ledger(max_gamma=max_gamma)
         self._decision: _Decision | None = None
         self._longest: int | None = None
@@ -131,8 +134,8 @@ class Controller:
         longest = int((gammas * ~batch.is_fixed).max())
         if (batch.caps[~batch.is_fixed] > 0).any():
             self._longest = best
-        explored, explore_s = (
-            (self._plan_trial(batch, forecast, best), 0.0)
+        explored, explore_s, share = (
+            (self._plan_trial(batch, forecast, best), 0.0, 0.0)
             if longest
             else self._plan_exploration(batch, forecast)
         )
@@ -146,6 +149,7 @@ class Controller:
             explored=explored,
             longest=longest,
             explore_s=explore_s,
+            saved_s=share * float(forecast.table_s[0] * scales[0]),
         )
         if self.is_due:
             self._credit_s = 0.0
@@ -171,8 +175,7 @@ class Controller:
         if self._explore_left > 0 and decision.explored is not None:
             self._explore_left -= 1
             return decision.explored, StepKind.EXPLORE
-        saved_s = self._credit_s + self._settings.explore_share * decision.plain_s
-        self._credit_s = min(saved_s, 2.0 * decision.explore_s)
+        self._credit_s = min(self._credit_s + decision.saved_s, 2.0 * decision.explore_s)
         return decision.gammas, StepKind.NO_GAIN
 
     def observe(
@@ -201,7 +204,7 @@ class Controller:
         decision.num_steps += 1
         if seconds <= 0.0:  # the clock is too coarse to tell
             seconds = decision.table_s[longest]
-        elif not catches_up:
+        elif not catches_up and self._is_known_shape(longest):
             self._timed.setdefault(longest, []).append(seconds / decision.table_s[longest])
             self._num_timed += 1
             if self._num_timed >= MAX_TIMED:
@@ -214,6 +217,14 @@ class Controller:
             has_drafts=longest > 0,
             is_probe=kind is StepKind.PROBE,
         )
+
+    def _is_known_shape(self, longest: int) -> bool:
+        """Whether engines have run such a step before: the first of a shape allocates and plans."""
+        assert self._decision is not None
+        shape = (self._decision.batch.num_live, longest)
+        is_known = shape in self._shapes
+        self._shapes.add(shape)
+        return is_known
 
     def report(self) -> ControlReport:
         """What the choices brought so far."""
@@ -252,7 +263,9 @@ class Controller:
         is_hopeful = hopes[other] > forecast.rates[best] * (1.0 + self._settings.margin)
         return forecast.gammas[other].tolist() if is_hopeful else None
 
-    def _plan_exploration(self, batch: Batch, forecast: Forecast) -> tuple[list[int] | None, float]:
+    def _plan_exploration(
+        self, batch: Batch, forecast: Forecast
+    ) -> tuple[list[int] | None, float, float]:
         """Drafts while none are in use, and what trying them costs beyond their gain.
 
         One draft token, for the row that misses least and those that share its feeding: if any
@@ -260,7 +273,11 @@ class Controller:
         """
         may = ~batch.is_fixed & (batch.caps > 0)
         if not may.any() or len(forecast.fixed_s) < 2:
-            return None, 0.0
+            return None, 0.0, 0.0
+        settings = self._settings
+        doubt = float(self._times.doubt(len(batch.caps), 0)[1])
+        is_hopeful = forecast.rates[1] * np.exp(doubt) > forecast.rates[0]
+        share = settings.hopeful_share if is_hopeful else settings.explore_share
         missing = np.where(batch.uses_model, batch.num_missing, 0)
         least = int(missing[may].min())
         tried = may & (missing <= max(least, self._forecaster.shared))
@@ -271,6 +288,6 @@ class Controller:
         # However good the prospects: what is known to be bad is not tried for free. However bad
         # they are said to be: what says so may be wrong, and must not keep it from being tried.
         net_s = max(longer_s - gained_s, 0.2 * longer_s, 0.01 * plain_s)
-        cost_s = once_s + self._settings.explore_steps * min(net_s, plain_s)
+        cost_s = once_s + settings.explore_steps * min(net_s, plain_s)
         explored = np.where(batch.is_fixed, batch.caps, tried)
-        return explored.tolist(), cost_s
+        return explored.tolist(), cost_s, share

@@ -34,6 +34,7 @@ class Settings:
         probe_every: steps with drafts between two without, which measure what drafts gain.
         explore_share: of the time of steps without drafts, spent on finding out whether drafts
             would be kept by now.
+        hopeful_share: the same while the times known leave room for a gain.
         explore_steps: steps of one such attempt.
         cost_share: of the decoding time, spent on choosing at most while the rows stay the same.
     """
@@ -42,6 +43,7 @@ class Settings:
     horizon: int = 64
     probe_every: int = 64
     explore_share: float = 0.005
+    hopeful_share: float = 0.02
     explore_steps: int = 6
     cost_share: float = 0.005
 

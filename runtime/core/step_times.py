@@ -24,9 +24,9 @@ LEAST_SPREAD = 0.2
 """Prior standard deviation of a table's errors where its measurements agreed."""
 # Standard deviations: of one step's time over its mean before any was seen, and at least; of the
 # level's wandering per step, and of the level before anything is known.
-FIRST_NOISE, LEAST_NOISE, WANDERING, FIRST_LEVEL = 0.1, 0.03, 0.02, 1.0
+FIRST_NOISE, LEAST_NOISE, WANDERING, FIRST_LEVEL = 0.3, 0.03, 0.02, 1.0
 # Share of a new scatter in the noise, per step.
-NOISE_SHARE = 0.01
+NOISE_SHARE = 0.03
 # Times what is expected that one step may count for.
 MOST_HELD_UP = 8.0
 MOST_WANDERING = 0.3
@@ -95,11 +95,14 @@ class StepTimes:
         most = MOST_HELD_UP * max(math.exp(expected), min(ratios))
         held = [min(ratio, most) for ratio in ratios]
         mean = sum(held) / count
-        scatter = 0.0
-        if count > 1:
-            scatter = math.sqrt(sum((one - mean) ** 2 for one in held) / (count - 1)) / mean
-            share = min(0.5, NOISE_SHARE * count)
-            self._noise = max(LEAST_NOISE, self._noise + share * (scatter - self._noise))
+        # A single step can only be held against what was expected.
+        middle = mean if count > 1 else math.exp(expected)
+        squares = sum((one - middle) ** 2 for one in held)
+        scatter = min(math.sqrt(squares / max(count - 1, 1)) / middle, MOST_HELD_UP)
+        share = min(0.5, NOISE_SHARE * count)
+        self._noise = max(LEAST_NOISE, self._noise + share * (scatter - self._noise))
+        if count == 1:
+            scatter = 0.0
         variance = max(self._noise, scatter) ** 2 / count
         # The logarithm of a mean of few is less than that of the mean, on average.
         return math.log(mean) + variance / 2.0, variance

@@ -111,7 +111,8 @@ def test_rows_of_one_batch_get_gammas_of_their_own() -> None:
     one.run()
     good, bad = (one.finished(name).report for name in ("good", "bad"))
     assert good.tokens_per_step > 3
-    assert bad.num_drafted < 0.5 * bad.num_steps
+    # Some of it explores: on a clock that stands still nothing is learnt of costs.
+    assert bad.num_drafted < 0.6 * bad.num_steps
 
 
 def test_what_a_draft_is_fed_to_catch_up_is_no_part_of_a_steps_cost(
