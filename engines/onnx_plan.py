@@ -18,12 +18,13 @@ from engines.plan_device import PlanDevice
 from engines.plan_engine import PlanEngine
 from engines.plan_tensors import ModelTensors
 from engines.plans import MAX_STEP_TOKENS, PlanEntry, Profile, Range, Shape, plan_capacities
+from engines.row_buckets import row_sizes
 
 _ANY = "any"
 
 
 class OnnxPlan:
-    """A session with caches of one capacity; see ``engines.plan_engine.LoadedPlan``.
+    """A session with caches of one capacity; see ``engines.loaded_plan.LoadedPlan``.
 
     Args:
         session: over the canonical graph; shared by the plans of all capacities.
@@ -100,7 +101,8 @@ def open_on_device(
         vocab_size=model.vocab_size,
     )
     is_row_invariant = device.kind == "cpu"
-    bound = BoundSession(session, device, records=records_graphs(provider_options or {}))
+    records = records_graphs(provider_options or {})
+    bound = BoundSession(session, device, records=records)
     max_recorded = max(MAX_STEP_TOKENS, manifest.max_gamma + 1)
     plans = [
         OnnxPlan(
@@ -112,7 +114,13 @@ def open_on_device(
         for capacity in plan_capacities(capacities(limits))
     ]
     return PlanEngine(
-        plans, device, model, limits, is_row_invariant=is_row_invariant, owns_device=owns_device
+        plans,
+        device,
+        model,
+        limits,
+        is_row_invariant=is_row_invariant,
+        owns_device=owns_device,
+        row_sizes=row_sizes(limits.max_batch) if records else (),
     )
 
 

@@ -13,8 +13,7 @@ wait, so that several follow one another on the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,37 +28,16 @@ from engines.bundle import (
     value_name,
 )
 from engines.kv_cache import GROWTH_ROOM, cache_names
+from engines.loaded_plan import LoadedPlan
 from engines.plan_cache import PlanCache
 from engines.plan_device import DeviceTensor, PlanDevice
 from engines.plan_tensors import CACHE_DTYPES, feeds_of
 from engines.plan_uploads import Downloads, GivenTokens, InputPlace, Uploads
-from engines.plans import PlanEntry, Shape, profile_for
+from engines.plans import Shape, profile_for
+from engines.row_buckets import padding_rows
 from engines.spans import check_move, check_spans
 
 _FLOAT32 = np.dtype(np.float32)
-
-
-class LoadedPlan(Protocol):
-    """One plan on a device."""
-
-    @property
-    def entry(self) -> PlanEntry:
-        """What the manifest says of it."""
-        ...
-
-    def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:
-        """Enqueue the graph.
-
-        Args:
-            profile: index into ``entry.profiles``; it holds the shape.
-            shape: rows, tokens and wanted logits.
-            addresses: of every input and output by name; a cache's past and present are the same.
-        """
-        ...
-
-    def close(self) -> None:
-        """Free what the plan holds on the device."""
-        ...
 
 
 class PlanEngine:
@@ -72,6 +50,7 @@ class PlanEngine:
         limits: of the engine; trees are not taken.
         is_row_invariant: whether the plans promise I2 of ``engines.base``.
         owns_device: whether closing the engine closes the device.
+        row_sizes: numbers of rows that calls are padded to; empty for none.
 
     Raises:
         BundleError: no plan, or none whose capacity holds every extend of the limits.
@@ -86,6 +65,7 @@ class PlanEngine:
         *,
         is_row_invariant: bool = False,
         owns_device: bool = True,
+        row_sizes: Sequence[int] = (),
     ) -> None:
         self._plans = sorted(plans, key=lambda plan: plan.entry.capacity)
         wanted = limits.max_context + limits.max_extend
@@ -105,6 +85,7 @@ class PlanEngine:
         self._present_names = cache_names(layers, new_key_name, new_value_name)
         self._is_row_invariant = is_row_invariant
         self._owns_device = owns_device
+        self._row_sizes = row_sizes
         self._uploads = Uploads(device)
         self._inputs = InputPlace(device)
         self._downloads = Downloads(device)
@@ -256,23 +237,34 @@ class PlanEngine:
         """Enqueue an extend of rows that one profile holds together."""
         cache, plan = self._require_open(), self._plan()
         profile = profile_for(plan.entry.profiles, shape)
-        feeds = self._inputs.take(self._uploads.put(feeds_of(spans, shape)))
+        padding = padding_rows(
+            spans,
+            shape,
+            sizes=self._row_sizes,
+            lengths=cache.lengths,
+            capacity=cache.capacity,
+            profile=plan.entry.profiles[profile],
+        )
+        rows = [*spans, *padding]
+        shape = shape._replace(batch=len(rows))
+        feeds = self._inputs.take(self._uploads.put(feeds_of(rows, shape)))
         for tokens in given:
             tokens.write(self._device, feeds[TOKENS])
-        for span in spans:
+        for span in rows:
             cache.begin_write(span.slot, span.start, shape.tokens)
+        for span in spans:
             cache.lengths[span.slot] = 0
         addresses = {name: tensor.pointer for name, tensor in feeds.items()}
         pointers = cache.pointers(spans[0].slot)
         addresses |= dict(zip(self._past_names, pointers, strict=True))
         addresses |= dict(zip(self._present_names, pointers, strict=True))
-        logits_shape = (shape.batch, shape.wanted, self._limits.vocab_size)
-        num_bytes = math.prod(logits_shape) * _FLOAT32.itemsize
+        row_logits = (shape.wanted, self._limits.vocab_size)
+        num_bytes = shape.batch * math.prod(row_logits) * _FLOAT32.itemsize
         addresses[LOGITS] = self._reserve_logits(num_bytes)
         plan.run(profile, shape, addresses)
         for span in spans:
             cache.lengths[span.slot] = span.start + len(span.tokens)
-        return DeviceTensor(addresses[LOGITS], logits_shape, _FLOAT32)
+        return DeviceTensor(addresses[LOGITS], (len(spans), *row_logits), _FLOAT32)
 
     def _on_host(self, logits: DeviceTensor, spans: Sequence[Span]) -> FloatArray:
         if not any(span.num_logits for span in spans):

@@ -16,6 +16,7 @@ from engines.cuda_device import CudaDevice, compute_capability
 from engines.plan_engine import PlanEngine
 from engines.plan_tensors import CACHE_DTYPES, ModelTensors
 from engines.plans import PREFILL, PlanEntry, Shape, why_unfit
+from engines.row_buckets import row_sizes
 from engines.tensorrt_api import TensorRtApi, find_api
 from engines.tensorrt_program import TensorRtProgram
 
@@ -66,7 +67,14 @@ def open_tensorrt(
         max_extend=manifest.max_extend,
         vocab_size=model.vocab_size,
     )
-    return PlanEngine(plans, device, model, limits, owns_device=owns_device)
+    return PlanEngine(
+        plans,
+        device,
+        model,
+        limits,
+        owns_device=owns_device,
+        row_sizes=row_sizes(limits.max_batch),
+    )
 
 
 def check_plans(bundle: Bundle, index: int) -> None:

@@ -77,7 +77,11 @@ def write_graphs(root: Path, folder: Path, precision: str, capacities: tuple[int
 
 
 def open_host_engine(
-    root: Path, folder: Path, precision: str, capacities: tuple[int, ...]
+    root: Path,
+    folder: Path,
+    precision: str,
+    capacities: tuple[int, ...],
+    row_sizes: tuple[int, ...] = (),
 ) -> tuple[PlanEngine, list[HostPlan], HostDevice]:
     """Engine over ``write_graphs``'s files with 3 slots, its plans and its device."""
     bundle = load_bundle(root)
@@ -109,4 +113,5 @@ def open_host_engine(
         for capacity in capacities
     ]
     device = HostDevice()
-    return PlanEngine(plans, device, manifest.target, limits), plans, device
+    engine = PlanEngine(plans, device, manifest.target, limits, row_sizes=row_sizes)
+    return engine, plans, device

@@ -11,6 +11,7 @@ from engines.bundle import load_bundle
 from engines.plan_device import HostDevice
 from engines.plan_engine import PlanEngine
 from engines.plans import Shape
+from engines.row_buckets import row_sizes
 from tests.engines.contract import EngineContract, MakeEngine, extend_one, make_tokens, span
 from tests.engines.host_plan import open_host_engine, write_graphs
 
@@ -40,6 +41,17 @@ class TestFloat16(EngineContract):
     @pytest.fixture
     def make_engine(self, tiny_bundle: Path, folder: Path) -> MakeEngine:
         return lambda: open_host_engine(tiny_bundle, folder, "float16", CAPACITIES[1:])[0]
+
+
+class TestPaddedRows(EngineContract):
+    """Every call runs as many rows as there are slots, where they have room."""
+
+    # Kernels of the host differ in the last bits by the number of rows.
+    atol = 2e-5
+
+    @pytest.fixture
+    def make_engine(self, tiny_bundle: Path, folder: Path) -> MakeEngine:
+        return lambda: open_host_engine(tiny_bundle, folder, "float32", CAPACITIES, (3,))[0]
 
 
 def test_a_step_is_one_upload_one_run_one_download_one_wait(
@@ -192,3 +204,46 @@ def test_a_call_of_the_same_shape_is_the_same_run(tiny_bundle: Path, folder: Pat
     engine.extend([span(0, 43, (7,))])
     engine.extend_on_device([span(0, 44, (7,))])
     assert addresses[first:] == [addresses[first]] * 5
+
+
+def test_rows_are_padded_to_a_size_and_nobody_sees_it(tiny_bundle: Path, folder: Path) -> None:
+    engine, plans, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES, (1, 3))
+    prompts = [make_tokens(engine, length, seed=length) for length in (9, 14, 5)]
+    for slot, prompt in enumerate(prompts):
+        extend_one(engine, slot, 0, prompt[:-3])
+    plans[0].shapes.clear()
+    # Two of three rows: the third, whose turn it is not, is extended behind its tokens, and keeps them.
+    spans = [span(slot, len(prompts[slot]) - 3, prompts[slot][-3:]) for slot in range(2)]
+    found = engine.extend(spans).copy()
+    assert found.shape == (2, 3, 512)
+    assert plans[0].shapes == [("verify", Shape(3, 3, 3))]
+    for slot in range(2):
+        alone = extend_one(engine, slot, 0, prompts[slot])[-3:]
+        np.testing.assert_allclose(found[slot], alone, atol=2e-5)
+    third = extend_one(engine, 2, 2, prompts[2][-3:])
+    np.testing.assert_allclose(third, extend_one(engine, 2, 0, prompts[2])[-3:], atol=2e-5)
+    # From slot 1 on there are no three rows; a prompt runs alone.
+    plans[0].shapes.clear()
+    engine.extend([span(slot, 0, (1, 2)) for slot in (1, 2)])
+    engine.extend([span(0, 0, make_tokens(engine, 40, seed=1), 0)])
+    assert plans[0].shapes == [("step", Shape(2, 2, 2)), ("prefill", Shape(1, 40, 1))]
+    device.wait()
+
+
+def test_a_row_without_room_is_not_padded_over(tiny_bundle: Path, folder: Path) -> None:
+    engine, plans, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES, (3,))
+    long = make_tokens(engine, 127, seed=2)
+    extend_one(engine, 2, 0, long)
+    plans[0].shapes.clear()
+    engine.extend([span(0, 0, (5, 6))])
+    assert plans[0].shapes == [("step", Shape(1, 2, 2))]
+    assert engine.capacity == 128
+    last = extend_one(engine, 2, 126, long[126:])
+    np.testing.assert_allclose(last, extend_one(engine, 1, 0, long)[126:], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, (1,)), (5, (1, 2, 3, 4, 5)), (8, (1, 2, 3, 4, 6, 8))]
+)
+def test_row_sizes_grow_by_halves_up_to_all_slots(most: int, sizes: tuple[int, ...]) -> None:
+    assert row_sizes(most) == sizes
