@@ -16,6 +16,7 @@ class ServingDefaults:
         gamma: draft tokens per step; None lets the server choose step by step.
         phrase_length: tokens of a phrase; None where the drafter has no phrases.
         num_phrases: phrases tried per step; None where the drafter tries none.
+        window: columns of the lookahead window; None where the drafter has none.
         source: who found it, and on what.
     """
 
@@ -23,6 +24,7 @@ class ServingDefaults:
     gamma: int | None
     phrase_length: int | None = None
     num_phrases: int | None = None
+    window: int | None = None
     source: str = ""
 
 
@@ -40,5 +42,7 @@ def read_serving_defaults(reader: FieldReader) -> ServingDefaults | None:
         gamma=section.optional_count("gamma"),
         phrase_length=section.optional_count("phrase_length"),
         num_phrases=section.optional_count("num_phrases"),
+        # Bundles tuned before there was a window do not say.
+        window=section.optional_count("window") if "window" in section.values else None,
         source=section.text("source"),
     )

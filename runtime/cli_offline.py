@@ -107,6 +107,9 @@ def tune(
     gammas: Annotated[
         str, typer.Option(help="Draft tokens per step beside auto, comma-separated.")
     ] = "1,2,4,8",
+    windows: Annotated[
+        str, typer.Option(help="Of drafters with a lookahead window, comma-separated; 0 is none.")
+    ] = "0,4,8",
     phrase_lengths: Annotated[
         str, typer.Option(help="Of drafters with phrases, comma-separated.")
     ] = "2,4,6",
@@ -133,6 +136,7 @@ def tune(
         options = TuneOptions(
             drafters=split(drafters),
             gammas=numbers("gammas", gammas, int),
+            windows=numbers("windows", windows, int),
             phrase_lengths=numbers("phrase_lengths", phrase_lengths, int),
             temperature=temperature,
             max_tokens=max_tokens,

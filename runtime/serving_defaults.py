@@ -38,9 +38,15 @@ def with_bundle_defaults(
         if leaves_gamma:
             config = replace(config, default_gamma=defaults.gamma)
             taken.append(f"gamma {'auto' if defaults.gamma is None else defaults.gamma}")
-        for name in ("phrase_length", "num_phrases"):
+        # The window is the target's with lookahead, else the draft model's.
+        window = "window" if "lookahead" in defaults.drafter else "draft_window"
+        for name, key in (
+            ("phrase_length", "phrase_length"),
+            ("num_phrases", "num_phrases"),
+            ("window", window),
+        ):
             if (value := getattr(defaults, name)) is not None:
-                config = replace(config, drafting=replace(config.drafting, **{name: value}))
+                config = replace(config, drafting=replace(config.drafting, **{key: value}))
                 taken.append(f"{name} {value}")
     if not taken:
         return config, None

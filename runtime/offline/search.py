@@ -1,8 +1,8 @@
 """The heuristic search of Ouroboros for how a bundle is best served, and the same for any drafter.
 
 Coordinate descent on measured speed, one drafter after another: first gamma, with everything else
-at any value in range; then the window; then the length of phrases; the number of phrases stays
-where it is. This server has no lookahead window, so that there is nothing to choose in the middle.
+at any value in range; then, for drafters that have one, the lookahead window; then the length of
+phrases; the number of phrases stays where it is.
 
 Source: Zhao et al. 2024 (arXiv:2402.13720), appendix; their beta is our phrase_length + 2.
 """
@@ -18,7 +18,7 @@ from runtime.core.errors import RequestError
 from runtime.core.params import SpeculationParams
 from runtime.offline.speed import Measured
 
-GAMMA, PHRASES = "gamma", "phrase_length"
+GAMMA, WINDOW, PHRASES = "gamma", "window", "phrase_length"
 NUM_PHRASES = 3
 """K of the search's source, which it keeps fixed."""
 FIXED_MARGIN = 1.02
@@ -43,6 +43,7 @@ class Trial:
     gamma: int | None
     phrase_length: int | None
     num_phrases: int | None
+    window: int | None
     tokens_per_s: float
     speedup: float
     alpha_hat: float | None
@@ -51,13 +52,18 @@ class Trial:
 
 
 def search_drafter(
-    name: str, gammas: Sequence[int | None], phrase_lengths: Sequence[int], measure: Measure
+    name: str,
+    gammas: Sequence[int | None],
+    windows: Sequence[int],
+    phrase_lengths: Sequence[int],
+    measure: Measure,
 ) -> list[Trial]:
     """Every setting that the search tried on one drafter; one of each stage is kept.
 
     Args:
         name: of the drafter.
         gammas: candidates; None is adaptive.
+        windows: candidates, for drafters that have a window; 0 is none.
         phrase_lengths: candidates, for drafters that have phrases.
         measure: given the stage's name and settings, plain decoding and each of the settings, all
             in the same rounds.
@@ -67,6 +73,10 @@ def search_drafter(
         start = with_phrases
     trials = _stage(GAMMA, [replace(start, gamma=gamma) for gamma in gammas], measure)
     best = replace(start, gamma=next(trial.gamma for trial in trials if trial.is_kept))
+    if windows and is_used(replace(best, window=1)):
+        found = _stage(WINDOW, [replace(best, window=width) for width in windows], measure)
+        best = replace(best, window=next(trial.window for trial in found if trial.is_kept))
+        trials += found
     settings = [replace(best, phrase_length=length) for length in phrase_lengths]
     if all(is_used(one) for one in settings):
         trials += _stage(PHRASES, settings, measure)
@@ -98,6 +108,7 @@ def choose(trials: Sequence[Trial], source: str) -> ServingDefaults:
         gamma=best.gamma,
         phrase_length=best.phrase_length,
         num_phrases=best.num_phrases,
+        window=best.window,
         source=source,
     )
 
@@ -123,6 +134,7 @@ def _stage(stage: str, settings: Sequence[SpeculationParams], measure: Measure) 
                 gamma=one.gamma,
                 phrase_length=one.phrase_length,
                 num_phrases=one.num_phrases,
+                window=one.window,
                 tokens_per_s=found.tokens_per_s,
                 speedup=found.over(plain),
                 alpha_hat=found.alpha_hat,

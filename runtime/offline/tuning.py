@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engines.bundle import load_bundle, write_manifest
 from engines.serving_defaults import ServingDefaults
+from runtime.core.drafting import MAX_WINDOW
 from runtime.core.params import SpeculationParams
 from runtime.offline.options import (
     MeasureOptions,
@@ -34,10 +35,12 @@ class TuneOptions(MeasureOptions):
     """What is tried; gammas beside the adaptive choice.
 
     Attributes:
+        windows: columns of a lookahead window; 0 is none.
         phrase_lengths: tokens of a phrase.
         temperature: of all requests; 0 is greedy.
     """
 
+    windows: tuple[int, ...] = (0, 4, 8)
     phrase_lengths: tuple[int, ...] = (2, 4, 6)
     temperature: float = 0.0
 
@@ -48,6 +51,9 @@ class TuneOptions(MeasureOptions):
             ConfigError: names the option and the rule.
         """
         MeasureOptions.__post_init__(self)
+        check_distinct("windows", self.windows)
+        is_window = all(0 <= width <= MAX_WINDOW for width in self.windows)
+        check_option(is_window, "windows", f"must be in [0, {MAX_WINDOW}]")
         check_distinct("phrase_lengths", self.phrase_lengths)
         check_option(min(self.phrase_lengths) >= 1, "phrase_lengths", "must be at least 1")
         check_option(0.0 <= self.temperature <= 2.0, "temperature", "must be in [0, 2]")
@@ -125,7 +131,9 @@ def _search(rig: Rig, texts: tuple[str, ...], options: TuneOptions, report: Repo
             )
             return plain, measured
 
-        trials += search_drafter(name, (None, *options.gammas), options.phrase_lengths, measure)
+        trials += search_drafter(
+            name, (None, *options.gammas), options.windows, options.phrase_lengths, measure
+        )
     return Tuning(
         bundle=rig.bundle.root.name,
         device=rig.device,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from matplotlib.figure import Figure
 
 from runtime.offline.figures import DPI, WIDE_INCHES, save
 from runtime.offline.page import Section, write_page
-from runtime.offline.search import GAMMA, PHRASES, Trial
+from runtime.offline.search import GAMMA, PHRASES, WINDOW, Trial
 from runtime.offline.tuning import Tuning
 
 AUTO = "auto"
 TEXT = (
-    "One drafter after another: gamma first, then, for drafters that have phrases, their length; "
+    "One drafter after another: gamma first, then the lookahead window and the length of phrases, "
+    "for drafters that have them; "
     "what a stage kept is marked. Speed-up: over plain decoding of the same round, median of the "
-    "rounds. The paper's second stage has nothing to choose: there is no lookahead window. Its beta "
-    "is phrase length + 2."
+    "rounds. The paper's beta is phrase length + 2."
 )
 
 
@@ -54,12 +54,14 @@ def describe(tuning: Tuning) -> str:
         words.append(f"phrase length {choice.phrase_length}")
     if choice.num_phrases is not None:
         words.append(f"{choice.num_phrases} phrases")
+    if choice.window is not None:
+        words.append(f"window {choice.window}")
     return ", ".join(words)
 
 
 def trial_section(trials: Sequence[Trial]) -> Section:
     """Every setting that was tried, as a table."""
-    heads = ("drafter", "chosen here", "gamma", "phrase length", "phrases", "tokens/s", "speed-up",
+    heads = ("drafter", "chosen here", "gamma", "phrase length", "phrases", "window", "tokens/s", "speed-up",
              "alpha_hat", "tokens/pass", "kept")  # fmt: skip
     return Section(
         title="What was tried",
@@ -72,6 +74,7 @@ def trial_section(trials: Sequence[Trial]) -> Section:
                 _gamma(trial.gamma),
                 _count(trial.phrase_length),
                 _count(trial.num_phrases),
+                _count(trial.window),
                 f"{trial.tokens_per_s:.0f}",
                 f"{trial.speedup:.2f}",
                 "-" if trial.alpha_hat is None else f"{trial.alpha_hat:.2f}",
@@ -84,17 +87,14 @@ def trial_section(trials: Sequence[Trial]) -> Section:
 
 
 def _draw(trials: Sequence[Trial], path: Path) -> Path:
-    """Tokens per second over gamma, and over the length of phrases at the gamma kept."""
+    """Tokens per second over what each stage tried, at what the stages before kept."""
     figure: Any = Figure(figsize=WIDE_INCHES, dpi=DPI, layout="constrained")
-    axes = figure.subplots(1, 2, sharey=True)
-    for place, stage in zip(axes, (GAMMA, PHRASES), strict=True):
+    axes = figure.subplots(1, len(STAGES), sharey=True)
+    for place, (stage, label_of) in zip(axes, STAGES.items(), strict=True):
         mine = [trial for trial in trials if trial.stage == stage]
         for name in dict.fromkeys(trial.drafter for trial in mine):
             line = [trial for trial in mine if trial.drafter == name]
-            labels = [
-                _gamma(trial.gamma) if stage == GAMMA else _count(trial.phrase_length)
-                for trial in line
-            ]
+            labels = [label_of(trial) for trial in line]
             place.plot(labels, [trial.tokens_per_s for trial in line], marker="o", label=name)
         place.set_xlabel(stage.replace("_", " "))
         place.grid(alpha=0.25)
@@ -111,3 +111,11 @@ def _gamma(gamma: int | None) -> str:
 
 def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
+
+
+STAGES: dict[str, Callable[[Trial], str]] = {
+    GAMMA: lambda trial: _gamma(trial.gamma),
+    WINDOW: lambda trial: _count(trial.window),
+    PHRASES: lambda trial: _count(trial.phrase_length),
+}
+"""What each stage chose between, as it stands on its axis."""

@@ -57,22 +57,23 @@ def test_the_search_is_written_down_and_its_choice_is_served(bundle: Path, costs
     output = run_tune(
         bundle,
         costs,
-        *("--drafters", "model,lookup,ouroboros", "--gammas", "1,2", "--phrase-lengths", "1,2"),
+        *("--drafters", "model,lookup,ouroboros", "--gammas", "1,2", "--phrase-lengths", "2,3"),
+        *("--windows", "0,3"),
         *("--max-tokens", "5", "--rounds", "1", "--quick"),
     )
     tuning = json.loads((bundle.parent / "out" / "tuning.json").read_text())
     tried = [
-        (t["drafter"], t["stage"], t["gamma"], t["phrase_length"], t["num_phrases"])
+        (t["drafter"], t["stage"], t["gamma"], t["window"], t["phrase_length"], t["num_phrases"])
         for t in tuning["trials"]
     ]
-    kept = next(
-        t["gamma"] for t in tuning["trials"] if t["drafter"] == "ouroboros" and t["is_kept"]
-    )
+    stages = [t for t in tuning["trials"] if t["drafter"] == "ouroboros" and t["is_kept"]]
+    kept, window = stages[0]["gamma"], stages[1]["window"]
     assert tried == [
-        *(("model", "gamma", gamma, None, None) for gamma in (None, 1, 2)),
-        *(("lookup", "gamma", gamma, None, None) for gamma in (None, 1, 2)),
-        *(("ouroboros", "gamma", gamma, None, 3) for gamma in (None, 1, 2)),
-        *(("ouroboros", "phrase_length", kept, length, 3) for length in (1, 2)),
+        *(("model", "gamma", gamma, None, None, None) for gamma in (None, 1, 2)),
+        *(("lookup", "gamma", gamma, None, None, None) for gamma in (None, 1, 2)),
+        *(("ouroboros", "gamma", gamma, None, None, 3) for gamma in (None, 1, 2)),
+        *(("ouroboros", "window", kept, width, None, 3) for width in (0, 3)),
+        *(("ouroboros", "phrase_length", kept, window, length, 3) for length in (2, 3)),
     ]
     choice = tuning["choice"]
     trials = [Trial(**trial) for trial in tuning["trials"]]
@@ -95,7 +96,7 @@ def test_a_dry_run_leaves_the_bundle_alone(bundle: Path, costs: Path):
 
 def trial(drafter: str, speedup: float, *, gamma: int | None = 2, is_kept: bool = True) -> Trial:
     return Trial(
-        drafter=drafter, stage="gamma", gamma=gamma, phrase_length=None, num_phrases=None,
+        drafter=drafter, stage="gamma", gamma=gamma, phrase_length=None, num_phrases=None, window=None,
         tokens_per_s=100.0 * speedup, speedup=speedup, alpha_hat=0.5, tokens_per_step=1.5,
         is_kept=is_kept,
     )  # fmt: skip
@@ -109,6 +110,19 @@ def test_the_fastest_kept_setting_is_chosen_and_none_where_none_is_faster():
     # The last stage of a drafter counts, even if an earlier one was luckier.
     last = replace(trial("model", 1.2, gamma=4), stage="phrase_length", phrase_length=2)
     assert choose([trial("model", 1.9), last], "x").phrase_length == 2
+
+
+@pytest.mark.parametrize(
+    ("drafter", "settings"),
+    [("ouroboros", {"draft_window": 8}), ("lookahead", {"window": 8})],
+)
+def test_a_tuned_window_is_the_drafters_own(drafter: str, settings: dict[str, int]):
+    tuned = ServingDefaults(drafter=drafter, gamma=4, window=8, source="x")
+    config, line = with_bundle_defaults(
+        ServerConfig(), tuned, leaves_drafter=True, leaves_gamma=True
+    )
+    assert config.drafting == replace(ServerConfig().drafting, **settings)
+    assert "window 8" in line
 
 
 @pytest.mark.parametrize(("fixed", "kept"), [(1.519, None), (1.56, 4), (1.2, None)])
@@ -126,10 +140,10 @@ def test_the_search_descends_one_coordinate_after_the_other():
         asked.append((stage, [(one.gamma, one.phrase_length) for one in settings]))
         return measured(1.0), [measured(speed[one.gamma, one.phrase_length]) for one in settings]
 
-    trials = search_drafter("phrases", (2, 4), (1, 6), measure)
+    trials = search_drafter("phrases", (2, 4), (0, 4), (1, 6), measure)
     assert asked == [("gamma", [(2, None), (4, None)]), ("phrase_length", [(4, 1), (4, 6)])]
     assert [(one.gamma, one.phrase_length) for one in trials if one.is_kept] == [(4, None), (4, 1)]
-    search_drafter("lookup", (2, 4), (1, 6), measure)
+    search_drafter("lookup", (2, 4), (0, 4), (1, 6), measure)
     assert len(asked) == 3
 
 
@@ -207,7 +221,7 @@ async def test_the_serve_command_follows_them(bundle: Path, tmp_path: Path):
 def test_defaults_survive_the_manifest_and_wrong_ones_are_refused_by_name(bundle: Path):
     manifest = load_bundle(bundle).manifest
     assert manifest.serving is None
-    tuned = replace(TUNED, phrase_length=4, num_phrases=3)
+    tuned = replace(TUNED, phrase_length=4, num_phrases=3, window=0)
     write_manifest(bundle, replace(manifest, serving=tuned))
     loaded = load_bundle(bundle).manifest
     assert loaded == replace(manifest, serving=tuned)
@@ -215,5 +229,8 @@ def test_defaults_survive_the_manifest_and_wrong_ones_are_refused_by_name(bundle
     data["serving"]["gamma"] = "many"
     with pytest.raises(BundleError, match="serving: field 'gamma' must be an integer"):
         Manifest.from_json(json.dumps(data))
+    data["serving"] |= {"gamma": 3}
+    del data["serving"]["window"]
+    assert Manifest.from_json(json.dumps(data)).serving == replace(tuned, window=None)
     del data["serving"]
     assert Manifest.from_json(json.dumps(data)).serving is None
