@@ -109,6 +109,21 @@ def find_api(flavour: str | None = None) -> TensorRtApi:
     raise EngineError(f"no TensorRT is installed; install {packages}")
 
 
+def installed_apis() -> list[TensorRtApi]:
+    """Every flavour installed here.
+
+    Raises:
+        EngineError: none is; names the packages to install.
+    """
+    found = []
+    for name in MODULES:
+        try:
+            found.append(find_api(name))
+        except EngineError:  # said for all of them below
+            continue
+    return found or [find_api()]
+
+
 def make_logger(trt: Any, report: Callable[[str], None]) -> Any:
     """A TensorRT logger that passes errors on as text and drops the rest."""
 

@@ -8,16 +8,16 @@ Aliasing: KV_CACHE_UPDATE writes in place only where the plan declares ``new_key
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engines.base import BundleError, EngineError, EngineLimits
-from engines.bundle import Bundle, ModelEntry
+from engines.bundle import Bundle, Manifest, ModelEntry
 from engines.cuda_device import CudaDevice, compute_capability
 from engines.plan_engine import PlanEngine
 from engines.plan_tensors import CACHE_DTYPES, ModelTensors
 from engines.plans import PREFILL, PlanEntry, Shape, why_unfit
 from engines.row_buckets import row_sizes
-from engines.tensorrt_api import TensorRtApi, find_api
+from engines.tensorrt_api import TensorRtApi, installed_apis
 from engines.tensorrt_program import TensorRtProgram
 
 # A machine with plans of several precisions takes the first of these.
@@ -47,10 +47,10 @@ def open_tensorrt(
         BundleError: a plan is not what the manifest says of it.
         EngineError: no TensorRT, no such device, or no plan that fits them; says why for each plan.
     """
-    api = find_api()
     owns_device = device is None
     device = CudaDevice(index) if device is None else device
     manifest = bundle.manifest
+    api = serving_api(installed_apis(), manifest, device.compute_capability)
     if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
         raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
     entries = choose_plans(
@@ -83,17 +83,33 @@ def check_plans(bundle: Bundle, index: int) -> None:
     Raises:
         EngineError: no TensorRT, no such device, or a model without a plan that fits them.
     """
-    api = find_api()
-    capability = compute_capability(index)
-    manifest = bundle.manifest
-    for part in ("target",) if manifest.draft is None else ("target", "draft"):
-        choose_plans(
-            manifest.plans,
-            part,
-            flavour=api.flavour,
-            version=api.version,
-            compute_capability=capability,
-        )
+    serving_api(installed_apis(), bundle.manifest, compute_capability(index))
+
+
+def serving_api(
+    apis: Sequence[TensorRtApi], manifest: Manifest, compute_capability: str
+) -> TensorRtApi:
+    """The first of the installed flavours for which every model has a plan that fits.
+
+    Raises:
+        EngineError: there is none; says why for each of them.
+    """
+    reasons = []
+    for api in apis:
+        try:
+            for part in ("target",) if manifest.draft is None else ("target", "draft"):
+                choose_plans(
+                    manifest.plans,
+                    part,
+                    flavour=api.flavour,
+                    version=api.version,
+                    compute_capability=compute_capability,
+                )
+        except EngineError as error:
+            reasons.append(str(error))
+        else:
+            return api
+    raise EngineError("; ".join(reasons))
 
 
 def choose_plans(

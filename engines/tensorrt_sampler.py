@@ -13,8 +13,8 @@ from engines.plans import PlanEntry
 from engines.sampler_lists import LIST_LIMITS
 from engines.sampler_plans import check_call, sampler_parts
 from engines.sampler_tensors import KEPT_ROWS, NEW_KEPT_ROWS
-from engines.tensorrt_api import find_api
-from engines.tensorrt_engine import choose_plans
+from engines.tensorrt_api import installed_apis
+from engines.tensorrt_engine import choose_plans, serving_api
 from engines.tensorrt_program import TensorRtProgram
 
 
@@ -50,7 +50,7 @@ def open_tensorrt_sampler(bundle: Bundle, device: CudaDevice, *, max_batch: int)
         BundleError: a plan is not what the manifest says of it.
         EngineError: a graph has no plan that fits; says why for each plan.
     """
-    api = find_api()
+    api = serving_api(installed_apis(), bundle.manifest, device.compute_capability)
     entries = sampler_entries(
         bundle,
         flavour=api.flavour,
@@ -91,13 +91,9 @@ def check_sampler_plans(bundle: Bundle, index: int) -> None:
     Raises:
         EngineError: no TensorRT, no such device, or a graph without a plan that fits them.
     """
-    api = find_api()
-    sampler_entries(
-        bundle,
-        flavour=api.flavour,
-        version=api.version,
-        compute_capability=compute_capability(index),
-    )
+    capability = compute_capability(index)
+    api = serving_api(installed_apis(), bundle.manifest, capability)
+    sampler_entries(bundle, flavour=api.flavour, version=api.version, compute_capability=capability)
 
 
 def sampler_entries(

@@ -155,10 +155,10 @@ def describe_machine(device: Device) -> dict[str, str]:
 
 
 def _tensorrt_facts() -> dict[str, str]:
-    from engines.tensorrt_api import find_api
+    from engines.tensorrt_api import installed_apis
 
     try:
-        api = find_api()
+        apis = installed_apis()
     except EngineError as error:
-        return {"flavour": str(error)}
-    return {"flavour": f"{api.flavour} {api.version}"}
+        return {"flavours": str(error)}
+    return {"flavours": ", ".join(f"{api.flavour} {api.version}" for api in apis)}

@@ -9,7 +9,10 @@ from cuda.bindings import runtime as cudart
 
 from engines import cuda_device
 from engines.base import EngineError
-from engines.tensorrt_engine import choose_plans
+from engines.bundle import Manifest, ModelEntry
+from engines.plans import PlanEntry
+from engines.tensorrt_api import TensorRtApi
+from engines.tensorrt_engine import choose_plans, serving_api
 from tests.engines.test_plans import PLAN
 
 MACHINE = {"flavour": "rtx", "version": "1", "compute_capability": "8.0"}
@@ -40,6 +43,40 @@ def test_without_a_fitting_plan_every_reason_is_given() -> None:
     assert "built for version 2, this machine has 1" in text
     assert "built for compute capability 8.6, this machine has 8.0" in text
     assert "run outrider build --flavour rtx --compute-capability 8.0" in text
+
+
+APIS = [TensorRtApi(flavour=name, version="1", trt=None) for name in ("tensorrt", "rtx")]
+
+
+def manifest_with(*plans: PlanEntry) -> Manifest:
+    return Manifest(
+        target=ModelEntry(
+            path="target",
+            num_layers=1,
+            num_kv_heads=1,
+            head_size=8,
+            vocab_size=8,
+            weights="float32",
+        ),
+        draft=None,
+        max_context=8,
+        max_batch=1,
+        max_gamma=1,
+        max_extend=8,
+        eos_token_ids=(),
+        bos_token_id=None,
+        plans=plans,
+    )
+
+
+def test_of_two_flavours_the_one_with_plans_serves() -> None:
+    rtx, data_centre = PLAN, replace(PLAN, flavour="tensorrt")
+    assert serving_api(APIS, manifest_with(rtx), "8.0").flavour == "rtx"
+    assert serving_api(APIS, manifest_with(rtx, data_centre), "8.0").flavour == "tensorrt"
+    with pytest.raises(EngineError) as caught:
+        serving_api(APIS, manifest_with(rtx), "9.0")
+    assert "built for flavour rtx, this machine has tensorrt" in str(caught.value)
+    assert "built for compute capability 8.0, this machine has 9.0" in str(caught.value)
 
 
 def test_a_bundle_without_plans_says_how_to_build_them() -> None:
