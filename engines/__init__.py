@@ -128,8 +128,6 @@ def _open_together(
     max_batch: int,
     provider_options: Mapping[str, str],
 ) -> Pair:
-    from engines.onnx_plan import open_on_device
-    from engines.onnx_sampler import open_onnx_sampler
     from engines.pair import open_together
 
     memory, manifest = _open_memory(chosen), bundle.manifest
@@ -139,6 +137,8 @@ def _open_together(
             from engines.tensorrt_engine import open_tensorrt
 
             return open_tensorrt(bundle, entry, part, device=memory, max_batch=max_batch)
+        from engines.onnx_plan import open_on_device
+
         return open_on_device(
             bundle,
             entry,
@@ -153,6 +153,8 @@ def _open_together(
             from engines.tensorrt_sampler import open_tensorrt_sampler
 
             return open_tensorrt_sampler(bundle, memory, max_batch=max_batch)
+        from engines.onnx_sampler import open_onnx_sampler
+
         return open_onnx_sampler(
             bundle.root / SAMPLER_FOLDER,
             device=memory,
@@ -240,8 +242,10 @@ def _options_for(chosen: Device, asked: Mapping[str, str] | None) -> dict[str, s
 
 
 def _why_no_cuda(index: int) -> str:
-    from engines.onnx_session import why_unavailable
-
+    try:
+        from engines.onnx_session import why_unavailable
+    except ImportError:  # plans alone can serve
+        return "onnxruntime is not installed"
     if reason := why_unavailable(CUDA):
         return reason
     try:

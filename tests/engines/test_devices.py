@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +9,8 @@ from engines import choose_device, open_engine
 from engines.base import EngineError
 from engines.bundle import load_bundle
 from engines.devices import Choice, Device, choose, parse_device
+
+ROOT = Path(__file__).parents[2]
 
 
 def probes(**missing: str) -> dict[str, Callable[[int], str]]:
@@ -72,3 +76,14 @@ def test_auto_serves_a_bundle_without_plans_from_what_there_is(tiny_bundle: Path
     assert choice.device.kind in ("cpu", "cuda")
     assert "tensorrt" in choice.reason
     assert open_engine(bundle, "target", device="auto").limits.vocab_size == 512
+
+
+def test_what_serves_plans_needs_no_onnxruntime() -> None:
+    """With plans of the sampler's graphs TensorRT serves alone."""
+    code = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "import engines, engines.pair, engines.tensorrt_engine, engines.tensorrt_sampler\n"
+        "print(engines._why_no_cuda(0))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout.strip() == "onnxruntime is not installed", found.stderr

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import engines
 from engines.base import BundleError, EngineError
 from engines.bundle import Manifest, load_bundle, write_manifest
 from engines.bundle_files import fingerprint
 from engines.cuda_device import num_devices
+from engines.devices import Device
 from engines.sampler_plans import sampler_profile
 from engines.tensorrt_api import RTX, find_api
 from engines.tensorrt_program import read_plan
@@ -184,6 +186,13 @@ def test_without_a_gpu_the_way_out_is_named(built: Path) -> None:
     result = CliRunner().invoke(app, ["build", str(built), "--flavour", RTX])
     assert result.exit_code == EXIT_REFUSED
     assert "name --compute-capability to build ahead of time" in result.output
+
+
+@pytest.mark.skipif(not has_no_gpu(), reason="a GPU is here, so the sampler would run on it")
+def test_where_the_sampler_cannot_run_every_reason_is_given(built: Path) -> None:
+    reason = engines._why_no_sampler(load_bundle(built), Device("tensorrt"))
+    assert "CUDA: " in reason
+    assert reason.endswith("; this onnxruntime has no CUDAExecutionProvider")
 
 
 def test_the_demo_pair_becomes_plans(tmp_path: Path) -> None:
