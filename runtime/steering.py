@@ -68,7 +68,6 @@ class Steering:
         settings: Settings | None = None,
     ) -> None:
         self._settings = settings or Settings()
-        self._max_gamma = max_gamma
         self._uses_model = uses_model
         self._clock = clock
         self._began_s = 0.0
@@ -99,10 +98,7 @@ class Steering:
         self._num_cached = 0
         self._kind = StepKind.NO_GAIN
         self._is_steering = False
-        self._decision_s = 0.0
-        self._since_s = 0.0
-        self._own_s = 0.0
-        self._total_s = 0.0
+        self._decision_s = self._since_s = self._own_s = self._total_s = 0.0
         self._retry_at_s: float | None = None
         self._plain_s = [plain_step_s(table, rows) for rows in range(num_slots + 1)]
         self._num_plain = 0.0
@@ -150,18 +146,14 @@ class Steering:
         self._catches_up = catches_up(self._rows, self._are_fed, gammas, self._most_missing)
         self._held_back.clear()
         if 0 in gammas and self._kind is not StepKind.PROBE:
-            pairs = zip(self._slots, gammas, strict=True)
-            self._held_back += [slot for slot, gamma in pairs if not gamma and caps[slot]]
+            chosen = zip(self._slots, gammas, strict=True)
+            self._held_back += [slot for slot, gamma in chosen if not gamma and caps[slot]]
         if self._num_prefilling:
             by_slot = dict(zip(self._slots, gammas, strict=True))
             gammas = [by_slot.get(slot, 0) for slot in range(len(caps))]
         self._began_s = self._clock()
-        return tuple(
-            [
-                cap if cap is None or cap < gamma else gamma
-                for cap, gamma in zip(caps, gammas, strict=True)
-            ]
-        )
+        pairs = zip(caps, gammas, strict=True)
+        return tuple([cap if cap is None or cap < gamma else gamma for cap, gamma in pairs])
 
     def observe(
         self,
@@ -198,11 +190,9 @@ class Steering:
             num_accepted = verdict.num_accepted
             num_emitted += num_accepted + 1
             if draft is not None and draft.tokens:
-                num_drafted = (
-                    len(draft.tokens) if draft.parents is None else depth_of(draft.parents)
-                )
-                longest = max(longest, num_drafted)
-                self._waiting.append(Round(slot, num_drafted, num_accepted, verdict.overlaps))
+                depth = len(draft.tokens) if draft.parents is None else depth_of(draft.parents)
+                longest = max(longest, depth)
+                self._waiting.append(Round(slot, depth, num_accepted, verdict.overlaps))
         for slot in self._held_back:
             live[slot].stats.num_off += 1
         del self._waiting[:-MAX_WAITING]

@@ -41,9 +41,9 @@ class Settings:
 
     margin: float = 0.01
     horizon: int = 64
-    probe_every: int = 64
+    probe_every: int = 128
     explore_share: float = 0.005
-    hopeful_share: float = 0.02
+    hopeful_share: float = 0.01
     explore_steps: int = 6
     cost_share: float = 0.005
 

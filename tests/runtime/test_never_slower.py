@@ -1,0 +1,123 @@
+"""Choosing gamma against speculation off and every fixed gamma, on a clock that only engines move.
+
+What steps cost is known exactly here, so that the shares lost to probes, to exploring and to learning
+are seen without the noise of a machine; what choosing itself costs is measured elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from engines.base import FloatArray, Span
+from engines.scripted import ScriptedEngine
+from runtime.core.costs import CostTable, ModelCosts
+from tests.core.test_controller import table
+from tests.runtime.markov import Clock, Harness, counting_logits, limits
+
+TOKENS = 48
+GAMMAS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What calls take, in plain steps of one row: per draft call, and per further row and token."""
+
+    c: float
+    v: float
+
+    def target_s(self, rows: int, tokens: int) -> float:
+        return 1.0 + self.v * (rows * max(tokens, 2) - 2)
+
+    def draft_s(self, rows: int, tokens: int) -> float:
+        return self.c * (1.0 + 0.1 * self.v * (rows * max(tokens, 2) - 2))
+
+
+class PricedEngine(ScriptedEngine):
+    """Every call takes its price on a clock."""
+
+    def __init__(self, logits, clock: Clock, price) -> None:
+        super().__init__(logits, limits(10))
+        self._clock, self._price = clock, price
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        self._clock.now += self._price(len(spans), max(len(span.tokens) for span in spans))
+        return super().extend(spans)
+
+
+def right_for(share: float):
+    """A draft that is right for about this share of contexts."""
+
+    def logits(prefix: tuple[int, ...]) -> FloatArray:
+        digest = hashlib.sha256(bytes(prefix)).digest()
+        is_right = digest[0] < 256 * share
+        return counting_logits(prefix if is_right else (prefix[-1] + 5,))
+
+    return logits
+
+
+def known_costs(prices: Prices) -> CostTable:
+    """The table that measuring these engines gives."""
+    batches, tokens, draft_tokens = (1, 2, 4), (2, 3, 5, 9), (2, 5)
+
+    def grid(price, widths: tuple[int, ...]) -> ModelCosts:
+        seconds = tuple(tuple(price(rows, n) for n in widths) for rows in batches)
+        return ModelCosts(
+            batches=batches, tokens=widths, seconds=seconds, capacity=128, position_s=0.0
+        )
+
+    right = table()
+    catch_up = ModelCosts(
+        batches=(1,), tokens=(2, 16), capacity=128, position_s=0.0,
+        seconds=((prices.draft_s(1, 2), prices.draft_s(1, 16)),),
+    )  # fmt: skip
+    return CostTable(
+        target=grid(prices.target_s, tokens), draft=grid(prices.draft_s, draft_tokens),
+        catch_up=catch_up, host=right.host, capacities=right.capacities,
+    )  # fmt: skip
+
+
+class Service:
+    """One worker that serves the same prompts in every way."""
+
+    def __init__(self, prices: Prices, costs: CostTable, share: float) -> None:
+        clock = Clock()
+        self.clock = clock
+        self.harness = Harness(
+            "F3",
+            target=PricedEngine(counting_logits, clock, prices.target_s),
+            draft=PricedEngine(right_for(share), clock, prices.draft_s),
+            costs=costs,
+            clock=clock,
+        )
+        self.count = 0
+
+    def tokens_per_s(self, batch: int, rounds: int, **way: object) -> float:
+        began = self.clock.now
+        for number in range(rounds):
+            for row in range(batch):
+                self.count += 1
+                prompt = (1 + row, 2 + number % 7, 3 + number // 7)
+                self.harness.submit(str(self.count), prompt, max_tokens=TOKENS, **way)
+            while self.harness.worker.run_step():
+                pass
+        return rounds * batch * TOKENS / (self.clock.now - began)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("prices", [Prices(0.05, 0.01), Prices(0.2, 0.1), Prices(0.4, 0.5)])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_choosing_gamma_keeps_up_with_the_best_way(
+    batch: int, prices: Prices, share: float
+) -> None:
+    service = Service(prices, known_costs(prices), share)
+    service.tokens_per_s(batch, 2)
+    rounds = 12 // batch
+    adaptive = service.tokens_per_s(batch, rounds)
+    off = service.tokens_per_s(batch, rounds, is_enabled=False)
+    fixed = {gamma: service.tokens_per_s(batch, rounds, gamma=gamma) for gamma in GAMMAS}
+    assert adaptive > 0.98 * off
+    assert adaptive > 0.95 * max(fixed.values())
