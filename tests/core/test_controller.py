@@ -271,7 +271,7 @@ def test_a_table_from_a_noisy_start_is_right_before_long(seed: int, slow_from: i
         slowness = 2.0 if slow_from is not None and step >= slow_from else 1.0
         took_s = true_s(longest) * slowness * float(np.exp(rng.normal(scale=0.1)))
         one.observe(took_s, longest, 1 + longest, kind)
-        if step >= 300:
+        if step >= 500:
             emitted += rate(longest) * true_s(longest)
             seconds += true_s(longest)
     best = max(rate(longest) for longest in range(MAX_GAMMA + 1))
