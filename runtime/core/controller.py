@@ -20,6 +20,7 @@ from runtime.core.acceptance import Rates
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.ledger import ControlReport, Ledger
 from runtime.core.step_times import StepTimes
+from runtime.core.trials import Trial, plan_exploration, plan_trial
 
 # Timed steps that wait to be learnt from at most.
 MAX_TIMED = 32
@@ -49,10 +50,9 @@ class _Decision:
         plain_s: expected time of a step without drafts.
         gammas: [n] of the best choice.
         bare: [n] of a step without drafts, but for rows of a fixed gamma.
-        explored: [n] of an exploration; None where there is nothing to explore.
+        trial: something else to try; None for nothing.
         longest: greatest gamma of a row that is not fixed.
-        explore_s: what an exploration costs beyond its gain.
-        saved_s: time that each step without drafts earns for one.
+        saved_s: time that each other step earns for the trial.
         num_steps: steps taken under it.
     """
 
@@ -62,9 +62,8 @@ class _Decision:
     plain_s: float
     gammas: list[int]
     bare: list[int]
-    explored: list[int] | None
+    trial: Trial | None
     longest: int
-    explore_s: float
     saved_s: float
     num_steps: int = 0
 
@@ -93,7 +92,7 @@ class Controller:
         self._longest: int | None = None
         self._since_probe = 0
         self._probe_every = min(FIRST_PROBE, settings.probe_every)
-        self._probes_next = False
+        self._trial_credit = 0.0
         self._explore_left = 0
         self._credit_s = 0.0
 
@@ -110,8 +109,8 @@ class Controller:
             decision is not None
             and decision.longest == 0
             and self._explore_left == 0
-            and decision.explored is not None
-            and self._credit_s >= decision.explore_s
+            and decision.trial is not None
+            and self._credit_s >= decision.trial.cost_s
         )
 
     @property
@@ -134,10 +133,10 @@ class Controller:
         longest = int((gammas * ~batch.is_fixed).max())
         if (batch.caps[~batch.is_fixed] > 0).any():
             self._longest = best
-        explored, explore_s, share = (
-            (self._plan_trial(batch, forecast, best), 0.0, 0.0)
+        trial = (
+            plan_trial(batch, forecast, self._times, self._settings, best)
             if longest
-            else self._plan_exploration(batch, forecast)
+            else plan_exploration(batch, forecast, self._times, self._settings, self._forecaster)
         )
         self._decision = _Decision(
             batch=batch,
@@ -146,10 +145,9 @@ class Controller:
             plain_s=float(forecast.table_s[0] * scales[0]),
             gammas=gammas.tolist(),
             bare=np.where(batch.is_fixed, gammas, 0).tolist(),
-            explored=explored,
+            trial=trial,
             longest=longest,
-            explore_s=explore_s,
-            saved_s=share * float(forecast.table_s[0] * scales[0]),
+            saved_s=trial.share * float(forecast.table_s[0] * scales[0]) if trial else 0.0,
         )
         if self.is_due:
             self._credit_s = 0.0
@@ -160,23 +158,28 @@ class Controller:
         decision = self._decision
         assert decision is not None, "decide comes first"
         if decision.longest > 0:
-            self._explore_left = 0
-            self._since_probe += 1
-            if self._since_probe <= self._probe_every:
-                return decision.gammas, StepKind.GAIN
-            self._since_probe = 0
-            # What drafts gain at all comes first, and then every other time.
-            self._probes_next = not self._probes_next
-            is_early = self._probe_every < self._settings.probe_every
-            if decision.explored is None or self._probes_next or is_early:
-                self._probe_every = min(2 * self._probe_every, self._settings.probe_every)
-                return decision.bare, StepKind.PROBE
-            return decision.explored, StepKind.EXPLORE
-        if self._explore_left > 0 and decision.explored is not None:
-            self._explore_left -= 1
-            return decision.explored, StepKind.EXPLORE
-        self._credit_s = min(self._credit_s + decision.saved_s, 2.0 * decision.explore_s)
+            return self._step_with_drafts(decision)
+        trial = decision.trial
+        if trial is not None:
+            if self._explore_left > 0:
+                self._explore_left -= 1
+                return trial.gammas, StepKind.EXPLORE
+            self._credit_s = min(self._credit_s + decision.saved_s, 2.0 * trial.cost_s)
         return decision.gammas, StepKind.NO_GAIN
+
+    def _step_with_drafts(self, decision: _Decision) -> tuple[list[int], StepKind]:
+        """Mostly what is best; a probe every so often, and a trial of another length where it may be."""
+        self._explore_left = 0
+        self._since_probe += 1
+        if self._since_probe > self._probe_every:
+            self._since_probe = 0
+            self._probe_every = min(2 * self._probe_every, self._settings.probe_every)
+            return decision.bare, StepKind.PROBE
+        self._trial_credit += decision.saved_s
+        if decision.trial is not None and self._trial_credit >= decision.trial.cost_s:
+            self._trial_credit = 0.0
+            return decision.trial.gammas, StepKind.EXPLORE
+        return decision.gammas, StepKind.GAIN
 
     def observe(
         self,
@@ -253,41 +256,3 @@ class Controller:
         self._num_timed = 0
         if self._decision is not None:
             self._decision.plain_s = self._decision.table_s[0] * float(self.scales[0])
-
-    def _plan_trial(self, batch: Batch, forecast: Forecast, best: int) -> list[int] | None:
-        """Another longest draft whose time is so doubtful that it may be better than the best."""
-        doubt = self._times.doubt(len(batch.caps), best)
-        hopes = forecast.rates * np.exp(doubt)
-        hopes[[0, best]] = 0.0
-        other = int(hopes.argmax())
-        is_hopeful = hopes[other] > forecast.rates[best] * (1.0 + self._settings.margin)
-        return forecast.gammas[other].tolist() if is_hopeful else None
-
-    def _plan_exploration(
-        self, batch: Batch, forecast: Forecast
-    ) -> tuple[list[int] | None, float, float]:
-        """Drafts while none are in use, and what trying them costs beyond their gain.
-
-        One draft token, for the row that misses least and those that share its feeding: if any
-        gamma pays, then so does this one.
-        """
-        may = ~batch.is_fixed & (batch.caps > 0)
-        if not may.any() or len(forecast.fixed_s) < 2:
-            return None, 0.0, 0.0
-        settings = self._settings
-        doubt = float(self._times.doubt(len(batch.caps), 0)[1])
-        is_hopeful = forecast.rates[1] * np.exp(doubt) > forecast.rates[0]
-        share = settings.hopeful_share if is_hopeful else settings.explore_share
-        missing = np.where(batch.uses_model, batch.num_missing, 0)
-        least = int(missing[may].min())
-        tried = may & (missing <= max(least, self._forecaster.shared))
-        once_s = self._forecaster.catch_up_s(least) * int(tried.sum())
-        plain_s = float(forecast.fixed_s[0])
-        longer_s = float(forecast.fixed_s[1]) - plain_s
-        gained_s = float((batch.survival[:, 0] * tried).sum() * plain_s / len(tried))
-        # However good the prospects: what is known to be bad is not tried for free. However bad
-        # they are said to be: what says so may be wrong, and must not keep it from being tried.
-        net_s = max(longer_s - gained_s, 0.2 * longer_s, 0.01 * plain_s)
-        cost_s = once_s + settings.explore_steps * min(net_s, plain_s)
-        explored = np.where(batch.is_fixed, batch.caps, tried)
-        return explored.tolist(), cost_s, share

@@ -189,8 +189,8 @@ def test_steps_with_drafts_are_probed_rarely_and_the_speed_up_is_measured() -> N
     one = controller(table(c=0.05), probe_every=10)
     one.decide(batch(0.9))
     kinds = run(one, batch(0.9), 110)
-    # Early probes come sooner, and of the later ones some explore.
-    assert 95 <= kinds[StepKind.GAIN] <= 102
+    # Early probes come sooner; besides, another length is tried.
+    assert 80 <= kinds[StepKind.GAIN] <= 102
     assert kinds[StepKind.GAIN] + kinds[StepKind.PROBE] + kinds[StepKind.EXPLORE] == 110
     report = one.report()
     assert report.num_probes == kinds[StepKind.PROBE] >= 4
@@ -198,7 +198,7 @@ def test_steps_with_drafts_are_probed_rarely_and_the_speed_up_is_measured() -> N
     # 9 tokens in 1.4 s with drafts, 1 in 1 s without; recent steps weigh a little more.
     num_on, num_off = report.num_steps_on, report.num_probes
     assert report.speed_up == pytest.approx(
-        (num_on * 9 + num_off) / (num_on * 1.4 + num_off), rel=0.03
+        (num_on * 9 + num_off) / (num_on * 1.4 + num_off), rel=0.05
     )
 
 
