@@ -19,6 +19,16 @@ class Recording(Protocol):
         ...
 
 
+class _Unrecorded:
+    """Stands for a run that cannot be recorded."""
+
+    def __init__(self, enqueue: Callable[[], None]) -> None:
+        self.launch = enqueue
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class Recordings:
     """Recordings by key; the one that was not used for longest makes room for a new one.
 
@@ -35,14 +45,18 @@ class Recordings:
         self._met: OrderedDict[Hashable, None] = OrderedDict()
 
     def run(
-        self, key: Hashable, enqueue: Callable[[], None], record: Callable[[], Recording]
+        self,
+        key: Hashable,
+        enqueue: Callable[[], None],
+        record: Callable[[], Recording | None],
     ) -> None:
         """Enqueue a run.
 
         Args:
             key: runs with equal keys are the same.
             enqueue: does it without a recording.
-            record: does it once, and returns a recording of it.
+            record: does it once, and returns a recording of it; None where it cannot be recorded,
+                which is then not tried again while the key is kept.
         """
         recording = self._kept.get(key)
         if recording is not None:
@@ -50,7 +64,7 @@ class Recordings:
             recording.launch()
         elif key in self._met:
             del self._met[key]
-            self._kept[key] = record()
+            self._kept[key] = record() or _Unrecorded(enqueue)
             if len(self._kept) > self._most:
                 self._kept.popitem(last=False)[1].close()
         else:

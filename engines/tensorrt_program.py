@@ -10,6 +10,7 @@ guide, "CUDA Graphs").
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from engines.tensorrt_api import TensorRtApi, make_logger
 
 if TYPE_CHECKING:
     import tensorrt as trt
+
+log = logging.getLogger(__name__)
 
 # Recordings kept per plan.
 _MAX_RECORDINGS = 128
@@ -55,6 +58,7 @@ class TensorRtProgram:
         self._errors: list[str] = []
         self._recordings = Recordings(_MAX_RECORDINGS)
         self._contexts: list[Any] = []
+        self._spent: list[Any] = []
         self._scratch = (0, 0)
         # Both must outlive the engine.
         self._logger = make_logger(api.trt, self._errors.append)
@@ -128,6 +132,7 @@ class TensorRtProgram:
         """Free contexts and recordings; scratch memory is the caller's."""
         self._recordings.close()
         self._contexts.clear()
+        self._spent.clear()
 
     def _make_context(self, profile: int) -> Any:
         context: trt.IExecutionContext | None = self._api.make_context(self._engine)
@@ -138,11 +143,17 @@ class TensorRtProgram:
         context.set_device_memory(*self._scratch)
         return context
 
-    def _record(self, profile: int, tensors: Mapping[str, DeviceTensor]) -> _Recording:
+    def _record(self, profile: int, tensors: Mapping[str, DeviceTensor]) -> _Recording | None:
         context = self._make_context(profile)
         # The first run of a shape prepares what a recording must not contain.
         self._enqueue(context, tensors)
-        work = self._device.capture(lambda: self._enqueue(context, tensors))
+        try:
+            work = self._device.capture(lambda: self._enqueue(context, tensors))
+        except EngineError as error:
+            log.warning("%s: a run cannot be recorded: %s", self.entry.path, error)
+            # Its run is under way, and to wait for it would end what others enqueued as one round.
+            self._spent.append(context)
+            return None
         return _Recording(context, work)
 
     def _enqueue(self, context: trt.IExecutionContext, tensors: Mapping[str, DeviceTensor]) -> None:

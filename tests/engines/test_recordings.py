@@ -67,3 +67,15 @@ def test_closing_frees_everything() -> None:
     log.recordings.close()
     assert log.lines == ["close a"]
     assert log.run("a", "b") == ["run a", "run b"]
+
+
+def test_what_cannot_be_recorded_is_run_as_it_is_and_not_tried_again() -> None:
+    log = Log(2)
+
+    def refuse() -> None:
+        log.lines.append("record a")
+
+    for _ in range(4):
+        log.recordings.run("a", lambda: log.lines.append("run a"), refuse)
+    assert log.lines == ["run a", "record a", "run a", "run a"]
+    log.recordings.close()
