@@ -63,7 +63,8 @@ class Outbox:
 
     Args:
         post: brings the events to the loop.
-        max_events: events that may wait to be taken; one more calls ``on_overflow``, once.
+        max_events: events that may wait for a reader; one more calls ``on_overflow``, once. Those of
+            an interval are kept back from the reader, and do not count.
         on_overflow: called on the loop; expected to make the worker end the request.
         interval_s: seconds from one ``take`` during which only the terminal event ends another.
     """
@@ -82,6 +83,7 @@ class Outbox:
         self._max_events = max_events
         self._on_overflow = on_overflow
         self._progress: list[Progressed] = []
+        self._num_waiting = 0
         self._end: Finished | Failed | None = None
         self._has_events = asyncio.Event()
         self._has_overflowed = False
@@ -103,6 +105,7 @@ class Outbox:
             loop = asyncio.get_running_loop()
             self._pause = loop.call_later(self._interval_s, self._end_pause)
         progress, self._progress = self._progress, []
+        self._num_waiting = 0
         return Batch(
             tokens=tuple(token for event in progress for token in event.tokens),
             text="".join(event.text for event in progress),
@@ -113,21 +116,23 @@ class Outbox:
     def _put(self, event: Event) -> None:
         if isinstance(event, Progressed):
             self._progress.append(event)
+            if self._pause is None:
+                self._has_events.set()
+                self._count_waiting()
         else:
             self._end = event
             if self._pause is not None:
                 self._pause.cancel()
                 self._pause = None
-        if self._pause is None:
-            self._announce()
+            self._has_events.set()
 
     def _end_pause(self) -> None:
         self._pause = None
         if self._progress:
-            self._announce()
+            self._has_events.set()
 
-    def _announce(self) -> None:
-        self._has_events.set()
-        if len(self._progress) > self._max_events and not self._has_overflowed:
+    def _count_waiting(self) -> None:
+        self._num_waiting += 1
+        if self._num_waiting > self._max_events and not self._has_overflowed:
             self._has_overflowed = True
             self._on_overflow()

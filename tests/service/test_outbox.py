@@ -72,19 +72,21 @@ async def test_events_for_a_closed_loop_are_dropped() -> None:
     harness.check_is_idle()
 
 
-def streaming(interval_s: float, max_tokens: int, max_events: int = 100) -> tuple[Harness, Outbox]:
-    """A request whose steps send one token each."""
-    post = Post(asyncio.get_running_loop())
-    outbox = Outbox(post, max_events, pytest.fail, interval_s=interval_s)
+def streaming(
+    interval_s: float, max_tokens: int, max_events: int = 100
+) -> tuple[Harness, Outbox, list[bool]]:
+    """A request whose steps send one token each, its outbox, and what it reports of the reader."""
+    post, overflows = Post(asyncio.get_running_loop()), []
+    outbox = Outbox(post, max_events, lambda: overflows.append(True), interval_s=interval_s)
     harness = Harness("F3")
     harness.worker.after_step(post.send)
     harness.worker.submit(spec("a", (1,), max_tokens=max_tokens, gamma=0), outbox.deliver)
-    return harness, outbox
+    return harness, outbox, overflows
 
 
 async def test_tokens_within_the_interval_travel_together_and_the_end_at_once() -> None:
     # More events wait for the interval to pass than may wait for a reader.
-    harness, outbox = streaming(3600.0, max_tokens=9, max_events=2)
+    harness, outbox, overflows = streaming(3600.0, max_tokens=9, max_events=2)
     harness.worker.run_step()
     assert len((await outbox.take()).tokens) == 1
     taking = asyncio.ensure_future(outbox.take())
@@ -97,14 +99,31 @@ async def test_tokens_within_the_interval_travel_together_and_the_end_at_once() 
     batch = await taking
     assert len(batch.tokens) == 8
     assert isinstance(batch.end, Finished)
+    assert not overflows
 
 
 async def test_tokens_kept_back_leave_when_the_interval_has_passed() -> None:
-    harness, outbox = streaming(0.001, max_tokens=9)
+    harness, outbox, overflows = streaming(0.001, max_tokens=9, max_events=2)
     harness.worker.run_step()
     assert len((await outbox.take()).tokens) == 1
-    harness.worker.run_step()
+    for _ in range(4):
+        harness.worker.run_step()
     async with asyncio.timeout(60):
         batch = await outbox.take()
-    assert len(batch.tokens) == 1
+    assert len(batch.tokens) == 4
     assert batch.end is None
+    assert not overflows
+
+
+async def test_who_stops_reading_is_reported_with_an_interval_too() -> None:
+    harness, outbox, overflows = streaming(0.001, max_tokens=12, max_events=2)
+    harness.worker.run_step()
+    await outbox.take()
+    harness.worker.run_step()
+    async with asyncio.timeout(60):
+        await outbox._has_events.wait()
+    assert not overflows
+    for _ in range(5):
+        harness.worker.run_step()
+        await asyncio.sleep(0)
+    assert overflows == [True]
