@@ -91,6 +91,8 @@ def _feed_prompt(parts: SearchParts, searches: Sequence[BeamSearch], result: Ste
             cache.engine.extend([cache.prompt_span(length)])
         except EngineError as error:
             if index == _TARGET:
+                # Others may be fed beside its slots before they are given back.
+                cache.forget()
                 result.failed.append((request, error))
                 return
             _degrade([oldest], error, result)

@@ -445,3 +445,19 @@ def test_a_row_that_cannot_be_moved_ends_its_search_alone() -> None:
     harness.run()
     assert harness.finished("other").num_output == 9
     harness.check_is_idle()
+
+
+def test_a_prompt_that_cannot_be_fed_ends_its_search_alone() -> None:
+    harness = harness_of(max_batch=6)
+    # The search that is fed stands between the two that run.
+    harness.submit("above", (1,), beams=all_of(2), gamma=0, max_tokens=9)
+    harness.submit("between", (1,) * 20, beams=all_of(2), gamma=0, max_tokens=4)
+    harness.submit("below", (2,), beams=all_of(2), gamma=0, max_tokens=9)
+    harness.worker.run_step()
+    # A chunk of the prompt was fed; the next one fails.
+    harness.target.fail_at(harness.target.num_extends)
+    harness.run()
+    assert harness.error("between").reason == "ENGINE_FAILED"
+    assert_answer(harness.finished("above"), oracle((1,), all_of(2), 9))
+    assert_answer(harness.finished("below"), oracle((2,), all_of(2), 9))
+    harness.check_is_idle()
