@@ -5,11 +5,13 @@ rows. Every function is one of the row's values and length alone, so a row has t
 Sums run over blocks of ``_BLOCK`` in float32, whose order the compiler may choose once and for all, and over blocks in
 float64.
 
-Compiled by numba when first imported on a machine, and from its cache after that.
+Compiled by numba when first imported on a machine, and from its cache after that; at every start where there is no
+folder to keep one in.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,6 +25,8 @@ WideArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.int64]
 Row = FloatArray | WideArray
 F = TypeVar("F", bound=Callable[..., Any])
+
+logger = logging.getLogger(__name__)
 
 _BLOCK = 64
 # Where exp comes closest to the least normal float32; further down a weight is 0.
@@ -58,9 +62,24 @@ _IDS = int64[::1]
 _MATH = {"reassoc", "contract", "nsz"}
 
 
+def _can_cache() -> bool:
+    """Whether compiled code can be kept; numba refuses to cache where it may write nowhere."""
+    try:
+        numba.njit(cache=True)(_can_cache)
+    except RuntimeError as error:
+        logger.warning(
+            "kernels are compiled at every start; name a folder in NUMBA_CACHE_DIR: %s", error
+        )
+        return False
+    return True
+
+
+_CAN_CACHE = _can_cache()
+
+
 def _kernel(*signatures: object) -> Callable[[F], F]:
     compiled: Callable[[F], F] = numba.njit(
-        list(signatures), cache=True, fastmath=_MATH, error_model="numpy"
+        list(signatures), cache=_CAN_CACHE, fastmath=_MATH, error_model="numpy"
     )
     return compiled
 
