@@ -8,16 +8,16 @@
    it does not pay.
 4. Host work of drafting in a batch of eight.
 
-Runs of what is compared are interleaved and medians reported, so that a disturbance hits all alike.
+What is compared takes turns prompt by prompt, so that a disturbance hits all alike; "speed" is the median of the ratios
+of single prompts. In the tables of 2 the host's share is not taken.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -32,23 +32,30 @@ from scripts.drafter_runs import (
     NUM_CODE,
     PLAIN,
     Bench,
-    Cell,
     CodePrompts,
+    Line,
     Prompt,
     Setting,
+    Tally,
+    compare,
     edit_task,
-    median,
     noise_task,
+    speed_over,
+    total,
 )
 
 COMPOSED = ("model/lookup", "model/phrases", "lookup+model", "suffix+model")
-MODEL_GAMMAS = (1, 2, 3, 4, 6)
-OUROBOROS = tuple(
-    Setting(drafter=name, gamma=gamma, params=(("phrase_length", length),))
-    for name in ("ouroboros", "phrases+ouroboros")
-    for gamma in (4, 6, 8)
-    for length in (2, 4)
-)
+FAMILIES = {
+    "model": [Setting(drafter="model", gamma=gamma) for gamma in (1, 2, 3, 4, 6)],
+    **{
+        name: [
+            Setting(drafter=name, gamma=gamma, params=(("phrase_length", length),))
+            for gamma in (4, 6, 8)
+            for length in (2, 4)
+        ]
+        for name in ("ouroboros", "phrases+ouroboros")
+    },
+}
 HOST_BATCH = 8
 QUICK = {"num_prompts": 4, "max_tokens": 40, "rounds": 1}
 
@@ -60,7 +67,7 @@ MECHANISMS: tuple[tuple[str, dict[str, object], int], ...] = (
     ("phrases accelerate the draft", {}, 0),
     ("+ lengthening", {}, 3),
     ("+ phrases from verification", {"harvests_rejected": True}, 3),
-    ("+ reuse across requests", {"history_scope": HistoryScope.SERVER}, 3),
+    ("+ reuse across requests", {"history_scope": HistoryScope.TENANT}, 3),
     ("+ lenient drafting", {"draft_lenience": DraftingConfig().draft_lenience}, 3),
     ("+ window of 4 on the draft", {"draft_window": 4}, 3),
     ("no window, few passes", {"draft_window": 0, "draft_passes": 1}, 3),
@@ -71,21 +78,16 @@ class Run:
     """One invocation: what all tables share, and the rows they leave."""
 
     def __init__(
-        self,
-        *,
-        num_prompts: int,
-        max_tokens: int,
-        rounds: int,
-        gamma: int,
-        threads: int,
-        scratch: Path,
-    ) -> None:
+        self, *, num_prompts: int, max_tokens: int, rounds: int, gamma: int, threads: int, scratch: Path,
+        cpu_time: bool,
+    ) -> None:  # fmt: skip
         self.num_prompts = num_prompts
         self.max_tokens = max_tokens
         self.rounds = rounds
         self.gamma = gamma
         self.threads = threads
         self.scratch = scratch
+        self.clock = time.process_time if cpu_time else time.perf_counter
         self.rows: list[Row] = []
 
     def open(self, bundle: Path, batch: int = 1, **drafting: object) -> Bench:
@@ -99,28 +101,25 @@ class Run:
             write_datastore([rig.tokenizer.encode(t) for t in texts], store, vocab_size=vocab_size)
             rig.close()
         config = DraftingConfig(datastore=str(store), **drafting)  # type: ignore[arg-type]
-        return Bench(open_rig(bundle, max_batch=batch, num_threads=self.threads, drafting=config))
+        return Bench(
+            open_rig(
+                bundle, max_batch=batch, num_threads=self.threads, drafting=config, clock=self.clock
+            )
+        )
 
-    def interleaved(self, runs: dict[str, Callable[[], Cell]]) -> dict[str, Cell]:
-        """Medians of named runs, each run once per round, with the median of host shares beside."""
-        found: dict[str, list[Cell]] = {name: [] for name in runs}
-        for _ in range(self.rounds):
-            for name, run in runs.items():
-                found[name].append(run())
-        return {
-            name: replace(median(cells), host_share=median_of(cell.host_share for cell in cells))
-            for name, cells in found.items()
-        }
+    def line(self, bench: Bench, setting: Setting, task: str = "code", **more: Any) -> Line:
+        """A line of a table."""
+        return Line(bench, setting, task, self.max_tokens, **more)
 
     def report(
-        self, title: str, task: str, bundle: Path, cells: dict[str, Cell], base: str
+        self, title: str, task: str, bundle: Path, found: dict[str, list[Tally]], base: str
     ) -> None:
-        """Print a table with speed-ups over its line ``base``, and keep its rows."""
+        """Print a table with ratios to its line ``base``, and keep its rows."""
         table = Table(title=f"{bundle.name}: {title}")
         table.add_column("setting")
         for head in (
             "tokens/s",
-            "ratio",
+            "speed",
             "tokens/pass",
             "ratio",
             "kept",
@@ -128,114 +127,89 @@ class Run:
             "host share",
         ):
             table.add_column(head, justify="right")
-        for name, cell in cells.items():
-            speed, yielded = (
-                getattr(cell, one) / getattr(cells[base], one)
-                for one in ("tokens_per_s", "tokens_per_step")
-            )
-            table.add_row(
-                name, f"{cell.tokens_per_s:.0f}", f"{speed:.2f}", f"{cell.tokens_per_step:.2f}", f"{yielded:.2f}",
-                "-" if cell.utilization is None else f"{cell.utilization:.2f}", f"{cell.draft_passes:.2f}",
-                "-" if cell.host_share is None else f"{cell.host_share:.3f}",
+        base_yield = total(found[base]).tokens_per_step
+        for name, tallies in found.items():
+            summed = total(tallies)
+            figures = summed.figures()
+            figures["speed_ratio"] = speed_over(tallies, found[base])
+            figures["tokens_per_step_ratio"] = summed.tokens_per_step / base_yield
+            shown = (
+                ("tokens_per_s", 0), ("speed_ratio", 2), ("tokens_per_step", 2), ("tokens_per_step_ratio", 2),
+                ("utilization", 2), ("draft_passes", 2), ("host_share", 3),
             )  # fmt: skip
-            figures = {**asdict(cell), "speed_ratio": speed, "tokens_per_step_ratio": yielded}
+            cells = (
+                "-" if figures[key] is None else f"{figures[key]:.{digits}f}"
+                for key, digits in shown
+            )
+            table.add_row(name, *cells)
             case = {"task": task, "drafter": name, "bundle": bundle.name}
             self.rows.append(Row(case=case, figures=figures))
         Console(width=120).print(table)
-
-
-def median_of(values: Iterable[float | None]) -> float | None:
-    """The median of what there is."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def fresh(
-    bench: Bench,
-    setting: Setting,
-    prompts: Sequence[Prompt],
-    max_tokens: int,
-    warm: Iterable[Prompt] = (),
-) -> Cell:
-    """A run by drafters that know no history but that of ``warm``, which is not measured."""
-    bench.forget()
-    if setting is not PLAIN:
-        for prompt in warm:
-            bench.run(setting, "code", [prompt], max_tokens)
-    return bench.run(setting, "code", prompts, max_tokens)
 
 
 def tuned_table(run: Run, bundle: Path) -> None:
     """Ouroboros against model drafting, each as it is fastest on the tuning prompts; histories shared."""
     with run.open(bundle) as bench:
         prompts = CodePrompts.of(bench.rig, run.num_prompts)
-        families = {
-            "model": [Setting(drafter="model", gamma=gamma) for gamma in MODEL_GAMMAS],
-            "ouroboros": list(OUROBOROS),
-        }
         bench.run(PLAIN, "code", prompts.tuning[:1], run.max_tokens)
-        chosen = [PLAIN]
-        for settings in families.values():
-            tried = {
-                one.name: (lambda one=one: fresh(bench, one, prompts.tuning, run.max_tokens))
-                for one in settings
-            }
-            cells = run.interleaved(tried)
-            chosen.append(max(settings, key=lambda one: cells[one.name].tokens_per_s))
+        chosen = {
+            family: fastest(run, bench, settings, prompts.tuning)
+            for family, settings in FAMILIES.items()
+        }
+        lines = {one.name: run.line(bench, one) for one in (PLAIN, *chosen.values())}
         # What has been served before: as much again as is measured.
         warm = prompts.others[: run.num_prompts]
-        cells = run.interleaved(
-            {
-                one.name: (
-                    lambda one=one: fresh(bench, one, prompts.measured, run.max_tokens, warm)
-                )
-                for one in chosen
-            }
-        )
-    run.report("both tuned, histories shared", "tuned", bundle, cells, chosen[1].name)
+        found = compare(lines, prompts.measured, rounds=run.rounds, warm=warm)
+    run.report("each tuned, histories shared", "tuned", bundle, found, chosen["model"].name)
+
+
+def fastest(
+    run: Run, bench: Bench, settings: Sequence[Setting], prompts: Sequence[Prompt]
+) -> Setting:
+    """The setting of most tokens per second."""
+    tried = compare(
+        {one.name: run.line(bench, one) for one in settings}, prompts, rounds=run.rounds
+    )
+    return max(settings, key=lambda one: total(tried[one.name]).tokens_per_s)
 
 
 def mechanisms_table(run: Run, bundle: Path) -> None:
     """Each mechanism of Ouroboros added in turn, at one gamma."""
     gamma = run.gamma * 2
-    model = Setting(drafter="model", gamma=gamma)
-    benches, runs = [], {}
+    lines: dict[str, Line] = {}
     settings = dict(PAPER)
     for name, added, num_phrases in MECHANISMS:
         settings |= added
         bench = run.open(bundle, **settings)
-        benches.append(bench)
-        prompts = CodePrompts.of(bench.rig, run.num_prompts)
+        if not lines:
+            lines["model"] = run.line(bench, Setting(drafter="model", gamma=gamma))
         one = Setting(drafter="ouroboros", gamma=gamma, params=(("num_phrases", num_phrases),))
-        if not runs:
-            runs["model"] = lambda b=bench, p=prompts: fresh(b, model, p.measured, run.max_tokens)
-        runs[name] = lambda b=bench, o=one, p=prompts: fresh(b, o, p.measured, run.max_tokens)
-    cells = run.interleaved(runs)
-    for bench in benches:
-        bench.rig.close()
-    run.report(f"mechanisms added in turn, gamma {gamma}", "mechanisms", bundle, cells, "model")
+        lines[name] = run.line(bench, one)
+    prompts = CodePrompts.of(lines["model"].bench.rig, run.num_prompts).measured
+    found = compare(lines, prompts, rounds=run.rounds)
+    close(lines)
+    run.report(f"mechanisms added in turn, gamma {gamma}", "mechanisms", bundle, found, "model")
 
 
 def locality_table(run: Run, bundle: Path) -> None:
     """Reuse off and on, with prompts shuffled and with those of one source file together."""
     one = Setting(drafter="ouroboros", gamma=run.gamma)
-    benches = {
-        scope: run.open(bundle, history_scope=scope)
-        for scope in (HistoryScope.REQUEST, HistoryScope.SERVER)
-    }
-    runs: dict[str, Callable[[], Cell]] = {}
-    for scope, bench in benches.items():
+    lines: dict[str, Line] = {}
+    for word, scope in (("off", HistoryScope.REQUEST), ("on", HistoryScope.TENANT)):
+        bench = run.open(bundle, history_scope=scope)
         prompts = CodePrompts.of(bench.rig, run.num_prompts).measured
-        places = {text: place for place, text in enumerate(code_prompts(NUM_CODE))}
-        decode = bench.rig.tokenizer.decode
-        local = sorted(prompts, key=lambda prompt: places.get(decode(prompt[0]), 0))
-        for order, these in (("shuffled", prompts), ("by file", local)):
-            name = f"reuse {'on' if scope is HistoryScope.SERVER else 'off'}, {order}"
-            runs[name] = lambda b=bench, p=these: fresh(b, one, p, run.max_tokens)
-    cells = run.interleaved(runs)
-    for bench in benches.values():
-        bench.rig.close()
-    run.report("reuse and locality", "locality", bundle, cells, "reuse off, shuffled")
+        lines[f"reuse {word}, shuffled"] = run.line(bench, one)
+        lines[f"reuse {word}, by file"] = run.line(bench, one, order=by_file(bench, prompts))
+    found = compare(lines, prompts, rounds=run.rounds)
+    close(lines)
+    run.report("reuse and locality", "locality", bundle, found, "reuse off, shuffled")
+
+
+def by_file(bench: Bench, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The same prompts, those of one source file together."""
+    places = {text: place for place, text in enumerate(code_prompts(NUM_CODE))}
+    decode = bench.rig.tokenizer.decode
+    return sorted(prompts, key=lambda prompt: places.get(decode(prompt[0]), 0))
 
 
 def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[str]) -> None:
@@ -249,22 +223,9 @@ def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[st
         }
         for task in tasks:
             prompts = work[task]()
-            cells = compared(run, bench, names, task, prompts, 1)
-            run.report(f"{task}, gamma {run.gamma}", task, bundle, cells, "none")
-
-
-def compared(
-    run: Run, bench: Bench, names: Sequence[str], task: str, prompts: Sequence[Prompt], batch: int
-) -> dict[str, Cell]:
-    """Plain decoding and drafters by name at one gamma, over the same prompts."""
-    settings = [PLAIN, *(Setting(drafter=name, gamma=run.gamma) for name in names)]
-    bench.run(PLAIN, task, prompts[:batch], run.max_tokens, batch)
-    return run.interleaved(
-        {
-            one.drafter: (lambda one=one: bench.run(one, task, prompts, run.max_tokens, batch))
-            for one in settings
-        }
-    )
+            bench.run(PLAIN, task, prompts[:1], run.max_tokens)
+            found = compare(lines_of(run, bench, names, task), prompts, rounds=run.rounds)
+            run.report(f"{task}, gamma {run.gamma}", task, bundle, found, "none")
 
 
 def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
@@ -272,10 +233,23 @@ def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
     with run.open(bundle, batch=HOST_BATCH, history_scope=HistoryScope.REQUEST) as bench:
         prompts = CodePrompts.of(bench.rig, max(run.num_prompts, HOST_BATCH)).measured
         prompts = prompts[: len(prompts) // HOST_BATCH * HOST_BATCH]
-        cells = compared(run, bench, names, "code", prompts, HOST_BATCH)
-    run.report(
-        f"batch {HOST_BATCH}, gamma {run.gamma}", f"batch {HOST_BATCH}", bundle, cells, "none"
-    )
+        bench.run(PLAIN, "code", prompts[:HOST_BATCH], run.max_tokens)
+        lines = lines_of(run, bench, names, "code")
+        found = compare(lines, prompts, rounds=run.rounds, batch=HOST_BATCH)
+    title = f"batch {HOST_BATCH}, gamma {run.gamma}"
+    run.report(title, f"batch {HOST_BATCH}", bundle, found, "none")
+
+
+def lines_of(run: Run, bench: Bench, names: Sequence[str], task: str) -> dict[str, Line]:
+    """Plain decoding and drafters by name at one gamma."""
+    settings = [PLAIN, *(Setting(drafter=name, gamma=run.gamma) for name in names)]
+    return {one.drafter: run.line(bench, one, task) for one in settings}
+
+
+def close(lines: dict[str, Line]) -> None:
+    """Close the benches of a table that has several."""
+    for bench in {id(line.bench): line.bench for line in lines.values()}.values():
+        bench.rig.close()
 
 
 def main(
@@ -290,6 +264,7 @@ def main(
     max_tokens: int = 64,
     rounds: int = 3,
     threads: int = 2,
+    cpu_time: Annotated[bool, typer.Option("--cpu-time", help="Seconds of processors; best with --threads 1.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Few prompts, short answers, one round.")] = False,
     json_out: Path | None = None,
 ) -> None:  # fmt: skip
@@ -297,7 +272,7 @@ def main(
     recorder = Recorder("drafters", "every drafter, and the mechanisms of Ouroboros", threads)
     sizes = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     sizes = QUICK if quick else sizes
-    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch)
+    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch, cpu_time=cpu_time)
     names = drafters.split(",") if drafters else [*DRAFTER_NAMES, *COMPOSED]
     names = [name for name in names if name != "none"]
     wanted = figures.split(",")
@@ -311,7 +286,7 @@ def main(
         every_table(run, bundle, names, tasks.split(","))
     if "4" in wanted:
         host_table(run, bundle, names)
-    recorder.write(json_out, run.rows, {**sizes, "gamma": gamma})
+    recorder.write(json_out, run.rows, {**sizes, "gamma": gamma, "cpu_time": cpu_time})
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ prompt; and noise, random tokens completed at a high temperature, where nothing 
 from __future__ import annotations
 
 import random
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import runtime.step
@@ -57,20 +58,47 @@ PLAIN = Setting(drafter="none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """What one setting did on one task.
+class Tally:
+    """What one setting did on some prompts, in sums that add up.
 
     Attributes:
-        host_share: time in drafting and its bookkeeping, without engine and sampler, of the whole; None where it was
-            not taken.
-        draft_passes: calls of the draft model per pass of the target.
+        wall_s: seconds of the rig's clock.
+        host_s: seconds in drafting and its bookkeeping, without engine and sampler.
+        draft_rows: calls of the draft model, times the rows of the batch.
     """
 
-    tokens_per_s: float
-    tokens_per_step: float
-    utilization: float | None
-    host_share: float | None
-    draft_passes: float
+    wall_s: float = 0.0
+    host_s: float = 0.0
+    num_output: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    draft_rows: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        """Both together."""
+        mine, others = asdict(self), asdict(other)
+        return Tally(**{name: mine[name] + others[name] for name in mine})
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second."""
+        return self.num_output / self.wall_s
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Output tokens per pass of the target and row."""
+        return self.num_output / self.num_steps
+
+    def figures(self) -> dict[str, float | None]:
+        """What is told of it; None where there is no such figure."""
+        return {
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_step": self.tokens_per_step,
+            "utilization": self.num_accepted / self.num_drafted if self.num_drafted else None,
+            "draft_passes": self.draft_rows / self.num_steps,
+            "host_share": self.host_s / self.wall_s,
+        }
 
 
 @dataclass(slots=True)
@@ -115,39 +143,90 @@ class Bench:
         self._num_tenants += 1
         self.rig.tenant = f"bench-{self._num_tenants}"
 
-    def run(
-        self,
-        setting: Setting,
-        task: str,
-        prompts: Sequence[Prompt],
-        max_tokens: int,
-        batch: int = 1,
-    ) -> Cell:
-        """One run of a setting over the prompts, ``batch`` at a time."""
-        rig, host_before, wall_s, num_output = self.rig, self.host_s, 0.0, 0
+    def run(self, setting: Setting, task: str, group: Sequence[Prompt], max_tokens: int) -> Tally:
+        """One run of a setting over prompts that arrive together."""
+        rig, host_before = self.rig, self.host_s
         calls_before = rig.draft.num_calls if rig.draft else 0
-        reports = []
-        law = SamplingLaw(temperature=TEMPERATURES[task])
-        for start in range(0, len(prompts), batch):
-            group = prompts[start : start + batch]
-            # One reference for the group: the rig gives all requests of a run the same parameters.
-            speculation = setting.speculation(group[0][1])
-            finished, took_s = rig.run([ids for ids, _ in group], law, speculation, max_tokens)
-            wall_s += took_s
-            num_output += sum(one.num_output for one in finished)
-            reports += [one.report for one in finished]
-        num_drafted = sum(report.num_drafted for report in reports)
-        num_steps = sum(report.num_steps for report in reports)
-        num_calls = (rig.draft.num_calls if rig.draft else 0) - calls_before
-        return Cell(
-            tokens_per_s=num_output / wall_s,
-            tokens_per_step=num_output / num_steps,
-            utilization=sum(one.num_accepted for one in reports) / num_drafted
-            if num_drafted
-            else None,
-            host_share=(self.host_s - host_before) / wall_s if self._plain else None,
-            draft_passes=num_calls * batch / num_steps,
+        # One reference for the group: the rig gives all requests of a run the same parameters.
+        finished, wall_s = rig.run(
+            [ids for ids, _ in group],
+            SamplingLaw(temperature=TEMPERATURES[task]),
+            setting.speculation(group[0][1]),
+            max_tokens,
         )
+        reports = [one.report for one in finished]
+        return Tally(
+            wall_s=wall_s,
+            host_s=self.host_s - host_before,
+            num_output=sum(one.num_output for one in finished),
+            num_steps=sum(one.num_steps for one in reports),
+            num_drafted=sum(one.num_drafted for one in reports),
+            num_accepted=sum(one.num_accepted for one in reports),
+            draft_rows=((rig.draft.num_calls if rig.draft else 0) - calls_before) * len(group),
+        )
+
+
+@dataclass(slots=True)
+class Line:
+    """A setting on a bench, with the history of a tenant of its own.
+
+    Attributes:
+        max_tokens: of every answer.
+        order: prompts in another order than the other lines'; None for theirs.
+    """
+
+    bench: Bench
+    setting: Setting
+    task: str
+    max_tokens: int
+    order: Sequence[Prompt] | None = None
+    tenant: str = ""
+
+    def begin(self, warm: Iterable[Prompt]) -> None:
+        """Forget all history but that of ``warm``, which is not measured."""
+        self.bench.forget()
+        self.tenant = self.bench.rig.tenant
+        for prompt in warm if self.setting is not PLAIN else ():
+            self.run([prompt])
+
+    def run(self, group: Sequence[Prompt]) -> Tally:
+        """One run, as the line's own tenant."""
+        self.bench.rig.tenant = self.tenant
+        return self.bench.run(self.setting, self.task, group, self.max_tokens)
+
+
+def compare(
+    lines: Mapping[str, Line],
+    prompts: Sequence[Prompt],
+    *,
+    rounds: int,
+    batch: int = 1,
+    warm: Sequence[Prompt] = (),
+) -> dict[str, list[Tally]]:
+    """What each line did on each group of prompts, the lines taking turns group by group.
+
+    Whatever disturbs the machine for a second or more so hits all lines alike. Each round begins without history but
+    that of ``warm``.
+    """
+    found: dict[str, list[Tally]] = {name: [] for name in lines}
+    for _ in range(rounds):
+        for line in lines.values():
+            line.begin(warm)
+        for start in range(0, len(prompts), batch):
+            for name, line in lines.items():
+                found[name].append(line.run((line.order or prompts)[start : start + batch]))
+    return found
+
+
+def total(tallies: Sequence[Tally]) -> Tally:
+    """All together."""
+    return sum(tallies, Tally())
+
+
+def speed_over(tallies: Sequence[Tally], base: Sequence[Tally]) -> float:
+    """The median of the speed-ups over the groups that both ran."""
+    pairs = zip(tallies, base, strict=True)
+    return statistics.median(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +275,3 @@ def noise_task(rig: Rig, count: int) -> list[Prompt]:
     vocab_size = rig.target.limits.vocab_size
     prompts = [[rng.randrange(5, vocab_size) for _ in range(NOISE_LENGTH)] for _ in range(count)]
     return [(prompt, tuple(prompt)) for prompt in prompts]
-
-
-def median(cells: Sequence[Cell]) -> Cell:
-    """The cell of middle speed."""
-    return sorted(cells, key=lambda cell: cell.tokens_per_s)[len(cells) // 2]
