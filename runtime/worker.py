@@ -16,8 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from engines.base import Engine
 from engines.laws import Sampler
@@ -27,17 +26,17 @@ from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
 from runtime.core.errors import (
     InternalError,
-    RequestFailed,
     ServingError,
 )
 from runtime.core.inbox import Deliver, Inbox
-from runtime.core.params import Event, Failed, Finished, RequestSpec, SpeculationParams
-from runtime.core.request import Ending, Request, Speculation
+from runtime.core.params import RequestSpec, SpeculationParams
+from runtime.core.request import Speculation
 from runtime.core.text import Decoder
 from runtime.core.totals import Totals, WorkerSnapshot
 from runtime.intake import new_request
 from runtime.outgoing import Outgoing
 from runtime.rows import LiveRows
+from runtime.settle import Settlement, new_error_id
 from runtime.speculate import SpeculationPolicy
 from runtime.step import StepResult, run_step, step_parts
 
@@ -109,6 +108,16 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._inbox = Inbox(config, self._rows.slots)  # guarded by the condition
+        self._settlement = Settlement(
+            rows=self._rows,
+            inbox=self._inbox,
+            guard=self._wake,
+            policy=self._policy,
+            drafters=self._parts.drafters,
+            totals=self._totals,
+            outgoing=self._outgoing,
+            clock=clock,
+        )
 
     def start(self) -> None:
         """Start the thread that runs steps until ``stop``."""
@@ -216,7 +225,7 @@ class Worker:
         try:
             with self._wake:
                 overdue = self._inbox.take_overdue(self._rows.all_requests, self._clock())
-            self._end_with_errors(overdue)
+            self._settlement.end_with_errors(overdue)
             with self._wake:
                 self._inbox.admit(self._rows.admit)
             rows = self._rows
@@ -229,13 +238,15 @@ class Worker:
                 run_searches(self._searching, rows.searches, result)
             self._totals.step_count += 1
             self._totals.last_step_at = self._clock()
-            self._settle(result)
+            self._settlement.settle(result)
             # The next step follows at once, and will have time for this one's events.
             waits_for_device = result.host_reason == "" and bool(rows.requests)
         except Exception:  # the root of the thread: a bug ends requests, never the worker
-            error_id = _new_error_id()
+            error_id = new_error_id()
             logger.exception("a step broke an invariant; error id %s", error_id)
-            self._end_with_errors([(r, InternalError(error_id)) for r in self._rows.all_requests])
+            self._settlement.end_with_errors(
+                [(r, InternalError(error_id)) for r in self._rows.all_requests]
+            )
         finally:
             if not waits_for_device:
                 self._outgoing.send()
@@ -253,87 +264,3 @@ class Worker:
                     return False
                 self._wake.wait()
         return True
-
-    def _settle(self, result: StepResult) -> None:
-        """Free the slots of what ended, then tell everyone."""
-        self._policy.note(result.asked, self._clock())
-        if result.host_reason is not None:
-            self._totals.host_reasons[result.host_reason] += 1
-        for name, error in result.asked.items():
-            if error is not None:
-                logger.error("drafter %s failed; going on without", name, exc_info=error)
-        ended = [request for request, _, ending in result.progressed if ending is not None]
-        ended += [request for request, _ in result.searched]
-        lost = self._free([*ended, *(request for request, _ in result.failed)])
-        for request, progressed, ending in result.progressed:
-            self._totals.count(progressed)
-            self._deliver(request, progressed)
-            if ending is not None:
-                self._totals.num_finished += 1
-                self._end(request, _finished(request, ending))
-        for num_drafted, num_accepted in result.passes:
-            self._totals.count_pass(num_drafted, num_accepted)
-        for request, finished in result.searched:
-            self._totals.num_finished += 1
-            self._totals.num_emitted += finished.num_output
-            self._end(request, finished)
-        self._end_with_errors(self._explain(result))
-        self._end_with_errors(lost)
-
-    def _explain(self, result: StepResult) -> list[tuple[Request, Exception]]:
-        if not result.failed:
-            return []
-        error_id = _new_error_id()
-        cause = next((error for _, error in result.failed if error is not None), None)
-        logger.error("the target failed; error id %s", error_id, exc_info=cause)
-        return [(request, RequestFailed(error_id)) for request, _ in result.failed]
-
-    def _end_with_errors(self, endings: Sequence[tuple[Request, Exception]]) -> None:
-        while endings:
-            lost = self._free([request for request, _ in endings])
-            for request, error in endings:
-                if not request.has_ended:
-                    request.fail()
-                self._totals.num_failed += 1
-                self._end(request, Failed(error=error, num_output=request.num_output))
-            endings = lost
-
-    def _free(self, requests: Sequence[Request]) -> list[tuple[Request, Exception]]:
-        """Give slots back.
-
-        Returns:
-            Requests whose row could not be moved, with the error to end them with.
-        """
-        for request in requests:
-            if request.slot is not None:
-                self._parts.drafters.forget(request.spec.internal_id)
-        lost = self._rows.free(requests)
-        return [(request, RequestFailed(_new_error_id())) for request in lost]
-
-    def _end(self, request: Request, event: Event) -> None:
-        """Forget the request before it is told, so that whoever is told may use its name again."""
-        self._policy.ended(request)
-        with self._wake:
-            deliver = self._inbox.deliver_to(request)
-            self._inbox.forget(request)
-        self._outgoing.put(deliver, event)
-
-    def _deliver(self, request: Request, event: Event) -> None:
-        with self._wake:
-            deliver = self._inbox.deliver_to(request)
-        self._outgoing.put(deliver, event)
-
-
-def _finished(request: Request, ending: Ending) -> Finished:
-    return Finished(
-        reason=ending.reason,
-        stop=ending.stop,
-        text=ending.text,
-        num_prompt=request.num_prompt,
-        num_output=request.num_output,
-        report=request.report(),
-    )
-
-
-def _new_error_id() -> str:
-    return uuid.uuid4().hex[:16]

@@ -105,8 +105,17 @@ RULES: dict[str, set[str]] = {
         "runtime.intake",
         "runtime.outgoing",
         "runtime.rows",
+        "runtime.settle",
         "runtime.speculate",
         "runtime.step",
+    },
+    "runtime.settle": CORE
+    | {
+        "runtime.drafters.Drafters",
+        "runtime.outgoing",
+        "runtime.rows",
+        "runtime.speculate",
+        "runtime.step.StepResult",
     },
     # Measures engines it is given, through a worker of its own.
     "runtime.calibrate": PURE | CORE | {"engines.kv_cache", "runtime.host_costs"},
