@@ -65,12 +65,12 @@ PAPER = {
 }  # fmt: skip
 MECHANISMS: tuple[tuple[str, dict[str, object], int], ...] = (
     ("phrases accelerate the draft", {}, 0),
-    ("+ lengthening", {}, 3),
+    ("+ lengthening, after 4 passes", {"draft_passes": 4}, 3),
     ("+ phrases from verification", {"harvests_rejected": True}, 3),
     ("+ reuse across requests", {"history_scope": HistoryScope.TENANT}, 3),
     ("+ lenient drafting", {"draft_lenience": DraftingConfig().draft_lenience}, 3),
     ("+ window of 4 on the draft", {"draft_window": 4}, 3),
-    ("no window, few passes", {"draft_window": 0, "draft_passes": 1}, 3),
+    ("no window, after 1 pass", {"draft_window": 0, "draft_passes": 1}, 3),
 )
 
 

@@ -97,7 +97,8 @@ class Tally:
             "tokens_per_step": self.tokens_per_step,
             "utilization": self.num_accepted / self.num_drafted if self.num_drafted else None,
             "draft_passes": self.draft_rows / self.num_steps,
-            "host_share": self.host_s / self.wall_s,
+            # Nothing takes no time at all: it was not taken.
+            "host_share": self.host_s / self.wall_s if self.host_s else None,
         }
 
 

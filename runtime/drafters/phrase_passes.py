@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-import numpy as np
-
 from engines.base import Engine, FloatArray, Span
 from engines.laws import ExactnessMode, Sampler
 from runtime.core.drafting import DraftingConfig
@@ -226,7 +224,8 @@ class PhrasePasses:
         going = list(guesses)
         while going:
             nodes = [paths[slot][-1] if paths[slot] else 0 for slot in going]
-            here = np.stack([logits[slot, node] for slot, node in zip(going, nodes, strict=True)])
+            # Slots and nodes as two lists of indices gather one row of logits per slot.
+            here = logits[going, nodes]
             rows = [
                 replace(live[slot].sampling, index=at, draft_tokens=tuple(drafted[slot]))
                 for at, slot in enumerate(going)
