@@ -15,6 +15,7 @@ import typer
 from runtime import cli_client, cli_datastore, cli_offline
 from runtime.cli_refusals import refusals
 from runtime.core.drafting import AUTO_DRAFTERS, DraftingConfig, HistoryScope
+from runtime.core.drafting_settings import parse_settings
 from runtime.core.errors import ConfigError
 
 app = typer.Typer(
@@ -145,6 +146,10 @@ def serve(
     history_scope: Annotated[
         str, typer.Option(help="Whose answers inform drafts: request, tenant or server.")
     ] = "tenant",
+    drafting: Annotated[
+        list[str] | None,
+        typer.Option(help="Setting of the drafters, NAME=VALUE; repeat for several."),
+    ] = None,
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
     message_interval_s: Annotated[
@@ -178,7 +183,7 @@ def serve(
             num_threads=threads,
             sampler=sampler,
             provider_options=_pairs(provider_option or ()),
-            drafting=_drafting(datastore, history_scope),
+            drafting=_drafting(datastore, history_scope, drafting or []),
         )
         options = ServeOptions(
             address=f"{host}:{port}",
@@ -253,12 +258,15 @@ def _pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((key.strip() if sign else "", value.strip()) for key, sign, value in parts)
 
 
-def _drafting(datastore: Path | None, history_scope: str) -> DraftingConfig:
+def _drafting(
+    datastore: Path | None, history_scope: str, settings: Sequence[str]
+) -> DraftingConfig:
     if history_scope not in set(HistoryScope):
         raise ConfigError("history_scope", f"must be one of {', '.join(HistoryScope)}")
     return DraftingConfig(
         datastore="" if datastore is None else str(datastore),
         history_scope=HistoryScope(history_scope),
+        **parse_settings(settings),  # type: ignore[arg-type]
     )
 
 
