@@ -78,3 +78,19 @@ def test_a_server_without_choice_has_gauges_without_values():
     metrics = Metrics()
     metrics.watch_control(lambda: None)
     assert math.isnan(metrics.registry.get_sample_value("outrider_control_regret"))
+
+
+async def test_a_request_may_leave_the_drafter_to_the_server(start):
+    async with start(costs=table(c=0.01)) as running:
+        chosen = {
+            (
+                await finish(running, max_tokens=20, speculation={"drafter": "auto"})
+            ).speculation.drafter
+            for _ in range(4)
+        }
+        info = await running.client.info()
+        with pytest.raises(CallError, match="auto stands alone"):
+            await finish(running, max_tokens=20, speculation={"drafter": "auto+lookup"})
+    # Each is tried once before any is trusted.
+    assert chosen == {"model", "lookup+model", "suffix+model", "lookup"}
+    assert "auto" in info.speculation.drafters
