@@ -175,6 +175,7 @@ def draft_row(request: Request, gamma: int, rules: DraftRules) -> DraftRow:
         scope=scope_of(rules.scope, request.spec.tenant),
         params=request.spec.speculation,
         max_nodes=rules.max_nodes_of(request.spec),
+        is_adaptive=request.speculation.is_adaptive,
     )
 
 

@@ -64,6 +64,8 @@ class DraftRow:
         params: what the request asks of its drafter.
         max_nodes: tokens of a tree at most; 0 where only chains are verified, and of a tree its
             leading one.
+        is_adaptive: whether gamma is chosen step by step. Where it is not, what is drafted must be
+            the request's own affair: it decides which noise its draws use.
     """
 
     sampling: SamplingRow
@@ -73,6 +75,7 @@ class DraftRow:
     scope: str | None = None
     params: SpeculationParams = field(default_factory=SpeculationParams)
     max_nodes: int = 0
+    is_adaptive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

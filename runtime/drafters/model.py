@@ -3,7 +3,9 @@
 Between steps the draft's cache of a row holds ``num_computed <= n - 1`` of its n committed tokens.
 Before drafting the missing ones are fed: one after a rejection, two after a full acceptance, more
 after steps without a draft. A row that misses more than a round can leave behind is lagging: it is
-fed alone, so that it pads nobody, and all lagging rows together by at most one chunk per step.
+fed alone, so that it pads nobody, by at most one chunk per step. Rows whose gamma is chosen share one
+chunk. A row of a fixed gamma has one of its own: when its drafts begin decides which noise its draws
+use, so it must not depend on its neighbours. Those that enter come one chunk of the target's per step.
 """
 
 from __future__ import annotations
@@ -117,16 +119,17 @@ class ModelDrafter:
             (s for s in slots if _num_missing(live, s, computed) > MAX_SHARED_MISSING),
             key=lambda s: _num_missing(live, s, computed),
         )
-        budget = self._chunk
+        shared = self._chunk
         for slot in lagging:
-            start = computed[slot]
+            is_sharing, start = live[slot].is_adaptive, computed[slot]
+            budget = shared if is_sharing else self._chunk
             end = min(start + budget, len(live[slot].sampling.history) - 1)
+            if end == start:
+                continue
             tokens = tuple(live[slot].sampling.history[start:end].tolist())
             self._engine.extend([Span(slot=slot, start=start, tokens=tokens, num_logits=0)])
             computed[slot] = end
-            budget -= end - start
-            if budget == 0:
-                return
+            shared -= end - start if is_sharing else 0
 
     def _draft_in_lockstep(
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]

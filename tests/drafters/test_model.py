@@ -48,8 +48,10 @@ def row(
     temperature: float = 0.0,
     mode: ExactnessMode = ExactnessMode.MAX_ACCEPT,
     end_tokens: tuple[int, ...] = (),
+    is_adaptive: bool = False,
 ) -> DraftRow:
     return DraftRow(
+        is_adaptive=is_adaptive,
         sampling=SamplingRow(
             index=slot,
             slot=slot,
@@ -95,13 +97,19 @@ def test_a_long_history_is_fed_alone_in_chunks_before_it_drafts() -> None:
     assert engine.tokens_of(0) == (1, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
-def test_lagging_rows_share_one_chunk_per_step() -> None:
+def test_lagging_rows_whose_gamma_is_chosen_share_one_chunk_per_step() -> None:
     engine = Recorder()
-    rows = [row(0, [1, 2, 3, 4, 5]), row(1, [1, 2, 3, 4]), row(2, [1])]
+    histories = [[1, 2, 3, 4, 5], [1, 2, 3, 4], [1]]
+    rows = [row(slot, text, is_adaptive=True) for slot, text in enumerate(histories)]
     drafts = drafter(engine).propose(rows, [0, 1, 2])
     assert [len(draft.tokens) for draft in drafts] == [0, 3, 3]
     assert [draft.num_computed for draft in drafts] == [1, 6, 3]
     assert engine.fed[:2] == [[(1, 2, 3)], [(1,)]]
+    # A row of a fixed gamma waits for nobody.
+    engine, rows[0] = Recorder(), row(0, histories[0])
+    drafts = drafter(engine).propose(rows, [0, 1, 2])
+    assert [len(draft.tokens) for draft in drafts] == [3, 3, 3]
+    assert engine.fed[:2] == [[(1, 2, 3)], [(1, 2, 3, 4)]]
 
 
 def test_all_lagging_rows_catch_up_where_the_chunk_allows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -350,3 +351,22 @@ def test_the_answer_ends_at_the_context_limit() -> None:
     assert harness.tokens("a") == [4, 5, 6, 7, 8]
     assert harness.finished("a").reason is FinishReason.LENGTH
     assert spec("a").max_tokens == 12
+
+
+@pytest.mark.parametrize("drafter", ["model", "model/lookup", "lookup+model"])
+def test_an_answer_of_a_fixed_gamma_does_not_depend_on_its_neighbours(drafter: str) -> None:
+    """Not its law alone: prompts of many chunks keep the draft model busy, and still every draw is the same."""
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(4, size=length).tolist() for length in (40, 2, 33, 21, 38)]
+
+    def answers_of(names: Sequence[int]) -> list[list[int]]:
+        harness = Harness("F4")
+        for name in names:
+            options = {"temperature": 1.0, "gamma": 3, "drafter": drafter, "seed": name}
+            harness.submit(str(name), prompts[name], max_tokens=20, **options)
+        harness.run()
+        return [harness.tokens(str(name)) for name in names]
+
+    alone = [answers_of([name])[0] for name in range(5)]
+    assert answers_of(range(5)) == alone
+    assert answers_of(range(4, -1, -1)) == alone[::-1]
