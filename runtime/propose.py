@@ -91,7 +91,7 @@ def propose(
     for name, slots in chosen.items():
         try:
             proposed = [
-                _checked(draft, rows[slot], rules.vocab_size)
+                _checked(draft, rows[slot], rules.vocab_size, may_sample=drafters.may_sample(name))
                 for slot, draft in zip(slots, drafters[name].propose(rows, slots), strict=True)
             ]
         except Exception as error:  # a drafter may be anybody's; its rows go on without it
@@ -179,8 +179,13 @@ def draft_row(request: Request, gamma: int, rules: DraftRules) -> DraftRow:
     )
 
 
-def _checked(draft: Draft, row: DraftRow, vocab_size: int) -> Draft:
-    """What may be verified of a draft: known ids, no more than were asked for."""
+def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) -> Draft:
+    """What may be verified of a draft: known ids, no more than were asked for.
+
+    Judged as point masses, tokens are exact wherever they are from; by a law that was kept for others, never.
+    """
+    if draft.is_sampled and not may_sample:
+        draft = replace(draft, is_sampled=False)
     if draft.parents is not None and row.max_nodes == 0:
         chain = leading_chain(draft.tokens, draft.parents)
         draft = replace(draft, tokens=chain, parents=None, is_sampled=False)

@@ -78,6 +78,10 @@ class Drafters(Mapping[str, Proposer]):
         """Whether proposing under a name may call the draft model."""
         return any(Need.DRAFT_MODEL in one.traits.needs for one in self.members(name))
 
+    def may_sample(self, name: str) -> bool:
+        """Whether some member may draw tokens from laws that the sampler keeps."""
+        return any(one.traits.is_sampled for one in self.members(name))
+
     def num_choices(self, name: str) -> int:
         """Likeliest target tokens that some member wants at every verified position."""
         return max(one.traits.num_choices for one in self.members(name))

@@ -91,6 +91,32 @@ def test_impossible_drafts_are_cut_before_they_are_fed(
     assert harness.tokens("a") == harness.tokens("b") == harness.tokens("plain")
 
 
+def test_a_draft_that_claims_a_law_nobody_kept_is_judged_as_point_masses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        documented_example()
+        + """
+
+class Claiming(SuccessorDrafter):
+    def propose(self, live, chosen):
+        from dataclasses import replace
+
+        return [replace(draft, is_sampled=True) for draft in super().propose(live, chosen)]
+"""
+    )
+    install(tmp_path, "acme_claiming", "claiming = acme_claiming:Claiming", source)
+    monkeypatch.syspath_prepend(tmp_path)
+    harness, prompt = Harness("F4"), (0, 1, 2, 3, 0)
+    harness.submit("plain", prompt, temperature=1.0, is_enabled=False)
+    harness.submit("a", prompt, temperature=1.0, drafter="claiming", gamma=3)
+    harness.submit("b", prompt, temperature=1.0, drafter="model", gamma=3)
+    harness.run()
+    assert harness.tokens("a") == harness.tokens("plain")
+    assert harness.finished("a").report.num_drafted > 0
+    assert harness.finished("b").report.num_accepted > 0
+
+
 @pytest.mark.parametrize(
     ("entries", "source"),
     [
