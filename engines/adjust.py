@@ -8,6 +8,7 @@ so that a bias or penalty does not round before the temperature magnifies it.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -100,31 +101,30 @@ def adjusted_law(logits: Logits, law: SamplingLaw, row: FloatArray) -> TokenLaw 
     Returns:
         None where the logits hold NaN, +inf or nothing but -inf.
     """
-    peak = float(logits[logits.argmax()])
-    if not math.isfinite(peak):
-        return None
-    temperature = max(law.temperature, _SMALLEST_TEMPERATURE)
-    if 0 < law.top_k < len(logits):
-        ids = kernels.ranked_greatest(logits, law.top_k)
-        weights = _weights_at(logits, ids, peak, temperature)
-        return _cut(ids, weights, law)
+    inverse_temperature = 1.0 / max(law.temperature, _SMALLEST_TEMPERATURE)
     dense = row[: len(logits)]
-    kernels.write_weights(logits, peak, 1.0 / temperature, dense)
+    if 0 < law.top_k < len(logits):
+        if not math.isfinite(logits[logits.argmax()]):
+            return None
+        ids = kernels.ranked_greatest(logits, law.top_k)
+        return _cut(ids, kernels.few_weights(logits, ids, inverse_temperature), law)
+    if logits.itemsize == dense.itemsize:
+        mass = kernels.write_law(cast(FloatArray, logits), inverse_temperature, dense)
+        if mass == 0.0:
+            return None
+    else:
+        peak = float(logits[logits.argmax()])
+        if not math.isfinite(peak):
+            return None
+        kernels.write_weights(logits, peak, inverse_temperature, dense)
+        mass = kernels.total(dense)
+    if law.top_p == 1.0 and law.min_p == 0.0:
+        return TokenLaw(dense, None, mass)
     if law.top_p < 1.0:
-        kernels.keep_nucleus(dense, logits, law.top_p * kernels.total(dense))
+        kernels.keep_nucleus(dense, logits, law.top_p * mass)
     if law.min_p > 0.0:
         dense *= dense >= law.min_p
     return TokenLaw(dense)
-
-
-def _weights_at(
-    logits: Logits, ids: IntArray, peak: float, temperature: float
-) -> npt.NDArray[np.float64]:
-    """[n] float64 exp((z - peak) / temperature) of some ids."""
-    exponents = logits[ids].astype(np.float64)
-    exponents -= peak
-    exponents /= temperature
-    return np.exp(exponents, out=exponents)
 
 
 def _cut(ids: IntArray, weights: npt.NDArray[np.float64], law: SamplingLaw) -> TokenLaw:

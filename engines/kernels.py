@@ -50,6 +50,9 @@ _P5, _P4, _P3, _P2, _P1, _P0 = (
     )
 )
 _MANTISSA_BITS = np.int32(23)
+_NO_SIGN = np.int32(0x7FFFFFFF)
+_INFINITY_BITS = np.int32(0x7F800000)
+_LEAST_BITS = np.int32(-(2**31))
 # Bins of a histogram of float32 bit patterns: 64 to the octave, down to 2 ** -30.
 _BIN_SHIFT = np.int32(17)
 _LOWEST_BIN = int(np.float32(2.0**-30).view(np.int32)) >> 17
@@ -122,6 +125,82 @@ def total(weights: Row) -> float:
             part += block[i]
         mass += float(part)
     return mass
+
+
+@_kernel(float64(_ROW))
+def _peak(logits: FloatArray) -> float:
+    """The greatest logit, NaN where there is one.
+
+    Compares bit patterns, whose order is that of the numbers once the negative ones are turned round: the compiler
+    makes no vectors of comparisons that NaN may spoil.
+    """
+    bits = logits.view(np.int32)
+    top, num_nan = _LEAST_BITS, 0
+    for i in range(bits.shape[0]):
+        top = max(top, bits[i] ^ ((bits[i] >> np.int32(31)) & _NO_SIGN))
+        num_nan += (bits[i] & _NO_SIGN) > _INFINITY_BITS
+    if num_nan > 0:
+        return np.nan
+    found = np.empty(1, dtype=np.int32)
+    found[0] = top ^ ((top >> np.int32(31)) & _NO_SIGN)
+    return float(found.view(np.float32)[0])
+
+
+@_kernel(float64(_ROW, float64, _ROW))
+def write_law(logits: FloatArray, inverse_temperature: float, weights: FloatArray) -> float:
+    """Write exp((z - peak) / temperature) for the row's own peak; see ``write_weights``.
+
+    Returns:
+        The sum of the weights; 0 where the logits hold NaN, +inf or nothing but -inf, and nothing was written.
+    """
+    peak = _peak(logits)
+    if not np.isfinite(peak):
+        return 0.0
+    write_weights(logits, peak, inverse_temperature, weights)
+    return total(weights)
+
+
+@_kernel(_WIDE(_ROW, _IDS, float64), _WIDE(_WIDE, _IDS, float64))
+def few_weights(logits: Row, ids: IdArray, inverse_temperature: float) -> WideArray:
+    """[n] float64 exp((z - peak) / temperature) of some ids, whose first has the peak."""
+    weights = np.empty(ids.shape[0])
+    for i in range(ids.shape[0]):
+        exponent = float64(logits[ids[i]]) - float64(logits[ids[0]])
+        weights[i] = np.exp(exponent * inverse_temperature)
+    return weights
+
+
+@_kernel(float64(_WIDE, _IDS, _WIDE, _IDS, float64, _ROW, _WIDE))
+def write_shared_few(
+    target: WideArray,
+    target_ids: IdArray,
+    draft: WideArray,
+    draft_ids: IdArray,
+    scale: float,
+    scratch: FloatArray,
+    shared: WideArray,
+) -> float:
+    """``write_shared`` of two rows of a few ids each.
+
+    Args:
+        target: [n] p of ``target_ids``.
+        target_ids: [n].
+        draft: [m] q of ``draft_ids``.
+        draft_ids: [m].
+        scale: at least 0.
+        scratch: [V] to write in.
+        shared: [n], overwritten.
+
+    Returns:
+        Its sum.
+    """
+    for i in target_ids:
+        scratch[i] = 0.0
+    for k in range(draft_ids.shape[0]):
+        scratch[draft_ids[k]] = draft[k]
+    for k in range(target_ids.shape[0]):
+        shared[k] = min(target[k], scratch[target_ids[k]] * scale)
+    return total(shared)
 
 
 @_kernel(int64(_ROW, float64), int64(_WIDE, float64))

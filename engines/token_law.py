@@ -15,7 +15,7 @@ import numpy as np
 from engines import kernels
 from engines.base import FloatArray, IntArray
 from engines.draws import race_winner
-from engines.kernels import Row
+from engines.kernels import Row, WideArray
 
 # Below this the float32 difference of two rows is rounding, not mass.
 SMALLEST_RESIDUAL = 1e-6
@@ -39,6 +39,12 @@ class TokenLaw:
         """The weights of a law without ids."""
         assert self.weights.dtype == np.float32
         return cast(FloatArray, self.weights)
+
+    @property
+    def few(self) -> WideArray:
+        """The weights of a law with ids."""
+        assert self.weights.dtype == np.float64
+        return cast(WideArray, self.weights)
 
     def total(self) -> float:
         """Sum of the weights, which must not change after the first call."""
@@ -105,9 +111,15 @@ def shared_weights(
         shared[draft.ids] = draft.weights * scale
         np.minimum(target.weights, shared, out=shared)
         return shared, kernels.total(shared)
-    proposed = _few_weights(draft, target.ids, scratch)
-    shared_few = np.minimum(target.weights, proposed * scale)
-    return shared_few, kernels.total(shared_few)
+    if draft.ids is None:
+        proposed = _weights_of(draft.weights, target.ids)
+        shared_wide = np.minimum(target.few, proposed * scale)
+        return shared_wide, kernels.total(shared_wide)
+    shared_few = np.empty_like(target.few)
+    mass = kernels.write_shared_few(
+        target.few, target.ids, draft.few, draft.ids, scale, scratch, shared_few
+    )
+    return shared_few, mass
 
 
 def residual_law(target: TokenLaw, shared: Row) -> tuple[TokenLaw, bool]:
@@ -123,11 +135,7 @@ def residual_law(target: TokenLaw, shared: Row) -> tuple[TokenLaw, bool]:
     return TokenLaw(shared, target.ids, mass), False
 
 
-def _few_weights(law: TokenLaw, ids: IntArray, scratch: FloatArray) -> Row:
-    """[n] weights of some ids, 0 where the law has none."""
-    if law.ids is None:
-        known = ids < len(law.weights)
-        return np.where(known, law.weights[np.where(known, ids, 0)], 0.0)
-    scratch[ids] = 0.0
-    scratch[law.ids] = law.weights
-    return scratch[ids].astype(np.float64)
+def _weights_of(weights: Row, ids: IntArray) -> Row:
+    """[n] weights of some ids, 0 beyond the row."""
+    known = ids < len(weights)
+    return np.where(known, weights[np.where(known, ids, 0)], 0.0)

@@ -42,6 +42,52 @@ def test_weights_are_those_of_the_softmax(size, scale, dtype):
     assert weights.max() == 1.0
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_law_is_written_behind_the_rows_own_peak(size, scale):
+    logits = row_of(size, scale) - 3.0
+    law = np.empty(size, dtype=np.float32)
+    mass = kernels.write_law(logits, 0.5, law)
+    assert law.tolist() == weights_of(logits, 2.0).tolist()
+    assert mass == kernels.total(law)
+
+
+@pytest.mark.parametrize("size", [1, 5, 700])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
+def test_a_row_that_is_not_finite_has_no_law(size, bad):
+    for at in {0, size // 2, size - 1}:
+        logits = row_of(size, 2.0)
+        logits[at] = bad
+        law = np.full(size, 7.0, dtype=np.float32)
+        assert kernels.write_law(logits, 1.0, law) == 0.0
+        assert (law == 7.0).all()
+    assert kernels.write_law(np.full(size, -np.inf, dtype=np.float32), 1.0, law) == 0.0
+
+
+def test_peaks_of_either_sign():
+    for peak in (-5.0, -0.0, 0.0, 1e-40, 3e38):
+        logits = np.array([-np.inf, peak - 1.0, peak, -3e38], dtype=np.float32)
+        law = np.empty(4, dtype=np.float32)
+        assert kernels.write_law(logits, 1.0, law) >= 1.0
+        assert law[2] == 1.0
+        assert law[0] == 0.0
+
+
+def test_few_weights_are_those_of_the_whole_row():
+    logits = row_of(700, 2.0)
+    ids = kernels.ranked_greatest(logits, 9)
+    few = kernels.few_weights(logits, ids, 0.5)
+    assert few == pytest.approx(weights_of(logits, 2.0)[ids].astype(np.float64), rel=1e-6)
+    assert few[0] == 1.0
+    other = np.array([ids[3], ids[0], 699, 1], dtype=np.int64)
+    draft, scratch, shared = np.array([0.5, 0.25, 1.0, 2.0]), np.ones(700, np.float32), np.empty(9)
+    mass = kernels.write_shared_few(few, ids, draft, other, 0.5, scratch, shared)
+    row = np.zeros(700)
+    row[other] = draft
+    assert shared.tolist() == np.minimum(few, 0.5 * row[ids]).tolist()
+    assert mass == pytest.approx(shared.sum())
+
+
 def test_banned_tokens_and_mask_values_weigh_nothing():
     logits = np.array([3.0e38, -np.inf, -3.0e38, 3.0e38 - 1e32], dtype=np.float32)
     assert weights_of(logits).tolist() == [1.0, 0.0, 0.0, 0.0]
