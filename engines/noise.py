@@ -42,8 +42,8 @@ _RACE_BITS = 32
 _LEAST_ABOVE_MINUS_ONE = np.float32(2.0**-24 - 1.0)
 # A round asks for each of its races twice, to draft and to verify: 32 MB keep 55 of a vocabulary of 151,936.
 _MOST_RACE_VALUES = 1 << 23
-# Of a small vocabulary that would be rows of requests long gone; these are as many as 100 rows of 9 drafts need.
-_MOST_RACES = 1024
+# Of a small vocabulary that would be rows of requests long gone; these are as many as 56 rows of 9 drafts need.
+_MOST_RACES = 512
 
 
 class Purpose(IntEnum):
