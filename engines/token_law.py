@@ -37,13 +37,11 @@ class TokenLaw:
     @property
     def dense(self) -> FloatArray:
         """The weights of a law without ids."""
-        assert self.weights.dtype == np.float32
         return cast(FloatArray, self.weights)
 
     @property
     def few(self) -> WideArray:
         """The weights of a law with ids."""
-        assert self.weights.dtype == np.float64
         return cast(WideArray, self.weights)
 
     def total(self) -> float:
