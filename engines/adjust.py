@@ -86,8 +86,8 @@ def _penalise(
 
 def greatest_token(logits: Logits) -> int | None:
     """Lowest id of the greatest logit; None where the row holds NaN, +inf or nothing but -inf."""
-    token = int(np.argmax(logits))
-    return token if np.isfinite(logits[token]) else None
+    token = int(logits.argmax())
+    return token if math.isfinite(logits[token]) else None
 
 
 def adjusted_law(logits: Logits, law: SamplingLaw, row: FloatArray) -> TokenLaw | None:
@@ -104,7 +104,7 @@ def adjusted_law(logits: Logits, law: SamplingLaw, row: FloatArray) -> TokenLaw 
     inverse_temperature = 1.0 / max(law.temperature, _SMALLEST_TEMPERATURE)
     dense = row[: len(logits)]
     if 0 < law.top_k < len(logits):
-        if not math.isfinite(logits[logits.argmax()]):
+        if greatest_token(logits) is None:
             return None
         ids = kernels.ranked_greatest(logits, law.top_k)
         return _cut(ids, kernels.few_weights(logits, ids, inverse_temperature), law)
@@ -113,10 +113,10 @@ def adjusted_law(logits: Logits, law: SamplingLaw, row: FloatArray) -> TokenLaw 
         if mass == 0.0:
             return None
     else:
-        peak = float(logits[logits.argmax()])
-        if not math.isfinite(peak):
+        token = greatest_token(logits)
+        if token is None:
             return None
-        kernels.write_weights(logits, peak, inverse_temperature, dense)
+        kernels.write_weights(logits, float(logits[token]), inverse_temperature, dense)
         mass = kernels.total(dense)
     if law.top_p == 1.0 and law.min_p == 0.0:
         return TokenLaw(dense, None, mass)

@@ -25,7 +25,7 @@ from engines.draws import choices_of, raw_logprobs
 from engines.kernels import Row as Logits
 from engines.laws import ExactnessMode, SamplingRow, Verdict
 from engines.noise import CounterNoise, NoiseSource, Purpose
-from engines.plain_greedy import is_plain_greedy, judge_plain_greedy
+from engines.plain_greedy import are_plain_greedy, judge_plain_greedy
 from engines.token_law import TokenLaw, residual_law, shared_weights
 
 
@@ -66,7 +66,7 @@ class CpuSampler:
             rows: rows to draw for.
             vocab_size: ids at or beyond it are never proposed.
         """
-        if rows and rows[0].law.is_greedy and all(is_plain_greedy(row) for row in rows):
+        if are_plain_greedy(rows):
             greatest = logits[:, 0, :vocab_size].argmax(axis=-1).tolist()
             return [greatest[row.index] for row in rows]
         return [self._propose_row(logits[row.index, 0, :vocab_size], row) for row in rows]
@@ -78,7 +78,7 @@ class CpuSampler:
             logits: [B, R, V] float32; columns 0..gamma of a row follow the last committed token and each draft token.
             rows: rows to judge.
         """
-        if rows and rows[0].law.is_greedy and all(is_plain_greedy(row) for row in rows):
+        if are_plain_greedy(rows):
             verdicts = judge_plain_greedy(logits, rows)
         else:
             verdicts = [self._judge_row(logits[row.index], row) for row in rows]

@@ -9,14 +9,15 @@ from engines.base import FloatArray
 from engines.laws import ExactnessMode, SamplingRow, Verdict
 
 
-def is_plain_greedy(row: SamplingRow) -> bool:
-    """Whether the position of its greatest raw logit decides the row."""
-    law = row.law
-    return (
-        law.is_greedy
-        and not law.has_processors
-        and (row.mode is not ExactnessMode.LENIENT or row.lenience == 1.0)
-    )
+def are_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
+    """Whether the position of its greatest raw logit decides every row."""
+    for row in rows:
+        law = row.law
+        if not law.is_greedy or law.has_processors:
+            return False
+        if row.mode is ExactnessMode.LENIENT and row.lenience != 1.0:
+            return False
+    return True
 
 
 def judge_plain_greedy(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
