@@ -244,9 +244,9 @@ class Worker:
         except Exception:  # the root of the thread: a bug ends requests, never the worker
             error_id = new_error_id()
             logger.exception("a step broke an invariant; error id %s", error_id)
-            self._settlement.end_with_errors(
-                [(r, InternalError(error_id)) for r in self._rows.all_requests]
-            )
+            with self._wake:
+                unanswered = self._inbox.admitted()  # some may have lost their slots already
+            self._settlement.end_with_errors([(r, InternalError(error_id)) for r in unanswered])
         finally:
             if not waits_for_device:
                 self._outgoing.send()

@@ -38,7 +38,7 @@ class Inbox:
         self._config = config
         self._slots = slots
         self._queue: deque[Request] = deque()
-        self._deliver_to: dict[str, Deliver] = {}
+        self._taken: dict[str, tuple[Request, Deliver]] = {}
         self._request_ids: set[tuple[str, str]] = set()
         self._cancelled: dict[str, Exception] = {}
         self._is_draining = False
@@ -63,12 +63,12 @@ class Inbox:
         """
         self._check_admission(request)
         self._queue.append(request)
-        self._deliver_to[request.spec.internal_id] = deliver
+        self._taken[request.spec.internal_id] = (request, deliver)
         self._request_ids.add((request.spec.tenant, request.spec.request_id))
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """Have a request end with ``error``; the first one given wins."""
-        if internal_id in self._deliver_to:
+        if internal_id in self._taken:
             self._cancelled.setdefault(internal_id, error)
 
     def close(self, stop_at: float | None = None) -> None:
@@ -90,13 +90,18 @@ class Inbox:
         self._queue = deque(r for r in self._queue if id(r) not in ended)
         return endings
 
+    def admitted(self) -> list[Request]:
+        """Everyone no longer queued who awaits a terminal event, with a slot or without."""
+        queued = {id(request) for request in self._queue}
+        return [request for request, _ in self._taken.values() if id(request) not in queued]
+
     def deliver_to(self, request: Request) -> Deliver:
         """Where a request's events go."""
-        return self._deliver_to[request.spec.internal_id]
+        return self._taken[request.spec.internal_id][1]
 
     def forget(self, request: Request) -> None:
         """A request ended; its name is free again."""
-        del self._deliver_to[request.spec.internal_id]
+        del self._taken[request.spec.internal_id]
         self._request_ids.discard((request.spec.tenant, request.spec.request_id))
 
     @property
@@ -123,7 +128,7 @@ class Inbox:
         if (
             spec.tenant,
             spec.request_id,
-        ) in self._request_ids or spec.internal_id in self._deliver_to:
+        ) in self._request_ids or spec.internal_id in self._taken:
             raise DuplicateRequestId
         num_awaited = sum(queued.spec.num_slots for queued in self._queue)
         if num_awaited + spec.num_slots <= self._slots.num_free:

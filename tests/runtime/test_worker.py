@@ -21,6 +21,7 @@ from runtime.core.errors import (
     Overloaded,
 )
 from runtime.core.params import Event, Failed, Finished
+from runtime.core.request import Request
 from tests.runtime.markov import Harness, counting_logits, limits, spec
 
 
@@ -268,6 +269,26 @@ def test_a_receiver_that_raises_harms_no_neighbour() -> None:
     harness.run()
     assert harness.finished("a").num_output == 12
     harness.check_is_idle()
+
+
+def test_a_bug_behind_the_freeing_of_a_slot_still_ends_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness()
+    harness.submit("short", max_tokens=2, is_enabled=False)
+    harness.submit("long", max_tokens=30)
+
+    def broken(_request: Request) -> None:
+        raise ArithmeticError("a bug in the figures")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Request, "report", broken)
+        harness.run()
+    assert harness.error("short").reason == harness.error("long").reason == "INTERNAL"
+    harness.check_is_idle()
+    harness.submit("later")
+    harness.run()
+    assert harness.finished("later").num_output == 12
 
 
 def test_the_snapshot_counts_what_was_emitted() -> None:
