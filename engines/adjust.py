@@ -16,10 +16,19 @@ import numpy.typing as npt
 from engines import kernels
 from engines.base import FloatArray, IntArray
 from engines.kernels import Row as Logits
-from engines.laws import SamplingLaw
+from engines.laws import SamplingLaw, SamplingRow
 from engines.token_law import TokenLaw
 
 _SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
+
+
+def logits_at(logits: FloatArray, row: SamplingRow, num_drafted: int) -> Logits:
+    """One row of logits after bans, bias and penalties, for history plus ``num_drafted`` draft tokens (J2)."""
+    if not row.law.has_processors:
+        return logits
+    tentative = np.array(row.draft_tokens[:num_drafted], dtype=np.int64)
+    history = np.concatenate([row.history, tentative])
+    return process_logits(logits, row.law, history, row.num_prompt)
 
 
 def process_logits(

@@ -18,19 +18,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from engines.adjust import adjusted_law, greatest_token, process_logits
+from engines.adjust import adjusted_law, greatest_token, logits_at
 from engines.base import FloatArray
 from engines.block_judge import BlockDraft, judge_block
 from engines.draws import choices_of, raw_logprobs
-from engines.kernels import Row as Logits
-from engines.laws import ExactnessMode, SamplingRow, Verdict
+from engines.laws import ExactnessMode, OfferPoint, SamplingRow, Verdict
 from engines.noise import CounterNoise, NoiseSource, Purpose
 from engines.plain_greedy import are_plain_greedy, judge_plain_greedy
-from engines.token_law import TokenLaw, residual_law, shared_weights
+from engines.row_offers import RowOffers
+from engines.token_law import TokenLaw, point_mass, residual_law, shared_weights
 
 
 class CpuSampler:
-    """Implements ``engines.laws.Sampler`` on the host. Not thread-safe: the thread that owns the engines owns it.
+    """Implements ``engines.laws.OfferingSampler`` on the host.
+
+    Not thread-safe: the thread that owns the engines owns it.
 
     Args:
         max_batch: slots, an upper bound of ``SamplingRow.slot``.
@@ -53,6 +55,7 @@ class CpuSampler:
         self._draft_laws: list[list[TokenLaw | None]] = [
             [None] * max_gamma for _ in range(max_batch)
         ]
+        self._offers = RowOffers(self._noise, max_batch, vocab_size)
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
@@ -70,6 +73,18 @@ class CpuSampler:
             greatest = logits[:, 0, :vocab_size].argmax(axis=-1).tolist()
             return [greatest[row.index] for row in rows]
         return [self._propose_row(logits[row.index, 0, :vocab_size], row) for row in rows]
+
+    def offer(
+        self, logits: FloatArray, points: Sequence[OfferPoint], *, vocab_size: int
+    ) -> list[tuple[int, ...]]:
+        """Draw the children of some nodes; see ``engines.laws.OfferingSampler``.
+
+        A draft row that is not finite offers token 0 as a point mass, as in ``propose``.
+        """
+        return [
+            self._offers.draw(logits[point.row.index, point.column, :vocab_size], point)
+            for point in points
+        ]
 
     def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
         """Judge whole drafts; see ``engines.laws.Sampler``.
@@ -92,7 +107,7 @@ class CpuSampler:
     def _propose_row(self, logits: FloatArray, row: SamplingRow) -> int:
         num_drafted = len(row.draft_tokens)
         position = len(row.history) + num_drafted
-        processed = _processed(logits, row, num_drafted)
+        processed = logits_at(logits, row, num_drafted)
         if row.law.is_greedy:
             return greatest_token(processed) or 0
         if row.mode is ExactnessMode.SEED_STABLE:
@@ -103,12 +118,14 @@ class CpuSampler:
             kept = np.zeros(self._draft_shape, dtype=np.float32)
             self._draft_rows[row.slot] = kept
         law = adjusted_law(processed, row.law, kept[num_drafted])
-        law = _point_mass(0) if law is None else law
+        law = point_mass(0) if law is None else law
         self._draft_laws[row.slot][num_drafted] = law
         return law.draw(self._uniform(row, Purpose.DRAFT, position))
 
     def _judge_row(self, logits: FloatArray, row: SamplingRow) -> Verdict:
         is_lenient = row.mode is ExactnessMode.LENIENT and row.lenience != 1.0
+        if row.offers is not None:
+            return self._offers.judge(logits, row, row.lenience if is_lenient else 1.0)
         if row.law.is_greedy:
             return self._judge_greedy(logits, row, row.lenience if is_lenient else 1.0)
         is_match = row.mode is ExactnessMode.SEED_STABLE or not row.draft_tokens
@@ -121,7 +138,7 @@ class CpuSampler:
     def _judge_greedy(self, logits: FloatArray, row: SamplingRow, lenience: float) -> Verdict:
         """Keep draft tokens that are the greatest, or at lenience l have l times its probability (A.5)."""
         for index in range(len(row.draft_tokens) + 1):
-            processed = _processed(logits[index], row, index)
+            processed = logits_at(logits[index], row, index)
             best = greatest_token(processed)
             if best is None:
                 return Verdict(num_accepted=0, next_token=None)
@@ -145,7 +162,7 @@ class CpuSampler:
         """
         start = len(row.history)
         for index in range(len(row.draft_tokens) + 1):
-            law = adjusted_law(_processed(logits[index], row, index), row.law, self._target_row)
+            law = adjusted_law(logits_at(logits[index], row, index), row.law, self._target_row)
             if law is None:
                 return Verdict(num_accepted=0, next_token=None)
             drawn = self._target_token(law, row, start + index)
@@ -158,7 +175,7 @@ class CpuSampler:
         start = len(row.history)
         overlaps: list[float] = []
         for index, token in enumerate(row.draft_tokens):
-            target = adjusted_law(_processed(logits[index], row, index), row.law, self._target_row)
+            target = adjusted_law(logits_at(logits[index], row, index), row.law, self._target_row)
             if target is None:
                 return Verdict(num_accepted=0, next_token=None)
             draft = self._draft_law(row, index)
@@ -179,7 +196,7 @@ class CpuSampler:
                 num_fallbacks=int(is_fallback),
             )
         gamma = len(row.draft_tokens)
-        target = adjusted_law(_processed(logits[gamma], row, gamma), row.law, self._target_row)
+        target = adjusted_law(logits_at(logits[gamma], row, gamma), row.law, self._target_row)
         if target is None:
             return Verdict(num_accepted=0, next_token=None)
         next_token = target.draw(self._uniform(row, Purpose.BONUS, start + gamma))
@@ -189,7 +206,7 @@ class CpuSampler:
         """Judge the draft as a whole; see ``engines.block_judge``."""
 
         def target_at(index: int) -> TokenLaw | None:
-            return adjusted_law(_processed(logits[index], row, index), row.law, self._target_row)
+            return adjusted_law(logits_at(logits[index], row, index), row.law, self._target_row)
 
         draft = BlockDraft(
             tokens=row.draft_tokens,
@@ -204,7 +221,7 @@ class CpuSampler:
         """Law of draft token ``index``: the kept one (J1), or a point mass."""
         if not row.is_sampled_draft:
             token = row.draft_tokens[index]
-            return _point_mass(token if _is_token(token, self._vocab_size) else None)
+            return point_mass(token if _is_token(token, self._vocab_size) else None)
         kept = self._draft_laws[row.slot][index]
         assert kept is not None, "a sampled draft was proposed by this sampler"
         return kept
@@ -227,35 +244,21 @@ class CpuSampler:
         )
 
 
-def _point_mass(token: int | None) -> TokenLaw:
-    """All mass on one token; None, a token outside the vocabulary, is a law without mass."""
-    ids = np.array([] if token is None else [token], dtype=np.int64)
-    return TokenLaw(np.ones(len(ids)), ids)
-
-
 def _is_token(token: int, vocab_size: int) -> bool:
     return 0 <= token < vocab_size
-
-
-def _processed(logits: FloatArray, row: SamplingRow, num_drafted: int) -> Logits:
-    """One row of logits after bans, bias and penalties, for history plus ``num_drafted`` draft tokens (J2)."""
-    if not row.law.has_processors:
-        return logits
-    tentative = np.array(row.draft_tokens[:num_drafted], dtype=np.int64)
-    history = np.concatenate([row.history, tentative])
-    return process_logits(logits, row.law, history, row.num_prompt)
 
 
 def _with_logprobs(verdict: Verdict, logits: FloatArray, row: SamplingRow) -> Verdict:
     """The verdict with the raw log-probabilities of its emitted tokens, where the row asks for them."""
     if row.num_logprobs is None or verdict.next_token is None:
         return verdict
-    emitted = (*row.draft_tokens[: verdict.num_accepted], verdict.next_token)
+    kept = range(1, verdict.num_accepted + 1) if row.offers is None else verdict.path
+    emitted = (*(row.draft_tokens[node - 1] for node in kept), verdict.next_token)
     return replace(
         verdict,
         logprobs=tuple(
-            raw_logprobs(logits[index], token, row.num_logprobs)
-            for index, token in enumerate(emitted)
+            raw_logprobs(logits[node], token, row.num_logprobs)
+            for node, token in zip((0, *kept), emitted, strict=True)
         ),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +103,10 @@ class SamplingRow:
             token (``engines.block_judge``): the same law, and never fewer tokens in expectation.
         parents: judge only; None for a chain. For a tree, draft token i is node i + 1 and stands behind node
             ``parents[i]``, one of 0..i, where node 0 is the last token of ``history`` (``engines.trees``); column n of
-            the row's logits follows node n. Trees are judged by ``engines.tree_judge``, as point masses.
+            the row's logits follows node n. Trees are judged by ``engines.tree_judge``.
+        offers: judge only, of a sampled tree: per node 0..N its children in the order they were drawn, one drawn twice
+            named twice; their laws were kept by ``OfferingSampler.offer``. Without them a tree holds point masses.
+        is_without_replacement: of a sampled tree, whether siblings were drawn without replacement.
     """
 
     index: int
@@ -120,6 +123,26 @@ class SamplingRow:
     num_choices: int = 0
     verifies_block: bool = False
     parents: tuple[int, ...] | None = None
+    offers: tuple[tuple[int, ...], ...] | None = None
+    is_without_replacement: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferPoint:
+    """A node of a tree whose children are to be drawn.
+
+    Attributes:
+        row: as for ``Sampler.propose``; ``draft_tokens`` lead from the root to the node, and ``is_without_replacement``
+            says how its children are drawn.
+        column: of the row's logits, behind the node.
+        node: the drafter's own number of it, another for every node of a round; part of its noise's address.
+        count: children to draw.
+    """
+
+    row: SamplingRow
+    column: int
+    node: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,5 +213,28 @@ class Sampler(Protocol):
             logits: [B, R, V] float32 of the target; columns 0..gamma of a row follow the last committed token and each
                 draft token.
             rows: what to judge, in any order; one verdict each, in the same order.
+        """
+        ...
+
+
+@runtime_checkable
+class OfferingSampler(Sampler, Protocol):
+    """A sampler that also draws trees of candidates, and judges them by the laws they were drawn from."""
+
+    def offer(
+        self, logits: FloatArray, points: Sequence[OfferPoint], *, vocab_size: int
+    ) -> list[tuple[int, ...]]:
+        """Draw the children of some nodes, in the order they will be tested, and keep their laws for ``judge``.
+
+        Drawing at the root of a row forgets what was kept of its last tree.
+
+        Args:
+            logits: [B, R, V_draft] float32 of the draft model.
+            points: of rows whose drafts are judged by ratio: not greedy, not of mode seed_stable.
+            vocab_size: the target's V; ids at or beyond it are never proposed.
+
+        Returns:
+            Per point as many ids as wanted, repeated ones included; fewer where siblings are drawn without replacement
+            and nothing is left to draw.
         """
         ...

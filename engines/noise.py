@@ -3,7 +3,8 @@
 An address is (seed, purpose, position, round). Philox 4x64 maps a key and a counter to four words. The key is the seed
 and a stream; the counter counts positions, so the numbers of neighbouring positions come in one go, and its third word
 is the round. What a round draws once per position has one word each of one stream: drafts, coins, draws after a
-rejection and after a fully accepted draft. Matched draws and races have streams of their own. A request's tokens
+rejection and after a fully accepted draft. Matched draws and races have streams of their own, and so have the
+candidates of a tree and their coins: there the counter also counts siblings and nodes. A request's tokens
 therefore depend neither on its batch neighbours nor on how much noise others used.
 
 Which address a draw has decides whether the output keeps the target's law:
@@ -24,6 +25,7 @@ from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from engines.base import FloatArray
 
@@ -51,7 +53,8 @@ class Purpose(IntEnum):
 
     DRAFT: a draft token. ACCEPT: the coin that judges one, or the run that ends with it. RECOVER: the token after a
     rejection. BONUS: the token after a fully accepted draft. MATCH: a token drawn from the target and compared with the
-    draft, or plain decoding. RACE: the exponentials that draft and target share.
+    draft, or plain decoding. RACE: the exponentials that draft and target share. OFFER: a candidate of a node of a
+    tree. OFFER_COIN: the coin that judges one.
     """
 
     DRAFT = 1
@@ -60,6 +63,8 @@ class Purpose(IntEnum):
     BONUS = 4
     MATCH = 5
     RACE = 6
+    OFFER = 7
+    OFFER_COIN = 8
 
 
 # Stream and word of each purpose.
@@ -82,6 +87,12 @@ class NoiseSource(Protocol):
         """A number in [0, 1)."""
         ...
 
+    def of_sibling(
+        self, seed: int, *, purpose: Purpose, position: int, round_start: int, node: int, index: int
+    ) -> float:
+        """A number in [0, 1)."""
+        ...
+
     def exponentials(self, seed: int, position: int, size: int) -> FloatArray:
         """[size] float32, positive."""
         ...
@@ -99,7 +110,7 @@ class CounterNoise:
         self._counter = np.zeros(4, dtype=np.uint64)
         self._key = np.zeros(2, dtype=np.uint64)
         self._buffer = np.zeros(_WORDS, dtype=np.uint64)
-        self._blocks: dict[tuple[int, int, int | None, int], list[float]] = {}
+        self._blocks: dict[tuple[int | None, ...], list[float]] = {}
         self._races: dict[tuple[int, int], FloatArray] = {}
         self._num_kept = 0
 
@@ -123,10 +134,32 @@ class CounterNoise:
         block = self._blocks.get(address)
         if block is None:
             block = self._draw_block(*address)
-            if len(self._blocks) >= _MOST_BLOCKS:
-                del self._blocks[next(iter(self._blocks))]
-            self._blocks[address] = block
+            self._keep_block(address, block)
         return block[_WORDS * (position & _BLOCK_MASK) + word]
+
+    def of_sibling(
+        self, seed: int, *, purpose: Purpose, position: int, round_start: int, node: int, index: int
+    ) -> float:
+        """The number of one candidate of one node of a round's tree (N2).
+
+        Args:
+            seed: as for ``uniform``.
+            purpose: a candidate or its coin.
+            position: of the token that the candidate proposes.
+            round_start: length of the sequence when the round began.
+            node: that the candidate stands behind, as the tree's drafter numbers its nodes.
+            index: of the candidate among its siblings, in the order of drafting; repeated tokens count anew.
+
+        Returns:
+            A multiple of 2 ** -53 in [0, 1).
+        """
+        address = (seed, int(purpose), round_start, index // _WORDS, position, node)
+        block = self._blocks.get(address)
+        if block is None:
+            self._move_to(seed, purpose, index // _WORDS, position, round_start, node)
+            block = _numbers(self._generator.random_raw(_WORDS))
+            self._keep_block(address, block)
+        return block[index % _WORDS]
 
     def exponentials(self, seed: int, position: int, size: int) -> FloatArray:
         """Standard exponentials, one per token id, that draft and target share at one position.
@@ -148,9 +181,12 @@ class CounterNoise:
     ) -> list[float]:
         """Numbers of a block of positions, four each; numpy steps the counter before it draws."""
         self._move_to(seed, stream, number << _BLOCK_BITS, 0, round_start)
-        words = self._generator.random_raw(_WORDS << _BLOCK_BITS)
-        numbers: list[float] = ((words >> _UNUSED_BITS) * _MANTISSA_STEP).tolist()
-        return numbers
+        return _numbers(self._generator.random_raw(_WORDS << _BLOCK_BITS))
+
+    def _keep_block(self, address: tuple[int | None, ...], block: list[float]) -> None:
+        if len(self._blocks) >= _MOST_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
+        self._blocks[address] = block
 
     def _draw_race(self, seed: int, position: int, size: int) -> FloatArray:
         """32 bits each are plenty: the least of V exponentials is near 1 / V, and 2 ** -32 resolves that.
@@ -178,11 +214,18 @@ class CounterNoise:
             self._num_kept -= len(self._races.pop(oldest))
 
     def _move_to(
-        self, seed: int, stream: int, count: int, position: int, round_start: int | None
+        self,
+        seed: int,
+        stream: int,
+        count: int,
+        position: int,
+        round_start: int | None,
+        node: int = 0,
     ) -> None:
         self._counter[0] = count
         self._counter[1] = position
         self._counter[2] = 0 if round_start is None else round_start + 1
+        self._counter[3] = node
         self._key[0] = seed & _WORD_MASK
         self._key[1] = stream
         self._generator.state = {
@@ -193,6 +236,11 @@ class CounterNoise:
             "has_uint32": 0,
             "uinteger": 0,
         }
+
+
+def _numbers(words: npt.NDArray[np.uint64]) -> list[float]:
+    numbers: list[float] = ((words >> _UNUSED_BITS) * _MANTISSA_STEP).tolist()
+    return numbers
 
 
 def exponentials(seed: int, position: int, size: int) -> FloatArray:

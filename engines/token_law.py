@@ -84,6 +84,12 @@ class TokenLaw:
         return index if self.ids is None else int(self.ids[index])
 
 
+def point_mass(token: int | None) -> TokenLaw:
+    """All mass on one token; None, a token outside the vocabulary, is a law without mass."""
+    ids = np.array([] if token is None else [token], dtype=np.int64)
+    return TokenLaw(np.ones(len(ids)), ids)
+
+
 def shared_weights(
     target: TokenLaw, draft: TokenLaw, scratch: FloatArray, *, weight: float = 1.0
 ) -> tuple[Row, float]:

@@ -1,10 +1,13 @@
-"""Judges drafts that are trees, by any sampler that judges chains.
+"""Judges drafts that are trees: of point masses by any sampler, of candidates by the one that drew them.
 
-At each node the target's own token is drawn as plain decoding would draw it there, and followed if it is a child; the
-first draw that is none is emitted. So an answer never depends on the tree, whatever it was made from: it is the very
-answer of plain decoding under the same seed (``runtime.core.tree_walks.match_walk`` is the definition). There is one
-draw per position, since a walk visits one node per depth. All walks of a batch go down together, one call of the
-sampler per depth.
+Of point masses: at each node the target's own token is drawn as plain decoding would draw it there, and followed if it
+is a child; the first draw that is none is emitted. So an answer never depends on the tree, whatever it was made from:
+it is the very answer of plain decoding under the same seed (``runtime.core.tree_walks.match_walk`` is the definition).
+There is one draw per position, since a walk visits one node per depth. All walks of a batch go down together, one call
+of the sampler per depth.
+
+Sampled candidates are judged by the laws they were drawn from (``engines.offers``), but for greedy and seed_stable rows
+and samplers that cannot: matching is exact for them too.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ import numpy as np
 
 from engines.base import FloatArray
 from engines.draws import choices_of
-from engines.laws import Sampler, SamplingRow, TokenLogprobs, Verdict
+from engines.laws import (
+    ExactnessMode,
+    OfferingSampler,
+    Sampler,
+    SamplingRow,
+    TokenLogprobs,
+    Verdict,
+)
 
 
 def judge(sampler: Sampler, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
@@ -32,10 +42,22 @@ def judge(sampler: Sampler, logits: FloatArray, rows: Sequence[SamplingRow]) -> 
     """
     if all(row.parents is None for row in rows):
         return sampler.judge(logits, rows)
-    chains = [row for row in rows if row.parents is None]
-    of_chains = iter(sampler.judge(logits, chains) if chains else [])
-    of_trees = iter(_judge_trees(sampler, logits, [row for row in rows if row.parents is not None]))
-    return [next(of_chains if row.parents is None else of_trees) for row in rows]
+    are_walked = [row.parents is not None and not _is_offered(sampler, row) for row in rows]
+    whole = [row for row, is_walked in zip(rows, are_walked, strict=True) if not is_walked]
+    walked = [row for row, is_walked in zip(rows, are_walked, strict=True) if is_walked]
+    of_whole = iter(sampler.judge(logits, whole) if whole else [])
+    of_walked = iter(_judge_trees(sampler, logits, walked))
+    return [next(of_walked if is_walked else of_whole) for is_walked in are_walked]
+
+
+def _is_offered(sampler: Sampler, row: SamplingRow) -> bool:
+    """Whether a tree is judged by the laws of its candidates."""
+    return (
+        row.offers is not None
+        and not row.law.is_greedy
+        and row.mode is not ExactnessMode.SEED_STABLE
+        and isinstance(sampler, OfferingSampler)
+    )
 
 
 class _Walk:
@@ -57,6 +79,7 @@ class _Walk:
             history=np.concatenate([self.row.history, kept]) if self.path else self.row.history,
             draft_tokens=(),
             parents=None,
+            offers=None,
             is_sampled_draft=False,
             num_choices=0,
         )

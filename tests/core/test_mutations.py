@@ -87,14 +87,14 @@ SAMPLER_MUTANTS = {
     ),
     "target row off by one": (
         cpu_sampler,
-        "target = adjusted_law(_processed(logits[index]",
-        "target = adjusted_law(_processed(logits[max(index - 1, 0)]",
+        "target = adjusted_law(logits_at(logits[index]",
+        "target = adjusted_law(logits_at(logits[max(index - 1, 0)]",
         "the_run_law_of_the_markov_pair",
     ),
     "bonus row off by one": (
         cpu_sampler,
-        "_processed(logits[gamma]",
-        "_processed(logits[gamma - 1]",
+        "logits_at(logits[gamma]",
+        "logits_at(logits[gamma - 1]",
         "the_run_law_of_the_markov_pair",
     ),
     "draft row off by one": (
@@ -122,13 +122,13 @@ SAMPLER_MUTANTS = {
         "the_four_token_pair_has_the_oracles_law",
     ),
     "penalties behind by one token": (
-        cpu_sampler,
+        adjust,
         "row.draft_tokens[:num_drafted]",
         "row.draft_tokens[: max(num_drafted - 1, 0)]",
         "penalties_see_two_drafted_tokens",
     ),
     "penalties ahead by one token": (
-        cpu_sampler,
+        adjust,
         "row.draft_tokens[:num_drafted]",
         "row.draft_tokens[: num_drafted + 1]",
         "penalties_see_two_drafted_tokens",

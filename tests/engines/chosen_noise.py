@@ -30,11 +30,16 @@ class ChosenNoise:
         self.addresses = []
 
     def uniform(self, seed, *, purpose, position, round_start):
-        address = (purpose, position, round_start)
+        return self._next((purpose, position, round_start))
+
+    def _next(self, address):
         if len(self.addresses) == len(self.values):
             raise NeedsDrawError(address)
         self.addresses.append(address)
         return self.values[len(self.addresses) - 1]
+
+    def of_sibling(self, seed, *, purpose, position, round_start, node, index):
+        return self._next((purpose, position, round_start, node, index))
 
     def exponentials(self, seed, position, size):
         return CounterNoise().exponentials(seed, position, size)
