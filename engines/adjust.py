@@ -19,8 +19,6 @@ from engines.kernels import Row as Logits
 from engines.laws import SamplingLaw, SamplingRow
 from engines.token_law import TokenLaw
 
-_SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
-
 
 def logits_at(logits: FloatArray, row: SamplingRow, num_drafted: int) -> Logits:
     """One row of logits after bans, bias and penalties, for history plus ``num_drafted`` draft tokens (J2)."""
@@ -110,30 +108,22 @@ def adjusted_law(logits: Logits, law: SamplingLaw, row: FloatArray) -> TokenLaw 
     Returns:
         None where the logits hold NaN, +inf or nothing but -inf.
     """
-    inverse_temperature = 1.0 / max(law.temperature, _SMALLEST_TEMPERATURE)
-    dense = row[: len(logits)]
+    dense, inverse_temperature = row[: len(logits)], law.inverse_temperature
     if 0 < law.top_k < len(logits):
         if greatest_token(logits) is None:
             return None
         ids = kernels.ranked_greatest(logits, law.top_k)
         return _cut(ids, kernels.few_weights(logits, ids, inverse_temperature), law)
     if logits.itemsize == dense.itemsize:
-        mass = kernels.write_law(cast(FloatArray, logits), inverse_temperature, dense)
-        if mass == 0.0:
-            return None
-    else:
-        token = greatest_token(logits)
-        if token is None:
-            return None
-        kernels.write_weights(logits, float(logits[token]), inverse_temperature, dense)
-        mass = kernels.total(dense)
-    if law.top_p == 1.0 and law.min_p == 0.0:
-        return TokenLaw(dense, None, mass)
-    if law.top_p < 1.0:
-        kernels.keep_nucleus(dense, logits, law.top_p * mass)
-    if law.min_p > 0.0:
-        dense *= dense >= law.min_p
-    return TokenLaw(dense)
+        narrow = cast(FloatArray, logits)
+        mass = kernels.write_dense(narrow, inverse_temperature, law.top_p, law.min_p, dense)
+        return TokenLaw(dense, None, mass) if mass > 0.0 else None
+    token = greatest_token(logits)
+    if token is None:
+        return None
+    kernels.write_weights(logits, float(logits[token]), inverse_temperature, dense)
+    mass = kernels.truncate(dense, logits, kernels.total(dense), law.top_p, law.min_p)
+    return TokenLaw(dense, None, mass)
 
 
 def _cut(ids: IntArray, weights: npt.NDArray[np.float64], law: SamplingLaw) -> TokenLaw:

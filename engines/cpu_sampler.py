@@ -1,7 +1,9 @@
 """The sampler of CPU engines: draws draft tokens and judges drafts with compiled loops over the logits where they lie.
 
 Knows neither requests nor engines. Rows are adjusted one at a time and only as far as the judgement gets, so a
-rejection at the first position costs one softmax. Invariants, which the exactness of the output rests on:
+rejection at the first position costs one softmax. Rows with a law over the whole vocabulary are proposed and judged in
+one compiled call each (``kernels.propose_token`` and on), all others step by step, by the same kernels; the answers
+are the same bit for bit. Invariants, which the exactness of the output rests on:
 
 * J1  A draft row kept by ``propose`` is the law the draft token was drawn from, bit for bit.
 * J2  The target row at draft position i is adjusted with the history plus the first i draft tokens.
@@ -21,7 +23,10 @@ import numpy as np
 from engines.adjust import adjusted_law, greatest_token, logits_at
 from engines.base import FloatArray
 from engines.block_judge import BlockDraft, judge_block
+from engines.compiled_rows import Work, judge_compiled, match_compiled, propose_compiled
+from engines.draft_laws import DraftLaws
 from engines.draws import choices_of, raw_logprobs
+from engines.kernels import WideArray, is_kept
 from engines.laws import ExactnessMode, OfferPoint, SamplingRow, Verdict
 from engines.noise import CounterNoise, NoiseSource, Purpose
 from engines.plain_greedy import are_plain_greedy, judge_plain_greedy
@@ -38,7 +43,8 @@ class CpuSampler:
         max_batch: slots, an upper bound of ``SamplingRow.slot``.
         max_gamma: draft tokens of a row at most.
         vocab_size: V of the target.
-        noise: where random numbers come from.
+        noise: where random numbers come from, one at a time; None for those of production, which compiled calls make
+            themselves.
     """
 
     def __init__(
@@ -48,13 +54,12 @@ class CpuSampler:
         self._noise: NoiseSource = CounterNoise() if noise is None else noise
         self._target_row: FloatArray = np.zeros(vocab_size, dtype=np.float32)
         self._scratch: FloatArray = np.zeros(vocab_size, dtype=np.float32)
-        # Per slot [max_gamma, V] float32, allocated when the slot first drafts: 64 slots of 8 rows of a large
-        # vocabulary are 300 MB that greedy and retrieved drafts never need.
+        self._overlaps: WideArray = np.zeros(max_gamma)
+        self._is_compiled = noise is None
+        # [max_gamma, V] float32 each, allocated when the slot first drafts: 64 slots of 8 rows of a large vocabulary
+        # are 300 MB that greedy and retrieved drafts never need.
         self._draft_shape = (max_gamma, vocab_size)
-        self._draft_rows: list[FloatArray | None] = [None] * max_batch
-        self._draft_laws: list[list[TokenLaw | None]] = [
-            [None] * max_gamma for _ in range(max_batch)
-        ]
+        self._kept: list[DraftLaws | None] = [None] * max_batch
         self._offers = RowOffers(self._noise, max_batch, vocab_size)
 
     def propose(
@@ -106,20 +111,21 @@ class CpuSampler:
 
     def _propose_row(self, logits: FloatArray, row: SamplingRow) -> int:
         num_drafted = len(row.draft_tokens)
-        position = len(row.history) + num_drafted
-        processed = logits_at(logits, row, num_drafted)
         if row.law.is_greedy:
-            return greatest_token(processed) or 0
+            return greatest_token(logits_at(logits, row, num_drafted)) or 0
+        position = len(row.history) + num_drafted
         if row.mode is ExactnessMode.SEED_STABLE:
-            law = adjusted_law(processed, row.law, self._target_row)
+            law = adjusted_law(logits_at(logits, row, num_drafted), row.law, self._target_row)
             return 0 if law is None else self._race(law, row, position, len(logits))
-        kept = self._draft_rows[row.slot]
+        kept = self._kept[row.slot]
         if kept is None:
-            kept = np.zeros(self._draft_shape, dtype=np.float32)
-            self._draft_rows[row.slot] = kept
-        law = adjusted_law(processed, row.law, kept[num_drafted])
+            kept = self._kept[row.slot] = DraftLaws(*self._draft_shape)
+        if self._is_compiled and row.law.is_dense:
+            kept.keep(num_drafted, None)
+            return propose_compiled(logits, row, kept)
+        law = adjusted_law(logits_at(logits, row, num_drafted), row.law, kept.rows[num_drafted])
         law = point_mass(0) if law is None else law
-        self._draft_laws[row.slot][num_drafted] = law
+        kept.keep(num_drafted, law)
         return law.draw(self._uniform(row, Purpose.DRAFT, position))
 
     def _judge_row(self, logits: FloatArray, row: SamplingRow) -> Verdict:
@@ -128,12 +134,19 @@ class CpuSampler:
             return self._offers.judge(logits, row, row.lenience if is_lenient else 1.0)
         if row.law.is_greedy:
             return self._judge_greedy(logits, row, row.lenience if is_lenient else 1.0)
-        is_match = row.mode is ExactnessMode.SEED_STABLE or not row.draft_tokens
-        if is_match or not (row.is_sampled_draft or is_lenient):
+        is_compiled = self._is_compiled and row.law.is_dense
+        is_race = row.mode is ExactnessMode.SEED_STABLE
+        if is_race or not row.draft_tokens or not (row.is_sampled_draft or is_lenient):
+            if is_compiled and not is_race:
+                return match_compiled(logits, row, self._target_row)
             return self._judge_by_match(logits, row)
         if row.verifies_block and row.mode is ExactnessMode.MAX_ACCEPT:
             return self._judge_block(logits, row)
-        return self._judge_by_ratio(logits, row, row.lenience if is_lenient else 1.0)
+        lenience = row.lenience if is_lenient else 1.0
+        if is_compiled and row.is_sampled_draft:
+            work = Work(self._target_row, self._scratch, self._overlaps)
+            return judge_compiled(logits, row, self._kept_of(row), lenience, work)
+        return self._judge_by_ratio(logits, row, lenience)
 
     def _judge_greedy(self, logits: FloatArray, row: SamplingRow, lenience: float) -> Verdict:
         """Keep draft tokens that are the greatest, or at lenience l have l times its probability (A.5)."""
@@ -184,8 +197,14 @@ class CpuSampler:
             if row.is_sampled_draft:
                 overlaps.append(shared_mass / target_total)
             coin = self._uniform(row, Purpose.ACCEPT, start + index)
-            threshold = coin * lenience * draft.weight(token) * target_total
-            if threshold < target.weight(token) * draft.total():
+            if is_kept(
+                coin,
+                lenience,
+                target.weight(token),
+                target_total,
+                draft.weight(token),
+                draft.total(),
+            ):
                 continue
             residual, is_fallback = residual_law(target, shared)
             next_token = residual.draw(self._uniform(row, Purpose.RECOVER, start + index))
@@ -222,7 +241,10 @@ class CpuSampler:
         if not row.is_sampled_draft:
             token = row.draft_tokens[index]
             return point_mass(token if _is_token(token, self._vocab_size) else None)
-        kept = self._draft_laws[row.slot][index]
+        return self._kept_of(row).law(index)
+
+    def _kept_of(self, row: SamplingRow) -> DraftLaws:
+        kept = self._kept[row.slot]
         assert kept is not None, "a sampled draft was proposed by this sampler"
         return kept
 

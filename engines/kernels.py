@@ -1,32 +1,26 @@
 """Compiled loops over one row: softmax weights, sums, draws, ranks and nuclei, each in one pass where numpy needs many.
 
+And over one draft: all that a row's proposal or judgement does in one call, made of the same loops.
+
 A row of 4,096 takes about a microsecond per pass, where a step of a small model takes two milliseconds and samples ten
 rows. Every function is one of the row's values and length alone, so a row has the same bits alone and in any batch.
 Sums run over blocks of ``_BLOCK`` in float32, whose order the compiler may choose once and for all, and over blocks in
-float64.
-
-Compiled by numba when first imported on a machine, and from its cache after that; at every start where there is no
-folder to keep one in.
+float64. One file, because the functions call each other (``engines.compiled``).
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-import numba
 import numpy as np
 import numpy.typing as npt
-from numba import float32, float64, int32, int64, void
+from numba import boolean, float32, float64, int32, int64, types, uint64, void
+
+from engines import philox
+from engines.compiled import kernel, rule
 
 FloatArray = npt.NDArray[np.float32]
 WideArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.int64]
 Row = FloatArray | WideArray
-F = TypeVar("F", bound=Callable[..., Any])
-
-logger = logging.getLogger(__name__)
 
 _BLOCK = 64
 # Where exp comes closest to the least normal float32; further down a weight is 0.
@@ -58,36 +52,16 @@ _BIN_SHIFT = np.int32(17)
 _LOWEST_BIN = int(np.float32(2.0**-30).view(np.int32)) >> 17
 _NUM_BINS = (int(_ONE.view(np.int32)) >> 17) - _LOWEST_BIN + 1
 
+# Below this share of p the float32 difference of two rows is rounding, not mass.
+SMALLEST_RESIDUAL = 1e-6
+
 _ROW = float32[::1]
+_ROWS = float32[:, ::1]
 _WIDE = float64[::1]
 _IDS = int64[::1]
-# Sums may be reordered and products fused; NaN and infinity keep their meaning.
-_MATH = {"reassoc", "contract", "nsz"}
 
 
-def _can_cache() -> bool:
-    """Whether compiled code can be kept; numba refuses to cache where it may write nowhere."""
-    try:
-        numba.njit(cache=True)(_can_cache)
-    except RuntimeError as error:
-        logger.warning(
-            "kernels are compiled at every start; name a folder in NUMBA_CACHE_DIR: %s", error
-        )
-        return False
-    return True
-
-
-_CAN_CACHE = _can_cache()
-
-
-def _kernel(*signatures: object) -> Callable[[F], F]:
-    compiled: Callable[[F], F] = numba.njit(
-        list(signatures), cache=_CAN_CACHE, fastmath=_MATH, error_model="numpy"
-    )
-    return compiled
-
-
-@_kernel(void(_ROW, float64, float64, _ROW), void(_WIDE, float64, float64, _ROW))
+@kernel(void(_ROW, float64, float64, _ROW), void(_WIDE, float64, float64, _ROW))
 def write_weights(
     logits: Row, peak: float, inverse_temperature: float, weights: FloatArray
 ) -> None:
@@ -114,7 +88,7 @@ def write_weights(
             weights[i] = 0.0
 
 
-@_kernel(float64(_ROW), float64(_WIDE))
+@kernel(float64(_ROW), float64(_WIDE))
 def total(weights: Row) -> float:
     """Sum of a row [n]."""
     mass = 0.0
@@ -127,7 +101,7 @@ def total(weights: Row) -> float:
     return mass
 
 
-@_kernel(float64(_ROW))
+@kernel(float64(_ROW))
 def _peak(logits: FloatArray) -> float:
     """The greatest logit, NaN where there is one.
 
@@ -146,7 +120,7 @@ def _peak(logits: FloatArray) -> float:
     return float(found.view(np.float32)[0])
 
 
-@_kernel(float64(_ROW, float64, _ROW))
+@kernel(float64(_ROW, float64, _ROW))
 def write_law(logits: FloatArray, inverse_temperature: float, weights: FloatArray) -> float:
     """Write exp((z - peak) / temperature) for the row's own peak; see ``write_weights``.
 
@@ -160,7 +134,7 @@ def write_law(logits: FloatArray, inverse_temperature: float, weights: FloatArra
     return total(weights)
 
 
-@_kernel(_WIDE(_ROW, _IDS, float64), _WIDE(_WIDE, _IDS, float64))
+@kernel(_WIDE(_ROW, _IDS, float64), _WIDE(_WIDE, _IDS, float64))
 def few_weights(logits: Row, ids: IdArray, inverse_temperature: float) -> WideArray:
     """[n] float64 exp((z - peak) / temperature) of some ids, whose first has the peak."""
     weights = np.empty(ids.shape[0])
@@ -170,7 +144,7 @@ def few_weights(logits: Row, ids: IdArray, inverse_temperature: float) -> WideAr
     return weights
 
 
-@_kernel(float64(_WIDE, _IDS, _WIDE, _IDS, float64, _ROW, _WIDE))
+@kernel(float64(_WIDE, _IDS, _WIDE, _IDS, float64, _ROW, _WIDE))
 def write_shared_few(
     target: WideArray,
     target_ids: IdArray,
@@ -203,7 +177,7 @@ def write_shared_few(
     return total(shared)
 
 
-@_kernel(int64(_ROW, float64), int64(_WIDE, float64))
+@kernel(int64(_ROW, float64), int64(_WIDE, float64))
 def draw(weights: Row, point: float) -> int:
     """Index whose interval of the running sum holds ``point``; never one of weight 0.
 
@@ -233,7 +207,7 @@ def draw(weights: Row, point: float) -> int:
     return last
 
 
-@_kernel(float64(_ROW, _ROW, float64, _ROW))
+@kernel(float64(_ROW, _ROW, float64, _ROW))
 def write_shared(target: FloatArray, draft: FloatArray, scale: float, shared: FloatArray) -> float:
     """Write min(p, scale * q), 0 where the shorter row has ended.
 
@@ -253,15 +227,15 @@ def write_shared(target: FloatArray, draft: FloatArray, scale: float, shared: Fl
     return total(shared)
 
 
-@_kernel(float64(_ROW, _ROW, _ROW), float64(_WIDE, _WIDE, _WIDE))
-def write_rest(weights: Row, taken: Row, rest: Row) -> float:
-    """Write weights - taken, all [n]; ``rest`` may be one of them. Its sum."""
+@kernel(float64(_ROW, _ROW), float64(_WIDE, _WIDE))
+def leave_rest(weights: Row, taken: Row) -> float:
+    """Overwrite what is taken by weights - taken, both [n]. Its sum."""
     for i in range(weights.shape[0]):
-        rest[i] = weights[i] - taken[i]
-    return total(rest)
+        taken[i] = weights[i] - taken[i]
+    return total(taken)
 
 
-@_kernel(int64(_WIDE, float64))
+@kernel(int64(_WIDE, float64))
 def nucleus_size(weights: WideArray, mass_wanted: float) -> int:
     """How many leading weights [n] have less than ``mass_wanted`` before them."""
     mass, size = 0.0, 0
@@ -271,7 +245,7 @@ def nucleus_size(weights: WideArray, mass_wanted: float) -> int:
     return size
 
 
-@_kernel(void(_ROW, _IDS, int64, int64), void(_WIDE, _IDS, int64, int64))
+@kernel(void(_ROW, _IDS, int64, int64), void(_WIDE, _IDS, int64, int64))
 def _sink(values: Row, heap: IdArray, at: int, size: int) -> None:
     """Restore a heap of ids below ``at``, whose root ranks last: by value, then by lower id."""
     moved = heap[at]
@@ -289,7 +263,7 @@ def _sink(values: Row, heap: IdArray, at: int, size: int) -> None:
     heap[at] = moved
 
 
-@_kernel(void(_ROW, _IDS), void(_WIDE, _IDS))
+@kernel(void(_ROW, _IDS), void(_WIDE, _IDS))
 def _unheap(values: Row, heap: IdArray) -> None:
     """Turn a whole heap into its ids in the order of rank."""
     for end in range(heap.shape[0] - 1, 0, -1):
@@ -297,7 +271,7 @@ def _unheap(values: Row, heap: IdArray) -> None:
         _sink(values, heap, 0, end)
 
 
-@_kernel(_IDS(_ROW, int64), _IDS(_WIDE, int64))
+@kernel(_IDS(_ROW, int64), _IDS(_WIDE, int64))
 def ranked_greatest(logits: Row, count: int) -> IdArray:
     """Ids of exactly ``count`` greatest logits, [count] int64 by descending logit, ties by lower id.
 
@@ -323,12 +297,12 @@ def ranked_greatest(logits: Row, count: int) -> IdArray:
     return ids
 
 
-@_kernel(int64(int32))
+@kernel(int64(int32))
 def _bin(bits: np.int32) -> int:
     return max(int(bits >> _BIN_SHIFT) - _LOWEST_BIN, 0)
 
 
-@_kernel(int64(int32[::1], int32))
+@kernel(int64(int32[::1], int32))
 def _num_at_least(bits: npt.NDArray[np.int32], limit: np.int32) -> int:
     count = 0
     for i in range(bits.shape[0]):
@@ -336,7 +310,7 @@ def _num_at_least(bits: npt.NDArray[np.int32], limit: np.int32) -> int:
     return count
 
 
-@_kernel(void(_ROW, _ROW, float64), void(_ROW, _WIDE, float64))
+@kernel(void(_ROW, _ROW, float64), void(_ROW, _WIDE, float64))
 def keep_nucleus(weights: FloatArray, logits: Row, mass_wanted: float) -> None:
     """Set to 0 all weights outside the nucleus: those with ``mass_wanted`` or more ranked before them.
 
@@ -381,3 +355,218 @@ def keep_nucleus(weights: FloatArray, logits: Row, mass_wanted: float) -> None:
             weights[i] = 0.0
         else:
             mass += weights[i]
+
+
+@rule(
+    float64(_ROW, _ROW, float64, float64, float64), float64(_ROW, _WIDE, float64, float64, float64)
+)
+def truncate(weights: FloatArray, logits: Row, mass: float, top_p: float, min_p: float) -> float:
+    """Set to 0 what top-p and then min-p remove.
+
+    Args:
+        weights: [V], the greatest is 1; changed in place.
+        logits: [V], what they are the weights of.
+        mass: sum of the weights.
+        top_p: (0, 1]; 1 is off.
+        min_p: [0, 1]; 0 is off.
+
+    Returns:
+        The sum of what is left.
+    """
+    if top_p == 1.0 and min_p == 0.0:
+        return mass
+    if top_p < 1.0:
+        keep_nucleus(weights, logits, top_p * mass)
+    least = np.float32(min_p)
+    for i in range(weights.shape[0]):
+        if weights[i] < least:
+            weights[i] = 0.0
+    return total(weights)
+
+
+@rule(float64(_ROW, float64, float64, float64, _ROW))
+def write_dense(
+    logits: FloatArray, inverse_temperature: float, top_p: float, min_p: float, weights: FloatArray
+) -> float:
+    """Write the law of a row at a temperature, cut by top-p and min-p.
+
+    Returns:
+        The sum of its weights [V]; 0 where there is no law, see ``write_law``.
+    """
+    mass = write_law(logits, inverse_temperature, weights)
+    return truncate(weights, logits, mass, top_p, min_p) if mass > 0.0 else 0.0
+
+
+@rule(boolean(float64, float64, float64, float64, float64, float64))
+def is_kept(
+    coin: float,
+    lenience: float,
+    target_weight: float,
+    target_total: float,
+    draft_weight: float,
+    draft_total: float,
+) -> bool:
+    """Whether u l q(x) < p(x), each law as the weight of x and the sum of all weights.
+
+    Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1 and, for the lenience l, appendix A.5.
+    """
+    return coin * lenience * draft_weight * target_total < target_weight * draft_total
+
+
+@rule(float64(_ROW, _ROW, float64), float64(_WIDE, _WIDE, float64))
+def leave_residual(weights: Row, shared: Row, mass: float) -> float:
+    """Overwrite what p and q share by (p - q)+, unnormalised.
+
+    Args:
+        weights: [n] p.
+        shared: [n] min(p, q), overwritten.
+        mass: sum of the weights.
+
+    Returns:
+        Its sum; 0 where it is rounding, and p has to stand in for it.
+    """
+    left = leave_rest(weights, shared)
+    return left if left > SMALLEST_RESIDUAL * mass else 0.0
+
+
+@rule(int64(_ROW, float64, float64, float64, uint64, int64, int64, _ROWS, _WIDE))
+def propose_token(
+    logits: FloatArray,
+    inverse_temperature: float,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    start: int,
+    depth: int,
+    drafts: FloatArray,
+    totals: WideArray,
+) -> int:
+    """Write the law of a draft token where it is kept, and draw from it.
+
+    Args:
+        logits: [n] of the draft, n at most V; where they are not finite, the law is a point mass on token 0.
+        inverse_temperature: of the law, as are
+        top_p: and
+        min_p: see ``write_dense``.
+        seed: of the request, 64 bits.
+        start: length of the sequence when the round began.
+        depth: tokens drafted before.
+        drafts: [G, V]; row ``depth`` is overwritten, 0 from n on.
+        totals: [G] sums of the rows.
+    """
+    weights = drafts[depth][: logits.shape[0]]
+    mass = write_dense(logits, inverse_temperature, top_p, min_p, weights)
+    if mass == 0.0:
+        weights[:] = np.float32(0.0)
+        weights[0] = _ONE
+        mass = 1.0
+    drafts[depth][logits.shape[0] :] = np.float32(0.0)
+    totals[depth] = mass
+    uniform = philox.uniform(seed, philox.ROUND_STREAM, philox.DRAFT_WORD, start + depth, start + 1)
+    return draw(weights, uniform * mass)
+
+
+@rule(
+    types.UniTuple(int64, 3)(
+        _ROWS, _IDS, _ROWS, _WIDE, float64, float64, float64, float64, uint64, int64,
+        _ROW, _ROW, _WIDE,
+    )
+)  # fmt: skip
+def judge_draft(
+    logits: FloatArray,
+    tokens: IdArray,
+    drafts: FloatArray,
+    draft_totals: WideArray,
+    inverse_temperature: float,
+    top_p: float,
+    min_p: float,
+    lenience: float,
+    seed: int,
+    start: int,
+    weights: FloatArray,
+    scratch: FloatArray,
+    overlaps: WideArray,
+) -> tuple[int, int, int]:
+    """Keep sampled draft tokens by the ratio test, and draw the one after them.
+
+    Args:
+        logits: [at least G + 1, V] of the target.
+        tokens: [G] the draft.
+        drafts: [at least G, V] q of each, as ``propose_token`` wrote them.
+        draft_totals: [at least G] their sums.
+        inverse_temperature: of the target's law, as are
+        top_p: and
+        min_p: see ``write_dense``.
+        lenience: (0, 1]; see ``is_kept``.
+        seed: of the request, 64 bits.
+        start: length of the sequence when the round began.
+        weights: [V] to write in.
+        scratch: [V] to write in.
+        overlaps: [at least G], overwritten at each position reached: the sum of min(p, q).
+
+    Returns:
+        How many tokens are kept, the next one, and 1 if p stood in for a residual of rounding. No next one, -1, where
+        logits are not finite.
+    """
+    stream, round_number = philox.ROUND_STREAM, start + 1
+    for i in range(tokens.shape[0]):
+        mass = write_dense(logits[i], inverse_temperature, top_p, min_p, weights)
+        if mass == 0.0:
+            return 0, -1, 0
+        shared_mass = write_shared(weights, drafts[i], mass / draft_totals[i], scratch)
+        overlaps[i] = shared_mass / mass
+        token, target_weight, draft_weight = tokens[i], 0.0, 0.0
+        if 0 <= token < weights.shape[0]:
+            target_weight, draft_weight = float(weights[token]), float(drafts[i, token])
+        coin = philox.uniform(seed, stream, philox.ACCEPT_WORD, start + i, round_number)
+        if is_kept(coin, lenience, target_weight, mass, draft_weight, draft_totals[i]):
+            continue
+        uniform = philox.uniform(seed, stream, philox.RECOVER_WORD, start + i, round_number)
+        rest = leave_residual(weights, scratch, mass)
+        if rest == 0.0:
+            return i, draw(weights, uniform * mass), 1
+        return i, draw(scratch, uniform * rest), 0
+    gamma = tokens.shape[0]
+    mass = write_dense(logits[gamma], inverse_temperature, top_p, min_p, weights)
+    if mass == 0.0:
+        return 0, -1, 0
+    uniform = philox.uniform(seed, stream, philox.BONUS_WORD, start + gamma, round_number)
+    return gamma, draw(weights, uniform * mass), 0
+
+
+@rule(types.UniTuple(int64, 2)(_ROWS, _IDS, float64, float64, float64, uint64, int64, _ROW))
+def match_draft(
+    logits: FloatArray,
+    tokens: IdArray,
+    inverse_temperature: float,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    start: int,
+    weights: FloatArray,
+) -> tuple[int, int]:
+    """Draw the target's own token at each position, as long as the draft agrees.
+
+    Args:
+        logits: [at least G + 1, V] of the target.
+        tokens: [G] the draft.
+        inverse_temperature: of the target's law, as are
+        top_p: and
+        min_p: see ``write_dense``.
+        seed: of the request, 64 bits.
+        start: length of the sequence.
+        weights: [V] to write in.
+
+    Returns:
+        How many tokens are kept, and the next one; -1 where logits are not finite.
+    """
+    gamma, drawn = tokens.shape[0], -1
+    for i in range(gamma + 1):
+        mass = write_dense(logits[i], inverse_temperature, top_p, min_p, weights)
+        if mass == 0.0:
+            return 0, -1
+        uniform = philox.uniform(seed, philox.MATCH_STREAM, philox.MATCH_WORD, start + i, 0)
+        drawn = draw(weights, uniform * mass)
+        if i == gamma or drawn != tokens[i]:
+            return i, drawn
+    return gamma, drawn

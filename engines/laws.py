@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from engines.base import FloatArray, IntArray
 
+_SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
+
 
 class ExactnessMode(StrEnum):
     """How a draft token is judged.
@@ -46,7 +48,8 @@ class SamplingLaw:
         end_token_ids: EOS (unless ignored) and stop ids.
         is_greedy: whether it is a point mass on the greatest logit.
         has_processors: whether anything but temperature and truncation changes the logits.
-        is_plain: whether nothing but a temperature above 0 does anything at all.
+        is_dense: whether it is one over the whole vocabulary: temperature above 0, no processors, no top-k.
+        inverse_temperature: 1 / temperature, finite at any temperature.
     """
 
     temperature: float = 1.0
@@ -63,7 +66,8 @@ class SamplingLaw:
     end_token_ids: tuple[int, ...] = ()
     is_greedy: bool = field(init=False, repr=False, compare=False)
     has_processors: bool = field(init=False, repr=False, compare=False)
-    is_plain: bool = field(init=False, repr=False, compare=False)
+    is_dense: bool = field(init=False, repr=False, compare=False)
+    inverse_temperature: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Say once what every step asks of every row."""
@@ -75,10 +79,12 @@ class SamplingLaw:
             or self.frequency_penalty != 0.0
             or (self.min_tokens > 0 and bool(self.end_token_ids))
         )
-        truncates = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
         object.__setattr__(self, "is_greedy", is_greedy)
         object.__setattr__(self, "has_processors", has_processors)
-        object.__setattr__(self, "is_plain", not (is_greedy or has_processors or truncates))
+        is_dense = not (is_greedy or has_processors or self.top_k > 0)
+        object.__setattr__(self, "is_dense", is_dense)
+        inverse_temperature = 1.0 / max(self.temperature, _SMALLEST_TEMPERATURE)
+        object.__setattr__(self, "inverse_temperature", inverse_temperature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
 """Counter-based noise: every random number is a function of its address, never of what was drawn before.
 
-An address is (seed, purpose, position, round). Philox 4x64 maps a key and a counter to four words. The key is the seed
-and a stream; the counter counts positions, so the numbers of neighbouring positions come in one go, and its third word
-is the round. What a round draws once per position has one word each of one stream: drafts, coins, draws after a
-rejection and after a fully accepted draft. Matched draws and races have streams of their own, and so have the
-candidates of a tree and their coins: there the counter also counts siblings and nodes. A request's tokens
-therefore depend neither on its batch neighbours nor on how much noise others used.
+An address is (seed, purpose, position, round). Philox 4x64 (``engines.philox``) maps a key and a counter to four words.
+The key is the seed and a stream; the counter counts positions, and its third word is the round. What a round draws once
+per position has one word each of one stream: drafts, coins, draws after a rejection and after a fully accepted draft.
+Matched draws and races have streams of their own, and so have the candidates of a tree and their coins: there the
+counter also counts siblings and nodes. A request's tokens therefore depend neither on its batch neighbours nor on how
+much noise others used.
 
 Which address a draw has decides whether the output keeps the target's law:
 
@@ -16,7 +16,7 @@ Which address a draw has decides whether the output keeps the target's law:
 * N3  ``MATCH`` and ``RACE`` are keyed by the position alone: what they yield at a position is emitted there whatever
   the draft was, so the same seed gives the same tokens with and without a draft.
 
-Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox); the generator is numpy's.
+Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox); races are numpy's.
 """
 
 from __future__ import annotations
@@ -25,21 +25,11 @@ from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from engines import philox
 from engines.base import FloatArray
 
 _WORD_MASK = (1 << 64) - 1
-_MANTISSA_BITS = 53
-_MANTISSA_STEP = 2.0**-_MANTISSA_BITS
-_UNUSED_BITS = np.uint64(64 - _MANTISSA_BITS)
-# Philox makes four words of one counter, and numpy keeps what is left of them in a buffer.
-_WORDS = 4
-# Positions whose numbers are made together: most rounds lie in one or two such blocks.
-_BLOCK_BITS = 4
-_BLOCK_MASK = (1 << _BLOCK_BITS) - 1
-# A live row needs one block of matched draws, or one or two of its round; these are 2 MB.
-_MOST_BLOCKS = 1024
 _RACE_BITS = 32
 _LEAST_ABOVE_MINUS_ONE = np.float32(2.0**-24 - 1.0)
 # A round asks for each of its races twice, to draft and to verify: 32 MB keep 55 of a vocabulary of 151,936.
@@ -67,14 +57,12 @@ class Purpose(IntEnum):
     OFFER_COIN = 8
 
 
-# Stream and word of each purpose.
-_ROUND_STREAM = 1
 _PLACES = {
-    Purpose.DRAFT: (_ROUND_STREAM, 0),
-    Purpose.ACCEPT: (_ROUND_STREAM, 1),
-    Purpose.RECOVER: (_ROUND_STREAM, 2),
-    Purpose.BONUS: (_ROUND_STREAM, 3),
-    Purpose.MATCH: (int(Purpose.MATCH), 0),
+    Purpose.DRAFT: (philox.ROUND_STREAM, philox.DRAFT_WORD),
+    Purpose.ACCEPT: (philox.ROUND_STREAM, philox.ACCEPT_WORD),
+    Purpose.RECOVER: (philox.ROUND_STREAM, philox.RECOVER_WORD),
+    Purpose.BONUS: (philox.ROUND_STREAM, philox.BONUS_WORD),
+    Purpose.MATCH: (philox.MATCH_STREAM, philox.MATCH_WORD),
 }
 
 
@@ -101,7 +89,7 @@ class NoiseSource(Protocol):
 class CounterNoise:
     """The noise of production.
 
-    Holds one generator to reposition and numbers it may be asked for again; no number depends on what was drawn
+    Holds one generator to reposition and races it may be asked for again; no number depends on what was drawn
     before. Not thread-safe. Repositioning in place costs 1 us, a fresh generator 20 us.
     """
 
@@ -109,8 +97,7 @@ class CounterNoise:
         self._generator = np.random.Philox(key=0)
         self._counter = np.zeros(4, dtype=np.uint64)
         self._key = np.zeros(2, dtype=np.uint64)
-        self._buffer = np.zeros(_WORDS, dtype=np.uint64)
-        self._blocks: dict[tuple[int | None, ...], list[float]] = {}
+        self._buffer = np.zeros(philox.NUM_WORDS, dtype=np.uint64)
         self._races: dict[tuple[int, int], FloatArray] = {}
         self._num_kept = 0
 
@@ -130,12 +117,8 @@ class CounterNoise:
             A multiple of 2 ** -53 in [0, 1).
         """
         stream, word = _PLACES[purpose]
-        address = (seed, stream, round_start, position >> _BLOCK_BITS)
-        block = self._blocks.get(address)
-        if block is None:
-            block = self._draw_block(*address)
-            self._keep_block(address, block)
-        return block[_WORDS * (position & _BLOCK_MASK) + word]
+        round_number = 0 if round_start is None else round_start + 1
+        return philox.uniform(seed & _WORD_MASK, stream, word, position, round_number)
 
     def of_sibling(
         self, seed: int, *, purpose: Purpose, position: int, round_start: int, node: int, index: int
@@ -153,13 +136,9 @@ class CounterNoise:
         Returns:
             A multiple of 2 ** -53 in [0, 1).
         """
-        address = (seed, int(purpose), round_start, index // _WORDS, position, node)
-        block = self._blocks.get(address)
-        if block is None:
-            self._move_to(seed, purpose, index // _WORDS, position, round_start, node)
-            block = _numbers(self._generator.random_raw(_WORDS))
-            self._keep_block(address, block)
-        return block[index % _WORDS]
+        group, word = divmod(index, philox.NUM_WORDS)
+        counter = (group, position, round_start + 1, node)
+        return philox.number(seed & _WORD_MASK, int(purpose), word, *counter)
 
     def exponentials(self, seed: int, position: int, size: int) -> FloatArray:
         """Standard exponentials, one per token id, that draft and target share at one position.
@@ -176,24 +155,12 @@ class CounterNoise:
             self._keep_race(address, race)
         return race[:size]
 
-    def _draw_block(
-        self, seed: int, stream: int, round_start: int | None, number: int
-    ) -> list[float]:
-        """Numbers of a block of positions, four each; numpy steps the counter before it draws."""
-        self._move_to(seed, stream, number << _BLOCK_BITS, 0, round_start)
-        return _numbers(self._generator.random_raw(_WORDS << _BLOCK_BITS))
-
-    def _keep_block(self, address: tuple[int | None, ...], block: list[float]) -> None:
-        if len(self._blocks) >= _MOST_BLOCKS:
-            del self._blocks[next(iter(self._blocks))]
-        self._blocks[address] = block
-
     def _draw_race(self, seed: int, position: int, size: int) -> FloatArray:
         """32 bits each are plenty: the least of V exponentials is near 1 / V, and 2 ** -32 resolves that.
 
         log1p in float32 keeps the relative precision of small values, which win the race.
         """
-        self._move_to(seed, Purpose.RACE, 0, position, None)
+        self._move_to(seed, position)
         words = self._generator.random_raw(-(-size // 2)).view(np.uint32)[:size]
         values: FloatArray = words.astype(np.float32)
         values += 0.5
@@ -213,34 +180,18 @@ class CounterNoise:
             oldest = next(iter(self._races))
             self._num_kept -= len(self._races.pop(oldest))
 
-    def _move_to(
-        self,
-        seed: int,
-        stream: int,
-        count: int,
-        position: int,
-        round_start: int | None,
-        node: int = 0,
-    ) -> None:
-        self._counter[0] = count
+    def _move_to(self, seed: int, position: int) -> None:
         self._counter[1] = position
-        self._counter[2] = 0 if round_start is None else round_start + 1
-        self._counter[3] = node
         self._key[0] = seed & _WORD_MASK
-        self._key[1] = stream
+        self._key[1] = philox.RACE_STREAM
         self._generator.state = {
             "bit_generator": "Philox",
             "state": {"counter": self._counter, "key": self._key},
             "buffer": self._buffer,
-            "buffer_pos": _WORDS,
+            "buffer_pos": philox.NUM_WORDS,
             "has_uint32": 0,
             "uinteger": 0,
         }
-
-
-def _numbers(words: npt.NDArray[np.uint64]) -> list[float]:
-    numbers: list[float] = ((words >> _UNUSED_BITS) * _MANTISSA_STEP).tolist()
-    return numbers
 
 
 def exponentials(seed: int, position: int, size: int) -> FloatArray:

@@ -17,9 +17,6 @@ from engines.base import FloatArray, IntArray
 from engines.draws import race_winner
 from engines.kernels import Row, WideArray
 
-# Below this the float32 difference of two rows is rounding, not mass.
-SMALLEST_RESIDUAL = 1e-6
-
 
 @dataclass(slots=True)
 class TokenLaw:
@@ -133,8 +130,8 @@ def residual_law(target: TokenLaw, shared: Row) -> tuple[TokenLaw, bool]:
         target: p.
         shared: min(p, q), as ``shared_weights`` gives; overwritten.
     """
-    mass = kernels.write_rest(target.weights, shared, shared)
-    if mass <= SMALLEST_RESIDUAL * target.total():
+    mass = kernels.leave_residual(target.weights, shared, target.total())
+    if mass == 0.0:
         return target, True
     return TokenLaw(shared, target.ids, mass), False
 

@@ -37,9 +37,11 @@ ANY = {"*"}
 RULES: dict[str, set[str]] = {
     "engines": PURE | {"engines"},
     "engines.base": PURE,
-    "engines.kernels": PURE | {"numba"},
+    "engines.compiled": {"numba"},
+    "engines.philox": PURE | {"numba", "engines.compiled"},
+    "engines.kernels": PURE | {"numba", "engines.compiled", "engines.philox"},
     "engines.laws": PURE | {"engines.base"},
-    "engines.noise": PURE | {"engines.base", "engines.laws"},
+    "engines.noise": PURE | {"engines.base", "engines.laws", "engines.philox"},
     "engines.bundle": {
         "engines.base",
         "engines.bundle_files",
@@ -162,7 +164,7 @@ HEAVY: dict[str, set[str]] = {
     "optimum": {"export"},
     "onnx": {"export"},
     "onnxscript": {"export"},
-    "numba": {"engines.kernels"},
+    "numba": {"engines.compiled", "engines.kernels", "engines.philox"},
     "onnxruntime": {
         "engines.onnx_engine",
         "engines.onnx_session",

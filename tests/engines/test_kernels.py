@@ -139,7 +139,7 @@ def test_what_two_rows_share(num_draft):
     known[: min(num_draft, 700)] = draft[:700]
     assert shared.tolist() == np.minimum(target, known * np.float32(0.5)).tolist()
     assert mass == kernels.total(shared)
-    rest = kernels.write_rest(target, shared, shared)
+    rest = kernels.leave_rest(target, shared)
     assert rest == pytest.approx(kernels.total(target) - mass, rel=1e-5)
     assert (shared >= 0.0).all()
 
@@ -202,7 +202,78 @@ def test_a_nucleus_of_a_row_of_tiny_weights():
     assert np.flatnonzero(weights).tolist() == [0, 1, 7]
 
 
+def check_truncation(module):
+    """Top-p first, min-p on what it left; weights are dyadic, so every sum is exact."""
+    weights = np.array([0.5, 0.125, 1.0, 0.25, 0.125], dtype=np.float32)
+    for top_p, min_p, expected in (
+        (1.0, 0.0, [0.5, 0.125, 1.0, 0.25, 0.125]),
+        (0.75, 0.0, [0.5, 0.0, 1.0, 0.0, 0.0]),
+        (1.0, 0.25, [0.5, 0.0, 1.0, 0.25, 0.0]),
+        (0.875, 0.5, [0.5, 0.0, 1.0, 0.0, 0.0]),
+        (0.9375, 0.0, [0.5, 0.125, 1.0, 0.25, 0.0]),
+    ):
+        left = weights.copy()
+        assert module.truncate(left, np.log2(weights), 2.0, top_p, min_p) == sum(expected)
+        assert left.tolist() == expected
+
+
+def test_a_truncated_row_keeps_the_nucleus_and_what_is_near_the_peak():
+    check_truncation(kernels)
+
+
+def check_keeping(module):
+    """(u, l, p(x), sum p, q(x), sum q), all dyadic; at equality the token is not kept."""
+    for case, expected in (
+        ((0.5, 1.0, 1.0, 4.0, 1.0, 2.0), False),
+        ((0.25, 1.0, 1.0, 4.0, 1.0, 2.0), True),
+        ((0.5, 0.5, 1.0, 4.0, 1.0, 2.0), True),
+        ((0.5, 1.0, 1.0, 2.0, 1.0, 4.0), True),
+        ((0.0, 1.0, 0.0, 2.0, 1.0, 4.0), False),
+        ((0.0, 1.0, 1.0, 2.0, 0.0, 4.0), True),
+    ):
+        assert module.is_kept(*case) is expected
+
+
+def test_a_token_is_kept_below_the_ratio():
+    check_keeping(kernels)
+
+
+def check_residuals(module):
+    weights = np.array([0.5, 0.25, 0.25], dtype=np.float32)
+    for taken, mass in (([0.5, 0.0, 0.125], 0.375), ([0.5, 0.25, 0.25 - 2.0**-22], 0.0)):
+        rest = np.array(taken, dtype=np.float32)
+        assert module.leave_residual(weights, rest, 1.0) == mass
+        assert rest.tolist() == (weights - np.array(taken, dtype=np.float32)).tolist()
+
+
+def test_a_residual_of_rounding_has_no_mass():
+    check_residuals(kernels)
+
+
 MUTANTS = {
+    "min-p drops what equals it": ("weights[i] < least", "weights[i] <= least", check_truncation),
+    "top-p of a sum of 1": ("logits, top_p * mass)", "logits, top_p)", check_truncation),
+    "min-p only where top-p is on": (
+        "top_p == 1.0 and min_p == 0.0",
+        "top_p == 1.0",
+        check_truncation,
+    ),
+    "a token at the ratio kept": (
+        "* target_total < target_weight",
+        "* target_total <= target_weight",
+        check_keeping,
+    ),
+    "lenience left out": ("coin * lenience *", "coin *", check_keeping),
+    "laws compared unnormalised": (
+        "draft_weight * target_total < target_weight * draft_total",
+        "draft_weight < target_weight",
+        check_keeping,
+    ),
+    "a residual of rounding drawn from": (
+        "left > SMALLEST_RESIDUAL * mass",
+        "left > 0.0",
+        check_residuals,
+    ),
     "a token without weight drawn": ("if block[i] > 0.0:", "if True:", check_draws),
     "a point at the end of an interval": ("if within > point:", "if within >= point:", check_draws),
     "equal logits ranked by higher id": ("right > left", "right < left", check_ranks),
@@ -230,11 +301,15 @@ MUTANTS = {
 }
 
 
+COMPILER = "from engines.compiled import kernel, rule\n"
+NO_COMPILER = "kernel = rule = lambda *_: lambda function: function\n"
+
+
 def interpreted(source):
-    """The kernels' module without the compiler."""
-    start, end = source.index("def _can_cache"), source.index("@_kernel")
-    plain = source[:start] + "def _kernel(*_): return lambda function: function\n" + source[end:]
+    """A module of kernels without the compiler."""
+    assert source.count(COMPILER) == 1
     module = types.ModuleType("interpreted_kernels")
+    plain = source.replace(COMPILER, NO_COMPILER)
     exec(compile(plain, module.__name__, "exec"), module.__dict__)
     return module
 

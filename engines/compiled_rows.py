@@ -1,0 +1,110 @@
+"""Rows with a law over the whole vocabulary, proposed and judged in one compiled call each.
+
+The rules are ``engines.kernels``'; here rows become their arguments, and their answers verdicts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engines import kernels
+from engines.base import FloatArray
+from engines.draft_laws import DraftLaws
+from engines.kernels import WideArray
+from engines.laws import SamplingRow, Verdict
+
+_SEED_MASK = (1 << 64) - 1
+
+
+class Work(NamedTuple):
+    """What a judgement writes in: weights [V] and scratch [V] float32, overlaps [max_gamma] float64."""
+
+    weights: FloatArray
+    scratch: FloatArray
+    overlaps: WideArray
+
+
+def propose_compiled(logits: FloatArray, row: SamplingRow, kept: DraftLaws) -> int:
+    """Draw a draft token and keep its law.
+
+    Args:
+        logits: [n] float32 of the draft model, n at most V.
+        row: neither greedy nor of shared noise, its law dense.
+        kept: of its slot.
+    """
+    law = row.law
+    token: int = kernels.propose_token(
+        logits,
+        law.inverse_temperature,
+        law.top_p,
+        law.min_p,
+        row.seed & _SEED_MASK,
+        len(row.history),
+        len(row.draft_tokens),
+        kept.rows,
+        kept.totals,
+    )
+    return token
+
+
+def judge_compiled(
+    logits: FloatArray, row: SamplingRow, kept: DraftLaws, lenience: float, work: Work
+) -> Verdict:
+    """Keep sampled draft tokens by the ratio test, and draw the one after them.
+
+    Args:
+        logits: [R, V] float32 of the row.
+        row: a sampled draft, its law dense.
+        kept: the laws of the draft.
+        lenience: (0, 1].
+        work: overwritten.
+    """
+    law, gamma = row.law, len(row.draft_tokens)
+    num_accepted, token, num_fallbacks = kernels.judge_draft(
+        np.ascontiguousarray(logits),
+        np.array(row.draft_tokens, dtype=np.int64),
+        kept.rows,
+        kept.totals,
+        law.inverse_temperature,
+        law.top_p,
+        law.min_p,
+        lenience,
+        row.seed & _SEED_MASK,
+        len(row.history),
+        *work,
+    )
+    if token < 0:
+        return Verdict(num_accepted=0, next_token=None)
+    reached = work.overlaps[: min(num_accepted + 1, gamma)]
+    return Verdict(
+        num_accepted=num_accepted,
+        next_token=token,
+        overlaps=tuple(reached.tolist()),
+        num_fallbacks=num_fallbacks,
+    )
+
+
+def match_compiled(logits: FloatArray, row: SamplingRow, weights: FloatArray) -> Verdict:
+    """Draw the target's own token at each position, as long as the draft agrees; plain decoding without one.
+
+    Args:
+        logits: [R, V] float32 of the row.
+        row: of no shared noise, its law dense.
+        weights: [V] float32 to write in.
+    """
+    law = row.law
+    num_accepted, token = kernels.match_draft(
+        np.ascontiguousarray(logits),
+        np.array(row.draft_tokens, dtype=np.int64),
+        law.inverse_temperature,
+        law.top_p,
+        law.min_p,
+        row.seed & _SEED_MASK,
+        len(row.history),
+        weights,
+    )
+    if token < 0:
+        return Verdict(num_accepted=0, next_token=None)
+    return Verdict(num_accepted=num_accepted, next_token=token)
