@@ -56,14 +56,14 @@ MUTANTS = {
     "noise of another round": (row_offers, "round_start=start,\n", "round_start=0,\n", "addresses"),
     "node left out of the address": (
         noise,
-        "self._move_to(seed, purpose, index // _WORDS, position, round_start, node)",
-        "self._move_to(seed, purpose, index // _WORDS, position, round_start)",
+        "(group, position, round_start + 1, node)",
+        "(group, position, round_start + 1, 0)",
         "numbers",
     ),
     "fifth sibling has the first one's number": (
         noise,
-        "self._move_to(seed, purpose, index // _WORDS, position",
-        "self._move_to(seed, purpose, 0, position",
+        "counter = (group, position",
+        "counter = (0, position",
         "numbers",
     ),
     "residual not updated": (
