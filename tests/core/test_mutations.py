@@ -56,14 +56,14 @@ ORACLE_MUTANTS = {
 SAMPLER_MUTANTS = {
     "<= for <": (
         cpu_sampler,
-        "if threshold < target",
-        "if threshold <= target",
+        "if is_kept(",
+        "if coin * draft.weight(token) * target_total <= target.weight(token) * draft.total() or is_kept(",
         "the_coin_at_the_ratio_itself_rejects",
     ),
     "accept test in float16": (
         cpu_sampler,
-        "if threshold < target.weight(token) * draft.total()",
-        "if np.float16(threshold) < np.float16(target.weight(token) * draft.total())",
+        "coin,\n                lenience,",
+        "float(np.float16(coin)), lenience,",
         "the_coin_at_the_ratio_itself_rejects",
     ),
     "residual is the target": (
@@ -106,7 +106,7 @@ SAMPLER_MUTANTS = {
     "temperature on the target only": (
         cpu_sampler,
         "return law.draw(self._uniform(row, Purpose.DRAFT",
-        "return TokenLaw(np.exp(processed)).draw(self._uniform(row, Purpose.DRAFT",
+        "return TokenLaw(np.exp(logits)).draw(self._uniform(row, Purpose.DRAFT",
         "a_temperature_applies_to_draft_and_target_alike",
     ),
     "top-k by id": (
