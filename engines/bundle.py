@@ -76,6 +76,8 @@ class ModelEntry:
         vocab_size: V of the logits.
         weights: storage of the weights, for example "float32" or "int8".
         max_tree_nodes: tokens of the largest tree; 0 where there is no ``tree.onnx``.
+        narrowest_span: tokens of the narrowest span that has the bits of wider ones, in a batch of
+            at least two rows: 1 or 2. One row alone takes 2 in any graph.
     """
 
     path: str
@@ -85,6 +87,7 @@ class ModelEntry:
     vocab_size: int
     weights: str
     max_tree_nodes: int = 0
+    narrowest_span: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +241,8 @@ def _model_entry(reader: FieldReader) -> ModelEntry:
         weights=reader.text("weights"),
         # Bundles made before there were trees do not have the field.
         max_tree_nodes=reader.count("max_tree_nodes", at_least=0, default=0),
+        # Nor those whose graphs do not pad attention over single tokens.
+        narrowest_span=reader.count("narrowest_span", at_most=2, default=2),
     )
 
 

@@ -41,7 +41,8 @@ GROWTH_ROOM = 2
 # request 3 % of its time, until so many have left it roomy, or it is far too large.
 _PATIENCE = 4
 _FAR_TOO_LARGE = 8
-# No span runs narrower: T = 1 takes another matrix kernel, with other bits (I2 of engines.base).
+# No call has fewer columns over all its rows, and no row of an older bundle: a product of one row takes
+# another matrix kernel, with other bits (I2 of engines.base).
 MIN_SPAN = 2
 
 

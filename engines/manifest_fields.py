@@ -28,11 +28,21 @@ class FieldReader:
             raise self.wrong(name, "a string")
         return value
 
-    def count(self, name: str, *, at_least: int = 1, default: int | None = None) -> int:
-        """An integer field of at least ``at_least``; ``default``, if given, where it is absent."""
+    def count(
+        self,
+        name: str,
+        *,
+        at_least: int = 1,
+        at_most: int | None = None,
+        default: int | None = None,
+    ) -> int:
+        """An integer field within bounds, both included; ``default``, if given, where it is absent."""
         if default is not None and name not in self.values:
             return default
-        return self._as_count(name, self._get(name), at_least)
+        value = self._as_count(name, self._get(name), at_least)
+        if at_most is not None and value > at_most:
+            raise self.wrong(name, f"an integer in {at_least}..{at_most}")
+        return value
 
     def optional_count(self, name: str) -> int | None:
         """An integer field >= 0, or null."""

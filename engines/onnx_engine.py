@@ -4,10 +4,12 @@ The cache's memory is bound both as the graph's past and as its present, so that
 few new keys and values in place. What a call costs beside the graph is Python, so everything that
 depends on shapes only (a ``_Call``) is built once per shape and kept.
 
-Bits: no span runs narrower than two columns and no fewer than two logits are taken per row, since
-one-row matrix products use other kernels than many-row ones. Above that ONNX Runtime's CPU kernels
-give a row the same bits whatever is beside it (I2), and in both graphs: causal (``model.onnx``) and
-masked (``tree.onnx``, run only where a row is a tree).
+Bits: no call has fewer than two columns, or takes fewer than two logits, over all its rows, since
+one-row matrix products use other kernels than many-row ones. So a row alone is padded to two; rows
+of a batch only where the graph does not see to attention, whose products are per row
+(``ModelEntry.narrowest_span``). Above that ONNX Runtime's CPU kernels give a row the same bits
+whatever is beside it (I2), and in both graphs: causal (``model.onnx``) and masked (``tree.onnx``, run
+only where a row is a tree).
 
 Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
 columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay sound.
@@ -40,6 +42,7 @@ from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
 from engines.onnx_tree import TreeGraphs, TreeInputs
 from engines.spans import check_kept_path, check_move, check_spans, num_valid
 
+# Logits of a call over all its rows.
 _MIN_WANTED = 2
 # A server sees few decode and verify shapes but many prefill tails; beyond this many the kept
 # calls are dropped and built anew.
@@ -106,6 +109,7 @@ class OnnxEngine:
             bundle.model_path(entry), num_threads=num_threads
         )
         check_graph(self._session, entry)
+        self._narrowest_span = entry.narrowest_span
         self._trees: TreeGraphs | None = None
         if self._limits.max_tree_nodes:
             self._trees = TreeGraphs(bundle, entry, num_threads=num_threads)
@@ -150,11 +154,13 @@ class OnnxEngine:
         self._require_open()
         cache = self._cache
         longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
-        num_tokens = max(MIN_SPAN, longest)
-        num_wanted = max(_MIN_WANTED, most_wanted)
+        is_tree = any(span.parents is not None for span in spans)
+        is_batch = len(spans) > 1
+        least = self._narrowest_span if is_batch and not is_tree else MIN_SPAN
+        num_tokens = max(least, longest)
+        num_wanted = max(1 if is_batch else _MIN_WANTED, most_wanted)
         if cache.reserve(max(span.start for span in spans) + num_tokens):
             self._calls.clear()
-        is_tree = any(span.parents is not None for span in spans)
         call = self._call((spans[0].slot, len(spans), num_tokens, num_wanted, is_tree))
         for row, span in enumerate(spans):
             _fill_row(call, row, span)

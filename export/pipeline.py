@@ -33,6 +33,7 @@ from export.checkpoint import (
     open_checkpoint,
 )
 from export.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
+from export.narrow_spans import NARROWEST_SPAN
 from export.parity import FLOAT32_TOLERANCE
 from export.quantize import BITS, quantize_file
 from export.sampler_graphs import write_sampler_graphs
@@ -201,6 +202,7 @@ def _export_part(
         vocab_size=facts.vocab_size,
         weights=weights,
         max_tree_nodes=sizes.max_tree_nodes,
+        narrowest_span=NARROWEST_SPAN,
     )
     return entry, certificate
 

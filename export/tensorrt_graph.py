@@ -19,6 +19,7 @@ import onnx_ir as ir
 from engines import bundle
 from engines.base import BundleError
 from export.graph_edits import drop_unused, put, put_tensor
+from export.narrow_spans import drop_query_padding
 from export.tensorrt_float8 import FLOAT8, narrow_weights
 
 PRECISIONS = ("float32", "float16", "bfloat16", FLOAT8)
@@ -51,6 +52,7 @@ def derive_graph(source: Path, out: Path, *, capacity: int, precision: str) -> N
     """
     model = ir.load(source)
     ir.external_data.load_to_model(model)
+    drop_query_padding(model.graph)
     _fix_capacity(model.graph, capacity)
     _mask_attention(model.graph, capacity)
     _restore_stored_halves(model.graph)

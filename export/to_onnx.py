@@ -23,6 +23,7 @@ from engines.base import BundleError
 from export.checkpoint import ModelFacts, model_facts
 from export.fuse import fuse
 from export.kv_export import CanonicalDecoder, translation_table
+from export.narrow_spans import pad_single_queries
 
 OPSET = 24
 # Sizes of the traced example; distinct and above 1, so that no axis is taken for a constant.
@@ -50,6 +51,7 @@ def export_model(model: PreTrainedModel, path: Path) -> None:
         model.train(was_training)
     _strip_traces(program.model)
     fuse(program.model)
+    pad_single_queries(program.model.graph)
     program.save(str(path), external_data=True)
     check_canonical(path, facts)
 

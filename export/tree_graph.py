@@ -20,6 +20,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from engines import bundle
 from engines.base import BundleError
 from export.kv_export import POSITIONS_VALUE
+from export.narrow_spans import drop_query_padding
 
 _OPSET = 24
 # Inputs of Attention-24.
@@ -33,6 +34,7 @@ def derive_tree_graphs(path: Path) -> None:
         BundleError: the graph knows no positions or its attention takes no tree mask.
     """
     model = ir.load(path)
+    drop_query_padding(model.graph)  # no tree is one token wide
     caches = [
         (value.name, value.shape, f"new_{value.name}")
         for value in model.graph.inputs

@@ -24,8 +24,8 @@ from runtime.core.text import Decoder
 from runtime.host_costs import measure_host
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-SPANS = (2, 3, 5, 9, 17)
-DRAFT_SPANS = (2, 5)
+SPANS = (1, 2, 3, 5, 9, 17)
+DRAFT_SPANS = (1, 2, 5)
 # Draft calls in a row between two of the target.
 DRAFT_CALLS = 2
 CATCH_UP_SPANS = (2, 16, 64, 256)

@@ -104,4 +104,4 @@ def catches_up(
 
 def plain_step_s(table: CostTable, rows: int) -> float:
     """Tabled seconds of a step without drafts."""
-    return table.target.extend_s(max(rows, 1), 2, table.target.capacity) + table.host.step_s
+    return table.target.extend_s(max(rows, 1), 1, table.target.capacity) + table.host.step_s

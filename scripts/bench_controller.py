@@ -104,7 +104,7 @@ def main(
         shown.add_column(head, justify="right")
     results = []
     for rows in (int(one) for one in batches.split(",")):
-        plain_s = table.target.extend_s(rows, 2, table.capacities[0]) + table.host.step_s
+        plain_s = table.target.extend_s(rows, 1, table.capacities[0]) + table.host.step_s
         cells: list[str] = []
         figures = {"plain_step_ms": 1e3 * plain_s}
         for name, forces in (("steady", False), ("worst", True)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engines.kv_cache import MIN_SPAN
 from runtime.core.costs import CostTable, RowKind
 from runtime.offline.results import CostRow
 
@@ -25,9 +24,9 @@ class StepCosts:
     num_cached: int = 1
 
     def target_s(self, num_tokens: int) -> float:
-        """Seconds of a target pass over this many tokens per row; the runtime never feeds one."""
+        """Seconds of a target pass over this many tokens per row."""
         capacity = self.table.capacity_for(self.num_cached)
-        return self.table.target.extend_s(self.batch, max(num_tokens, MIN_SPAN), capacity)
+        return self.table.target.extend_s(self.batch, num_tokens, capacity)
 
     def step_s(self, num_tokens: int) -> float:
         """Seconds of a step that drafts nothing new and verifies this many tokens per row."""
@@ -40,7 +39,7 @@ class StepCosts:
         seconds = self.batch * host.rows[self.kind].token_s
         if uses_model and draft is not None:
             capacity = self.table.capacity_for(self.num_cached)
-            seconds += draft.extend_s(self.batch, MIN_SPAN, capacity) + host.call_s
+            seconds += draft.extend_s(self.batch, 1, capacity) + host.call_s
         return seconds
 
     def c(self, *, uses_model: bool) -> float:

@@ -104,6 +104,22 @@ class EngineContract:
         for found, expected in zip(together, alone, strict=True):
             self.assert_same(found, expected)
 
+    @pytest.mark.parametrize("num_rows", [2, 3])
+    def test_single_tokens_of_a_batch_equal_wider_spans(
+        self, engine: Engine, num_rows: int
+    ) -> None:
+        """Plain decoding of several rows, one of them from its first token on, against one chain each."""
+        starts = (4, 0, 7)[:num_rows]
+        texts = [make_tokens(engine, 12, seed=46 + row) for row in range(num_rows)]
+        expected = [self.from_scratch(engine, text) for text in texts]
+        prefixes = [span(row, 0, texts[row][: starts[row]], 0) for row in range(num_rows)]
+        engine.extend(prefixes)
+        for step in range(5):
+            places = [start + step for start in starts]
+            spans = [span(row, at, texts[row][at : at + 1]) for row, at in enumerate(places)]
+            for row, found in enumerate(wanted_logits(engine, spans)):
+                self.assert_same(found, expected[row][places[row] : places[row] + 1])
+
     def test_any_contiguous_range_of_slots_may_extend(self, engine: Engine) -> None:
         tokens = make_tokens(engine, 4, seed=20)
         expected = extend_one(engine, 0, 0, tokens)

@@ -202,6 +202,28 @@ def test_a_model_that_verifies_trees_has_their_graphs(root: Path) -> None:
     assert load_bundle(root).manifest.target.max_tree_nodes == 8
 
 
+def test_a_manifest_says_how_narrow_spans_may_be(root: Path) -> None:
+    path = root / "manifest.json"
+    data = json.loads(path.read_text())
+    del data["target"]["narrowest_span"]  # as bundles were whose graphs do not pad attention
+    path.write_text(json.dumps(data))
+    assert load_bundle(root).manifest.target.narrowest_span == 2
+    data["target"]["narrowest_span"] = 1
+    path.write_text(json.dumps(data))
+    manifest = load_bundle(root).manifest
+    assert manifest.target.narrowest_span == 1
+    assert json.loads(manifest.to_json()) == data
+    for broken, rule in (
+        (0, "an integer >= 1"),
+        (3, r"an integer in 1\.\.2"),
+        (True, "an integer"),
+    ):
+        data["target"]["narrowest_span"] = broken
+        path.write_text(json.dumps(data))
+        with pytest.raises(BundleError, match=f"'narrowest_span' must be {rule}"):
+            load_bundle(root)
+
+
 def test_a_manifest_from_before_there_were_trees_has_none(root: Path) -> None:
     path = root / "manifest.json"
     data = json.loads(path.read_text())

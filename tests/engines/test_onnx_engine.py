@@ -44,7 +44,7 @@ def grow(engine: OnnxEngine, num_tokens: int) -> None:
         engine.extend([span(slot, at, (1,) * min(40, num_tokens - at), 0)])
 
 
-@pytest.mark.parametrize("num_tokens", [2, 3, 5, 9, 40])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 9, 40])
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("long", [0, LONG, 290])
 def test_rows_have_the_same_bits_in_every_shape(
@@ -88,6 +88,25 @@ def test_int8_weights_give_a_row_the_same_bits_in_every_shape(
                 spans = [span(row, at, rows[row][at : at + num_tokens]) for row in range(batch)]
                 for row, found in enumerate(wanted_logits(engine, spans)):
                     np.testing.assert_array_equal(found, expected[row][at : at + num_tokens])
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_single_tokens_are_padded_only_where_bits_need_it(
+    bundle: Bundle, tiny_bundle: Path, which: str
+) -> None:
+    """A row alone everywhere; rows of a batch where the graph is one from before it padded attention."""
+    exported = load_bundle(tiny_bundle)
+    entry = getattr(exported.manifest, which)
+    handmade = bundle.manifest.target
+    assert (entry.narrowest_span, handmade.narrowest_span) == (1, 2)
+    for engine, narrowest in (
+        (OnnxEngine(exported, entry), 1),
+        (OnnxEngine(bundle, handmade), 2),
+    ):
+        assert engine.extend([span(slot, 0, (1,)) for slot in range(3)]).shape[1] == 1
+        assert engine.extend([span(0, 0, (1,))]).shape[1] == 2
+        widths = {(rows, width) for _, rows, width, _, _ in engine._calls}
+        assert widths == {(3, narrowest), (1, 2)}
 
 
 def test_growing_in_the_middle_of_a_request_keeps_its_bits(bundle: Bundle) -> None:

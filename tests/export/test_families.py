@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from export.checkpoint import model_facts
-from export.parity import check_parity
+from export.checkpoint import ModelFacts, model_facts
+from export.parity import GraphRunner, check_parity
 from export.quantize import quantize_file
 from export.to_onnx import export_model
 from export.tree_graph import derive_tree_graphs
@@ -20,10 +21,26 @@ def test_family_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     export_model(model, path)
     certificate = check_parity(model, path, model_facts(model.config), max_gamma=4)
     assert certificate["rollback"]["num_compared"] > 0
+    assert_single_tokens_keep_their_bits(path, model_facts(model.config))
     derive_tree_graphs(path)
     trees = check_tree_parity(model, path, model_facts(model.config), max_tree_nodes=40)
     assert trees["tree_masks"]["num_greedy_equal"] == trees["tree_masks"]["num_compared"] == 3 * 40
     if family == "gpt2":  # the one whose projections are Gemm nodes
         assert quantize_file(path, "int8") == 2 * 4 + 1
         check_parity(model, path, model_facts(model.config), max_gamma=4, tolerance=0.5)
+        assert_single_tokens_keep_their_bits(path, model_facts(model.config))
     assert model.config._attn_implementation != "outrider_kv"
+
+
+def assert_single_tokens_keep_their_bits(path: Path, facts: ModelFacts) -> None:
+    """A batch fed token by token, its rows at different places, against the same by spans of four."""
+    starts = np.array([0, 3, 8, 5])
+    text = np.random.default_rng(5).integers(0, facts.vocab_size, (4, 16))
+    wide, narrow = (GraphRunner(path, facts, batch=4, capacity=32) for _ in range(2))
+    for runner in (wide, narrow):
+        runner.extend(text[:, :8], np.zeros(4, np.int64))
+    span = np.stack([row[start : start + 4] for row, start in zip(text, starts, strict=True)])
+    expected = wide.extend(span, starts)
+    for step in range(4):
+        found = narrow.extend(span[:, step : step + 1], starts + step)
+        np.testing.assert_array_equal(found[:, 0], expected[:, step])

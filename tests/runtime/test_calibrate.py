@@ -86,12 +86,13 @@ def test_the_table_gives_back_what_the_engines_took() -> None:
     assert table.draft is not None
     assert table.catch_up is not None
     assert table.target.batches == (1, 2, 4, 8)
-    assert table.target.tokens == (2, 3, 5, 9)
+    assert table.target.tokens == (1, 2, 3, 5, 9)
     for batch in (1, 3, 8):
         for tokens in (2, 4, 9):
             assert table.target.extend_s(batch, tokens, 128) == pytest.approx(
                 1.0 + 0.5 * batch * tokens
             )
+    assert table.target.extend_s(4, 1, 128) == pytest.approx(5.0)  # as wide as two
     assert table.target.extend_s(4, 2, 512) == pytest.approx(5.0 + 0.001 * 4 * 384)
     assert table.draft.extend_s(2, 2, 512) == pytest.approx(1.2)
     assert table.catch_up.extend_s(1, 40, 128) == pytest.approx(3.0)
