@@ -223,7 +223,9 @@ def test_an_exported_llama_has_no_decomposed_part_left(tiny_bundle: Path) -> Non
     assert counts["RMSNormalization"] == counts["RotaryEmbedding"] + 1 == 2 * layers + 1
     assert counts["MatMul"] == 4 * layers + 1  # queries, keys and values; output; gate and up; down
     assert counts["Transpose"] == 2 * layers  # before and after attention
-    assert not {"Pow", "Slice", "Neg", "Concat", "Expand", "GatherElements"} & counts.keys()
+    assert not {"Pow", "Neg", "Expand", "GatherElements"} & counts.keys()
+    # Of the padding of single queries; a rotation taken apart has more of both.
+    assert (counts["Slice"], counts["Concat"]) == (counts["Attention"], 1)
     assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
 
 
