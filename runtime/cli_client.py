@@ -36,6 +36,9 @@ def generate(
     drafter: Annotated[str | None, typer.Option(help="Name; see outrider info.")] = None,
     phrase_length: Annotated[int | None, typer.Option(help="Of phrases, ouroboros.")] = None,
     num_phrases: Annotated[int | None, typer.Option(help="Of ouroboros; 0 is none.")] = None,
+    branching: Annotated[
+        list[int] | None, typer.Option(help="Of tree: candidates per level, given once per level.")
+    ] = None,
     reference: Annotated[
         Path | None, typer.Option(help="Text the answer may quote; of drafter reference.")
     ] = None,
@@ -66,6 +69,7 @@ def generate(
         "beam_width": beam_width,
         "phrase_length": phrase_length,
         "num_phrases": num_phrases,
+        "branching": branching,
         "reference": quoted,
     }
     given: dict[str, Any] = {

@@ -15,7 +15,7 @@ from engines.laws import ExactnessMode, SamplingRow, Verdict
 from runtime.core.drafting import HistoryScope, scope_of
 from runtime.core.params import RequestSpec
 from runtime.core.request import Request
-from runtime.core.tree import leading_chain, pruned
+from runtime.core.tree import DraftTree, leading_chain, pruned
 from runtime.drafters import Drafters
 from runtime.drafters.base import Draft, DraftRow, Need, Outcome
 
@@ -158,6 +158,8 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
         num_prompt=request.num_prompt,
         draft_tokens=draft.tokens,
         parents=draft.parents,
+        offers=draft.offers,
+        is_without_replacement=draft.is_without_replacement,
         is_sampled_draft=draft.is_sampled,
         verifies_block=request.speculation.verifies_block,
         num_logprobs=spec.num_logprobs,
@@ -185,10 +187,10 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
     Judged as point masses, tokens are exact wherever they are from; by a law that was kept for others, never.
     """
     if draft.is_sampled and not may_sample:
-        draft = replace(draft, is_sampled=False)
+        draft = replace(draft, is_sampled=False, offers=None)
     if draft.parents is not None and row.max_nodes == 0:
         chain = leading_chain(draft.tokens, draft.parents)
-        draft = replace(draft, tokens=chain, parents=None, is_sampled=False)
+        draft = replace(draft, tokens=chain, parents=None, is_sampled=False, offers=None)
     if draft.parents is not None:
         tokens, parents = pruned(
             draft.tokens,
@@ -197,6 +199,12 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
             max_nodes=row.max_nodes,
             vocab_size=vocab_size,
         )
+        if draft.offers is not None:
+            # A tree that is cut offers less than was drawn: its nodes are point masses from then on.
+            is_whole = draft.is_sampled and (tokens, parents) == (draft.tokens, draft.parents)
+            draft = replace(draft, is_sampled=is_whole, offers=draft.offers if is_whole else None)
+        if draft.offers is not None:
+            DraftTree(tokens=tokens, parents=parents, offers=draft.offers)
         return replace(draft, tokens=tokens, parents=parents if tokens else None)
     tokens = draft.tokens[: row.gamma]
     for index, token in enumerate(tokens):

@@ -20,7 +20,7 @@ from runtime.core.costs import CostTable
 from runtime.core.params import Finished, Progressed
 from runtime.core.request import Ending, Request
 from runtime.core.scheduler import Prefill, StepLimits, decode_spans, plan_step
-from runtime.core.tree import tried_chain
+from runtime.core.tree import num_leading, tried_chain
 from runtime.drafters import Drafters, build_drafters
 from runtime.drafters.base import Draft, DrafterParts
 from runtime.drafters.model import MAX_SHARED_MISSING
@@ -282,7 +282,7 @@ def _commit(
     if verdict.next_token is None:
         result.failed.append((request, None))
         return
-    tokens = draft.tokens
+    tokens, num_fed, computed = draft.tokens, request.num_known, draft.num_computed
     if draft.parents is not None:
         assert request.slot is not None
         try:
@@ -291,8 +291,11 @@ def _commit(
             result.failed.append((request, error))
             return
         tokens = tried_chain(draft.tokens, draft.parents, verdict.path)
+        if computed is not None:
+            # Of a tree the draft's cache holds the leading chain, which the kept path may leave.
+            computed = min(computed, num_fed + num_leading(verdict.path))
     progressed, ending = request.commit(tokens, verdict, num_drafted=len(draft.tokens))
-    if draft.num_computed is not None:
+    if computed is not None:
         # Drafts that were rejected, or fed by nobody, leave the valid prefix of the draft's cache.
-        request.commit_draft_cache(draft.num_computed)
+        request.commit_draft_cache(computed)
     result.progressed.append((request, progressed, ending))

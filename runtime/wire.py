@@ -176,6 +176,7 @@ def _speculation(speculation: wire.Speculation) -> SpeculationParams:
         phrase_length=_optional(speculation, "phrase_length", None),
         num_phrases=_optional(speculation, "num_phrases", None),
         window=_optional(speculation, "window", None),
+        branching=tuple(speculation.branching),
         reference=speculation.reference,
     )
 

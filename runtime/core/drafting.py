@@ -7,7 +7,7 @@ asked where the first proposes nothing).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -24,6 +24,9 @@ MAX_PHRASE = 16
 """Tokens of a phrase, and phrases behind one draft."""
 MAX_WINDOW = 32
 """Columns of a lookahead window."""
+MAX_BRANCHING = 16
+"""Candidates of one node of a tree, and levels whose number is said."""
+BRANCHING_RULE = f"must be 1 to {MAX_BRANCHING} numbers in [1, {MAX_BRANCHING}]"
 
 
 class HistoryScope(StrEnum):
@@ -70,6 +73,10 @@ class DraftingConfig:
             does not say; 0 for none.
         root_phrases: there, phrases tried beside the draft where a row takes trees; 0 for none.
         tree_nodes: tokens of a tree at most, where the engine takes as many.
+        branching: candidates drawn at the root of drafter tree's trees, at the nodes below it, and
+            so on; deeper nodes have one each.
+        draws_with_replacement: there, whether siblings are drawn independently, so that they may be
+            equal; else each is drawn from what the others left.
         min_node_prob: chance of being kept, as its drafter estimates it, below which a node is left
             out of a tree; where step costs are known, what a node costs in plain steps instead.
         harvests_rejected: whether phrases may come from rejected drafts; else from committed text.
@@ -100,6 +107,8 @@ class DraftingConfig:
     draft_window: int = 0
     root_phrases: int = 0
     tree_nodes: int = 24
+    branching: tuple[int, ...] = (3, 2)
+    draws_with_replacement: bool = False
     min_node_prob: float = 0.1
     harvests_rejected: bool = True
     trees_may_round_differently: bool = False
@@ -128,6 +137,8 @@ class DraftingConfig:
             raise ConfigError("draft_lenience", "must be in (0, 1]")
         if not 0.0 < self.min_node_prob <= 1.0:
             raise ConfigError("min_node_prob", "must be in (0, 1]")
+        if not is_branching(self.branching):
+            raise ConfigError("branching", BRANCHING_RULE)
         if not 0.0 < self.suffix_factor <= 64.0:
             raise ConfigError("suffix_factor", "must be in (0, 64]")
 
@@ -193,6 +204,7 @@ def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int)
         "num_phrases": (params.num_phrases is not None, phrasers),
         "window": (bool(params.window), {"lookahead", "ouroboros"}),
         "reference": (bool(params.reference), {"reference"}),
+        "branching": (bool(params.branching), {"tree"}),
     }
     for name, (is_given, users) in given.items():
         if is_given and not used & users:
@@ -204,11 +216,18 @@ def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int)
         raise RequestError("speculation.num_phrases", f"must be in [0, {MAX_PHRASE}]")
     if not 0 <= (params.window or 0) <= MAX_WINDOW:
         raise RequestError("speculation.window", f"must be in [0, {MAX_WINDOW}]")
+    if params.branching and not is_branching(params.branching):
+        raise RequestError("speculation.branching", BRANCHING_RULE)
     if params.window and params.phrase_length == 1:
         raise RequestError("speculation.window", "needs a phrase_length of at least 2")
     if len(params.reference.encode()) > max_reference_bytes:
         rule = f"must be at most {max_reference_bytes} bytes of UTF-8"
         raise RequestError("speculation.reference", rule)
+
+
+def is_branching(counts: Sequence[int]) -> bool:
+    """Whether numbers of candidates per level are within bounds."""
+    return 1 <= len(counts) <= MAX_BRANCHING and all(1 <= n <= MAX_BRANCHING for n in counts)
 
 
 def check_mode(params: SpeculationParams, *, can_adapt: bool) -> None:

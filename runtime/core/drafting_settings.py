@@ -8,6 +8,8 @@ from dataclasses import fields
 from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import ConfigError
 
+Setting = bool | int | float | tuple[int, ...]
+
 BOOLEANS = {"true": True, "false": False}
 
 
@@ -16,14 +18,14 @@ def setting_names() -> tuple[str, ...]:
     return tuple(one.name for one in fields(DraftingConfig) if not isinstance(one.default, str))
 
 
-def parse_settings(texts: Iterable[str]) -> dict[str, bool | int | float]:
+def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
     """Values by name; ranges are for ``DraftingConfig`` to check.
 
     Raises:
         ConfigError: a name is unknown or given twice, or a value is of the wrong kind.
     """
     defaults = {one.name: one.default for one in fields(DraftingConfig)}
-    found: dict[str, bool | int | float] = {}
+    found: dict[str, Setting] = {}
     for text in texts:
         name, _, value = text.partition("=")
         if name not in setting_names():
@@ -34,11 +36,16 @@ def parse_settings(texts: Iterable[str]) -> dict[str, bool | int | float]:
     return found
 
 
-def _value(name: str, text: str, default: object) -> bool | int | float:
+def _value(name: str, text: str, default: object) -> Setting:
     if isinstance(default, bool):
         if text not in BOOLEANS:
             raise ConfigError(name, "must be true or false")
         return BOOLEANS[text]
+    if isinstance(default, tuple):
+        try:
+            return tuple(int(part) for part in text.split(","))
+        except ValueError as error:
+            raise ConfigError(name, "must be whole numbers with commas between them") from error
     kind = int if isinstance(default, int) else float
     try:
         return kind(text)

@@ -44,6 +44,7 @@ class SpeculationParams:
         num_phrases: phrases tried per step; None takes the server's default.
         window: columns of the lookahead window, on the target or, with a draft model, on that; 0
             for none, None takes the server's default.
+        branching: candidates sampled per node of a tree, by depth; empty takes the server's default.
         reference: text the answer is expected to quote; ``reference_tokens`` once tokenised.
     """
 
@@ -57,6 +58,7 @@ class SpeculationParams:
     phrase_length: int | None = None
     num_phrases: int | None = None
     window: int | None = None
+    branching: tuple[int, ...] = ()
     reference: str = ""
     reference_tokens: tuple[int, ...] = ()
 

@@ -166,7 +166,24 @@ def preorder(
         ValueError: tokens and parents differ in number.
     """
     _check_tree(tokens, parents)
-    children: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
+    order, places = preorder_places(parents)
+    return (
+        tuple(tokens[node - 1] for node in order),
+        tuple(places[parents[node - 1]] for node in order),
+    )
+
+
+def preordered(tree: DraftTree) -> DraftTree:
+    """As ``preorder``, offers included."""
+    tokens, parents = preorder(tree.tokens, tree.parents)
+    order, places = preorder_places(tree.parents)
+    offers = tuple(tuple(places[child] for child in tree.offers[node]) for node in (0, *order))
+    return DraftTree(tokens=tokens, parents=parents, offers=offers)
+
+
+def preorder_places(parents: Sequence[int]) -> tuple[list[int], dict[int, int]]:
+    """Nodes but the root depth first, children in their order; and the place of every node there, the root's is 0."""
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents, start=1):
         children[parent].append(node)
     order: list[int] = []
@@ -174,11 +191,7 @@ def preorder(
     while stack:
         order.append(stack.pop())
         stack.extend(reversed(children[order[-1]]))
-    places = {0: 0} | {node: place for place, node in enumerate(order, start=1)}
-    return (
-        tuple(tokens[node - 1] for node in order),
-        tuple(places[parents[node - 1]] for node in order),
-    )
+    return order, {0: 0} | {node: place for place, node in enumerate(order, start=1)}
 
 
 def leading_chain(tokens: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:
@@ -210,6 +223,11 @@ def tried_chain(
     tried = next((child for child, parent in enumerate(parents, start=1) if parent == end), None)
     nodes = path if tried is None else (*path, tried)
     return tuple(tokens[node - 1] for node in nodes)
+
+
+def num_leading(path: Sequence[int]) -> int:
+    """Nodes of a path, from the root's child down, that belong to the tree's leading chain."""
+    return next((i for i, node in enumerate(path) if node != i + 1), len(path))
 
 
 def _check_tree(tokens: Sequence[int], parents: Sequence[int]) -> None:

@@ -26,6 +26,7 @@ from runtime.drafters.phrases import PhraseDrafter
 from runtime.drafters.recycling import RecyclingDrafter
 from runtime.drafters.reference import ReferenceDrafter
 from runtime.drafters.suffix import SuffixDrafter
+from runtime.drafters.tree import TreeDrafter
 
 __all__ = ["DRAFTER_NAMES", "ENTRY_POINTS", "Drafters", "any_proposes_trees", "build_drafters"]
 
@@ -33,6 +34,7 @@ ENTRY_POINTS = "outrider.drafters"
 
 REGISTRY: Mapping[str, type[Drafter]] = {
     "model": ModelDrafter,
+    "tree": TreeDrafter,
     "lookup": LookupDrafter,
     "reference": ReferenceDrafter,
     "unigram": UnigramDrafter,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
 from engines.base import Engine
-from engines.laws import Sampler, SamplingRow
+from engines.laws import OfferingSampler, Sampler, SamplingRow
 from runtime.core.drafting import DraftingConfig
 from runtime.core.params import SpeculationParams
 
@@ -26,6 +26,7 @@ class Need(StrEnum):
     """What a drafter cannot be built without."""
 
     DRAFT_MODEL = "draft model"
+    DRAFT_TREES = "draft model that takes trees, and a sampler that keeps their laws"
     HIDDEN_STATE = "hidden state"
     CORPUS = "corpus"
 
@@ -87,14 +88,19 @@ class Draft:
             tree at most ``max_nodes`` ids, no path longer than gamma.
         is_sampled: whether the sampler keeps the law each token was drawn from.
         num_computed: leading tokens now valid in the draft model's cache; None when untouched.
-        parents: None for a chain; of a tree, ``runtime.core.tree.DraftTree.parents``. Nodes of a
-            tree are judged as point masses, whatever they were drawn from.
+        parents: None for a chain; of a tree, ``runtime.core.tree.DraftTree.parents``. Without
+            offers its nodes are judged as point masses, whatever they were drawn from.
+        offers: of a tree whose candidates the sampler drew and keeps the laws of,
+            ``DraftTree.offers``.
+        is_without_replacement: of such a tree, how siblings were drawn.
     """
 
     tokens: tuple[int, ...]
     is_sampled: bool = False
     num_computed: int | None = None
     parents: tuple[int, ...] | None = None
+    offers: tuple[tuple[int, ...], ...] | None = None
+    is_without_replacement: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +169,9 @@ class DrafterParts:
         """Whether a need can be met here."""
         if need is Need.DRAFT_MODEL:
             return self.draft is not None
+        if need is Need.DRAFT_TREES:
+            has_trees = self.draft is not None and self.draft.limits.max_tree_nodes > 1
+            return has_trees and isinstance(self.sampler, OfferingSampler)
         # Engines return logits only so far: hidden states are nobody's to give.
         return need is Need.CORPUS and self.corpus is not None
 

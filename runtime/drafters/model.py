@@ -39,6 +39,7 @@ class ModelDrafter:
     """Proposes what a draft model would say."""
 
     traits: ClassVar[Traits] = Traits(needs=frozenset({Need.DRAFT_MODEL}), is_sampled=True)
+    max_shared_missing = MAX_SHARED_MISSING
 
     def __init__(
         self, engine: Engine, sampler: Sampler, *, target_vocab_size: int, chunk: int
@@ -86,7 +87,7 @@ class ModelDrafter:
         gammas = {
             slot: gamma
             for slot in usable
-            if _num_missing(live, slot, computed) <= MAX_SHARED_MISSING
+            if _num_missing(live, slot, computed) <= self.max_shared_missing
             and (gamma := self._gamma(live[slot])) > 0
         }
         return Ready(computed=computed, gammas=gammas)
@@ -116,7 +117,7 @@ class ModelDrafter:
     ) -> None:
         # Those that miss least are ready first; a stream that lags never waits for a prompt.
         lagging = sorted(
-            (s for s in slots if _num_missing(live, s, computed) > MAX_SHARED_MISSING),
+            (s for s in slots if _num_missing(live, s, computed) > self.max_shared_missing),
             key=lambda s: _num_missing(live, s, computed),
         )
         shared = self._chunk

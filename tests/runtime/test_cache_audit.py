@@ -25,6 +25,8 @@ REQUESTS = (
     ("recycling", {"gamma": 5}, 1.0, ExactnessMode.SEED_STABLE),
     ("suffix+model", {"gamma": 8}, 0.7, ExactnessMode.SEED_STABLE),
     ("model/phrases", {"gamma": 5}, 1.0, ExactnessMode.MAX_ACCEPT),
+    ("tree", {"gamma": 4, "branching": (3, 2)}, 1.0, ExactnessMode.MAX_ACCEPT),
+    ("tree+lookup", {"gamma": 3}, 1.5, ExactnessMode.LENIENT),
     ("none", {}, 1.0, ExactnessMode.MAX_ACCEPT),
     ("phrases+ouroboros", {"gamma": 7}, 0.5, ExactnessMode.MAX_ACCEPT),
 )

@@ -90,6 +90,7 @@ async def running(
     limits: RequestLimits = ANY_LIMITS,
     max_batch: int = 4,
     max_context: int = CONTEXT,
+    max_tree_nodes: int = 0,
     target: Callable[[tuple[int, ...]], FloatArray] = next_letter,
     failing_extends: Sequence[int] = (),
     stall_timeout_s: float = 30.0,
@@ -98,7 +99,11 @@ async def running(
     costs: CostTable | None = None,
 ) -> AsyncIterator[Running]:
     engine_limits = EngineLimits(
-        max_batch=max_batch, max_context=max_context, max_extend=512, vocab_size=VOCAB
+        max_batch=max_batch,
+        max_context=max_context,
+        max_extend=512,
+        vocab_size=VOCAB,
+        max_tree_nodes=max_tree_nodes,
     )
     codec = LetterCodec()
     worker = Worker(

@@ -158,6 +158,7 @@ async def test_leaving_the_stream_frees_the_slot(start_endless):
         ({"drafter": "ouroboros", "num_phrases": 17}, "speculation.num_phrases", "INVALID_PARAMETER"),
         ({"drafter": "ouroboros", "window": 33}, "speculation.window", "INVALID_PARAMETER"),
         ({"drafter": "phrases", "window": 4}, "speculation.window", "INVALID_PARAMETER"),
+        ({"drafter": "model", "branching": [2]}, "speculation.branching", "INVALID_PARAMETER"),
         ({"drafter": "lookup", "reference": "ab"}, "speculation.reference", "INVALID_PARAMETER"),
         ({"drafter": "reference", "reference": "a" * 65537}, "speculation.reference", "INVALID_PARAMETER"),
     ],

@@ -136,7 +136,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("enabled", "drafter", "gamma", "mode", "lenience", "phrase_length", "num_phrases", "window", "reference", "adaptive", "block_verification", "beam_width")
+    __slots__ = ("enabled", "drafter", "gamma", "mode", "lenience", "phrase_length", "num_phrases", "window", "reference", "adaptive", "block_verification", "beam_width", "branching")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +149,7 @@ class Speculation(_message.Message):
     ADAPTIVE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     BEAM_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    BRANCHING_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     drafter: str
     gamma: int
@@ -161,7 +162,8 @@ class Speculation(_message.Message):
     adaptive: bool
     block_verification: bool
     beam_width: int
-    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., gamma: _Optional[int] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., phrase_length: _Optional[int] = ..., num_phrases: _Optional[int] = ..., window: _Optional[int] = ..., reference: _Optional[str] = ..., adaptive: _Optional[bool] = ..., block_verification: _Optional[bool] = ..., beam_width: _Optional[int] = ...) -> None: ...
+    branching: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., gamma: _Optional[int] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., phrase_length: _Optional[int] = ..., num_phrases: _Optional[int] = ..., window: _Optional[int] = ..., reference: _Optional[str] = ..., adaptive: _Optional[bool] = ..., block_verification: _Optional[bool] = ..., beam_width: _Optional[int] = ..., branching: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("text", "tokens", "steps", "finish")
