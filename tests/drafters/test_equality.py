@@ -69,10 +69,16 @@ def test_no_drafter_changes_a_token(
     expected = plain(name, temperature)
     # A reference that the answers quote in part.
     reference = (*expected[4][:7], 2, 2, 1, *expected[2][2:9], 0, 3)
-    vocab_size, target_logits, _ = PAIRS[name]
+    vocab_size, target_logits, draft_logits = PAIRS[name]
     # One pair on an engine that verifies trees, the other on one of chains.
     bounds = replace(limits(vocab_size), max_tree_nodes=16 if name == "F4" else 0)
-    harness = Harness(name, target=ScriptedEngine(target_logits, bounds), drafting=drafting)
+    of_draft = replace(bounds, max_tree_nodes=16 if drafter == "tree" else 0)
+    harness = Harness(
+        name,
+        target=ScriptedEngine(target_logits, bounds),
+        draft=ScriptedEngine(draft_logits, of_draft),
+        drafting=drafting,
+    )
     num_drafted = num_accepted = 0
     for gamma in range(9):
         params = SpeculationParams(

@@ -155,7 +155,8 @@ def test_the_registry_offers_what_the_parts_allow(has_draft: bool) -> None:
             chunk=4,
         )
     )
-    unmet = {Need.CORPUS} if has_draft else {Need.CORPUS, Need.DRAFT_MODEL}
+    # Nor does this draft model take trees.
+    unmet = {Need.CORPUS, Need.DRAFT_TREES} | (set() if has_draft else {Need.DRAFT_MODEL})
     assert set(drafters) == {n for n, kind in REGISTRY.items() if not kind.traits.needs & unmet}
     assert ("model" in drafters) is has_draft
 
