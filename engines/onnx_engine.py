@@ -57,7 +57,8 @@ class _Call:
         tokens: [B, T] int64.
         start: [B] int64.
         logit_positions: [B, R] int64.
-        logits_shape: (B, R, V).
+        logits: [B, R, V] float32, where the answer will be.
+        wanted: per row its tokens and wanted logits when ``logit_positions`` was written.
         tree: arrays of a call in which some row is a tree, else None.
     """
 
@@ -66,7 +67,8 @@ class _Call:
     tokens: IntArray
     start: IntArray
     logit_positions: IntArray
-    logits_shape: tuple[int, int, int]
+    logits: FloatArray
+    wanted: list[tuple[int, int] | None]
     tree: TreeInputs | None
 
 
@@ -177,7 +179,7 @@ class OnnxEngine:
             cache.lengths[span.slot] = num_valid(span)
             if span.parents is not None:
                 self._tree_spans[span.slot] = span
-        return self._logits.read()[: math.prod(call.logits_shape)].reshape(call.logits_shape)
+        return call.logits
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
@@ -249,7 +251,8 @@ class OnnxEngine:
             tokens=np.zeros((num_rows, num_tokens), dtype=np.int64),
             start=np.zeros(num_rows, dtype=np.int64),
             logit_positions=np.zeros((num_rows, num_wanted), dtype=np.int64),
-            logits_shape=logits_shape,
+            logits=self._logits.read()[: math.prod(logits_shape)].reshape(logits_shape),
+            wanted=[None] * num_rows,
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
         )
         for name, array in (
@@ -277,14 +280,13 @@ class OnnxEngine:
 
 def _fill_row(call: _Call, row: int, span: Span) -> None:
     """Write a span into a call, its last token and last wanted position repeated as padding."""
-    num_tokens = len(span.tokens)
+    num_tokens, num_logits = len(span.tokens), span.num_logits
     call.start[row] = span.start
-    tokens, positions = call.tokens[row], call.logit_positions[row]
-    if num_tokens == 0:
-        tokens.fill(0)
-        positions.fill(0)
-        return
-    tokens[:num_tokens] = span.tokens
-    tokens[num_tokens:] = span.tokens[-1]
-    positions[: span.num_logits] = range(num_tokens - span.num_logits, num_tokens)
-    positions[span.num_logits :] = num_tokens - 1
+    num_padding = call.tokens.shape[1] - num_tokens
+    last = span.tokens[-1] if num_tokens else 0
+    call.tokens[row] = (*span.tokens, *(last,) * num_padding) if num_padding else span.tokens
+    if call.wanted[row] != (num_tokens, num_logits):
+        call.wanted[row] = (num_tokens, num_logits)
+        positions = call.logit_positions[row]
+        positions[:num_logits] = range(num_tokens - num_logits, num_tokens)
+        positions[num_logits:] = max(0, num_tokens - 1)

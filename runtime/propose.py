@@ -21,6 +21,8 @@ from runtime.drafters.base import Draft, DraftRow, Need, Outcome
 
 logger = logging.getLogger(__name__)
 
+NO_DRAFT = Draft(tokens=())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRules:
@@ -77,7 +79,7 @@ def propose(
         gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
         rules: what they may propose.
     """
-    drafts = [None if gamma is None else Draft(tokens=()) for gamma in gammas]
+    drafts = [None if gamma is None else NO_DRAFT for gamma in gammas]
     chosen: dict[str, list[int]] = {}
     for slot, gamma in enumerate(gammas):
         if gamma:
@@ -170,7 +172,7 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
 def draft_row(request: Request, gamma: int, rules: DraftRules) -> DraftRow:
     """The request's row as a drafter sees it."""
     return DraftRow(
-        sampling=sampling_row(request, Draft(tokens=())),
+        sampling=sampling_row(request, NO_DRAFT),
         gamma=gamma,
         num_computed=request.draft_computed,
         key=request.spec.internal_id,

@@ -61,6 +61,8 @@ class LiveRows:
         Returns:
             Requests that were to go on, but whose row could not be moved.
         """
+        if not requests:
+            return []
         lost = self._free_searches(requests)
         rows = [r.slot for r in requests if r.slot is not None]
         for slot in sorted(rows, reverse=True):
@@ -74,8 +76,7 @@ class LiveRows:
             # The last row may move more than once.
             if not self._move(last, move.source, slot) and last not in lost:
                 lost.append(last)
-        if requests:
-            self._trim()
+        self._trim()
         return lost
 
     def _free_searches(self, requests: Sequence[Request]) -> list[Request]:

@@ -8,6 +8,7 @@ SIGTERM goes on at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -170,6 +171,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: server.hurry() if stop.is_set() else stop.set())
+    _freeze()
     port = await server.start(options.address)
     if options.port_file is not None:
         unfinished = options.port_file.with_name(options.port_file.name + ".new")
@@ -179,6 +181,15 @@ async def serve(root: Path, options: ServeOptions) -> int:
     await stop.wait()
     _guard(options.config)
     return 1 if await server.drain() else 0
+
+
+def _freeze() -> None:
+    """Have the garbage collector look no more at what is loaded by now: it lives as long as the process.
+
+    Libraries bring some hundred thousand objects, and looking through them took an eighth of the host's time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _guard(config: ServerConfig) -> None:

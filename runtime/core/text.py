@@ -91,6 +91,8 @@ class StopScanner:
 
         Where several stop strings are completed by the same character, the longest wins.
         """
+        if not self._stop_strings:
+            return text
         pending = self._held + text
         match = self._first_match(pending)
         if match is not None:
@@ -118,7 +120,7 @@ class StopScanner:
         return end, stop
 
     def _num_held(self, text: str) -> int:
-        longest = max((len(stop) for stop in self._stop_strings), default=1) - 1
+        longest = max(len(stop) for stop in self._stop_strings) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stop_strings):
                 return length
