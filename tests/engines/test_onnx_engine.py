@@ -62,6 +62,21 @@ def test_rows_have_the_same_bits_in_every_shape(
             np.testing.assert_array_equal(found, expected[row][at : at + num_tokens])
 
 
+def test_a_call_of_the_same_shape_reads_the_columns_that_are_wanted_now(bundle: Bundle) -> None:
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    rows = [make_tokens(engine, 20, seed=row) for row in range(2)]
+    expected = [reference(engine, tokens) for tokens in rows]
+    at = [0, 0]
+    for shapes in (((5, 2), (3, 1)), ((3, 1), (5, 2)), ((5, 1), (4, 2)), ((0, 0), (5, 2))):
+        spans = [
+            span(row, at[row], rows[row][at[row] : at[row] + length], num_logits)
+            for row, (length, num_logits) in enumerate(shapes)
+        ]
+        for row, found in enumerate(wanted_logits(engine, spans)):
+            at[row] += shapes[row][0]
+            np.testing.assert_array_equal(found, expected[row][at[row] - len(found) : at[row]])
+
+
 def test_int8_weights_give_a_row_the_same_bits_in_every_shape(
     tiny_checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
