@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engines.base import Engine, EngineLimits, FloatArray, Span
-from engines.laws import Sampler, SamplingRow, Verdict
+from engines.laws import OfferingSampler, OfferPoint, SamplingRow, Verdict
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class TimedEngine:
 class TimedSampler:
     """A sampler that adds up the seconds spent in it."""
 
-    sampler: Sampler
+    sampler: OfferingSampler
     total_s: float = 0.0
 
     def propose(
@@ -76,6 +76,15 @@ class TimedSampler:
         tokens = self.sampler.propose(logits, rows, vocab_size=vocab_size)
         self.total_s += time.perf_counter() - began
         return tokens
+
+    def offer(
+        self, logits: FloatArray, points: Sequence[OfferPoint], *, vocab_size: int
+    ) -> list[tuple[int, ...]]:
+        """Offer and take the time."""
+        began = time.perf_counter()
+        offered = self.sampler.offer(logits, points, vocab_size=vocab_size)
+        self.total_s += time.perf_counter() - began
+        return offered
 
     def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
         """Judge and take the time."""
