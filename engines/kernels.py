@@ -310,6 +310,16 @@ def _num_at_least(bits: npt.NDArray[np.int32], limit: np.int32) -> int:
     return count
 
 
+@kernel(int64(int32[::1], int32, int32))
+def _drop_below(bits: npt.NDArray[np.int32], lowest: np.int32, above: np.int32) -> int:
+    """Set bit patterns below ``lowest`` to 0; how many of the others are below ``above``."""
+    count = 0
+    for i in range(bits.shape[0]):
+        count += (bits[i] >= lowest) & (bits[i] < above)
+        bits[i] = bits[i] if bits[i] >= lowest else np.int32(0)
+    return count
+
+
 @kernel(void(_ROW, _ROW, float64), void(_ROW, _WIDE, float64))
 def keep_nucleus(weights: FloatArray, logits: Row, mass_wanted: float) -> None:
     """Set to 0 all weights outside the nucleus: those with ``mass_wanted`` or more ranked before them.
@@ -333,19 +343,15 @@ def keep_nucleus(weights: FloatArray, logits: Row, mass_wanted: float) -> None:
         mass += masses[edge]
         edge -= 1
     lowest = np.int32((_LOWEST_BIN + edge) << _BIN_SHIFT) if edge > 0 else np.int32(0)
+    above = np.int32((_LOWEST_BIN + edge + 1) << _BIN_SHIFT)
     within, size = np.empty(weights.shape[0], dtype=np.int64), 0
     for start in range(0, bits.shape[0], _BLOCK):
-        block = weights[start : start + _BLOCK]
-        if _num_at_least(bits[start : start + _BLOCK], lowest) == 0:
-            block[:] = np.float32(0.0)
-            continue
-        for i in range(start, start + block.shape[0]):
-            at = _bin(bits[i])
-            if at == edge:
-                within[size] = i
-                size += 1
-            elif at < edge:
-                weights[i] = 0.0
+        block = bits[start : start + _BLOCK]
+        if _drop_below(block, lowest, above) > 0:
+            for i in range(block.shape[0]):
+                if lowest <= block[i] < above:
+                    within[size] = start + i
+                    size += 1
     ids = within[:size]
     for i in range(size // 2 - 1, -1, -1):
         _sink(logits, ids, i, size)

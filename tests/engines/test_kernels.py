@@ -292,7 +292,16 @@ MUTANTS = {
         "if mass > mass_wanted:",
         check_nuclei,
     ),
-    "below the nucleus' last bin kept": ("elif at < edge:", "elif at < edge - 1:", check_nuclei),
+    "below the nucleus' last bin kept": (
+        "bits[i] if bits[i] >= lowest else",
+        "bits[i] if bits[i] >= lowest - np.int32(1 << 17) else",
+        check_nuclei,
+    ),
+    "the nucleus' last bin cut off": (
+        "if lowest <= block[i] < above:",
+        "if lowest < block[i] < above:",
+        check_nuclei,
+    ),
     "a token too many of the ranked": (
         "and mass < mass_wanted:\n        mass",
         "and mass <= mass_wanted:\n        mass",
