@@ -15,6 +15,7 @@ import pytest
 TESTS = Path(__file__).parent
 
 ORACLE, SAMPLER, TREE = "core/test_verification", "engines/test_cpu_sampler", "core/test_tree"
+OFFERS = "engines/test_offers"
 BIASES, STEP, SAMPLING = "core/test_biased_schemes", "runtime/test_step", "core/test_sampling"
 
 CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
@@ -95,10 +96,12 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_acceptance_of_a_peaked_draft",
             "test_a_round_over_a_sampled_tree_has_the_targets_law",
         ),
+        OFFERS: ("test_acceptance_of_the_four_token_pair", "test_the_four_token_pair_gives_the_target"),
         BIASES: ("test_no_scheme_for_independent_candidates_keeps_more_than_the_bound",),
     },
     "T20 repeated candidates": {
         TREE: ("test_a_repeated_candidate_is_tested_again",),
+        OFFERS: ("test_the_four_token_pair_gives_the_target",),
         BIASES: ("test_repeats_tested_again_give_the_target_of_the_same_inputs",),
     },
     "T21 a draw per phrase": {

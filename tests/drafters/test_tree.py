@@ -22,6 +22,7 @@ from runtime.drafters import build_drafters
 from runtime.drafters.base import DrafterParts
 from runtime.worker import Worker
 from tests.core.laws import distance
+from tests.core.test_controller import table
 from tests.drafters.rows import row as row_of
 from tests.engines.test_offers import walked
 from tests.runtime.markov import Harness, LetterDecoder, limits, spec
@@ -169,7 +170,7 @@ def test_a_row_drafts_alike_alone_and_beside_others() -> None:
 # --- laws
 
 
-TABLE = np.array([[0.0, 0.6, 0.4], [0.25, 0.15, 0.6], [0.55, 0.45, 0.0]])
+TABLE = np.array([[0.0, 0.6, 0.4], [0.25, 0.0, 0.75], [0.55, 0.45, 0.0]])
 DRAFT = np.array([[0.6, 0.4, 0.0], [0.0, 0.3, 0.7], [0.5, 0.0, 0.5]])
 NUM_TOKENS = 2
 
@@ -252,6 +253,25 @@ def test_a_draft_that_is_the_target_is_kept_whole(law: dict[str, float]) -> None
 def test_seed_stable_answers_are_those_of_plain_decoding(mode: ExactnessMode) -> None:
     _, drafted, _ = served(mode)
     assert drafted == served(mode, drafter="none")[1]
+
+
+def test_gamma_of_sampled_trees_can_be_chosen_too() -> None:
+    bounds = replace(limits(V), max_tree_nodes=32)
+    engines = [
+        ScriptedEngine(lambda prefix: 3.0 * np.eye(V, dtype=np.float32)[prefix[-1]], bounds)
+        for _ in range(2)
+    ]
+    harness = Harness(target=engines[0], draft=engines[1], costs=table(c=0.01))
+    for index in range(2):
+        harness.submit(
+            str(index), (index, 1), seed=index, drafter="tree", max_tokens=40, temperature=1.0
+        )
+    harness.run()
+    for index in range(2):
+        report = harness.finished(str(index)).report
+        assert len(harness.tokens(str(index))) == 40
+        assert report.off_reason is None
+        assert report.num_accepted > 10
 
 
 # --- asked for
