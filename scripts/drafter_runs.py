@@ -29,10 +29,13 @@ Prompt = tuple[list[int], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One way to draft; ``params`` are fields of ``SpeculationParams`` beside drafter and gamma."""
+    """One way to draft; ``params`` are fields of ``SpeculationParams`` beside drafter and gamma.
+
+    A ``gamma`` of None is chosen step by step.
+    """
 
     drafter: str
-    gamma: int = 0
+    gamma: int | None = 0
     params: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -41,7 +44,8 @@ class Setting:
         if self.drafter == "none":
             return "none"
         more = "".join(f" {name} {value}" for name, value in self.params)
-        return f"{self.drafter} gamma {self.gamma}{more}"
+        gamma = "auto" if self.gamma is None else self.gamma
+        return f"{self.drafter} gamma {gamma}{more}"
 
     def speculation(self, reference: tuple[int, ...] = ()) -> SpeculationParams:
         """As a request would ask for it."""
@@ -49,6 +53,7 @@ class Setting:
             is_enabled=self.drafter != "none",
             drafter=self.drafter,
             gamma=self.gamma,
+            is_adaptive=self.gamma is None,
             reference_tokens=reference if "reference" in self.drafter else (),
             **dict(self.params),
         )
