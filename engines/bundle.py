@@ -1,11 +1,12 @@
 """The exported directory: names of the tensors of its graphs, its manifest, and how it is checked.
 
 Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
-it, where trees are verified ``tree.onnx`` over the same data and ``keep_path.onnx``, and ``draft/``
-likewise; the device sampler's graphs, without weights, in ``sampler/``; TensorRT plans under
-``plans/``. The manifest lists every other file with its size and SHA-256; a file that is missing,
-changed, unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is
-merely never read: a build that was killed leaves one behind. Knows no inference library.
+it, ``grouped.onnx`` over the same data where query heads share cache heads, ``tree.onnx`` likewise and
+``keep_path.onnx`` where trees are verified, and ``draft/`` in the same way; the device sampler's
+graphs, without weights, in ``sampler/``; TensorRT plans under ``plans/``. The manifest lists every
+other file with its size and SHA-256; a file that is missing, changed, unlisted or reached over a link
+is refused. Only under ``plans/`` an unlisted file is merely never read: a build that was killed leaves
+one behind. Knows no inference library.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from engines.serving_defaults import ServingDefaults, read_serving_defaults
 SCHEMA_VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILE = "model.onnx"
+GROUPED_FILE = "grouped.onnx"
 TREE_FILE = "tree.onnx"
 KEEP_PATH_FILE = "keep_path.onnx"
 
@@ -70,7 +72,7 @@ class ModelEntry:
     """One model of a bundle.
 
     Attributes:
-        path: folder inside the bundle, POSIX; the graph is ``model.onnx`` in it.
+        path: folder inside the bundle, POSIX; the canonical graph is ``model.onnx`` in it.
         num_kv_heads: H of the cache.
         head_size: D of the cache.
         vocab_size: V of the logits.
@@ -177,6 +179,11 @@ class Bundle:
         """Graph file of one of the bundle's models."""
         return self.root / entry.path / MODEL_FILE
 
+    def host_path(self, entry: ModelEntry) -> Path:
+        """Graph file of one of the bundle's models that suits a CPU best: the same function."""
+        is_grouped = f"{entry.path}/{GROUPED_FILE}" in self.manifest.files
+        return self.root / entry.path / GROUPED_FILE if is_grouped else self.model_path(entry)
+
     def tree_path(self, entry: ModelEntry) -> Path:
         """Graph file that verifies trees with one of the bundle's models, if it has one."""
         return self.root / entry.path / TREE_FILE
@@ -261,9 +268,14 @@ def _check_listing(names: list[str], manifest: Manifest) -> None:
 
 def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
     check_inside(entry.path)
-    graphs = (MODEL_FILE, TREE_FILE, KEEP_PATH_FILE) if entry.max_tree_nodes else (MODEL_FILE,)
+    folder = PurePosixPath(entry.path)
+    graphs = [MODEL_FILE]
+    if (folder / GROUPED_FILE).as_posix() in manifest.files:
+        graphs.append(GROUPED_FILE)
+    if entry.max_tree_nodes:
+        graphs += [TREE_FILE, KEEP_PATH_FILE]
     for name in graphs:
-        _check_graph_file(root, PurePosixPath(entry.path) / name, manifest)
+        _check_graph_file(root, folder / name, manifest)
 
 
 def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""Canonical graphs on ONNX Runtime's CPU provider; ``engines.onnx_plan`` has the others.
+"""Models on ONNX Runtime's CPU provider; ``engines.onnx_plan`` has the others.
 
 The cache's memory is bound both as the graph's past and as its present, so that a step writes its
 few new keys and values in place. What a call costs beside the graph is Python, so everything that
@@ -8,7 +8,8 @@ Bits: no call has fewer than two columns, or takes fewer than two logits, over a
 one-row matrix products use other kernels than many-row ones. So a row alone is padded to two; rows
 of a batch only where the graph does not see to attention, whose products are per row
 (``ModelEntry.narrowest_span``). Above that ONNX Runtime's CPU kernels give a row the same bits
-whatever is beside it (I2), and in both graphs: causal (``model.onnx``) and masked (``tree.onnx``, run
+whatever is beside it (I2), and in all graphs: causal (``model.onnx``), the same with shared cache
+heads read once (``grouped.onnx``, run instead where the bundle has it) and masked (``tree.onnx``, run
 only where a row is a tree).
 
 Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
@@ -107,10 +108,11 @@ class OnnxEngine:
             vocab_size=entry.vocab_size,
             max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
         )
+        path = bundle.host_path(entry)
         self._session: onnxruntime.InferenceSession | None = open_session(
-            bundle.model_path(entry), num_threads=num_threads
+            path, num_threads=num_threads
         )
-        check_graph(self._session, entry)
+        check_graph(self._session, entry, file=path.name)
         self._narrowest_span = entry.narrowest_span
         self._trees: TreeGraphs | None = None
         if self._limits.max_tree_nodes:

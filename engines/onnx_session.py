@@ -16,7 +16,6 @@ from engines.bundle import (
     MODEL_FILE,
     START,
     TOKENS,
-    TREE_FILE,
     ModelEntry,
     key_name,
     new_key_name,
@@ -174,6 +173,7 @@ def check_graph(
     session: onnxruntime.InferenceSession,
     entry: ModelEntry,
     *,
+    file: str = MODEL_FILE,
     extra_inputs: Set[str] = frozenset(),
 ) -> None:
     """Refuse a graph whose tensors are not those its manifest entry declares.
@@ -181,6 +181,7 @@ def check_graph(
     Args:
         session: over the graph.
         entry: of its model.
+        file: its name in the model's folder, for errors.
         extra_inputs: names beside those of ``model.onnx``, for a tree graph.
 
     Raises:
@@ -190,7 +191,7 @@ def check_graph(
     present = cache_names(entry.num_layers, new_key_name, new_value_name)
     inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
     outputs = {tensor.name: tensor.shape for tensor in session.get_outputs()}
-    graph = f"{entry.path}/{TREE_FILE if extra_inputs else MODEL_FILE}"
+    graph = f"{entry.path}/{file}"
     for found, declared in (
         (set(inputs), {TOKENS, START, LOGIT_POSITIONS, *past, *extra_inputs}),
         (set(outputs), {LOGITS, *present}),

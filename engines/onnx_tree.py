@@ -24,6 +24,7 @@ from engines.bundle import (
     COLUMNS,
     POSITIONS,
     START,
+    TREE_FILE,
     Bundle,
     ModelEntry,
     key_name,
@@ -82,7 +83,7 @@ class TreeGraphs:
             bundle.tree_path(entry),
             num_threads=num_threads,
         )
-        check_graph(self.session, entry, extra_inputs={POSITIONS, ANCESTORS})
+        check_graph(self.session, entry, file=TREE_FILE, extra_inputs={POSITIONS, ANCESTORS})
         self._keeper = open_session(
             bundle.keep_path_path(entry),
             num_threads=num_threads,

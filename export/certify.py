@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from engines.bundle import Bundle
+from engines.bundle import GROUPED_FILE, Bundle
 from export.checkpoint import ModelFacts, open_checkpoint
 from export.parity import FLOAT32_TOLERANCE, check_parity
 from export.tree_parity import check_tree_parity
@@ -22,20 +22,25 @@ def certify(
     max_tree_nodes: int,
     tolerance: float | None,
 ) -> dict[str, object]:
-    """Certificate of a graph and, unless ``max_tree_nodes`` is 0, of the tree graphs beside it.
+    """Certificate of a graph, of the grouped graph beside it if there is one, and of the tree graphs.
 
     Args:
         model: the checkpoint's model, the reference.
         path: the canonical graph.
         facts: of the model.
         max_gamma: of the bundle.
-        max_tree_nodes: of the graphs.
+        max_tree_nodes: of the tree graphs; 0 where there are none.
         tolerance: greatest difference allowed; None records without judging.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
     certificate = dict(check_parity(model, path, facts, max_gamma=max_gamma, tolerance=tolerance))
+    grouped = path.with_name(GROUPED_FILE)
+    if grouped.exists():
+        certificate["grouped"] = check_parity(
+            model, grouped, facts, max_gamma=max_gamma, tolerance=tolerance
+        )
     if max_tree_nodes:
         certificate |= check_tree_parity(
             model, path, facts, max_tree_nodes=max_tree_nodes, tolerance=tolerance

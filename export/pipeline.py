@@ -32,6 +32,7 @@ from export.checkpoint import (
     check_tokenizer,
     open_checkpoint,
 )
+from export.grouped_heads import derive_grouped_graph
 from export.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
 from export.narrow_spans import NARROWEST_SPAN
 from export.parity import FLOAT32_TOLERANCE
@@ -170,6 +171,7 @@ def _export_part(
     model = part.checkpoint.load()
 
     def certified(tolerance: float | None) -> dict[str, object]:
+        derive_grouped_graph(path)
         if sizes.max_tree_nodes:
             derive_tree_graphs(path)
         return certify(

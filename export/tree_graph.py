@@ -1,7 +1,8 @@
 """The graphs that verify trees, derived from a finished canonical graph.
 
 ``tree.onnx`` is ``model.onnx`` with two changes: positions are an input instead of following from
-``start``, and attention reads a mask made from the input ``ancestors`` instead of being causal. It
+``start``, and attention reads a mask made from the input ``ancestors`` instead of being causal (and
+each head of the cache once, ``export.grouped_heads``: trees are verified on the CPU). It
 is derived after every other pass, so it has the same fusions and quantisation, and it names the
 same weights in the same data file. ``keep_path.onnx`` copies the cache rows of a kept path into
 place.
@@ -19,12 +20,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from engines import bundle
 from engines.base import BundleError
+from export.grouped_heads import attention_nodes, give_mask, group_heads, is_plainly_causal
 from export.kv_export import POSITIONS_VALUE
 from export.narrow_spans import drop_query_padding
 
 _OPSET = 24
-# Inputs of Attention-24.
-_MASK_INPUT, _LENGTHS_INPUT = 3, 6
 
 
 def derive_tree_graphs(path: Path) -> None:
@@ -43,6 +43,7 @@ def derive_tree_graphs(path: Path) -> None:
     ir.save(_keep_path_graph(caches), path.parent / bundle.KEEP_PATH_FILE)
     _give_positions(model.graph, path)
     _give_mask(model.graph, path)
+    group_heads(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.
     ir.save(model, path.parent / bundle.TREE_FILE)
@@ -65,28 +66,19 @@ def _give_positions(graph: ir.Graph, path: Path) -> None:
 
 def _give_mask(graph: ir.Graph, path: Path) -> None:
     """Let every Attention node see the cached text and each token's own ancestors."""
-    nodes = [node for node in graph if node.op_type == "Attention"]
-    for node in nodes:
-        inputs = [*node.inputs, *[None] * (_LENGTHS_INPUT + 1 - len(node.inputs))]
-        if (
-            inputs[_MASK_INPUT] is not None
-            or inputs[_LENGTHS_INPUT] is None
-            or node.attributes.get_int("is_causal", 0) != 1
-        ):
-            raise BundleError(
-                f"{path.parent.name}: an Attention node is not plainly causal, so it takes no tree "
-                "mask; export with max_tree_nodes 0"
-            )
+    nodes = attention_nodes(graph)
+    if not all(map(is_plainly_causal, nodes)):
+        raise BundleError(
+            f"{path.parent.name}: an Attention node is not plainly causal, so it takes no tree "
+            "mask; export with max_tree_nodes 0"
+        )
     if not nodes:
         raise BundleError(f"{path.parent.name}: the graph has no Attention node")
     ancestors = _input(bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
     graph.inputs.append(ancestors)
     mask, mask_nodes = _tree_mask({value.name: value for value in graph.inputs})
     graph.insert_before(graph[0], mask_nodes)
-    for node in nodes:
-        node.resize_inputs(_MASK_INPUT + 1)
-        node.replace_input_with(_MASK_INPUT, mask)
-        node.attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
+    give_mask(nodes, mask)
 
 
 def _tree_mask(inputs: dict[str | None, ir.Value]) -> tuple[ir.Value, list[ir.Node]]:

@@ -20,6 +20,7 @@ from engines.bundle import (
     write_manifest,
 )
 from engines.bundle_files import hash_files
+from export.grouped_heads import derive_grouped_graph
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, V = 2, 4, 2, 16, 96
 WIDTH = HEADS * HEAD_SIZE
@@ -134,10 +135,12 @@ class Decoder:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
 
 
-def write_bundle(root: Path, *, nan_token: int | None = None) -> Path:
+def write_bundle(root: Path, *, nan_token: int | None = None, is_grouped: bool = False) -> Path:
     """A bundle of the handmade decoder; ``nan_token`` is embedded as NaN."""
     (root / "target").mkdir(parents=True)
-    onnx.save(Decoder(nan_token).build(), root / "target" / "model.onnx")
+    path = root / "target" / "model.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(Decoder(nan_token).build()), path)
+    assert not is_grouped or derive_grouped_graph(path)
     (root / "tokenizer.json").write_text("{}")
     manifest = Manifest(
         target=ModelEntry(

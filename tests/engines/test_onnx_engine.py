@@ -19,15 +19,22 @@ NAN_TOKEN = 95
 LONG = 200
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return load_bundle(write_bundle(tmp_path_factory.mktemp("onnx") / "bundle"))
+@pytest.fixture(scope="module", params=[False, True], ids=["model", "grouped"])
+def is_grouped(request: pytest.FixtureRequest) -> bool:
+    """Whether cache heads that are shared are read once."""
+    return bool(request.param)
 
 
 @pytest.fixture(scope="module")
-def poisoned_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(tmp_path_factory: pytest.TempPathFactory, is_grouped: bool) -> Bundle:
+    root = tmp_path_factory.mktemp("onnx") / "bundle"
+    return load_bundle(write_bundle(root, is_grouped=is_grouped))
+
+
+@pytest.fixture(scope="module")
+def poisoned_bundle(tmp_path_factory: pytest.TempPathFactory, is_grouped: bool) -> Bundle:
     root = tmp_path_factory.mktemp("poisoned") / "bundle"
-    return load_bundle(write_bundle(root, nan_token=NAN_TOKEN))
+    return load_bundle(write_bundle(root, nan_token=NAN_TOKEN, is_grouped=is_grouped))
 
 
 def reference(engine: Engine, tokens: tuple[int, ...]) -> FloatArray:
