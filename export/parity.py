@@ -105,8 +105,8 @@ def judged(
     result = _merge(results)
     if tolerance is not None and not result.max_difference <= tolerance:
         raise BundleError(
-            f"{path.parent.name}: parity case {name} differs by {result.max_difference:.3g}, "
-            f"allowed {tolerance:.3g}; the bundle is not written"
+            f"{path.parent.name}/{path.name}: parity case {name} differs by "
+            f"{result.max_difference:.3g}, allowed {tolerance:.3g}; the bundle is not written"
         )
     return {
         "max_difference": result.max_difference,

@@ -74,8 +74,8 @@ def check_tree_parity(
     masked = _check_masks(model, runner, trees)
     kept = _check_kept_paths(model, runner, trees)
     return {
-        "tree_masks": judged("tree_masks", masked, path, tolerance),
-        "tree_paths": judged("tree_paths", kept, path, tolerance),
+        "tree_masks": judged("tree_masks", masked, path.with_name(bundle.TREE_FILE), tolerance),
+        "tree_paths": judged("tree_paths", kept, path.with_name(bundle.KEEP_PATH_FILE), tolerance),
     }
 
 

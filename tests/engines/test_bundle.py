@@ -202,6 +202,23 @@ def test_a_model_that_verifies_trees_has_their_graphs(root: Path) -> None:
     assert load_bundle(root).manifest.target.max_tree_nodes == 8
 
 
+def test_a_graph_for_the_cpu_stands_in_where_it_is_listed(root: Path) -> None:
+    bundle = load_bundle(root)
+    assert bundle.host_path(ENTRY) == bundle.model_path(ENTRY)
+    grouped = root / "target" / "grouped.onnx"
+    save_graph(grouped, "elsewhere.data")
+    with pytest.raises(BundleError, match=r"target/grouped.onnx: not listed"):
+        load_bundle(root)
+    write_manifest(root, make_manifest(root))
+    with pytest.raises(BundleError, match=r"target/grouped.onnx: weights at 'elsewhere.data'"):
+        load_bundle(root)
+    save_graph(grouped, "model.onnx.data")
+    write_manifest(root, make_manifest(root))
+    bundle = load_bundle(root)
+    assert bundle.host_path(ENTRY) == grouped
+    assert bundle.model_path(ENTRY) == root / "target" / "model.onnx"
+
+
 def test_a_manifest_says_how_narrow_spans_may_be(root: Path) -> None:
     path = root / "manifest.json"
     data = json.loads(path.read_text())

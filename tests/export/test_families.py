@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engines.bundle import GROUPED_FILE
 from export.checkpoint import ModelFacts, model_facts
+from export.grouped_heads import derive_grouped_graph
 from export.parity import GraphRunner, check_parity
 from export.quantize import quantize_file
 from export.to_onnx import export_model
@@ -22,6 +24,13 @@ def test_family_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     certificate = check_parity(model, path, model_facts(model.config), max_gamma=4)
     assert certificate["rollback"]["num_compared"] > 0
     assert_single_tokens_keep_their_bits(path, model_facts(model.config))
+    if derive_grouped_graph(path):
+        grouped = path.with_name(GROUPED_FILE)
+        check_parity(model, grouped, model_facts(model.config), max_gamma=4)
+        assert_single_tokens_keep_their_bits(grouped, model_facts(model.config))
+    else:
+        assert family in ("gpt2", "gpt_neox", "opt")  # a cache head for every query head
+        assert not path.with_name(GROUPED_FILE).exists()
     derive_tree_graphs(path)
     trees = check_tree_parity(model, path, model_facts(model.config), max_tree_nodes=40)
     assert trees["tree_masks"]["num_greedy_equal"] == trees["tree_masks"]["num_compared"] == 3 * 40

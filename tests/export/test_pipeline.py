@@ -23,10 +23,12 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
         *(f"sampler/{propose_file(variant)}" for variant in Variant),
     }
     assert sorted(manifest.files.keys() - sampler) == [
+        "draft/grouped.onnx",
         "draft/keep_path.onnx",
         "draft/model.onnx",
         "draft/model.onnx.data",
         "draft/tree.onnx",
+        "target/grouped.onnx",
         "target/keep_path.onnx",
         "target/model.onnx",
         "target/model.onnx.data",
@@ -35,7 +37,9 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
     ]
     assert set(manifest.certificate) == {"target", "draft"}
     assert (manifest.target.max_tree_nodes, manifest.draft.max_tree_nodes) == (64, 64)
-    assert manifest.certificate["target"]["tree_masks"]["max_difference"] <= 1e-4
+    certificate = manifest.certificate["target"]
+    assert certificate["tree_masks"]["max_difference"] <= 1e-4
+    assert certificate["grouped"]["rollback"]["max_difference"] <= 1e-4
 
 
 def test_a_bundle_without_trees_says_so(

@@ -1,0 +1,164 @@
+"""The graph that reads shared cache heads once: the bits of the canonical one, certified."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engines import bundle as names
+from engines.base import BundleError, FloatArray
+from engines.bundle import GROUPED_FILE, MODEL_FILE
+from engines.onnx_session import open_session
+from export.certify import certify
+from export.checkpoint import model_facts
+from export.grouped_heads import derive_grouped_graph
+from export.quantize import quantize_file
+from export.to_onnx import export_model
+
+V = 64
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    """Six query heads of 64 over two of the cache, as the demo's target has."""
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=384,
+        intermediate_size=384,
+        num_hidden_layers=1,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def graphs(
+    request: pytest.FixtureRequest,
+    model: LlamaForCausalLM,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, Path]:
+    """The canonical and the grouped graph, by weights."""
+    path = tmp_path_factory.mktemp(request.param) / MODEL_FILE
+    export_model(model, path)
+    if request.param != "float32":
+        quantize_file(path, request.param)
+    assert derive_grouped_graph(path)
+    return path, path.with_name(GROUPED_FILE)
+
+
+def feeds(batch: int, num_tokens: int, capacity: int) -> dict[str, FloatArray]:
+    """Random rows at ragged places, the first at the beginning and the last at the end of its cache."""
+    rng = np.random.default_rng([batch, num_tokens, capacity])
+    start = np.linspace(0, capacity - num_tokens, batch).astype(np.int64)
+    columns = np.broadcast_to(np.arange(num_tokens), (batch, num_tokens)).copy()
+    shape = (batch, 2, capacity, 64)
+    return {
+        names.TOKENS: rng.integers(0, V, (batch, num_tokens)),
+        names.START: start,
+        names.LOGIT_POSITIONS: columns,
+        # What lies beyond a row's end is not zero: nothing of it may be seen.
+        names.key_name(0): rng.normal(0, 3, shape).astype(np.float32),
+        names.value_name(0): rng.normal(0, 3, shape).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("capacity", [128, 256, 340])
+def test_shared_heads_read_once_give_the_same_bits(
+    graphs: tuple[Path, Path], capacity: int
+) -> None:
+    plain, grouped = (open_session(path, copies_caches=True) for path in graphs)
+    shapes = [(rows, width) for rows in (1, 2, 3, 8) for width in (1, 2, 3, 5, 9, 64)]
+    for rows, width in shapes:
+        if rows == width == 1:  # which engines never run
+            continue
+        given = feeds(rows, width, capacity)
+        expected, found = (session.run(None, given) for session in (plain, grouped))
+        assert np.isfinite(expected[0]).all()
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_what_a_row_does_not_see_weighs_nothing(graphs: tuple[Path, Path]) -> None:
+    session = open_session(graphs[1], copies_caches=True)
+    given = feeds(3, 5, 128)
+    expected = session.run(None, given)[0]
+    end = given[names.START] + 5
+    seen = np.arange(128)[None, None, :, None] < end[:, None, None, None]
+    for garbage in (0.0, -1e4, 1e4):
+        for name in (names.key_name(0), names.value_name(0)):
+            given[name] = np.where(seen, given[name], np.float32(garbage))
+        np.testing.assert_array_equal(session.run(None, given)[0], expected)
+
+
+def test_grouped_graph_names_the_weights_of_the_model(graphs: tuple[Path, Path]) -> None:
+    stored = []
+    for path in graphs:
+        graph = onnx.load(path, load_external_data=False).graph
+        stored.append(
+            {
+                tensor.name: [(entry.key, entry.value) for entry in tensor.external_data]
+                for tensor in graph.initializer
+                if tensor.external_data
+            }
+        )
+        attention = [node for node in graph.node if node.op_type == "Attention"]
+        assert len(attention) == 1
+    assert stored[0]
+    assert stored[0] == stored[1]
+    assert [path.name for path in graphs[0].parent.glob("*.data")] == [f"{MODEL_FILE}.data"]
+
+
+def see_one_more(graph: onnx.GraphProto) -> None:
+    node = next(node for node in graph.node if node.op_type == "LessOrEqual")
+    node.op_type = "Less"
+    node.input[:] = node.input[::-1]
+
+
+def mix_groups(graph: onnx.GraphProto) -> None:
+    """Queries of a group from every third head instead of from neighbours."""
+    node = next(node for node in graph.node if node.op_type == "Attention")
+    apart = onnx.numpy_helper.from_array(np.array([0, 3, 2, -1, 64]), "apart")
+    together = onnx.numpy_helper.from_array(np.array([0, 2, -1, 64]), "together")
+    graph.initializer.extend([apart, together])
+    nodes = [
+        onnx.helper.make_node("Reshape", [node.input[0], "apart"], ["5d"]),
+        onnx.helper.make_node("Transpose", ["5d"], ["crossed"], perm=[0, 2, 1, 3, 4]),
+        onnx.helper.make_node("Reshape", ["crossed", "together"], ["mixed"]),
+    ]
+    node.input[0] = "mixed"
+    at = list(graph.node).index(node)
+    nodes = [*list(graph.node)[:at], *nodes, *list(graph.node)[at:]]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+@pytest.mark.parametrize("break_graph", [see_one_more, mix_groups])
+@pytest.mark.parametrize("graphs", ["float32"], indirect=True)
+def test_certificate_fails_when_the_grouped_graph_is_wrong(
+    model: LlamaForCausalLM,
+    graphs: tuple[Path, Path],
+    break_graph: Callable[[onnx.GraphProto], None],
+) -> None:
+    path, grouped = graphs
+    limits = {"max_gamma": 3, "max_tree_nodes": 0, "tolerance": 1e-4}
+    certificate = certify(model, path, model_facts(model.config), **limits)
+    assert set(certificate["grouped"]) >= {"prefill", "single_token", "ragged", "rollback"}
+    whole = grouped.read_bytes()
+    broken = onnx.load(grouped, load_external_data=False)
+    break_graph(broken.graph)
+    grouped.write_bytes(broken.SerializeToString())
+    try:
+        with pytest.raises(BundleError, match=r"/grouped\.onnx: parity case"):
+            certify(model, path, model_facts(model.config), **limits)
+    finally:
+        grouped.write_bytes(whole)
