@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from engines.base import BundleError
 from export.graph_edits import put
+from export.position_tables import is_position_table
 
 FLOAT16 = "float16"
 # Rounding moves logits by some 1e-2; a wrong weight by more than 1.
@@ -43,6 +44,8 @@ def store_float16(path: Path) -> int:
 def _is_matrix(value: ir.Value) -> bool:
     """Whether a constant is a weight: a float32 matrix that a product or a lookup reads."""
     tensor = value.const_value
+    if is_position_table(value):
+        return False
     if tensor is None or tensor.dtype is not ir.DataType.FLOAT or len(tensor.shape) != 2:
         return False
     operators = {node.op_type for node, _ in value.uses()}

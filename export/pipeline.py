@@ -119,6 +119,11 @@ class _Sizes:
     max_gamma: int
     max_tree_nodes: int
 
+    @property
+    def max_extend(self) -> int:
+        """Tokens of the longest span."""
+        return max(MAX_EXTEND, self.max_gamma + 1, self.max_tree_nodes)
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -152,7 +157,7 @@ def _write(
         max_context=sizes.max_context,
         max_batch=sizes.max_batch,
         max_gamma=sizes.max_gamma,
-        max_extend=max(MAX_EXTEND, sizes.max_gamma + 1, sizes.max_tree_nodes),
+        max_extend=sizes.max_extend,
         eos_token_ids=facts.eos_token_ids,
         bos_token_id=facts.bos_token_id,
         files=hash_files(root),
@@ -184,7 +189,7 @@ def _export_part(
         )
 
     progress(f"{name}: writing the graph ({facts.num_layers} layers)")
-    export_model(model, path)
+    export_model(model, path, num_positions=sizes.max_context + sizes.max_extend)
     progress(f"{name}: comparing with the checkpoint")
     certificate = certified(FLOAT32_TOLERANCE)
     if weights in BITS:

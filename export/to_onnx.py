@@ -24,26 +24,40 @@ from export.checkpoint import ModelFacts, model_facts
 from export.fuse import fuse
 from export.kv_export import CanonicalDecoder, translation_table
 from export.narrow_spans import pad_single_queries
+from export.position_tables import tabulate_positions
 
 OPSET = 24
+# Rows of a table of positions; 1 GiB at the widest rotations of today.
+_MOST_POSITIONS = 1 << 20
+# Operators whose bits depend on an element's place in its tensor on ONNX Runtime's CPU provider (1.31.1,
+# AVX-512, measured at 1 to 255 columns of 2 to 600 rows): packs are computed by other code than their rest.
+_PLACE_DEPENDENT = frozenset(
+    {"Acos", "Asin", "Atan", "Celu", "Cos", "Elu", "Log", "Mish", "Selu", "Sin", "Softplus"}
+)
 # Sizes of the traced example; distinct and above 1, so that no axis is taken for a constant.
 _EXAMPLE_BATCH, _EXAMPLE_TOKENS, _EXAMPLE_CAPACITY, _EXAMPLE_WANTED = 2, 5, 11, 3
 
 
-def export_model(model: PreTrainedModel, path: Path) -> None:
+def export_model(model: PreTrainedModel, path: Path, *, num_positions: int | None = None) -> None:
     """Write the canonical float32 graph of a causal decoder to ``path`` and ``path``.data.
 
     Args:
         model: an unmodified Transformers decoder; unchanged afterwards.
         path: file to write, for example ``target/model.onnx``; its folder is made.
+        num_positions: positions that any column of a call may have, padding included; None for
+            all that the model knows.
 
     Raises:
-        BundleError: the traced graph is not canonical (the model keeps state elsewhere).
+        BundleError: the traced graph is not canonical (the model keeps state elsewhere), computes by
+            operators whose bits depend on the batch, or has no limit of positions and is given none.
     """
     facts = model_facts(model.config)
+    last = min(facts.max_position, num_positions or facts.max_position)
+    if last > _MOST_POSITIONS:
+        raise BundleError(f"num_positions: {last} are too many; at most {_MOST_POSITIONS}")
     path.parent.mkdir(parents=True, exist_ok=True)
     was_training = model.training
-    decoder = CanonicalDecoder(model.eval().float(), max_position=facts.max_position)
+    decoder = CanonicalDecoder(model.eval().float(), max_position=last)
     try:
         program = _trace(decoder, facts)
     finally:
@@ -51,6 +65,7 @@ def export_model(model: PreTrainedModel, path: Path) -> None:
         model.train(was_training)
     _strip_traces(program.model)
     fuse(program.model)
+    tabulate_positions(program.model.graph, last)
     pad_single_queries(program.model.graph)
     program.save(str(path), external_data=True)
     check_canonical(path, facts)
@@ -74,7 +89,23 @@ def check_canonical(path: Path, facts: ModelFacts) -> None:
                 f"{path.name}: {operators['', name]} {name} nodes, {count} wanted; "
                 "the model does not attend through the attention interface"
             )
+    if placed := sorted(_computed_operators(graph) & _PLACE_DEPENDENT):
+        raise BundleError(
+            f"{path.name}: operators {placed} round by an element's place in the call, "
+            "so that answers would depend on what else is in the batch"
+        )
     _check_names(graph, path, facts)
+
+
+def _computed_operators(graph: onnx.ModelProto) -> set[str]:
+    """Operators that see values of a call; the others are folded when the graph is loaded."""
+    computed = {value.name for value in graph.graph.input}
+    operators = set()
+    for node in graph.graph.node:
+        if not computed.isdisjoint(node.input):
+            computed.update(node.output)
+            operators.add(node.op_type)
+    return operators
 
 
 def _check_names(graph: onnx.ModelProto, path: Path, facts: ModelFacts) -> None:

@@ -53,13 +53,16 @@ FAMILIES: dict[str, dict[str, object]] = {
 TAIL = (5, 1, 5)
 
 
-def random_model(family: str, num_positions: int, seed: int = 5) -> PreTrainedModel:
+def random_model(
+    family: str, num_positions: int, seed: int = 5, **other_sizes: object
+) -> PreTrainedModel:
     """A tiny model of a family with room for ``num_positions`` tokens, every parameter random."""
     torch.manual_seed(seed)
     if family == "gpt2":
         sizes: dict[str, object] = GPT2 | {"n_positions": num_positions}
     else:
         sizes = SIZES | {"max_position_embeddings": num_positions} | FAMILIES[family]
+    sizes |= other_sizes
     known = {name: value for name, value in sizes.items() if value is not None}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **known)).eval()
     for parameter in model.parameters():  # biases and norms too: an ignored one must show
