@@ -8,9 +8,10 @@ Bits: no call has fewer than two columns, or takes fewer than two logits, over a
 one-row matrix products use other kernels than many-row ones. So a row alone is padded to two; rows
 of a batch only where the graph does not see to attention, whose products are per row
 (``ModelEntry.narrowest_span``). Above that ONNX Runtime's CPU kernels give a row the same bits
-whatever is beside it (I2), and in all graphs: causal (``model.onnx``), the same with shared cache
-heads read once (``grouped.onnx``, run instead where the bundle has it) and masked (``tree.onnx``, run
-only where a row is a tree).
+whatever is beside it (I2), since the export admits no operator that rounds by an element's place in
+its tensor (``export.to_onnx``), and in all graphs: causal (``model.onnx``), the same with shared
+cache heads read once (``grouped.onnx``, run instead where the bundle has it) and masked
+(``tree.onnx``, run only where a row is a tree).
 
 Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
 columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay sound.
@@ -136,7 +137,7 @@ class OnnxEngine:
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether I2 holds: measured for the CPU's kernels."""
+        """Whether I2 holds: measured for the CPU's kernels of every operator that the export admits."""
         return True
 
     @property

@@ -44,7 +44,7 @@ def store_float16(path: Path) -> int:
 def _is_matrix(value: ir.Value) -> bool:
     """Whether a constant is a weight: a float32 matrix that a product or a lookup reads."""
     tensor = value.const_value
-    if is_position_table(value):
+    if is_position_table(value.name):
         return False
     if tensor is None or tensor.dtype is not ir.DataType.FLOAT or len(tensor.shape) != 2:
         return False

@@ -50,9 +50,9 @@ def tabulate_positions(graph: ir.Graph, num_positions: int) -> None:
     drop_unused(graph)
 
 
-def is_position_table(value: ir.Value) -> bool:
-    """Whether a constant is a table of ``tabulate_positions``, which is no weight of the model."""
-    return value.name is not None and value.name.endswith(_SUFFIX)
+def is_position_table(name: str | None) -> bool:
+    """Whether a constant's name is of a table of ``tabulate_positions``, which is no weight of the model."""
+    return name is not None and name.endswith(_SUFFIX)
 
 
 def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Node]:

@@ -15,7 +15,6 @@ from export.tree_graph import derive_tree_graphs
 from export.tree_parity import check_tree_parity
 from scripts.check_parity import FAMILIES, random_model
 
-
 # No width is a multiple of what kernels compute at once: 10, 9 and 2 angles, 72 and 77 columns.
 ODD_SIZES = {"vocab_size": 131, "hidden_size": 72, "intermediate_size": 77, "head_dim": 20}
 ODD_FAMILIES = {
@@ -53,15 +52,15 @@ def test_family_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
 
 def assert_bits_depend_on_no_neighbour(path: Path, facts: ModelFacts) -> None:
     """Rows at different places by spans of 1 to 5 in batches of 1 to 5, against the same in one batch by 6."""
-    starts = np.array([0, 3, 8, 5, 1])
-    text = np.random.default_rng(5).integers(0, facts.vocab_size, (5, 16))
-    wide = GraphRunner(path, facts, batch=5, capacity=32)
-    wide.extend(text[:, :8], np.zeros(5, np.int64))
+    starts = np.array([0, 37, 82, 59, 18])
+    text = np.random.default_rng(5).integers(0, facts.vocab_size, (5, 88))
+    wide = GraphRunner(path, facts, batch=5, capacity=96)
+    wide.extend(text[:, :82], np.zeros(5, np.int64))
     spans = np.stack([row[start : start + 6] for row, start in zip(text, starts, strict=True)])
     expected = wide.extend(spans, starts)
     for batch in range(1, 6):
-        runner = GraphRunner(path, facts, batch=batch, capacity=32)
-        runner.extend(text[:batch, :8], np.zeros(batch, np.int64))
+        runner = GraphRunner(path, facts, batch=batch, capacity=96)
+        runner.extend(text[:batch, :82], np.zeros(batch, np.int64))
         # The engine gives a row alone two tokens.
         for num_tokens in range(2 if batch == 1 else 1, 6):
             found = runner.extend(spans[:batch, :num_tokens], starts[:batch])

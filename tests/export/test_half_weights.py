@@ -10,6 +10,7 @@ from engines import open_engine
 from engines.base import BundleError, Span
 from engines.bundle import Bundle
 from export.half_weights import FLOAT16_TOLERANCE, store_float16
+from export.position_tables import is_position_table
 from export.tensorrt_graph import derive_graph
 from tests.export.test_tensorrt_graph import CAPACITY, run_graph
 
@@ -40,6 +41,10 @@ def test_the_weights_are_the_checkpoints_rounded_once(graph: Path) -> None:
     }
     store_float16(graph)
     stored = {value.name: value for value in onnx.load(graph).graph.initializer}
+    tables = {name: matrices.pop(name) for name in list(matrices) if is_position_table(name)}
+    assert len(tables) == 2
+    for name, values in tables.items():
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(stored[name]), values)
     for name, values in matrices.items():
         found = onnx.numpy_helper.to_array(stored[f"{name}.float16"])
         np.testing.assert_array_equal(found, values.astype(np.float16))
@@ -49,7 +54,11 @@ def test_a_plan_graph_takes_stored_halves_as_they_are(graph: Path, tmp_path: Pat
     store_float16(graph)
     out = tmp_path / "derived.onnx"
     derive_graph(graph, out, capacity=CAPACITY, precision="float16")
-    kinds = {value.data_type for value in onnx.load(out).graph.initializer if len(value.dims) == 2}
+    kinds = {
+        value.data_type
+        for value in onnx.load(out).graph.initializer
+        if len(value.dims) == 2 and not is_position_table(value.name)
+    }
     assert kinds == {onnx.TensorProto.FLOAT16}
     logits, expected = run_graph(out)["logits"], run_graph(graph)["logits"]
     np.testing.assert_allclose(logits, expected, rtol=0, atol=4e-2)
