@@ -90,11 +90,13 @@ def group_heads(graph: ir.Graph) -> None:
 
 
 def _group_size(node: ir.Node) -> int:
-    """Query heads per cache head; 0 where the graph does not say."""
+    """Query heads per cache head; 0 where the graph does not say, or not how wide heads are."""
     queries, keys, values = (node.inputs[index] for index in range(3))
     assert queries is not None and keys is not None and values is not None
-    sizes = [_size(queries, _HEADS_AXIS), _size(keys, _HEADS_AXIS), _size(values, _SIZE_AXIS)]
-    return 0 if None in sizes else sizes[0] // sizes[1]  # type: ignore[operator]
+    num_queries, num_keys = _size(queries, _HEADS_AXIS), _size(keys, _HEADS_AXIS)
+    if _size(queries, _SIZE_AXIS) is None or _size(values, _SIZE_AXIS) is None:
+        return 0
+    return 0 if num_queries is None or num_keys is None else num_queries // num_keys
 
 
 def _size(value: ir.Value, axis: int) -> int | None:
@@ -133,14 +135,14 @@ def _reshape(graph: ir.Graph, value: ir.Value, target: list[int | None]) -> ir.N
 
 def _repeated_mask(graph: ir.Graph, mask: ir.Value, groups: int) -> ir.Value:
     """[B, 1, G*T, S] float32 of a mask [B, 1, T, S] bool."""
-    name = f"{mask.name}.grouped"
+    name = f"{mask.name}.grouped.{groups}"
     seen = put(graph, np.array(0, np.float32), f"{name}.seen")
     unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
-    repeats = put(graph, np.array([1, 1, groups, 1], np.int64), f"{name}.{groups}.repeats")
+    repeats = put(graph, np.array([1, 1, groups, 1], np.int64), f"{name}.repeats")
     tape = ir.tape.Tape()
     # Repeated before it is made four times as wide: a long span's mask is large.
     added = tape.op("Where", [tape.op("Tile", [mask, repeats]), seen, unseen])
-    _insert(graph, tape, f"{name}.{groups}", after=mask.producer())
+    _insert(graph, tape, name, after=mask.producer())
     return added
 
 
