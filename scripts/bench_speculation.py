@@ -1,7 +1,7 @@
 """Speculation on against off in one run: speed-up, what theory predicts, runtime overhead, share of sampling.
 
 Prediction: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification cost)
-S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step (T = 2). It is
+S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step. It is
 made twice: with every call timed alone, its model's weights in the processor's cache, and with the calls in turns as in
 service, gamma of the draft and one of the target, where each model pushes the other out. Plain steps have no draft
 beside them either way.
@@ -59,7 +59,7 @@ class Costs:
 def costs_of(rig: Rig, num_rows: int, gamma: int) -> tuple[Costs, Costs]:
     """Costs of calls timed alone, and of calls in turns, at the benchmark's context; medians of interleaved rounds."""
     assert rig.draft is not None
-    draft, plain = _call(rig.draft, num_rows, 2), _call(rig.target, num_rows, 2)
+    draft, plain = _call(rig.draft, num_rows, 1), _call(rig.target, num_rows, 1)
     verify = _call(rig.target, num_rows, gamma + 1)
     times: dict[str, list[float]] = defaultdict(list)
     for _ in range(REPEATS):
