@@ -26,7 +26,7 @@ from engines.block_judge import BlockDraft, judge_block
 from engines.compiled_rows import Work, judge_compiled, match_compiled, propose_compiled
 from engines.draft_laws import DraftLaws
 from engines.draws import choices_of, raw_logprobs
-from engines.kernels import WideArray, is_kept
+from engines.kernels import is_kept
 from engines.laws import ExactnessMode, OfferPoint, SamplingRow, Verdict
 from engines.noise import CounterNoise, NoiseSource, Purpose
 from engines.plain_greedy import are_plain_greedy, judge_plain_greedy
@@ -54,7 +54,7 @@ class CpuSampler:
         self._noise: NoiseSource = CounterNoise() if noise is None else noise
         self._target_row: FloatArray = np.zeros(vocab_size, dtype=np.float32)
         self._scratch: FloatArray = np.zeros(vocab_size, dtype=np.float32)
-        self._overlaps: WideArray = np.zeros(max_gamma)
+        self._work = Work(self._target_row, self._scratch, np.zeros(max_gamma))
         self._is_compiled = noise is None
         # [max_gamma, V] float32 each, allocated when the slot first drafts: 64 slots of 8 rows of a large vocabulary
         # are 300 MB that greedy and retrieved drafts never need.
@@ -144,8 +144,7 @@ class CpuSampler:
             return self._judge_block(logits, row)
         lenience = row.lenience if is_lenient else 1.0
         if is_compiled and row.is_sampled_draft:
-            work = Work(self._target_row, self._scratch, self._overlaps)
-            return judge_compiled(logits, row, self._kept_of(row), lenience, work)
+            return judge_compiled(logits, row, self._kept_of(row), lenience, self._work)
         return self._judge_by_ratio(logits, row, lenience)
 
     def _judge_greedy(self, logits: FloatArray, row: SamplingRow, lenience: float) -> Verdict:

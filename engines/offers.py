@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.base import FloatArray
+from engines.kernels import is_kept
 from engines.laws import Verdict
 from engines.noise import Purpose
 from engines.token_law import TokenLaw, residual_law, shared_weights
@@ -176,9 +177,14 @@ class OfferJudge:
             token = tree.tokens[child - 1]
             taken = tried if tree.is_without_replacement else ()
             proposal = without(draft, taken, self._draft)
-            coin = tree.coin(len(path), index)
-            threshold = coin * tree.lenience * proposal.weight(token) * law.total()
-            if threshold < law.weight(token) * proposal.total():
+            if is_kept(
+                tree.coin(len(path), index),
+                tree.lenience,
+                law.weight(token),
+                law.total(),
+                proposal.weight(token),
+                proposal.total(),
+            ):
                 return child, law, num_empty
             shared, _ = shared_weights(law, proposal, self._next)
             law, is_empty = residual_law(law, shared)

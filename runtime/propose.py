@@ -206,6 +206,7 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
             is_whole = draft.is_sampled and (tokens, parents) == (draft.tokens, draft.parents)
             draft = replace(draft, is_sampled=is_whole, offers=draft.offers if is_whole else None)
         if draft.offers is not None:
+            # Raises where the offers are not those of this tree.
             DraftTree(tokens=tokens, parents=parents, offers=draft.offers)
         return replace(draft, tokens=tokens, parents=parents if tokens else None)
     tokens = draft.tokens[: row.gamma]

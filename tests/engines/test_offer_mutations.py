@@ -9,7 +9,12 @@ from engines import adjust, noise, offers, row_offers, tree_judge
 from tests.mutants import assert_caught
 
 MUTANTS = {
-    "<= for <": (offers, "if threshold < law", "if threshold <= law", "impossible"),
+    "<= for <": (
+        offers,
+        "if is_kept(",
+        "if law.weight(token) == 0.0 == tree.coin(len(path), index) or is_kept(",
+        "impossible",
+    ),
     "siblings tested with the whole draft row": (
         offers,
         "taken = tried if tree.is_without_replacement else ()",
@@ -31,8 +36,8 @@ MUTANTS = {
     ),
     "one coin for all siblings": (
         offers,
-        "coin = tree.coin(len(path), index)",
-        "coin = tree.coin(len(path), 0)",
+        "tree.coin(len(path), index),",
+        "tree.coin(len(path), 0),",
         "addresses",
     ),
     "one number drafts all siblings": (
@@ -121,7 +126,7 @@ MUTANTS = {
         "row.draft_tokens[: max(num_drafted - 1, 0)]",
         "penalties",
     ),
-    "lenience left out": (offers, "coin * tree.lenience *", "coin *", "lenient"),
+    "lenience left out": (offers, "tree.lenience,", "1.0,", "lenient"),
     "trees matched after all": (tree_judge, "row.offers is not None\n", "False\n", "acceptance"),
 }
 KILLERS = {
