@@ -21,6 +21,7 @@ from engines.plain_greedy import are_plain_greedy
 from runtime.core.drafting import DraftingConfig
 from runtime.core.tree import TreeBuilder
 from runtime.drafters.base import DraftRow
+from runtime.drafters.pass_guess import Guess, cut
 from runtime.drafters.phrases import PhraseDrafter
 from runtime.drafters.window import LookaheadWindow
 
@@ -47,28 +48,6 @@ class PassSettings:
     def of(cls, config: DraftingConfig) -> Self:
         """Those of a server."""
         return cls(**{one.name: getattr(config, one.name) for one in fields(cls)})
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """What one pass verifies behind the last token it feeds.
-
-    Attributes:
-        num_phrase_nodes: leading nodes that are phrases; the rest is the window's.
-        window: None where none is fed.
-        ends: last node of each of its columns.
-    """
-
-    tree: TreeBuilder
-    num_phrase_nodes: int
-    window: LookaheadWindow | None = None
-    ends: tuple[int, ...] = ()
-
-    def followers(self, node: int) -> list[int]:
-        """Tokens of phrases behind a node."""
-        tree = self.tree
-        behind = range(node, self.num_phrase_nodes)
-        return [tree.tokens[index] for index in behind if tree.parents[index] == node]
 
 
 class PhrasePasses:
@@ -183,7 +162,7 @@ class PhrasePasses:
         if self._engine.limits.max_tree_nodes:
             chains += state.pool.get(key, self._phrases.num_guesses)[1:]
         ends = frozenset(row.sampling.law.end_token_ids)
-        return [_cut(chain[:room], self._num_known, ends) for chain in chains]
+        return [cut(chain[:room], self._num_known, ends) for chain in chains]
 
     def _window_of(self, row: DraftRow) -> LookaheadWindow | None:
         """The row's window; None where none is asked for, or the engine takes no trees."""
@@ -207,7 +186,7 @@ class PhrasePasses:
         self.num_passes += 1
         return self._engine.extend(
             [
-                _span(slot, start, missing[slot], guesses[slot].tree)
+                guesses[slot].span(slot, start, missing[slot])
                 if slot in missing
                 else Span(slot=slot, start=start, tokens=(), num_logits=0)
                 for slot, start in enumerate(computed)
@@ -286,27 +265,3 @@ class PhrasePasses:
         """Bring the cache rows of a path through side branches to where they belong."""
         if path != list(range(1, len(path) + 1)):
             self._engine.keep_path(slot, (*range(num_fed), *(num_fed - 1 + node for node in path)))
-
-
-def _span(slot: int, start: int, fed: tuple[int, ...], tree: TreeBuilder) -> Span:
-    """Tokens to feed: the missing ones as a chain, and the guess behind the last of them."""
-    root = len(fed) - 1
-    parents = (*range(root), *(root + parent for parent in tree.parents))
-    tokens = (*fed, *tree.tokens)
-    is_chain = parents == tuple(range(len(parents)))
-    return Span(
-        slot=slot,
-        start=start,
-        tokens=tokens,
-        num_logits=len(tree.tokens) + 1,
-        parents=None if is_chain else parents,
-    )
-
-
-def _cut(chain: tuple[int, ...], known: int, ends: frozenset[int]) -> tuple[int, ...]:
-    if chain and ends.isdisjoint(chain) and 0 <= min(chain) and max(chain) < known:
-        return chain
-    for index, token in enumerate(chain):
-        if not 0 <= token < known or token in ends:
-            return chain[:index]
-    return chain
