@@ -16,8 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from engines.base import Engine, FloatArray, Span
-from engines.laws import ExactnessMode, Sampler, SamplingRow
-from engines.plain_greedy import are_plain_greedy
+from engines.laws import ExactnessMode, Sampler, SamplingRow, are_plain_greedy
 from runtime.core.drafting import DraftingConfig
 from runtime.core.tree import TreeBuilder
 from runtime.drafters.base import DraftRow
