@@ -69,15 +69,20 @@ class Answer:
     Attributes:
         tokens: of the completion.
         end: None until it ends.
+        clock: seconds.
+        arrivals: when each token came.
     """
 
     tokens: list[int] = field(default_factory=list)
     end: Finished | Failed | None = None
+    clock: Callable[[], float] = time.perf_counter
+    arrivals: list[float] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         """Take the next event."""
         if isinstance(event, Progressed):
             self.tokens.extend(token.token for token in event.tokens)
+            self.arrivals += [self.clock()] * len(event.tokens)
         else:
             self.end = event
 
@@ -124,7 +129,7 @@ class Rig:
         Raises:
             RuntimeError: a request failed.
         """
-        answers = [Answer() for _ in prompts]
+        answers = [Answer(clock=self.clock) for _ in prompts]
         began = self.clock()
         for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
             self.next_id += 1
