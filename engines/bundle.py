@@ -79,7 +79,7 @@ class ModelEntry:
         weights: storage of the weights, for example "float32" or "int8".
         max_tree_nodes: tokens of the largest tree; 0 where there is no ``tree.onnx``.
         narrowest_span: tokens of the narrowest span that has the bits of wider ones, in a batch of
-            at least two rows: 1 or 2. One row alone takes 2 in any graph.
+            at least two rows: 1 or 2. One row alone may take 2 in any graph (``engines.single_rows``).
     """
 
     path: str

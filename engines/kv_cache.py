@@ -196,6 +196,15 @@ class KvCache:
                 buffer.write(values)
         self._written[slot] = end
 
+    def read(self, slot: int, num_tokens: int) -> FloatArray:
+        """[2 L, H, num_tokens, D] float32: a copy of what a slot holds first."""
+        return np.stack([buffer.read()[slot, :, :num_tokens] for buffer in self._buffers])
+
+    def clear(self, slot: int) -> None:
+        """Forget all of a slot, and what was written of it."""
+        self.begin_write(slot, 0, 0)
+        self.lengths[slot] = 0
+
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot over another."""
         end = max(length, self._written[destination])

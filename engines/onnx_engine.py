@@ -4,11 +4,11 @@ The cache's memory is bound both as the graph's past and as its present, so that
 few new keys and values in place. What a call costs beside the graph is Python, so everything that
 depends on shapes only (a ``_Call``) is built once per shape and kept.
 
-Bits: no call has fewer than two columns, or takes fewer than two logits, over all its rows, since
-one-row matrix products use other kernels than many-row ones. So a row alone is padded to two; rows
-of a batch only where the graph does not see to attention, whose products are per row
-(``ModelEntry.narrowest_span``). Above that ONNX Runtime's CPU kernels give a row the same bits
-whatever is beside it (I2), since the export admits no operator that rounds by an element's place in
+Bits: products of one row may take other kernels than products of many. Attention's are per row, and
+the graph sees to them (``ModelEntry.narrowest_span``), or else every call has two columns. Whether
+those with weights do is found out when a model is opened (``engines.single_rows``); if so, a row
+alone is padded to two. Above that ONNX Runtime's CPU kernels give a row the same bits whatever is
+beside it (I2), since the export admits no operator that rounds by an element's place in
 its tensor (``export.to_onnx``), and in all graphs: causal (``model.onnx``), the same with shared
 cache heads read once (``grouped.onnx``, run instead where the bundle has it) and masked
 (``tree.onnx``, run only where a row is a tree).
@@ -41,9 +41,9 @@ from engines.bundle import (
 )
 from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
 from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
-from engines.onnx_tree import TreeGraphs
+from engines.onnx_tree import TreeGraphs, TreeInputs
+from engines.single_rows import have_single_rows_same_bits
 from engines.spans import check_kept_path, check_move, check_spans, num_valid
-from engines.tree_inputs import TreeInputs
 
 # Logits of a call over all its rows.
 _MIN_WANTED = 2
@@ -130,6 +130,11 @@ class OnnxEngine:
         self._present_names = cache_names(entry.num_layers, new_key_name, new_value_name)
         self._calls: dict[tuple[int, int, int, int, bool], _Call] = {}
         self._logits = HostBuffer((_MIN_WANTED * entry.vocab_size,))
+        self._pads_single_row = False
+        self._pads_single_row = self._narrowest_span == MIN_SPAN or not have_single_rows_same_bits(
+            self.extend, self._cache, self._limits
+        )
+        self._calls.clear()
 
     @property
     def limits(self) -> EngineLimits:
@@ -161,10 +166,10 @@ class OnnxEngine:
         cache = self._cache
         longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
         is_tree = any(span.parents is not None for span in spans)
-        is_batch = len(spans) > 1
-        least = self._narrowest_span if is_batch and not is_tree else MIN_SPAN
+        is_padded = len(spans) == 1 and self._pads_single_row
+        least = MIN_SPAN if is_padded or is_tree else self._narrowest_span
         num_tokens = max(least, longest)
-        num_wanted = max(1 if is_batch else _MIN_WANTED, most_wanted)
+        num_wanted = max(_MIN_WANTED if is_padded else 1, most_wanted)
         if cache.reserve(max(span.start for span in spans) + num_tokens):
             self._calls.clear()
         call = self._call((spans[0].slot, len(spans), num_tokens, num_wanted, is_tree))

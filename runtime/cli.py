@@ -83,8 +83,7 @@ def build(
         list[int] | None, typer.Option(help="Cache capacities beside the largest; a plan each.")
     ] = None,
     part: Annotated[
-        list[str] | None,
-        typer.Option(help="target, draft, sampler or trees; default: all but trees."),
+        list[str] | None, typer.Option(help="target, draft or sampler; default: all there is.")
     ] = None,
     timing_cache: Annotated[
         Path | None, typer.Option(help="Measured kernel choices; default: the user's cache.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -173,6 +174,15 @@ def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
         with_trees=any_proposes_trees(),
         provider_options=dict(options.config.provider_options),
     )
+
+
+def freeze_loaded() -> None:
+    """Have the garbage collector look no more at what is loaded by now: it lives as long as the process.
+
+    Libraries bring some hundred thousand objects, and looking through them took an eighth of the host's time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _place_name(options: ServeOptions) -> str:

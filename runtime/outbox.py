@@ -1,18 +1,21 @@
 """The bounded outbox of one stream: filled by the worker's thread, emptied on the event loop.
 
 It coalesces instead of blocking, so the worker never waits for a client: who reads slowly gets
-fewer, larger deltas, who does not read at all is reported as overflowing. All events of one step
-reach the loop in one wake-up: each costs a system call, and the loop then competes with the
-worker's thread for the interpreter. A message costs more than the step of a small model takes, so
-tokens that follow a message within the interval are kept for the next. Knows neither gRPC nor the
-wire.
+fewer, larger deltas, who does not read at all is reported as overflowing. A message costs more than
+the step of a small model takes, so tokens that follow a message within the interval are kept for
+the next.
+
+A wake-up of the loop costs a system call, and takes interpreter and processor from the engines'
+threads. So all events of one step share one, events that are kept back anyway cause none, and the
+intervals of all streams end together. Knows neither gRPC nor the wire.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.core.params import EmittedToken, Event, Failed, Finished, Progressed, StepTrace
@@ -37,25 +40,43 @@ class Post:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[tuple[Callable[[Event], None], Event]] = []
+        # Filled on the worker's thread, emptied on the loop's: neither end of a deque needs a lock.
+        self._waiting: deque[tuple[Callable[[Event], None], Event]] = deque()
+        self._is_urgent = False
 
-    def put(self, receive: Callable[[Event], None], event: Event) -> None:
-        """Keep an event for ``receive``, on the worker's thread."""
+    def put(
+        self,
+        receive: Callable[[Event], None],
+        event: Event,
+        *,
+        may_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Keep an event for ``receive``, on the worker's thread.
+
+        Args:
+            receive: called on the loop.
+            event: what it is told.
+            may_wait: whether ``receive`` will fetch it with ``collect``. Asked once the event lies
+                here, so that who stops fetching and then looks once more misses none.
+        """
         self._waiting.append((receive, event))
+        if not may_wait():
+            self._is_urgent = True
 
     def send(self) -> None:
-        """Have the loop hand out what is kept, in order; on the worker's thread."""
-        if not self._waiting:
+        """Have the loop hand out what is kept, in order, if any of it is urgent; on the worker's thread."""
+        if not self._is_urgent:
             return
-        waiting, self._waiting = self._waiting, []
+        self._is_urgent = False
         # The loop is closed only when the process is going away: nobody is left to tell.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_hand_out, waiting)
+            self._loop.call_soon_threadsafe(self.collect)
 
-
-def _hand_out(waiting: Sequence[tuple[Callable[[Event], None], Event]]) -> None:
-    for receive, event in waiting:
-        receive(event)
+    def collect(self) -> None:
+        """Hand out what is kept, in order; on the loop."""
+        while self._waiting:
+            receive, event = self._waiting.popleft()
+            receive(event)
 
 
 class Outbox:
@@ -66,7 +87,8 @@ class Outbox:
         max_events: events that may wait for a reader; one more calls ``on_overflow``, once. Those of
             an interval are kept back from the reader, and do not count.
         on_overflow: called on the loop; expected to make the worker end the request.
-        interval_s: seconds from one ``take`` during which only the terminal event ends another.
+        interval_s: seconds from one ``take`` during which only the terminal event ends another; up to
+            a half more or less, so that the intervals of all outboxes end together.
     """
 
     def __init__(
@@ -79,7 +101,9 @@ class Outbox:
     ) -> None:
         self._post = post
         self._interval_s = interval_s
+        # Set while events are kept back; the worker's thread asks too.
         self._pause: asyncio.TimerHandle | None = None
+        self._keeps_back = False
         self._max_events = max_events
         self._on_overflow = on_overflow
         self._progress: list[Progressed] = []
@@ -94,8 +118,11 @@ class Outbox:
         return self._end is not None
 
     def deliver(self, event: Event) -> None:
-        """Hand over an event on the worker's thread; it arrives once the post is sent."""
-        self._post.put(self._put, event)
+        """Hand over an event on the worker's thread; it arrives once the post is sent, or the interval ends."""
+        if isinstance(event, Progressed):
+            self._post.put(self._put, event, may_wait=lambda: self._pause is not None)
+        else:
+            self._post.put(self._put, event)
 
     async def take(self) -> Batch:
         """Wait for events and return all there are as one batch."""
@@ -103,7 +130,9 @@ class Outbox:
         self._has_events.clear()
         if self._interval_s > 0.0 and not self.is_ended:
             loop = asyncio.get_running_loop()
-            self._pause = loop.call_later(self._interval_s, self._end_pause)
+            tick = round(loop.time() / self._interval_s) + 1
+            self._keeps_back = True
+            self._pause = loop.call_at(tick * self._interval_s, self._end_pause)
         progress, self._progress = self._progress, []
         self._num_waiting = 0
         return Batch(
@@ -116,7 +145,7 @@ class Outbox:
     def _put(self, event: Event) -> None:
         if isinstance(event, Progressed):
             self._progress.append(event)
-            if self._pause is None:
+            if not self._keeps_back:
                 self._has_events.set()
                 self._count_waiting()
         else:
@@ -124,10 +153,13 @@ class Outbox:
             if self._pause is not None:
                 self._pause.cancel()
                 self._pause = None
+            self._keeps_back = False
             self._has_events.set()
 
     def _end_pause(self) -> None:
         self._pause = None
+        self._post.collect()
+        self._keeps_back = False
         if self._progress:
             self._has_events.set()
 

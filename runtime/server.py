@@ -8,7 +8,6 @@ SIGTERM goes on at once.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -26,7 +25,7 @@ from prometheus_client import start_http_server
 from runtime.core.config import ServerConfig
 from runtime.core.errors import ConfigError
 from runtime.metrics import Metrics
-from runtime.opening import ServeOptions, open_serving
+from runtime.opening import ServeOptions, freeze_loaded, open_serving
 from runtime.service import SERVICE, InferenceService
 from runtime.serving import Serving
 
@@ -171,7 +170,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: server.hurry() if stop.is_set() else stop.set())
-    _freeze()
+    freeze_loaded()
     port = await server.start(options.address)
     if options.port_file is not None:
         unfinished = options.port_file.with_name(options.port_file.name + ".new")
@@ -181,15 +180,6 @@ async def serve(root: Path, options: ServeOptions) -> int:
     await stop.wait()
     _guard(options.config)
     return 1 if await server.drain() else 0
-
-
-def _freeze() -> None:
-    """Have the garbage collector look no more at what is loaded by now: it lives as long as the process.
-
-    Libraries bring some hundred thousand objects, and looking through them took an eighth of the host's time.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _guard(config: ServerConfig) -> None:

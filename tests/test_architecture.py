@@ -71,7 +71,6 @@ RULES: dict[str, set[str]] = {
     "runtime.core": PURE | CORE,
     "runtime.drafters": PURE | CORE | {"runtime.drafters"},
     "runtime.propose": PURE | CORE | {"runtime.drafters.base", "runtime.drafters.Drafters"},
-    "runtime.prompts": CORE,
     "runtime.rounds": PURE
     | CORE
     | {
@@ -84,7 +83,6 @@ RULES: dict[str, set[str]] = {
     | CORE
     | {
         "engines.tree_judge",
-        "runtime.prompts",
         "runtime.propose",
         "runtime.rounds",
         "runtime.steering",

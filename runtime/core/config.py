@@ -37,8 +37,8 @@ class ServerConfig:
             much per step. The engine's ``max_extend`` bounds it too.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
         lb_delay_s: seconds between "not ready" and refusing, for load balancers to notice.
-        message_interval_s: seconds between two messages of one stream, at least: tokens decoded meanwhile
-            travel together. The first message and the last never wait.
+        message_interval_s: seconds between two messages of one stream: tokens decoded meanwhile travel
+            together. The first message and the last never wait, and the second may wait half as long.
         max_unsent_chunks: chunks of one stream waiting to be read before it is cut off.
         retry_after_s: seconds a refused caller is told to wait.
         num_threads: threads of a CPU backend.

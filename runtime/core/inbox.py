@@ -78,7 +78,7 @@ class Inbox:
 
     def admit(self, admit: Callable[[Request], None]) -> None:
         """Hand over queued requests, oldest first, as long as slots are free."""
-        for _ in range(self._num_fitting()):
+        for _ in range(self._num_fitting() if self._queue else 0):
             admit(self._queue.popleft())
 
     def take_overdue(self, live: Sequence[Request], now: float) -> list[tuple[Request, Exception]]:
@@ -86,6 +86,8 @@ class Inbox:
         cancelled, self._cancelled = self._cancelled, {}
         requests = [*live, *self._queue]
         endings = [(r, e) for r in requests if (e := self._overdue(r, cancelled, now))]
+        if not endings:
+            return endings
         ended = {id(request) for request, _ in endings}
         self._queue = deque(r for r in self._queue if id(r) not in ended)
         return endings

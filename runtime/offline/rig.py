@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import tempfile
 import time
@@ -28,7 +29,7 @@ from runtime.core.params import (
 )
 from runtime.drafters import any_proposes_trees
 from runtime.offline.timers import TimedEngine, TimedSampler
-from runtime.opening import ServeOptions, bundle_costs
+from runtime.opening import ServeOptions, bundle_costs, freeze_loaded
 from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker
 
@@ -69,20 +70,15 @@ class Answer:
     Attributes:
         tokens: of the completion.
         end: None until it ends.
-        clock: seconds.
-        arrivals: when each token came.
     """
 
     tokens: list[int] = field(default_factory=list)
     end: Finished | Failed | None = None
-    clock: Callable[[], float] = time.perf_counter
-    arrivals: list[float] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         """Take the next event."""
         if isinstance(event, Progressed):
             self.tokens.extend(token.token for token in event.tokens)
-            self.arrivals += [self.clock()] * len(event.tokens)
         else:
             self.end = event
 
@@ -94,6 +90,8 @@ class Rig:
     Attributes:
         costs: of these engines on this machine, where they are known.
         tenant: whose requests are run; a new name finds drafters without history.
+        decoded: tokens that the last ``answer`` gave after every prompt of it had its first, and
+            the seconds they took: prompts are read by then.
     """
 
     bundle: Bundle
@@ -107,6 +105,7 @@ class Rig:
     clock: Callable[[], float] = time.perf_counter
     next_id: int = 0
     tenant: str = ""
+    decoded: tuple[int, float] = (0, 0.0)
 
     def engine_s(self) -> float:
         """Seconds spent in engine calls so far."""
@@ -129,7 +128,7 @@ class Rig:
         Raises:
             RuntimeError: a request failed.
         """
-        answers = [Answer(clock=self.clock) for _ in prompts]
+        answers = [Answer() for _ in prompts]
         began = self.clock()
         for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
             self.next_id += 1
@@ -145,9 +144,14 @@ class Rig:
                 tenant=self.tenant,
             )
             self.worker.submit(spec, answer)
+        num_read, read_s = 0, None
         while any(answer.end is None for answer in answers):
             self.worker.run_step()
-        wall_s = self.clock() - began
+            if read_s is None and all(answer.tokens or answer.end for answer in answers):
+                num_read, read_s = _num_tokens(answers), self.clock()
+        ended = self.clock()
+        wall_s = ended - began
+        self.decoded = (_num_tokens(answers) - num_read, ended - (read_s or ended))
         for answer in answers:
             if isinstance(answer.end, Failed):
                 raise RuntimeError("a measured request failed") from answer.end.error
@@ -167,10 +171,15 @@ class Rig:
         return [one.end for one in answers if isinstance(one.end, Finished)], wall_s
 
     def close(self) -> None:
-        """Close the engines."""
+        """Close the engines; the garbage collector looks at everything again."""
+        gc.unfreeze()
         self.target.close()
         if self.draft is not None:
             self.draft.close()
+
+
+def _num_tokens(answers: Sequence[Answer]) -> int:
+    return sum(len(answer.tokens) for answer in answers)
 
 
 def open_rig(root: Path, options: RigOptions) -> Rig:
@@ -209,6 +218,7 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
         costs=costs,
         clock=options.clock,
     )
+    freeze_loaded()
     return Rig(
         bundle=bundle,
         target=target,

@@ -1,5 +1,6 @@
 """What only the ONNX Runtime engine promises: bits, capacities, isolation, translated errors."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +117,7 @@ def test_int8_weights_give_a_row_the_same_bits_in_every_shape(
 def test_single_tokens_are_padded_only_where_bits_need_it(
     bundle: Bundle, tiny_bundle: Path, which: str
 ) -> None:
-    """A row alone everywhere; rows of a batch where the graph is one from before it padded attention."""
+    """Where the graph is one from before it padded attention."""
     exported = load_bundle(tiny_bundle)
     entry = getattr(exported.manifest, which)
     handmade = bundle.manifest.target
@@ -126,9 +127,30 @@ def test_single_tokens_are_padded_only_where_bits_need_it(
         (OnnxEngine(bundle, handmade), 2),
     ):
         assert engine.extend([span(slot, 0, (1,)) for slot in range(3)]).shape[1] == 1
-        assert engine.extend([span(0, 0, (1,))]).shape[1] == 2
+        assert engine.extend([span(0, 0, (1,))]).shape[1] == narrowest
         widths = {(rows, width) for _, rows, width, _, _ in engine._calls}
-        assert widths == {(3, narrowest), (1, 2)}
+        assert widths == {(3, narrowest), (1, narrowest)}
+
+
+def test_a_manifest_is_not_believed_where_a_token_alone_has_other_bits(
+    bundle: Bundle, is_grouped: bool
+) -> None:
+    """Attention of one query takes another kernel, of two that share a cache head it does not."""
+    entry = replace(bundle.manifest.target, narrowest_span=1)
+    engine = OnnxEngine(bundle, entry)
+    assert engine.extend([span(0, 0, (1,))]).shape[1] == (1 if is_grouped else 2)
+    tokens = make_tokens(engine, 12, seed=3)
+    expected = reference(OnnxEngine(bundle, bundle.manifest.target), tokens)
+    for at, token in enumerate(tokens):
+        np.testing.assert_array_equal(extend_one(engine, 0, at, (token,))[0], expected[at])
+
+
+def test_opening_an_engine_leaves_nothing_in_its_cache(tiny_bundle: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    assert engine._cache.lengths == [0] * engine.limits.max_batch
+    assert not any(buffer.read().any() for buffer in engine._cache._buffers)
+    assert not engine._calls
 
 
 def test_growing_in_the_middle_of_a_request_keeps_its_bits(bundle: Bundle) -> None:

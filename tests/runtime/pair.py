@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from engines import open_pair
 from engines.bundle import Bundle, load_bundle
@@ -31,22 +30,20 @@ class PairHarness:
         self._serve(pair, bundle, max_running)
 
     @classmethod
-    def over(cls, pair: Pair, bundle: Bundle, *, max_running: int, **settings: Any) -> PairHarness:
-        """A worker over a pair that is open already, with further settings of its server."""
+    def over(cls, pair: Pair, bundle: Bundle, *, max_running: int) -> PairHarness:
+        """A worker over a pair that is open already."""
         harness = cls.__new__(cls)
-        harness._serve(pair, bundle, max_running, **settings)
+        harness._serve(pair, bundle, max_running)
         return harness
 
-    def _serve(self, pair: Pair, bundle: Bundle, max_running: int, **settings: Any) -> None:
+    def _serve(self, pair: Pair, bundle: Bundle, max_running: int) -> None:
         self.pair = pair
         self.worker = Worker(
             target=self.pair.target,
             draft=self.pair.draft,
             sampler=self.pair.sampler,
             rounds=self.pair.rounds,
-            config=ServerConfig(
-                max_running=max_running, max_queued=4096, queue_timeout_s=math.inf, **settings
-            ),
+            config=ServerConfig(max_running=max_running, max_queued=4096, queue_timeout_s=math.inf),
             max_gamma=bundle.manifest.max_gamma,
             decoder=SilentDecoder(),
         )

@@ -13,33 +13,40 @@ from runtime.outbox import Outbox, Post
 from tests.runtime.markov import Harness, spec
 
 
-async def test_all_events_of_a_step_arrive_in_one_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def wake_ups(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., object]]:
+    """What the running loop is woken up for by other threads, from now on."""
     loop = asyncio.get_running_loop()
-    wake, num_calls = loop.call_soon_threadsafe, 0
+    wake, calls = loop.call_soon_threadsafe, []
 
     def counted(callback: Callable[..., object], *arguments: Any) -> asyncio.Handle:
-        nonlocal num_calls
-        num_calls += 1
+        calls.append(callback)
         return wake(callback, *arguments)
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-    harness, post = Harness("F3"), Post(loop)
+    return calls
+
+
+async def test_all_events_of_a_step_arrive_in_one_wake_up(
+    wake_ups: list[Callable[..., object]],
+) -> None:
+    harness, post = Harness("F3"), Post(asyncio.get_running_loop())
     harness.worker.after_step(post.send)
     outboxes = [Outbox(post, 100, lambda: None) for _ in range(3)]
     for number, outbox in enumerate(outboxes):
         harness.worker.submit(spec(str(number), (1,), max_tokens=2, gamma=0), outbox.deliver)
     assert harness.worker.run_step()
-    assert num_calls == 1
+    assert len(wake_ups) == 1
     for outbox in outboxes:
         assert [token.token for token in (await outbox.take()).tokens] == [2]
     assert harness.worker.run_step()
-    assert num_calls == 2
+    assert len(wake_ups) == 2
     for outbox in outboxes:
         batch = await outbox.take()
         assert [token.token for token in batch.tokens] == [3]
         assert isinstance(batch.end, Finished)
     assert not harness.worker.run_step()
-    assert num_calls == 2
+    assert len(wake_ups) == 2
 
 
 async def test_who_reads_nothing_is_reported_once() -> None:
@@ -113,6 +120,61 @@ async def test_tokens_kept_back_leave_when_the_interval_has_passed() -> None:
     assert len(batch.tokens) == 4
     assert batch.end is None
     assert not overflows
+
+
+async def test_events_that_are_kept_back_wake_nobody_up(
+    wake_ups: list[Callable[..., object]],
+) -> None:
+    harness, outbox, _ = streaming(3600.0, max_tokens=9)
+    harness.worker.run_step()
+    assert len((await outbox.take()).tokens) == 1
+    assert len(wake_ups) == 1
+    for _ in range(7):
+        harness.worker.run_step()
+    assert len(wake_ups) == 1
+    harness.worker.run_step()
+    assert len(wake_ups) == 2
+    batch = await outbox.take()
+    assert len(batch.tokens) == 8
+    assert isinstance(batch.end, Finished)
+
+
+@pytest.mark.parametrize("point", ["before", "between", "after"])
+async def test_an_event_that_meets_the_end_of_its_interval_is_not_left_behind(point: str) -> None:
+    """The worker's thread puts one down while the loop's is ending the interval, at every point of it."""
+    harness, outbox, _ = streaming(3600.0, max_tokens=9)
+    harness.worker.run_step()
+    await outbox.take()
+    pause = outbox._pause
+    assert pause is not None
+    pause.cancel()
+    collect = outbox._post.collect
+
+    def while_ending() -> None:
+        collect()
+        outbox._post.collect = collect  # type: ignore[method-assign]
+        harness.worker.run_step()
+
+    if point == "before":
+        harness.worker.run_step()
+    elif point == "between":
+        outbox._post.collect = while_ending  # type: ignore[method-assign]
+    outbox._end_pause()
+    if point == "after":
+        harness.worker.run_step()
+    async with asyncio.timeout(60):
+        assert len((await outbox.take()).tokens) == 1
+
+
+async def test_intervals_of_all_streams_end_together() -> None:
+    ends = set()
+    for _ in range(2):
+        harness, outbox, _ = streaming(3600.0, max_tokens=9)
+        harness.worker.run_step()
+        await outbox.take()
+        assert outbox._pause is not None
+        ends.add(outbox._pause.when())
+    assert len(ends) == 1
 
 
 async def test_who_stops_reading_is_reported_with_an_interval_too() -> None:
