@@ -48,7 +48,9 @@ def open_engine(
     if chosen.kind == TENSORRT:
         from engines.tensorrt_engine import open_tensorrt
 
-        return open_tensorrt(bundle, entry, which, index=chosen.index, max_batch=max_batch)
+        return open_tensorrt(
+            bundle, entry, which, index=chosen.index, max_batch=max_batch, with_trees=with_trees
+        )
     if chosen.kind == CUDA:
         from engines.cuda_device import CudaDevice
         from engines.onnx_plan import open_on_device
@@ -60,6 +62,7 @@ def open_engine(
             num_threads=num_threads,
             max_batch=max_batch,
             owns_device=True,
+            with_trees=with_trees,
             provider_options=provider_options,
         )
     from engines.onnx_engine import OnnxEngine
@@ -91,7 +94,7 @@ def open_pair(
         sampler: "host", "device", or "auto": the device, where it is an accelerator.
         num_threads: of the pool that all engines of the process share.
         max_batch: slots; None for all the bundle allows.
-        with_trees: load the graphs that take trees too; engines whose device samples take none.
+        with_trees: load what takes trees too: graphs on the host, plans where some were built.
         provider_options: of ONNX Runtime's CUDA provider, as it documents them.
 
     Raises:
@@ -110,7 +113,7 @@ def open_pair(
     missing = _why_no_sampler(bundle, chosen)
     place, reason = choose_place(sampler, is_accelerator=chosen.kind != CPU, missing=missing)
     if place == DEVICE:
-        return _open_together(bundle, chosen, reason, **options)
+        return _open_together(bundle, chosen, reason, with_trees=with_trees, **options)
     options["device"] = str(chosen)
     target = open_engine(bundle, "target", with_trees=with_trees, **options)
     draft = None
@@ -126,6 +129,7 @@ def _open_together(
     *,
     num_threads: int,
     max_batch: int,
+    with_trees: bool,
     provider_options: Mapping[str, str],
 ) -> Pair:
     from engines.pair import open_together
@@ -136,7 +140,9 @@ def _open_together(
         if chosen.kind == TENSORRT:
             from engines.tensorrt_engine import open_tensorrt
 
-            return open_tensorrt(bundle, entry, part, device=memory, max_batch=max_batch)
+            return open_tensorrt(
+                bundle, entry, part, device=memory, max_batch=max_batch, with_trees=with_trees
+            )
         from engines.onnx_plan import open_on_device
 
         return open_on_device(

@@ -27,9 +27,9 @@ from engines.compiled_rows import Work, judge_compiled, match_compiled, propose_
 from engines.draft_laws import DraftLaws
 from engines.draws import choices_of, raw_logprobs
 from engines.kernels import is_kept
-from engines.laws import ExactnessMode, OfferPoint, SamplingRow, Verdict
+from engines.laws import ExactnessMode, OfferPoint, SamplingRow, Verdict, are_plain_greedy
 from engines.noise import CounterNoise, NoiseSource, Purpose
-from engines.plain_greedy import are_plain_greedy, judge_plain_greedy
+from engines.plain_greedy import judge_plain_greedy
 from engines.row_offers import RowOffers
 from engines.token_law import TokenLaw, point_mass, residual_law, shared_weights
 

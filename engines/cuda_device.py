@@ -85,7 +85,8 @@ class CudaDevice:
         uploads   copy 0 | copy 1 | copy 2
         stream           graph 0 ........ | graph 1 ........ | graph 2 ........
 
-    What an upload overwrites nobody reads any more: its memory was last used before a ``wait``.
+    What an upload overwrites nobody reads any more: its memory was last used before a mark that has
+    been waited for. A mark is an event too, on the first stream.
 
     Args:
         index: of the device.
@@ -103,8 +104,10 @@ class CudaDevice:
         self.make_current()
         self.stream = _make_stream()
         self._uploads = _make_stream()
-        # An event may be recorded anew while earlier waits for it are pending.
-        self._event = check(cudart.cudaEventCreateWithFlags(cudart.cudaEventDisableTiming))
+        # An event may be recorded anew while earlier waits for it are pending on the device.
+        self._event = _make_event()
+        self._marks: dict[int, Any] = {}
+        self._spare_events: list[Any] = []
 
     def make_current(self) -> None:
         """Let this thread's calls go to this device: CUDA keeps that choice per thread, from 0 on."""
@@ -129,7 +132,7 @@ class CudaDevice:
         return PinnedStaging(num_bytes)
 
     def upload(self, destination: int, source: Staging, num_bytes: int) -> None:
-        """Enqueue a copy to the device; the source must stay as it is until the next ``wait``."""
+        """Enqueue a copy to the device; the source must stay as it is until it was waited for."""
         self.traffic.num_to_device += 1
         self.make_current()
         kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
@@ -156,10 +159,24 @@ class CudaDevice:
         layout = (destination.pointer, destination.pitch)
         check(cudart.cudaMemset2DAsync(*layout, 0, width, rows, self.stream))
 
-    def wait(self) -> None:
-        """Return when everything enqueued is done."""
-        self.traffic.num_waits += 1
-        check(cudart.cudaStreamSynchronize(self.stream))
+    def mark(self) -> int:
+        """Mark this place in the order of work; its number, for one ``wait``."""
+        event = self._spare_events.pop() if self._spare_events else _make_event()
+        check(cudart.cudaEventRecord(event, self.stream))
+        number = self.traffic.mark()
+        self._marks[number] = event
+        return number
+
+    def wait(self, mark: int | None = None) -> None:
+        """Return when all that was enqueued before a mark is done; None for everything there is."""
+        if mark is None:
+            check(cudart.cudaStreamSynchronize(self.stream))
+            self.traffic.reach(self.traffic.mark())
+            return
+        event = self._marks.pop(mark)
+        self._spare_events.append(event)
+        check(cudart.cudaEventSynchronize(event))
+        self.traffic.reach(mark)
 
     def capture(self, enqueue: Callable[[], None]) -> RecordedWork:
         """What ``enqueue`` puts on the stream, recorded and not run.
@@ -183,8 +200,9 @@ class CudaDevice:
             check(cudart.cudaGraphDestroy(graph))
 
     def close(self) -> None:
-        """Free streams and event."""
-        check(cudart.cudaEventDestroy(self._event))
+        """Free streams and events."""
+        for event in (self._event, *self._marks.values(), *self._spare_events):
+            check(cudart.cudaEventDestroy(event))
         for stream in (self._uploads, self.stream):
             check(cudart.cudaStreamDestroy(stream))
 
@@ -192,6 +210,11 @@ class CudaDevice:
         """Let what is enqueued on the second stream from now on follow all work of the first."""
         check(cudart.cudaEventRecord(self._event, first))
         check(cudart.cudaStreamWaitEvent(second, self._event, 0))
+
+
+def _make_event() -> Any:
+    """An event to order work by; it takes no time."""
+    return check(cudart.cudaEventCreateWithFlags(cudart.cudaEventDisableTiming))
 
 
 def _make_stream() -> int:

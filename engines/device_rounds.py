@@ -4,7 +4,7 @@
 
 Each proposed token is the next draft step's input and, with the others, the target's, where it lies.
 The host knows the shapes, the parameters and all noise before the round begins; it enqueues the whole
-of it, has the device's time for something else, and then waits once.
+of it, has the device's time to plan what follows and to enqueue it behind, and then waits once.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class DeviceRounds:
         if round_ is None:
             # Plain decoding; some engines give more columns than are wanted.
             round_ = self._sampler.begin(rows, gamma=logits.shape[1] - 1)
-        answers = round_.judge(logits, gammas)
+        coming = round_.send(round_.judge(logits, gammas))
+        # What this enqueues runs behind the answers' copy, which alone is waited for.
         meanwhile()
-        found = round_.drafts_and_verdicts(answers, gammas)
+        found = round_.receive(coming, gammas)
         emitted = [
             (*tokens[: verdict.num_accepted], verdict.next_token or 0) for tokens, verdict in found
         ]

@@ -133,6 +133,17 @@ class SamplingRow:
     is_without_replacement: bool = False
 
 
+def are_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
+    """Whether the position of its greatest raw logit decides every row."""
+    for row in rows:
+        law = row.law
+        if not law.is_greedy or law.has_processors:
+            return False
+        if row.mode is ExactnessMode.LENIENT and row.lenience != 1.0:
+            return False
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferPoint:
     """A node of a tree whose children are to be drawn.

@@ -41,9 +41,10 @@ from engines.bundle import (
 )
 from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
 from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
-from engines.onnx_tree import TreeGraphs, TreeInputs
+from engines.onnx_tree import TreeGraphs
 from engines.single_rows import have_single_rows_same_bits
 from engines.spans import check_kept_path, check_move, check_spans, num_valid
+from engines.tree_inputs import TreeInputs
 
 # Logits of a call over all its rows.
 _MIN_WANTED = 2

@@ -13,12 +13,11 @@ Columns of a slot around ``keep_path``, for a tree of 5 tokens of which 0, 2 and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime
 
-from engines.base import EngineError, IntArray, Span
+from engines.base import EngineError
 from engines.bundle import (
     ANCESTORS,
     COLUMNS,
@@ -34,35 +33,7 @@ from engines.bundle import (
 )
 from engines.kv_cache import KvCache, cache_names
 from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
-from engines.trees import BoolArray, tree_layout
-
-
-@dataclass(frozen=True, slots=True)
-class TreeInputs:
-    """What a call of ``tree.onnx`` binds beside the inputs of ``model.onnx``.
-
-    Attributes:
-        positions: [B, T] int64.
-        ancestors: [B, T, T] bool.
-    """
-
-    positions: IntArray
-    ancestors: BoolArray
-
-    def fill_row(self, row: int, span: Span, last_position: int) -> None:
-        """Write one row's shape; padded columns see themselves and stand at a lawful position."""
-        num_tokens = len(span.tokens)
-        positions, ancestors = self.positions[row], self.ancestors[row]
-        positions.fill(min(span.start, last_position))
-        ancestors.fill(False)
-        np.fill_diagonal(ancestors, True)
-        if span.parents is None:
-            positions[:num_tokens] = span.start + np.arange(num_tokens)
-            ancestors[:num_tokens, :num_tokens] = np.tri(num_tokens, dtype=np.bool_)
-        else:
-            layout = tree_layout(span.parents)
-            positions[:num_tokens] = span.start + layout.depths
-            ancestors[:num_tokens, :num_tokens] = layout.ancestors
+from engines.tree_inputs import TreeInputs
 
 
 class TreeGraphs:
@@ -93,10 +64,7 @@ class TreeGraphs:
 
     def bind(self, binding: onnxruntime.IOBinding, num_rows: int, num_tokens: int) -> TreeInputs:
         """Bind arrays for the tree's inputs to a call; they are filled before each run."""
-        inputs = TreeInputs(
-            positions=np.zeros((num_rows, num_tokens), dtype=np.int64),
-            ancestors=np.zeros((num_rows, num_tokens, num_tokens), dtype=np.bool_),
-        )
+        inputs = TreeInputs.empty(num_rows, num_tokens)
         for name, array in ((POSITIONS, inputs.positions), (ANCESTORS, inputs.ancestors)):
             pointer = array.ctypes.data
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, pointer)

@@ -6,18 +6,7 @@ import math
 from collections.abc import Sequence
 
 from engines.base import FloatArray
-from engines.laws import ExactnessMode, SamplingRow, Verdict
-
-
-def are_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
-    """Whether the position of its greatest raw logit decides every row."""
-    for row in rows:
-        law = row.law
-        if not law.is_greedy or law.has_processors:
-            return False
-        if row.mode is ExactnessMode.LENIENT and row.lenience != 1.0:
-            return False
-    return True
+from engines.laws import SamplingRow, Verdict
 
 
 def judge_plain_greedy(logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:

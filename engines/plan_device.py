@@ -1,6 +1,7 @@
 """What an engine over plans asks of a device: bytes, copies, zeros, and one wait.
 
-Addresses are integers. Everything is enqueued in order; only ``wait`` returns when it is done.
+Addresses are integers. Everything is enqueued in order; only ``wait`` returns when it is done, up to a
+mark or altogether, so that the device may have work beyond what the host waits for.
 ``HostDevice`` does the same with the host's memory, so that the engine runs without a GPU.
 """
 
@@ -61,11 +62,28 @@ class Call:
 
 @dataclass(slots=True)
 class Traffic:
-    """What crossed between host and device since the counters were made."""
+    """What crossed between host and device since the counters were made.
+
+    Attributes:
+        num_marked: marks set so far; see ``PlanDevice.mark``.
+        num_reached: how many of them, from the first on, have all their work done for certain.
+    """
 
     num_waits: int = 0
     num_to_device: int = 0
     num_to_host: int = 0
+    num_marked: int = 0
+    num_reached: int = 0
+
+    def mark(self) -> int:
+        """Number of a new mark."""
+        self.num_marked += 1
+        return self.num_marked
+
+    def reach(self, mark: int) -> None:
+        """A mark was waited for."""
+        self.num_waits += 1
+        self.num_reached = max(self.num_reached, mark)
 
 
 class Staging(Protocol):
@@ -121,7 +139,11 @@ class PlanDevice(Protocol):
         ...
 
     def download(self, destination: Staging, source: int, num_bytes: int) -> None:
-        """Enqueue a copy to the host; valid after ``wait``."""
+        """Enqueue a copy to the host; valid after a ``wait`` for it."""
+        ...
+
+    def mark(self) -> int:
+        """Mark this place in the order of work; its number, for one ``wait``."""
         ...
 
     def copy_rows(self, destination: Rows, source: Rows, *, width: int, rows: int) -> None:
@@ -132,8 +154,8 @@ class PlanDevice(Protocol):
         """Enqueue zeros for ``width`` bytes of each of ``rows`` rows."""
         ...
 
-    def wait(self) -> None:
-        """Return when everything enqueued is done."""
+    def wait(self, mark: int | None = None) -> None:
+        """Return when all that was enqueued before a mark is done; None for everything there is."""
         ...
 
     def close(self) -> None:
@@ -202,9 +224,13 @@ class HostDevice:
         for row in range(rows):
             ctypes.memset(destination.pointer + row * destination.pitch, 0, width)
 
-    def wait(self) -> None:
+    def mark(self) -> int:
+        """Count a mark."""
+        return self.traffic.mark()
+
+    def wait(self, mark: int | None = None) -> None:
         """Count a wait; nothing is ever under way."""
-        self.traffic.num_waits += 1
+        self.traffic.reach(self.mark() if mark is None else mark)
 
     def close(self) -> None:
         """Drop all memory."""

@@ -7,7 +7,8 @@ An extend is one upload (tokens, starts and wanted positions in one piece), one 
 the logits and one wait. A graph reads its inputs at one place whatever was uploaded when: a run of the
 same shape over the same rows is the same run, and what was recorded of it stays good. Rows that no
 profile holds together run one by one. ``extend_on_device`` is the same without the download and the
-wait, so that several follow one another on the device.
+wait, so that several follow one another on the device. A call in which a row is a tree runs a plan of
+its own (``engines.plan_trees``).
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from engines.loaded_plan import LoadedPlan
 from engines.plan_cache import PlanCache
 from engines.plan_device import DeviceTensor, PlanDevice
 from engines.plan_tensors import CACHE_DTYPES, feeds_of
-from engines.plan_uploads import Downloads, GivenTokens, InputPlace, Uploads
+from engines.plan_trees import PlanTrees, has_tree
+from engines.plan_uploads import Downloads, GivenTokens, HostArray, InputPlace, OutputPlace, Uploads
 from engines.plans import Shape, profile_for
 from engines.row_buckets import padding_rows
-from engines.spans import check_move, check_spans
+from engines.spans import check_move, check_spans, num_valid
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -47,13 +49,15 @@ class PlanEngine:
         plans: of the model, one precision, distinct capacities.
         device: where they run.
         model: its entry in the manifest.
-        limits: of the engine; trees are not taken.
+        limits: of the engine.
         is_row_invariant: whether the plans promise I2 of ``engines.base``.
         owns_device: whether closing the engine closes the device.
         row_sizes: numbers of rows that calls are padded to; empty for none.
+        trees: plans that take trees, at every capacity of ``plans``; None where the limits allow none.
 
     Raises:
-        BundleError: no plan, or none whose capacity holds every extend of the limits.
+        BundleError: no plan, none whose capacity holds every extend of the limits, or one without
+            its like for trees.
     """
 
     def __init__(
@@ -66,11 +70,15 @@ class PlanEngine:
         is_row_invariant: bool = False,
         owns_device: bool = True,
         row_sizes: Sequence[int] = (),
+        trees: PlanTrees | None = None,
     ) -> None:
         self._plans = sorted(plans, key=lambda plan: plan.entry.capacity)
+        self._trees = trees
         wanted = limits.max_context + limits.max_extend
         if not self._plans or self._plans[-1].entry.capacity < wanted:
             raise BundleError(f"no plan with a cache of {wanted} tokens; build the plans again")
+        if trees is not None:
+            trees.check_capacities([plan.entry.capacity for plan in self._plans])
         self._device = device
         self._limits = limits
         self._cache: PlanCache | None = PlanCache(
@@ -89,7 +97,8 @@ class PlanEngine:
         self._uploads = Uploads(device)
         self._inputs = InputPlace(device)
         self._downloads = Downloads(device)
-        self._logits = self._logits_bytes = 0
+        # Logits that nobody wants must not overwrite those that somebody may still read.
+        self._logits, self._unread = OutputPlace(device), OutputPlace(device)
 
     @property
     def is_row_invariant(self) -> bool:
@@ -123,12 +132,12 @@ class PlanEngine:
                 given slots are undefined and must be extended from ``start`` 0).
         """
         shape = self._shape(spans)
-        profiles = self._plan().entry.profiles
+        profiles = self._plan(spans).entry.profiles
         if any(not profile.broken_limits(shape) for profile in profiles):
             return self._on_host(self._run(spans, shape), spans)
         logits = np.zeros((*shape[::2], self._limits.vocab_size), dtype=np.float32)
         for row, span in enumerate(spans):
-            alone = self._padded(1, len(span.tokens), span.num_logits)
+            alone = self._padded([span], len(span.tokens), span.num_logits)
             found = self._on_host(self._run([span], alone), [span])
             logits[row, : span.num_logits] = found[0, : span.num_logits]
         return logits
@@ -143,7 +152,7 @@ class PlanEngine:
             given: tokens that replace those of the spans.
 
         Returns:
-            [B, R, V] float32, valid until the next extend of this engine.
+            [B, R, V] float32, valid until the next extend of this engine that wants logits.
 
         Raises:
             EngineError: as ``extend``, or no plan profile holds all rows together.
@@ -156,12 +165,16 @@ class PlanEngine:
         self._device.wait()
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Refuse: no tree is ever extended here.
+        """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
 
         Raises:
-            EngineError: always.
+            EngineError: there is no such path (nothing changed), or the library failed (the slot is
+                undefined and must be extended from ``start`` 0).
         """
-        raise EngineError(f"slot {slot}: this engine takes no trees")
+        cache = self._require_open()
+        if self._trees is None:
+            raise EngineError(f"slot {slot}: this engine takes no trees")
+        self._trees.keep_path(cache, slot, path)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` cached tokens of one slot over another.
@@ -172,10 +185,14 @@ class PlanEngine:
         cache = self._require_open()
         check_move(source, destination, length, cache.lengths)
         cache.move(source, destination, length)
+        if self._trees is not None:
+            self._trees.forget(destination)
 
     def trim(self, lengths: Sequence[int]) -> None:
         """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
         cache = self._require_open()
+        if self._trees is not None:
+            self._trees.forget()
         room = GROWTH_ROOM * cache.trim(lengths)
         sizes = (plan.entry.capacity for plan in self._plans)
         capacity = next((size for size in sizes if size >= room), cache.capacity)
@@ -191,11 +208,10 @@ class PlanEngine:
         self._cache = None
         for plan in self._plans:
             plan.close()
-        self._uploads.free()
-        self._inputs.free()
-        self._downloads.free()
-        if self._logits_bytes:
-            self._device.free(self._logits)
+        if self._trees is not None:
+            self._trees.close()
+        for piece in (self._uploads, self._inputs, self._downloads, self._logits, self._unread):
+            piece.free()
         if self._owns_device:
             self._device.close()
 
@@ -204,8 +220,10 @@ class PlanEngine:
             raise EngineError("this engine is closed")
         return self._cache
 
-    def _plan(self) -> LoadedPlan:
+    def _plan(self, spans: Sequence[Span]) -> LoadedPlan:
         capacity = self._require_open().capacity
+        if self._trees is not None and has_tree(spans):
+            return self._trees.plan(capacity)
         return next(plan for plan in self._plans if plan.entry.capacity == capacity)
 
     def _reserve(self, num_tokens: int) -> None:
@@ -218,15 +236,15 @@ class PlanEngine:
         """Shape of spans that keep the limits, in a cache that has room for them."""
         cache = self._require_open()
         longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
-        shape = self._padded(len(spans), longest, most_wanted)
+        shape = self._padded(spans, longest, most_wanted)
         self._reserve(max(span.start for span in spans) + shape.tokens)
         return shape
 
-    def _padded(self, num_rows: int, num_tokens: int, num_wanted: int) -> Shape:
+    def _padded(self, spans: Sequence[Span], num_tokens: int, num_wanted: int) -> Shape:
         """Shape with as many tokens and logits as the narrowest profile takes at least."""
-        profiles = self._plan().entry.profiles
+        profiles = self._plan(spans).entry.profiles
         return Shape(
-            num_rows,
+            len(spans),
             max(num_tokens, min(profile.tokens.least for profile in profiles)),
             max(num_wanted, min(profile.wanted.least for profile in profiles)),
         )
@@ -235,7 +253,7 @@ class PlanEngine:
         self, spans: Sequence[Span], shape: Shape, given: Sequence[GivenTokens] = ()
     ) -> DeviceTensor:
         """Enqueue an extend of rows that one profile holds together."""
-        cache, plan = self._require_open(), self._plan()
+        cache, plan = self._require_open(), self._plan(spans)
         profile = profile_for(plan.entry.profiles, shape)
         padding = padding_rows(
             spans,
@@ -247,7 +265,10 @@ class PlanEngine:
         )
         rows = [*spans, *padding]
         shape = shape._replace(batch=len(rows))
-        feeds = self._inputs.take(self._uploads.put(feeds_of(rows, shape)))
+        arrays: dict[str, HostArray] = {**feeds_of(rows, shape)}
+        if self._trees is not None and has_tree(spans):
+            arrays |= self._trees.feeds(rows, shape)
+        feeds = self._inputs.take(self._uploads.put(arrays))
         for tokens in given:
             tokens.write(self._device, feeds[TOKENS])
         for span in rows:
@@ -260,10 +281,13 @@ class PlanEngine:
         addresses |= dict(zip(self._present_names, pointers, strict=True))
         row_logits = (shape.wanted, self._limits.vocab_size)
         num_bytes = shape.batch * math.prod(row_logits) * _FLOAT32.itemsize
-        addresses[LOGITS] = self._reserve_logits(num_bytes)
+        is_wanted = any(span.num_logits for span in spans)
+        addresses[LOGITS] = (self._logits if is_wanted else self._unread).take(num_bytes)
         plan.run(profile, shape, addresses)
         for span in spans:
-            cache.lengths[span.slot] = span.start + len(span.tokens)
+            cache.lengths[span.slot] = num_valid(span)
+        if self._trees is not None:
+            self._trees.note(spans)
         return DeviceTensor(addresses[LOGITS], (len(spans), *row_logits), _FLOAT32)
 
     def _on_host(self, logits: DeviceTensor, spans: Sequence[Span]) -> FloatArray:
@@ -271,12 +295,3 @@ class PlanEngine:
             return np.zeros((logits.shape[0], 0, logits.shape[2]), dtype=np.float32)
         found: FloatArray = self._downloads.get([logits])[0]
         return found
-
-    def _reserve_logits(self, num_bytes: int) -> int:
-        """Address of room for the logits of one call; they are read before the next writes them."""
-        if num_bytes > self._logits_bytes:
-            if self._logits_bytes:
-                self._device.free(self._logits)
-                self._logits_bytes = 0  # should there be no memory: nothing is left to free
-            self._logits, self._logits_bytes = self._device.allocate(num_bytes), num_bytes
-        return self._logits

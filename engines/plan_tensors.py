@@ -9,8 +9,11 @@ import numpy as np
 
 from engines.base import IntArray, Span
 from engines.bundle import (
+    ANCESTORS,
+    COLUMNS,
     LOGIT_POSITIONS,
     LOGITS,
+    POSITIONS,
     START,
     TOKENS,
     ModelEntry,
@@ -30,7 +33,7 @@ CACHE_DTYPES: Mapping[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(np.uint16),
     "float8": np.dtype(np.float16),
 }
-_INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
+_INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
 
 
 class ModelTensors:
@@ -56,21 +59,20 @@ class ModelTensors:
         return Call(key, lambda: self.describe(shape, addresses))
 
     def describe(self, shape: Shape, addresses: Mapping[str, int]) -> dict[str, DeviceTensor]:
-        """Every input and output by name."""
+        """Every input and output that has an address, by name."""
         batch, tokens, wanted = shape
-        integers: dict[str, tuple[int, ...]] = {
-            TOKENS: (batch, tokens),
-            START: (batch,),
-            LOGIT_POSITIONS: (batch, wanted),
+        kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            TOKENS: ((batch, tokens), _INT64),
+            START: ((batch,), _INT64),
+            LOGIT_POSITIONS: ((batch, wanted), _INT64),
+            POSITIONS: ((batch, tokens), _INT64),
+            ANCESTORS: ((batch, tokens, tokens), _BOOL),
+            # Of a path that is kept, its tokens.
+            COLUMNS: ((tokens,), _INT64),
+            LOGITS: ((batch, wanted, self._vocab_size), _FLOAT32),
         }
-        found = {
-            name: DeviceTensor(addresses[name], dims, _INT64) for name, dims in integers.items()
-        }
-        for name in self._caches:
-            found[name] = DeviceTensor(addresses[name], (batch, *self._row), self._dtype)
-        dims = (batch, wanted, self._vocab_size)
-        found[LOGITS] = DeviceTensor(addresses[LOGITS], dims, _FLOAT32)
-        return found
+        kinds |= dict.fromkeys(self._caches, ((batch, *self._row), self._dtype))
+        return {name: DeviceTensor(pointer, *kinds[name]) for name, pointer in addresses.items()}
 
 
 def feeds_of(spans: Sequence[Span], shape: Shape) -> dict[str, IntArray]:

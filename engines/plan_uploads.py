@@ -1,9 +1,10 @@
 """What crosses the border between the host and a device: arrays in, one piece at a time, and out.
 
 Copies are enqueued, so what they read must stay as it is until the device has been waited for. Each
-upload therefore takes memory of its own, and all of it is free again after a wait:
+upload therefore takes memory of its own, which is free again once a mark behind it has been waited for:
 
-    wait | upload 0 | run | upload 1 | run | ... | download | wait | upload 0 | ...
+    upload 0 | run | upload 1 | run | ... | download | mark | upload 2 | run      enqueued
+                                                          wait for the mark | upload 0 ...
 """
 
 from __future__ import annotations
@@ -80,18 +81,17 @@ class Uploads:
     def __init__(self, device: PlanDevice) -> None:
         self._device = device
         self._rooms: list[Room] = []
-        self._num_used = 0
-        self._num_waits = device.traffic.num_waits
+        # Marks that had been set when each room was last used: the next one is behind its use.
+        self._used_at: list[int] = []
 
     def put(self, arrays: Mapping[str, HostArray]) -> dict[str, DeviceTensor]:
-        """Enqueue a copy of all arrays; by name, where they will be, valid until the next wait."""
-        if self._num_waits != self._device.traffic.num_waits:
-            self._num_waits = self._device.traffic.num_waits
-            self._num_used = 0
-        if self._num_used == len(self._rooms):
-            self._rooms.append(Room(self._device))
-        room = self._rooms[self._num_used]
-        self._num_used += 1
+        """Enqueue a copy of all arrays.
+
+        Returns:
+            By name where they will be, valid until a mark that follows has been waited for. In a
+            step like the last one these are the same places.
+        """
+        room = self._free_room()
         offsets, total = [], 0
         for array in arrays.values():
             offsets.append(total)
@@ -112,7 +112,17 @@ class Uploads:
         for room in self._rooms:
             room.free()
         self._rooms.clear()
-        self._num_used = 0
+        self._used_at.clear()
+
+    def _free_room(self) -> Room:
+        traffic = self._device.traffic
+        for index, used_at in enumerate(self._used_at):
+            if used_at < traffic.num_reached:
+                self._used_at[index] = traffic.num_marked
+                return self._rooms[index]
+        self._rooms.append(Room(self._device))
+        self._used_at.append(traffic.num_marked)
+        return self._rooms[-1]
 
 
 class InputPlace:
@@ -149,33 +159,78 @@ class InputPlace:
             self._num_bytes = 0
 
 
+class OutputPlace:
+    """Where a graph writes what is read before it writes again: at one address while it is large enough."""
+
+    def __init__(self, device: PlanDevice) -> None:
+        self._device = device
+        self._pointer = 0
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> int:
+        """Address of so many bytes, of any content."""
+        if num_bytes > self._num_bytes:
+            self.free()
+            self._pointer, self._num_bytes = self._device.allocate(num_bytes), num_bytes
+        return self._pointer
+
+    def free(self) -> None:
+        """Give the memory back; the device finishes before it does."""
+        if self._num_bytes:
+            self._device.free(self._pointer)
+            # Should there be no memory for more: nothing is left to free.
+            self._pointer = self._num_bytes = 0
+
+
+class Coming:
+    """Tensors that are under way to the host.
+
+    Args:
+        device: they come from.
+        staging: where they will lie one after another.
+        tensors: which ones.
+    """
+
+    def __init__(
+        self, device: PlanDevice, staging: Staging, tensors: Sequence[DeviceTensor]
+    ) -> None:
+        self._device, self._staging, self._tensors = device, staging, tensors
+        self._mark = device.mark()
+
+    def arrays(self) -> list[HostArray]:
+        """Wait for them, once; they are valid until others are sent for."""
+        self._device.wait(self._mark)
+        found, begin = [], 0
+        for tensor in self._tensors:
+            piece = self._staging.array[begin : begin + tensor.num_bytes]
+            found.append(np.frombuffer(piece.data, dtype=tensor.dtype).reshape(tensor.shape))
+            begin += tensor.num_bytes
+        return found
+
+
 class Downloads:
-    """Tensors on their way to the host: several in one piece, with one wait."""
+    """Sends for tensors: several in one piece, with one copy and one wait."""
 
     def __init__(self, device: PlanDevice) -> None:
         self._device = device
         self._room = Room(device)
 
-    def get(self, tensors: Sequence[DeviceTensor]) -> list[HostArray]:
-        """The tensors on the host, valid until the next call, when all that was enqueued is done."""
+    def send(self, tensors: Sequence[DeviceTensor]) -> Coming:
+        """Enqueue the copy; what is enqueued from now on is not waited for with it."""
         total = sum(tensor.num_bytes for tensor in tensors)
         pointer, staging = self._room.make(total)
-        begin, offsets = pointer, []
-        for tensor in tensors:
-            offsets.append(begin - pointer)
-            if len(tensors) > 1:
-                source, size = Rows(tensor.pointer, tensor.num_bytes), tensor.num_bytes
-                self._device.copy_rows(Rows(begin, size), source, width=size, rows=1)
+        begin = pointer
+        for tensor in tensors if len(tensors) > 1 else ():
+            places = (Rows(begin, tensor.num_bytes), Rows(tensor.pointer, tensor.num_bytes))
+            self._device.copy_rows(*places, width=tensor.num_bytes, rows=1)
             begin += tensor.num_bytes
         where = pointer if len(tensors) > 1 else tensors[0].pointer
         self._device.download(staging, where, total)
-        self._device.wait()
-        return [
-            np.frombuffer(
-                staging.array[offset : offset + tensor.num_bytes].data, dtype=tensor.dtype
-            ).reshape(tensor.shape)
-            for tensor, offset in zip(tensors, offsets, strict=True)
-        ]
+        return Coming(self._device, staging, tensors)
+
+    def get(self, tensors: Sequence[DeviceTensor]) -> list[HostArray]:
+        """The tensors on the host, valid until others are sent for."""
+        return self.send(tensors).arrays()
 
     def free(self) -> None:
         """Give the memory back."""

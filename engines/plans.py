@@ -47,7 +47,7 @@ class Profile:
 
     Attributes:
         batch: rows.
-        tokens: of a span; of a sampler graph, its positions.
+        tokens: of a span; of a sampler graph, its positions; of a path that is kept, what moves.
         wanted: logits of a row.
         lists: further axes by name: the lengths of a sampler graph's lists.
     """
@@ -64,6 +64,7 @@ class Profile:
             "batch": self.batch,
             "tokens": self.tokens,
             "positions": self.tokens,
+            "kept": self.tokens,
             "wanted": self.wanted,
             **self.lists,
         }
@@ -91,7 +92,8 @@ class PlanEntry:
 
     Attributes:
         path: file inside the bundle, POSIX; its hash is in ``Manifest.files``.
-        part: what it runs: "target", "draft" or the file name of a sampler graph.
+        part: what it runs: "target", "draft", one of their graphs for trees ("target/tree.onnx"), or
+            the file name of a sampler graph.
         flavour: "tensorrt" or "rtx".
         version: of the library that built it; another one does not load it.
         compute_capability: of the GPUs it runs on, for example "8.0".

@@ -83,7 +83,8 @@ class Rounds(Protocol):
         Args:
             asked: the round.
             meanwhile: called once all of it is enqueued, before it is waited for; not where it
-                failed before.
+                failed before. What it enqueues on the engines is not waited for; it may extend
+                slots without rows in the round, for no logits.
 
         Raises:
             DraftError: the draft model failed; nothing was verified.

@@ -12,7 +12,7 @@ from engines.base import EngineError, FloatArray, IntArray
 from engines.laws import SamplingRow, Verdict
 from engines.noise import NoiseSource
 from engines.plan_device import DeviceTensor
-from engines.plan_uploads import HostArray
+from engines.plan_uploads import Coming, HostArray
 from engines.sampler_answers import Tops, add_tops, read_answer
 from engines.sampler_rows import (
     Feeds,
@@ -102,15 +102,18 @@ class DeviceRound:
         """What ``judge`` answered, copied to the host: a round's one synchronisation."""
         return self._read(self._runner.read([answers])[0], gammas)
 
-    def drafts_and_verdicts(
-        self, answers: DeviceTensor, gammas: IntArray
-    ) -> list[tuple[tuple[int, ...], Verdict]]:
-        """What was drafted, too, in the same copy."""
+    def send(self, answers: DeviceTensor) -> Coming:
+        """Send what ``judge`` answered to the host, and what was drafted in the same copy."""
         drafted = self._draft_tokens
-        if isinstance(drafted, np.ndarray):
-            tokens, found = drafted, self._runner.read([answers])[0]
-        else:
-            found, tokens = self._runner.read([answers, drafted])
+        return self._runner.send(
+            [answers] if isinstance(drafted, np.ndarray) else [answers, drafted]
+        )
+
+    def receive(self, coming: Coming, gammas: IntArray) -> list[tuple[tuple[int, ...], Verdict]]:
+        """Each row's draft and verdict, once they are there: a round's one synchronisation."""
+        drafted = self._draft_tokens
+        arrays = coming.arrays()
+        found, tokens = (*arrays, drafted) if isinstance(drafted, np.ndarray) else arrays
         verdicts = self._read(found, gammas)
         return [
             (tuple(tokens[row.index, :gamma].tolist()), verdict)

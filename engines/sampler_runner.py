@@ -19,7 +19,7 @@ import numpy as np
 from engines import sampler_tensors as names
 from engines.device_results import Results
 from engines.plan_device import ALIGNMENT, DeviceTensor, PlanDevice, Rows
-from engines.plan_uploads import Downloads, HostArray, Uploads
+from engines.plan_uploads import Coming, Downloads, HostArray, Uploads
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -130,9 +130,13 @@ class SamplerRunner:
             graph.run(tensors | found)
         return found
 
+    def send(self, values: Sequence[DeviceTensor]) -> Coming:
+        """Send the values to the host, in one copy."""
+        return self._downloads.send(values)
+
     def read(self, values: Sequence[DeviceTensor]) -> list[HostArray]:
         """The values on the host, in one copy and one wait; valid until the next call."""
-        return self._downloads.get(values)
+        return self.send(values).arrays()
 
     def close(self) -> None:
         """Free the device's memory; the device itself is the caller's."""

@@ -8,17 +8,23 @@ Aliasing: KV_CACHE_UPDATE writes in place only where the plan declares ``new_key
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from engines.base import BundleError, EngineError, EngineLimits
 from engines.bundle import Bundle, Manifest, ModelEntry
 from engines.cuda_device import CudaDevice, compute_capability
 from engines.plan_engine import PlanEngine
 from engines.plan_tensors import CACHE_DTYPES, ModelTensors
+from engines.plan_trees import PlanTrees
 from engines.plans import PREFILL, PlanEntry, Shape, why_unfit
 from engines.row_buckets import row_sizes
 from engines.tensorrt_api import TensorRtApi, installed_apis
 from engines.tensorrt_program import TensorRtProgram
+from engines.tree_plans import tree_entries
+
+log = logging.getLogger(__name__)
 
 # A machine with plans of several precisions takes the first of these.
 PRECISIONS = ("float16", "bfloat16", "float8", "float32")
@@ -32,6 +38,7 @@ def open_tensorrt(
     index: int = 0,
     device: CudaDevice | None = None,
     max_batch: int | None = None,
+    with_trees: bool = False,
 ) -> PlanEngine:
     """Engine over the plans of one model that fit this machine.
 
@@ -42,6 +49,7 @@ def open_tensorrt(
         index: of the CUDA device, where none is given.
         device: to share with others; stays the caller's.
         max_batch: slots; None for all the bundle allows.
+        with_trees: load the plans that take trees too, where the bundle has some that fit.
 
     Raises:
         BundleError: a plan is not what the manifest says of it.
@@ -53,27 +61,85 @@ def open_tensorrt(
     api = serving_api(installed_apis(), manifest, device.compute_capability)
     if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
         raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
-    entries = choose_plans(
-        manifest.plans,
+    chosen = choose_engine_plans(
+        manifest,
         part,
+        with_trees=with_trees,
         flavour=api.flavour,
         version=api.version,
         compute_capability=device.compute_capability,
     )
-    plans = [TensorRtPlan(api, device, bundle, model, entry) for entry in entries]
+
+    def load(entries: Sequence[PlanEntry]) -> list[TensorRtPlan]:
+        return [TensorRtPlan(api, device, bundle, model, entry) for entry in entries]
+
+    trees = None
+    if chosen.verify:
+        last = manifest.max_context - 1
+        verify, keep = load(chosen.verify), load(chosen.keep)
+        trees = PlanTrees(verify, keep, device, model, last_position=last)
     limits = EngineLimits(
         max_batch=max_batch or manifest.max_batch,
         max_context=manifest.max_context,
         max_extend=manifest.max_extend,
         vocab_size=model.vocab_size,
+        max_tree_nodes=0 if trees is None else model.max_tree_nodes,
     )
     return PlanEngine(
-        plans,
+        load(chosen.chains),
         device,
         model,
         limits,
         owns_device=owns_device,
         row_sizes=row_sizes(limits.max_batch),
+        trees=trees,
+    )
+
+
+class EnginePlans(NamedTuple):
+    """Plans of one engine, all of one precision.
+
+    Attributes:
+        chains: distinct capacities.
+        verify: those that verify trees, of the same capacities; empty where no trees are taken.
+        keep: those that keep their paths, likewise.
+    """
+
+    chains: Sequence[PlanEntry]
+    verify: Sequence[PlanEntry] = ()
+    keep: Sequence[PlanEntry] = ()
+
+
+def choose_engine_plans(
+    manifest: Manifest,
+    part: str,
+    *,
+    with_trees: bool,
+    flavour: str,
+    version: str,
+    compute_capability: str,
+) -> EnginePlans:
+    """What an engine of a part runs on a machine.
+
+    Trees are taken where the largest cache has plans for them; smaller caches without are then left
+    aside, since a tree may come at any time.
+
+    Raises:
+        EngineError: no plan fits; says why for each one.
+    """
+    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
+    chains = choose_plans(manifest.plans, part, **machine)
+    if not with_trees:
+        return EnginePlans(chains)
+    precision = chains[0].precision
+    verify, keep = tree_entries(manifest.plans, part, precision=precision, **machine)
+    sizes = {plan.capacity for plan in verify}
+    if max(plan.capacity for plan in chains) not in sizes:
+        log.info("%s: no plan takes trees; drafts are chains", part)
+        return EnginePlans(chains)
+    sizes &= {plan.capacity for plan in chains}
+    return EnginePlans(
+        *([plan for plan in plans if plan.capacity in sizes] for plans in (chains, verify, keep))
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engines.base import BundleError, EngineError
-from engines.bundle import TOKENS, Bundle
+from engines.bundle import ANCESTORS, COLUMNS, TOKENS, Bundle
 from engines.cuda_device import CudaDevice, RecordedWork
 from engines.plan_device import Call, DeviceTensor
 from engines.plans import PlanEntry
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 # Recordings kept per plan.
 _MAX_RECORDINGS = 128
 # Inputs whose second axis is a profile's tokens.
-_SPANS = (TOKENS, *COUNTED)
+_SPANS = (TOKENS, ANCESTORS, *COUNTED)
 
 
 class TensorRtProgram:
@@ -182,6 +182,7 @@ class TensorRtProgram:
         for index, profile in enumerate(entry.profiles):
             for name in sorted(self.inputs):
                 axes = (profile.batch, profile.tokens) if name in _SPANS else (profile.batch,)
+                axes = (profile.tokens,) if name == COLUMNS else axes
                 shapes = engine.get_tensor_profile_shape(name, index)
                 found = [tuple(dims)[: len(axes)] for dims in shapes]
                 if found != list(zip(*axes, strict=True)):

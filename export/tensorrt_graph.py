@@ -11,6 +11,7 @@ What comes out runs on ONNX Runtime too, so tests hold it against the canonical 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,9 @@ from export.narrow_spans import drop_query_padding
 from export.tensorrt_float8 import FLOAT8, narrow_weights
 
 PRECISIONS = ("float32", "float16", "bfloat16", FLOAT8)
-_DATA_TYPES = {
+# Of weights, caches and products.
+DATA_TYPES = {
+    "float32": ir.DataType.FLOAT,
     "float16": ir.DataType.FLOAT16,
     "bfloat16": ir.DataType.BFLOAT16,
     FLOAT8: ir.DataType.FLOAT16,
@@ -37,7 +40,14 @@ _MOVING = frozenset({"Transpose", "Reshape", "Gather", "DequantizeLinear", "Iden
 _COMPUTING = {"MatMul": 2, "Gemm": 3, "Attention": 3, "TensorScatter": 2}
 
 
-def derive_graph(source: Path, out: Path, *, capacity: int, precision: str) -> None:
+def derive_graph(
+    source: Path,
+    out: Path,
+    *,
+    capacity: int,
+    precision: str,
+    mask: Callable[[ir.Graph], None] | None = None,
+) -> None:
     """Write the graph for TensorRT to ``out``, with its weights in ``out``.data.
 
     Args:
@@ -45,6 +55,8 @@ def derive_graph(source: Path, out: Path, *, capacity: int, precision: str) -> N
         out: file to write in an existing folder.
         capacity: S of every cache tensor.
         precision: one of ``PRECISIONS``.
+        mask: gives every Attention node, causal by lengths so far, a boolean mask instead; None for
+            that of chains.
 
     Raises:
         BundleError: an attention is not the canonical one, a weight is beyond float16, or there is
@@ -53,11 +65,14 @@ def derive_graph(source: Path, out: Path, *, capacity: int, precision: str) -> N
     model = ir.load(source)
     ir.external_data.load_to_model(model)
     drop_query_padding(model.graph)
-    _fix_capacity(model.graph, capacity)
-    _mask_attention(model.graph, capacity)
+    fix_capacity(model.graph, capacity)
+    if mask is None:
+        _mask_attention(model.graph, capacity)
+    else:
+        mask(model.graph)
     _restore_stored_halves(model.graph)
     if precision != "float32":
-        _HalfPass(model.graph, _DATA_TYPES[precision], source.parent.name).run()
+        _HalfPass(model.graph, DATA_TYPES[precision], source.parent.name).run()
     if precision == FLOAT8:
         narrow_weights(model.graph, source.parent.name)
     drop_unused(model.graph)
@@ -69,7 +84,8 @@ def is_cache(name: str) -> bool:
     return name.startswith(("key.", "value.", "new_key.", "new_value."))
 
 
-def _fix_capacity(graph: ir.Graph, capacity: int) -> None:
+def fix_capacity(graph: ir.Graph, capacity: int) -> None:
+    """Make the cache axis of a graph's inputs and outputs one number."""
     for value in (*graph.inputs, *graph.outputs):
         if is_cache(value.name or ""):
             assert value.shape is not None

@@ -13,27 +13,18 @@ from itertools import product
 from pathlib import Path
 
 from engines.base import BundleError, EngineError
-from engines.bundle import MODEL_FILE, Bundle, load_bundle, write_manifest
+from engines.bundle import Bundle, load_bundle, write_manifest
 from engines.bundle_files import fingerprint
 from engines.cuda_device import compute_capability
 from engines.kv_cache import capacities
-from engines.plans import (
-    DEFAULT_OPT_BATCH,
-    PLANS_FOLDER,
-    PlanEntry,
-    derive_profiles,
-    plan_capacities,
-)
-from engines.sampler_plans import SAMPLER_PRECISION, sampler_parts, sampler_profile
-from engines.sampler_tensors import KEPT_ROWS, NEW_KEPT_ROWS, SAMPLER_FOLDER, keeps_rows
+from engines.plans import DEFAULT_OPT_BATCH, PLANS_FOLDER, PlanEntry, plan_capacities
 from engines.tensorrt_api import TensorRtApi, find_api
 from export.quantize import BITS
 from export.tensorrt_float8 import FLOAT8, LEAST_CAPABILITY
-from export.tensorrt_graph import PRECISIONS, derive_graph
+from export.tensorrt_graph import PRECISIONS
 from export.tensorrt_network import PlanJob, Report, build_plan
+from export.tensorrt_parts import PlanPart, plan_parts
 
-TARGET, DRAFT = MODELS = ("target", "draft")
-PARTS = (*MODELS, SAMPLER_FOLDER)
 _HASH_LETTERS = 12
 
 
@@ -50,7 +41,8 @@ class BuildOptions:
         capacities: cache capacities S beside the largest, which is always built since it holds
             every extend; each is a plan of its own with its own copy of the weights.
         timing_cache: file of measured kernel choices, read and renewed; None for none.
-        parts: what to build, of ``PARTS``; empty for all that the bundle has.
+        parts: what to build, of ``export.tensorrt_parts.PARTS``; empty for all that the bundle has
+            but plans for trees, which hold the weights once more.
     """
 
     flavour: str | None = None
@@ -88,16 +80,16 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
     capabilities = _check_capabilities(api, options.compute_capabilities)
     _check_float8(options.precision, capabilities)
     sizes = _check_capacities(bundle, options.capacities)
-    parts = _check_parts(bundle, options.parts)
+    parts = plan_parts(bundle, options.parts)
     root = bundle.root
     building = Path(tempfile.mkdtemp(prefix=f".{root.name}.plans.", dir=root.parent))
     try:
         entries = []
         for part, capability in product(parts, capabilities):
-            for size in sizes if part in MODELS else (0,):
-                entry = _plan_entry(api, bundle, part, options, capability, size)
+            for size in sizes if part.has_cache else (0,):
+                entry = _plan_entry(api, part, options, capability, size)
                 file = building / f"{len(entries)}.plan"
-                file.write_bytes(_build(api, bundle, entry, options, building, report))
+                file.write_bytes(_build(api, part, entry, options, building, report))
                 entries.append(_install_file(root, file, entry))
         _declare(bundle, entries)
     finally:
@@ -106,91 +98,55 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
 
 
 def _plan_entry(
-    api: TensorRtApi,
-    bundle: Bundle,
-    part: str,
-    options: BuildOptions,
-    capability: str,
-    capacity: int,
+    api: TensorRtApi, part: PlanPart, options: BuildOptions, capability: str, capacity: int
 ) -> PlanEntry:
     """Entry of a plan not yet built; its path lacks the hash and the suffix."""
-    manifest = bundle.manifest
     machine = f"{api.flavour}-{api.version}-sm{capability.replace('.', '')}"
-    tuning = {"gamma": options.gamma, "opt_batch": options.opt_batch}
-    if part in MODELS:
-        precision, name = options.precision, f"{part}-{options.precision}-{capacity}"
-        profiles = derive_profiles(
-            max_batch=manifest.max_batch,
-            max_extend=manifest.max_extend,
-            max_gamma=manifest.max_gamma,
-            **tuning,
-        )
-    else:
-        precision, name = SAMPLER_PRECISION, Path(part).stem
-        profiles = (sampler_profile(manifest, **tuning),)
+    precision = part.precision(options.precision)
     return PlanEntry(
-        path=f"{PLANS_FOLDER}/{machine}/{name}",
-        part=part,
+        path=f"{PLANS_FOLDER}/{machine}/{part.stem(precision, capacity)}",
+        part=part.name,
         flavour=api.flavour,
         version=api.version,
         compute_capability=capability,
         precision=precision,
         capacity=capacity,
-        profiles=profiles,
+        profiles=part.profiles(gamma=options.gamma, opt_batch=options.opt_batch),
     )
 
 
 def _build(
     api: TensorRtApi,
-    bundle: Bundle,
+    part: PlanPart,
     entry: PlanEntry,
     options: BuildOptions,
     folder: Path,
     report: Report,
 ) -> bytes:
-    job = _job(bundle, entry, options, folder)
+    derived = part.derive(folder, precision=entry.precision, capacity=entry.capacity)
+    job = PlanJob(
+        graph=derived.graph,
+        num_layers=derived.num_attentions,
+        profiles=entry.profiles,
+        precision=entry.precision,
+        compute_capability=entry.compute_capability,
+        timing_cache=options.timing_cache,
+        updates=derived.updates,
+    )
     name = Path(entry.path).name
     try:
         return build_plan(
             api, job, lambda phase, step, size: report(f"{name}: {phase}", step, size)
         )
     except EngineError as error:
-        raise EngineError(f"{entry.part}: {_refusal(bundle, entry, error)}") from error
+        raise EngineError(f"{part.name}: {_refusal(part, error)}") from error
 
 
-def _job(bundle: Bundle, entry: PlanEntry, options: BuildOptions, folder: Path) -> PlanJob:
-    """What to build a plan from; the graph of a model is derived into ``folder``."""
-    manifest = bundle.manifest
-    updates: frozenset[tuple[str, str]] = frozenset()
-    if entry.part in MODELS:
-        model = manifest.draft if entry.part == DRAFT else manifest.target
-        assert model is not None
-        graph, num_layers = folder / MODEL_FILE, model.num_layers
-        derive_graph(
-            bundle.model_path(model), graph, capacity=entry.capacity, precision=entry.precision
-        )
-    else:
-        graph, num_layers = bundle.root / SAMPLER_FOLDER / entry.part, 0
-        if keeps_rows(entry.part):
-            updates = frozenset({(KEPT_ROWS, NEW_KEPT_ROWS)})
-    return PlanJob(
-        graph=graph,
-        num_layers=num_layers,
-        profiles=entry.profiles,
-        precision=entry.precision,
-        compute_capability=entry.compute_capability,
-        timing_cache=options.timing_cache,
-        updates=updates,
-    )
-
-
-def _refusal(bundle: Bundle, entry: PlanEntry, error: EngineError) -> str:
+def _refusal(part: PlanPart, error: EngineError) -> str:
     """What a library that refuses a model is answered with: its words, and the alternative."""
-    manifest = bundle.manifest
-    model = {TARGET: manifest.target, DRAFT: manifest.draft}.get(entry.part)
-    if model is not None and model.weights in BITS:
+    if part.weights in BITS:
         return (
-            f"{model.weights} weights in blocks of 32 are refused; export with "
+            f"{part.weights} weights in blocks of 32 are refused; export with "
             f"--weights float16 and build that bundle ({error})"
         )
     return str(error)
@@ -222,22 +178,6 @@ def _declare(bundle: Bundle, entries: Sequence[PlanEntry]) -> None:
 def _kind(plan: PlanEntry) -> PlanEntry:
     """What a plan is for: its entry but for the file and the tuning."""
     return replace(plan, path="", profiles=())
-
-
-def _check_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Models and sampler graphs to build."""
-    for part in wanted:
-        if part not in PARTS:
-            raise BundleError(f"part {part!r}: must be one of {', '.join(PARTS)}")
-    has_draft = bundle.manifest.draft is not None
-    if DRAFT in wanted and not has_draft:
-        raise BundleError(f"part {DRAFT!r}: the bundle has no draft model")
-    parts = [TARGET, *([DRAFT] if has_draft else []), SAMPLER_FOLDER]
-    chosen = [part for part in parts if not wanted or part in wanted]
-    graphs = sampler_parts(bundle.manifest)
-    return tuple(
-        name for part in chosen for name in (graphs if part == SAMPLER_FOLDER else (part,))
-    )
 
 
 def _check_capacities(bundle: Bundle, wanted: Sequence[int]) -> tuple[int, ...]:

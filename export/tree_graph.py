@@ -41,22 +41,35 @@ def derive_tree_graphs(path: Path) -> None:
         if value.name is not None and value.name.startswith(("key.", "value."))
     ]
     ir.save(_keep_path_graph(caches), path.parent / bundle.KEEP_PATH_FILE)
-    _give_positions(model.graph, path)
-    _give_mask(model.graph, path)
+    give_tree_inputs(model.graph, path.parent.name)
     group_heads(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.
     ir.save(model, path.parent / bundle.TREE_FILE)
 
 
-def _give_positions(graph: ir.Graph, path: Path) -> None:
+def give_tree_inputs(graph: ir.Graph, where: str) -> None:
+    """Let a canonical graph take trees: positions and ancestors as inputs, attention under their mask.
+
+    Args:
+        graph: rewritten in place.
+        where: how errors call it.
+
+    Raises:
+        BundleError: the graph knows no positions or its attention takes no tree mask.
+    """
+    _give_positions(graph, where)
+    _give_mask(graph, where)
+
+
+def _give_positions(graph: ir.Graph, where: str) -> None:
     """Replace the positions that follow from ``start`` by an input."""
     found = next(
         (value for node in graph for value in node.outputs if value.name == POSITIONS_VALUE), None
     )
     if found is None:
         raise BundleError(
-            f"{path.parent.name}: the graph uses no positions, so it cannot place a tree; "
+            f"{where}: the graph uses no positions, so it cannot place a tree; "
             "export with max_tree_nodes 0"
         )
     positions = _input(bundle.POSITIONS, ir.DataType.INT64, ["batch", "tokens"])
@@ -64,16 +77,16 @@ def _give_positions(graph: ir.Graph, path: Path) -> None:
     found.replace_all_uses_with(positions)
 
 
-def _give_mask(graph: ir.Graph, path: Path) -> None:
+def _give_mask(graph: ir.Graph, where: str) -> None:
     """Let every Attention node see the cached text and each token's own ancestors."""
     nodes = attention_nodes(graph)
     if not all(map(is_plainly_causal, nodes)):
         raise BundleError(
-            f"{path.parent.name}: an Attention node is not plainly causal, so it takes no tree "
+            f"{where}: an Attention node is not plainly causal, so it takes no tree "
             "mask; export with max_tree_nodes 0"
         )
     if not nodes:
-        raise BundleError(f"{path.parent.name}: the graph has no Attention node")
+        raise BundleError(f"{where}: the graph has no Attention node")
     ancestors = _input(bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
     graph.inputs.append(ancestors)
     mask, mask_nodes = _tree_mask({value.name: value for value in graph.inputs})

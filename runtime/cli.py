@@ -83,7 +83,8 @@ def build(
         list[int] | None, typer.Option(help="Cache capacities beside the largest; a plan each.")
     ] = None,
     part: Annotated[
-        list[str] | None, typer.Option(help="target, draft or sampler; default: all there is.")
+        list[str] | None,
+        typer.Option(help="target, draft, sampler or trees; default: all but trees."),
     ] = None,
     timing_cache: Annotated[
         Path | None, typer.Option(help="Measured kernel choices; default: the user's cache.")

@@ -29,6 +29,7 @@ from runtime.propose import (
 
 HOST_SERVES = "the host samples"
 BLOCKS = "whole blocks are judged on the host"
+TREES = "trees are judged on the host"
 DRAFT_FAILED = "the draft model failed"
 _MODEL = "model"
 
@@ -47,7 +48,11 @@ class Outcome:
 
 
 def why_on_host(
-    rounds: Rounds, drafters: Drafters, live: Sequence[Request], gammas: Sequence[int | None]
+    rounds: Rounds,
+    drafters: Drafters,
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    rules: DraftRules,
 ) -> str:
     """Why a step cannot run on the device, in words; empty where it can.
 
@@ -56,6 +61,7 @@ def why_on_host(
         drafters: by name.
         live: request i holds slot i.
         gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
+        rules: what drafters may propose.
     """
     for request, gamma in zip(live, gammas, strict=True):
         name = request.speculation.drafter
@@ -63,6 +69,8 @@ def why_on_host(
             return f"drafter {name} reads the draft model's tokens on the host"
         if gamma is not None and request.speculation.verifies_block:
             return BLOCKS
+        if gamma and rules.max_nodes_of(request.spec) and drafters.proposes_trees(name):
+            return TREES
         if gamma is not None and (reason := rounds.why_not(request.spec.law)):
             return reason
     return ""

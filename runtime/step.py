@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engines.base import Engine, EngineError, Span
+from engines.base import Engine, EngineError
 from engines.laws import Sampler, Verdict
 from engines.rounds import Rounds, do_nothing
 from engines.tree_judge import judge
@@ -19,11 +19,12 @@ from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
 from runtime.core.params import Finished, Progressed
 from runtime.core.request import Ending, Request
-from runtime.core.scheduler import Prefill, StepLimits, decode_spans, plan_step
+from runtime.core.scheduler import StepLimits, decode_spans, plan_step
 from runtime.core.tree import num_leading, tried_chain
 from runtime.drafters import Drafters, build_drafters
 from runtime.drafters.base import Draft, DrafterParts
 from runtime.drafters.model import MAX_SHARED_MISSING
+from runtime.prompts import PromptFeeder
 from runtime.propose import (
     DraftRules,
     Proposals,
@@ -43,9 +44,11 @@ class StepParts:
     Attributes:
         drafters: by name.
         rules: what drafters may propose.
+        prompts: feeds the target's prompts.
         steering: chooses the gammas of adaptive requests; None where there are none.
         rounds: runs whole rounds on the engines' device; None where the host takes every step.
-        meanwhile: called while the device runs a round, once all of it is enqueued.
+        meanwhile: called while the device runs a round, once all of it is enqueued; may have
+            ``prompts`` feed ahead.
     """
 
     target: Engine
@@ -53,6 +56,7 @@ class StepParts:
     drafters: Drafters
     limits: StepLimits
     rules: DraftRules
+    prompts: PromptFeeder
     steering: Steering | None = None
     rounds: Rounds | None = None
     meanwhile: Callable[[], None] = do_nothing
@@ -137,6 +141,7 @@ def step_parts(
             max_nodes=max(0, target.limits.max_tree_nodes - 1),
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
+        prompts=PromptFeeder(target, chunk),
         rounds=rounds,
         meanwhile=meanwhile,
         steering=None
@@ -163,9 +168,14 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         What happened; requests that ended keep their slot until the caller frees it.
     """
     result = StepResult()
-    plan = plan_step(live, parts.limits)
-    if plan.prefill is not None and not _prefill(parts, plan.prefill, live, result):
-        return result
+    plan = plan_step(live, parts.limits, has_fed=parts.prompts.take_fed())
+    if plan.prefill is not None:
+        request = live[plan.prefill.slot]
+        try:
+            parts.prompts.feed(request, plan.prefill.length)
+        except EngineError as error:
+            result.failed.append((request, error))
+            return result
     if not plan.has_decode:
         return result
     steering = parts.steering
@@ -175,6 +185,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     except EngineError as error:
         _fail(live, gammas, error, result)
         return result
+    result.failed += parts.prompts.commit_ahead()
     for slot, verdict in verdicts:
         draft = proposals.drafts[slot]
         assert draft is not None
@@ -197,7 +208,7 @@ def _verified(
     if parts.rounds is None:
         reason = HOST_SERVES
     else:
-        reason = why_on_host(parts.rounds, parts.drafters, live, gammas)
+        reason = why_on_host(parts.rounds, parts.drafters, live, gammas, parts.rules)
         if not reason:
             outcome = on_device(
                 parts.rounds,
@@ -240,21 +251,6 @@ def _on_host(
     )
     verdicts = judge(parts.sampler, parts.target.extend(spans), rows)
     return [(row.slot, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
-
-
-def _prefill(
-    parts: StepParts, prefill: Prefill, live: Sequence[Request], result: StepResult
-) -> bool:
-    request = live[prefill.slot]
-    start, end = request.num_computed, request.num_computed + prefill.length
-    tokens = tuple(request.history[start:end].tolist())
-    try:
-        parts.target.extend([Span(slot=prefill.slot, start=start, tokens=tokens, num_logits=0)])
-    except EngineError as error:
-        result.failed.append((request, error))
-        return False
-    request.commit_prefill(end)
-    return True
 
 
 def _fed(request: Request, draft: Draft | None) -> tuple[int, ...] | None:

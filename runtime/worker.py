@@ -7,8 +7,9 @@ under one lock; everything else happens between two steps, on the worker's threa
 * W2  A request's slot is free again before its terminal event is delivered.
 * W3  ``runtime.rows``: request i of the live ones holds slot i.
 
-Where steps run on a device, the events of one are handed over while the device runs the next: the
-host is idle then, and whoever streams the answers has it to himself.
+Where steps run on a device, the host has the device's time for all that does not depend on the answers
+under way: it hands over the last step's events, lets in who found a free slot, and feeds the next step's
+chunk of prompt behind the round (``runtime.prompts``). On the CPU the next step begins with the same.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Worker:
             rounds=rounds,
             costs=costs,
             clock=clock,
-            meanwhile=self._outgoing.send,
+            meanwhile=self._meanwhile,
         )
         self._limits = self._parts.limits
         self._policy = SpeculationPolicy(
@@ -226,14 +227,15 @@ class Worker:
             with self._wake:
                 overdue = self._inbox.take_overdue(self._rows.all_requests, self._clock())
             self._settlement.end_with_errors(overdue)
-            with self._wake:
-                self._inbox.admit(self._rows.admit)
+            self._admit()
             rows = self._rows
             if not rows.requests and not rows.searches:
                 return False
             self._policy.begin(rows.all_requests)
             self._policy.pause(rows.all_requests, self._clock())
-            result = run_step(self._parts, rows.requests) if rows.requests else StepResult()
+            # Of its own: whoever is let in meanwhile has no part in this step.
+            live = tuple(rows.requests)
+            result = run_step(self._parts, live) if live else StepResult()
             if rows.searches:
                 run_searches(self._searching, rows.searches, result)
             self._totals.step_count += 1
@@ -251,6 +253,16 @@ class Worker:
             if not waits_for_device:
                 self._outgoing.send()
         return True
+
+    def _meanwhile(self) -> None:
+        """What the host does while the device runs a round; the next step is spared it."""
+        self._outgoing.send()
+        self._admit()
+        self._parts.prompts.feed_ahead(self._rows.requests)
+
+    def _admit(self) -> None:
+        with self._wake:
+            self._inbox.admit(self._rows.admit)
 
     def _loop(self) -> None:
         while self.run_step() or self._wait():

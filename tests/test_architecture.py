@@ -71,6 +71,7 @@ RULES: dict[str, set[str]] = {
     "runtime.core": PURE | CORE,
     "runtime.drafters": PURE | CORE | {"runtime.drafters"},
     "runtime.propose": PURE | CORE | {"runtime.drafters.base", "runtime.drafters.Drafters"},
+    "runtime.prompts": CORE,
     "runtime.rounds": PURE
     | CORE
     | {
@@ -83,6 +84,7 @@ RULES: dict[str, set[str]] = {
     | CORE
     | {
         "engines.tree_judge",
+        "runtime.prompts",
         "runtime.propose",
         "runtime.rounds",
         "runtime.steering",

@@ -95,31 +95,39 @@ def num_to_admit(queued: Sequence[int], num_free: int) -> int:
     return len(queued)
 
 
-def plan_step(rows: Sequence[Progress], limits: StepLimits) -> StepPlan:
+def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = False) -> StepPlan:
     """Plan the next step of all live rows.
 
     Args:
         rows: row i holds slot i.
         limits: what bounds a step.
+        has_fed: whether the step's chunk was fed before it began; it is given another one only where
+            nobody would wait for it.
 
     Returns:
         A plan in which a row whose prefill ends this step decodes in the same step.
     """
-    prefill = _plan_prefill(rows, limits.prefill_chunk)
-    gammas = tuple(
-        _gamma(row, limits) if _num_missing(slot, row, prefill) == 1 else None
-        for slot, row in enumerate(rows)
-    )
-    return StepPlan(prefill=prefill, gammas=gammas)
+    if has_fed and (plan := _plan_decode(rows, limits, None)).has_decode:
+        return plan
+    return _plan_decode(rows, limits, plan_prefill(rows, limits.prefill_chunk))
 
 
-def _plan_prefill(rows: Sequence[Progress], chunk: int) -> Prefill | None:
+def plan_prefill(rows: Sequence[Progress], chunk: int) -> Prefill | None:
+    """The chunk of prompt to feed next; rows that decode have no say in it."""
     waiting = [slot for slot, row in enumerate(rows) if row.num_known - row.num_computed > 1]
     if not waiting:
         return None
     slot = min(waiting, key=lambda candidate: rows[candidate].order)
     missing = rows[slot].num_known - 1 - rows[slot].num_computed
     return Prefill(slot=slot, length=min(missing, chunk))
+
+
+def _plan_decode(rows: Sequence[Progress], limits: StepLimits, prefill: Prefill | None) -> StepPlan:
+    gammas = tuple(
+        _gamma(row, limits) if _num_missing(slot, row, prefill) == 1 else None
+        for slot, row in enumerate(rows)
+    )
+    return StepPlan(prefill=prefill, gammas=gammas)
 
 
 def _num_missing(slot: int, row: Progress, prefill: Prefill | None) -> int:

@@ -82,6 +82,10 @@ class Drafters(Mapping[str, Proposer]):
         """Whether some member may draw tokens from laws that the sampler keeps."""
         return any(one.traits.is_sampled for one in self.members(name))
 
+    def proposes_trees(self, name: str) -> bool:
+        """Whether some member may propose trees."""
+        return any(one.traits.proposes_trees for one in self.members(name))
+
     def num_choices(self, name: str) -> int:
         """Likeliest target tokens that some member wants at every verified position."""
         return max(one.traits.num_choices for one in self.members(name))

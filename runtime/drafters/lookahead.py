@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 from runtime.core.tree import TreeBuilder
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from runtime.drafters.branches import as_draft
-from runtime.drafters.phrases import PhraseDrafter, PhraseSettings, put_all
+from runtime.drafters.phrases import PhraseDrafter, PhraseSettings
 from runtime.drafters.window import LookaheadWindow
 
 
@@ -62,7 +62,7 @@ class LookaheadDrafter(PhraseDrafter):
             chosen = [outcome.choices[node][0] for node in placed.ends]
             ends = outcome.row.sampling.law.end_token_ids
             found = self._windows[outcome.row.key].advance(last, chosen, ends)
-            put_all(self.state_of(outcome.row).pool, found)
+            self.state_of(outcome.row).pool.put_all(found)
 
     def forget(self, key: str) -> None:
         """Drop the request's window; its phrases stay in the pool."""

@@ -11,16 +11,17 @@ Source: Zhao et al. 2024, "Ouroboros" (arXiv:2402.13720), section 3.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from engines.base import Engine, FloatArray, Span
-from engines.laws import ExactnessMode, Sampler
+from engines.laws import ExactnessMode, Sampler, SamplingRow, are_plain_greedy
 from runtime.core.drafting import DraftingConfig
 from runtime.core.tree import TreeBuilder
 from runtime.drafters.base import DraftRow
-from runtime.drafters.phrases import PhraseDrafter, put_all
+from runtime.drafters.pass_guess import Guess, cut
+from runtime.drafters.phrases import PhraseDrafter
 from runtime.drafters.window import LookaheadWindow
 
 
@@ -48,31 +49,6 @@ class PassSettings:
         return cls(**{one.name: getattr(config, one.name) for one in fields(cls)})
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """What one pass verifies behind the last token it feeds.
-
-    Attributes:
-        num_phrase_nodes: leading nodes that are phrases; the rest is the window's.
-        window: None where none is fed.
-        ends: last node of each of its columns.
-    """
-
-    tree: TreeBuilder
-    num_phrase_nodes: int
-    window: LookaheadWindow | None = None
-    ends: tuple[int, ...] = ()
-
-    def followers(self, node: int) -> list[tuple[int, int]]:
-        """Tokens of phrases behind a node, each with its own node."""
-        tree = self.tree
-        return [
-            (tree.tokens[child - 1], child)
-            for child in range(node + 1, self.num_phrase_nodes + 1)
-            if tree.parents[child - 1] == node
-        ]
-
-
 class PhrasePasses:
     """Drafts with an engine, phrase by phrase.
 
@@ -93,6 +69,7 @@ class PhrasePasses:
         self._sampler = sampler
         self._phrases = phrases
         self._target_vocab_size = target_vocab_size
+        self._num_known = min(engine.limits.vocab_size, target_vocab_size)
         self._settings = settings
         self._log_lenience = math.log(settings.draft_lenience)
         self._windows: dict[str, LookaheadWindow] = {}
@@ -112,6 +89,11 @@ class PhrasePasses:
             EngineError: the draft model failed; its caches of all live slots are undefined.
         """
         drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
+        # The lists grow under the rows, which are built once.
+        rows = {
+            slot: replace(live[slot].sampling, draft_tokens=tokens)
+            for slot, tokens in drafted.items()
+        }
         missing = {
             slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
         }
@@ -123,7 +105,7 @@ class PhrasePasses:
                 for slot, fed in missing.items()
             }
             logits = self._feed(computed, missing, guesses)
-            paths = self._walk(live, logits, guesses, drafted, gammas)
+            paths = self._walk(rows, logits, guesses, drafted, gammas)
             following: dict[int, tuple[int, ...]] = {}
             for slot, fed in missing.items():
                 self._learn(live[slot], fed[-1], guesses[slot], logits[slot])
@@ -178,9 +160,8 @@ class PhrasePasses:
         chains = [self._phrases.guess(row, tuple(drafted), room)]
         if self._engine.limits.max_tree_nodes:
             chains += state.pool.get(key, self._phrases.num_guesses)[1:]
-        known = min(self._engine.limits.vocab_size, self._target_vocab_size)
-        ends = row.sampling.law.end_token_ids
-        return [_cut(chain[:room], known, ends) for chain in chains]
+        ends = frozenset(row.sampling.law.end_token_ids)
+        return [cut(chain[:room], self._num_known, ends) for chain in chains]
 
     def _window_of(self, row: DraftRow) -> LookaheadWindow | None:
         """The row's window; None where none is asked for, or the engine takes no trees."""
@@ -204,7 +185,7 @@ class PhrasePasses:
         self.num_passes += 1
         return self._engine.extend(
             [
-                _span(slot, start, missing[slot], guesses[slot].tree)
+                guesses[slot].span(slot, start, missing[slot])
                 if slot in missing
                 else Span(slot=slot, start=start, tokens=(), num_logits=0)
                 for slot, start in enumerate(computed)
@@ -213,7 +194,7 @@ class PhrasePasses:
 
     def _walk(
         self,
-        live: Sequence[DraftRow],
+        rows: Mapping[int, SamplingRow],
         logits: FloatArray,
         guesses: dict[int, Guess],
         drafted: dict[int, list[int]],
@@ -221,72 +202,65 @@ class PhrasePasses:
     ) -> dict[int, list[int]]:
         """Append what the draft model says, node by node; the nodes of each guess that it went through."""
         paths: dict[int, list[int]] = {slot: [] for slot in guesses}
+        greatest: list[list[int]] | None = None
+        if are_plain_greedy([rows[slot] for slot in guesses]):
+            # Of every node at once: cheaper than asking the sampler node by node.
+            greatest = logits[:, :, : self._target_vocab_size].argmax(axis=-1).tolist()
         going = list(guesses)
         while going:
             nodes = [paths[slot][-1] if paths[slot] else 0 for slot in going]
-            # Slots and nodes as two lists of indices gather one row of logits per slot.
-            here = logits[going, nodes]
-            rows = [
-                replace(live[slot].sampling, index=at, draft_tokens=tuple(drafted[slot]))
-                for at, slot in enumerate(going)
-            ]
-            drawn = self._sampler.propose(here[:, None], rows, vocab_size=self._target_vocab_size)
+            if greatest is None:
+                drawn = self._draw(rows, logits, going, nodes)
+            else:
+                drawn = [greatest[slot][node] for slot, node in zip(going, nodes, strict=True)]
             agreed = []
-            for slot, node, row_logits, token in zip(going, nodes, here, drawn, strict=True):
-                said = self._settled(live[slot], guesses[slot], node, row_logits, token)
+            for slot, node, token in zip(going, nodes, drawn, strict=True):
+                said = self._settled(rows[slot], guesses[slot], node, logits[slot, node], token)
                 drafted[slot].append(said)
                 child = guesses[slot].tree.child(node, said)
                 if child is not None and len(drafted[slot]) < gammas[slot]:
                     paths[slot].append(child)
-                    if said not in live[slot].sampling.law.end_token_ids:
+                    if said not in rows[slot].law.end_token_ids:
                         agreed.append(slot)
             going = agreed
         return paths
 
+    def _draw(
+        self,
+        rows: Mapping[int, SamplingRow],
+        logits: FloatArray,
+        slots: Sequence[int],
+        nodes: Sequence[int],
+    ) -> list[int]:
+        """The draft model's token behind one node of each slot."""
+        # Slots and nodes as two lists of indices gather one row of logits per slot.
+        here = logits[slots, nodes]
+        asked = [replace(rows[slot], index=at) for at, slot in enumerate(slots)]
+        return self._sampler.propose(here[:, None], asked, vocab_size=self._target_vocab_size)
+
     def _settled(
-        self, row: DraftRow, guess: Guess, node: int, logits: FloatArray, drawn: int
+        self, row: SamplingRow, guess: Guess, node: int, logits: FloatArray, drawn: int
     ) -> int:
         """The token drafted at a node: the draw, unless a phrase has one nearly as likely."""
-        if row.sampling.mode is ExactnessMode.SEED_STABLE and not row.sampling.law.is_greedy:
+        if self._log_lenience == 0.0:
+            return drawn
+        if row.mode is ExactnessMode.SEED_STABLE and not row.law.is_greedy:
             return drawn
         followers = guess.followers(node)
-        if self._log_lenience == 0.0 or not followers or drawn in (one for one, _ in followers):
+        if not followers or drawn in followers:
             return drawn
-        best = max((token for token, _ in followers), key=lambda token: float(logits[token]))
+        best = max(followers, key=lambda token: float(logits[token]))
         is_near = float(logits[best]) >= float(logits[drawn]) + self._log_lenience
         return best if is_near else drawn
 
     def _learn(self, row: DraftRow, last: int, guess: Guess, logits: FloatArray) -> None:
         """Move the window on, and keep the phrases it found."""
         if guess.window is not None:
-            known = min(self._engine.limits.vocab_size, self._target_vocab_size)
-            chosen = logits[list(guess.ends), :known].argmax(axis=-1).tolist()
+            chosen = logits[list(guess.ends), : self._num_known].argmax(axis=-1).tolist()
             found = guess.window.advance(last, chosen, row.sampling.law.end_token_ids)
-            put_all(self._phrases.state_of(row).pool, found)
+            self._phrases.state_of(row).pool.put_all(found)
 
     def _keep(self, slot: int, num_fed: int, path: list[int]) -> None:
         """Bring the cache rows of a path through side branches to where they belong."""
         if path != list(range(1, len(path) + 1)):
             self._engine.keep_path(slot, (*range(num_fed), *(num_fed - 1 + node for node in path)))
-
-
-def _span(slot: int, start: int, fed: tuple[int, ...], tree: TreeBuilder) -> Span:
-    """Tokens to feed: the missing ones as a chain, and the guess behind the last of them."""
-    root = len(fed) - 1
-    parents = (*range(root), *(root + parent for parent in tree.parents))
-    tokens = (*fed, *tree.tokens)
-    is_chain = parents == tuple(range(len(parents)))
-    return Span(
-        slot=slot,
-        start=start,
-        tokens=tokens,
-        num_logits=len(tree.tokens) + 1,
-        parents=None if is_chain else parents,
-    )
-
-
-def _cut(chain: tuple[int, ...], known: int, ends: Sequence[int]) -> tuple[int, ...]:
-    for index, token in enumerate(chain):
-        if not 0 <= token < known or token in ends:
-            return chain[:index]
-    return chain

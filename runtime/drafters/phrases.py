@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import ClassVar, Self
 
 from runtime.core.tree import merge_chains
@@ -39,21 +40,30 @@ class PhrasePool:
 
     def put(self, key: int, phrase: Phrase) -> None:
         """Add a phrase, or make it the newest again."""
+        self.put_all([(key, phrase)])
+
+    def put_all(self, found: Iterable[tuple[int, Phrase]]) -> None:
+        """Add phrases by key, in order."""
+        pool = self._phrases
         with self._lock:
-            held = self._phrases.setdefault(key, OrderedDict())
-            self._phrases.move_to_end(key)
-            held[phrase] = None
-            held.move_to_end(phrase)
-            if len(held) > self._pool_size:
-                held.popitem(last=False)
-            if len(self._phrases) > self._max_keys:
-                self._phrases.popitem(last=False)
+            for key, phrase in found:
+                held = pool.get(key)
+                if held is None:
+                    held = pool[key] = OrderedDict()
+                else:
+                    pool.move_to_end(key)
+                held[phrase] = None
+                held.move_to_end(phrase)
+                if len(held) > self._pool_size:
+                    held.popitem(last=False)
+                if len(pool) > self._max_keys:
+                    pool.popitem(last=False)
 
     def get(self, key: int, count: int) -> list[Phrase]:
         """At most ``count`` phrases, newest first."""
         with self._lock:
             held = self._phrases.get(key)
-            return list(reversed(held))[:count] if held else []
+            return list(islice(reversed(held), count)) if held else []
 
     def replace(self, key: int, old: Phrase, new: Phrase) -> None:
         """Put a corrected phrase in the place of one that was tried."""
@@ -74,11 +84,13 @@ def matching_segments(outcome: Outcome, length: int) -> Iterator[tuple[int, Phra
     very token, the target's choice behind it comes next. Only whole phrases count.
     """
     tokens, choices = outcome.draft_tokens, outcome.choices
-    child = {(parent, tokens[i]): i + 1 for i, parent in enumerate(_parents(outcome))}
     kept = set(_path(outcome))
-    for node in range(1, len(tokens) + 1):
-        if node in kept:
-            continue
+    # Children stand behind their parents: nodes after these have too few of them.
+    rejected = [node for node in range(1, len(tokens) - length + 2) if node not in kept]
+    if not rejected:
+        return
+    child = {(parent, tokens[i]): i + 1 for i, parent in enumerate(_parents(outcome))}
+    for node in rejected:
         phrase: list[int] = []
         at: int | None = node
         while at is not None and len(phrase) < length:
@@ -202,7 +214,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
     def push(self, state: PhraseState, tokens: list[int]) -> None:
         """Cut phrases from committed tokens, the prompt's included."""
         state.tail += tokens
-        put_all(state.pool, windows(state.tail, state.phrase_length))
+        state.pool.put_all(windows(state.tail, state.phrase_length))
         del state.tail[: -state.phrase_length]
 
     def extend(self, state: PhraseState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
@@ -222,13 +234,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         for outcome in outcomes:
             state = self.state_of(outcome.row)
             if self._settings.harvests_rejected and outcome.choices:
-                put_all(state.pool, matching_segments(outcome, state.phrase_length))
-
-
-def put_all(pool: PhrasePool, phrases: Iterable[tuple[int, Phrase]]) -> None:
-    """Add phrases in order."""
-    for key, phrase in phrases:
-        pool.put(key, phrase)
+                state.pool.put_all(matching_segments(outcome, state.phrase_length))
 
 
 def _parents(outcome: Outcome) -> Sequence[int]:

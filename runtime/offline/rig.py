@@ -70,15 +70,20 @@ class Answer:
     Attributes:
         tokens: of the completion.
         end: None until it ends.
+        clock: seconds.
+        arrivals: when each token came.
     """
 
     tokens: list[int] = field(default_factory=list)
     end: Finished | Failed | None = None
+    clock: Callable[[], float] = time.perf_counter
+    arrivals: list[float] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         """Take the next event."""
         if isinstance(event, Progressed):
             self.tokens.extend(token.token for token in event.tokens)
+            self.arrivals += [self.clock()] * len(event.tokens)
         else:
             self.end = event
 
@@ -90,8 +95,6 @@ class Rig:
     Attributes:
         costs: of these engines on this machine, where they are known.
         tenant: whose requests are run; a new name finds drafters without history.
-        decoded: tokens that the last ``answer`` gave after every prompt of it had its first, and
-            the seconds they took: prompts are read by then.
     """
 
     bundle: Bundle
@@ -105,7 +108,6 @@ class Rig:
     clock: Callable[[], float] = time.perf_counter
     next_id: int = 0
     tenant: str = ""
-    decoded: tuple[int, float] = (0, 0.0)
 
     def engine_s(self) -> float:
         """Seconds spent in engine calls so far."""
@@ -128,7 +130,7 @@ class Rig:
         Raises:
             RuntimeError: a request failed.
         """
-        answers = [Answer() for _ in prompts]
+        answers = [Answer(clock=self.clock) for _ in prompts]
         began = self.clock()
         for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
             self.next_id += 1
@@ -144,14 +146,9 @@ class Rig:
                 tenant=self.tenant,
             )
             self.worker.submit(spec, answer)
-        num_read, read_s = 0, None
         while any(answer.end is None for answer in answers):
             self.worker.run_step()
-            if read_s is None and all(answer.tokens or answer.end for answer in answers):
-                num_read, read_s = _num_tokens(answers), self.clock()
-        ended = self.clock()
-        wall_s = ended - began
-        self.decoded = (_num_tokens(answers) - num_read, ended - (read_s or ended))
+        wall_s = self.clock() - began
         for answer in answers:
             if isinstance(answer.end, Failed):
                 raise RuntimeError("a measured request failed") from answer.end.error
@@ -176,10 +173,6 @@ class Rig:
         self.target.close()
         if self.draft is not None:
             self.draft.close()
-
-
-def _num_tokens(answers: Sequence[Answer]) -> int:
-    return sum(len(answer.tokens) for answer in answers)
 
 
 def open_rig(root: Path, options: RigOptions) -> Rig:

@@ -12,9 +12,10 @@ from engines.laws import OfferingSampler, OfferPoint, SamplingRow, Verdict
 
 @dataclass(slots=True)
 class TimedEngine:
-    """An engine that adds up the seconds spent in its extends.
+    """An engine that adds up the seconds spent in its extends and in moving cache rows.
 
     Attributes:
+        num_calls: extends.
         calls: when each extend began and ended, seconds of ``time.perf_counter``; None keeps none.
     """
 
@@ -45,12 +46,16 @@ class TimedEngine:
         return logits
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep a path of the timed engine's tree."""
+        """Keep a path of the timed engine's tree, and take the time."""
+        began = time.perf_counter()
         self.engine.keep_path(slot, path)
+        self.total_s += time.perf_counter() - began
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Move a slot of the timed engine."""
+        """Move a slot of the timed engine, and take the time."""
+        began = time.perf_counter()
         self.engine.move_slot(source, destination, length)
+        self.total_s += time.perf_counter() - began
 
     def trim(self, lengths: Sequence[int]) -> None:
         """Trim the timed engine."""

@@ -10,8 +10,10 @@ from engines.base import Span
 from runtime.core.scheduler import (
     Prefill,
     StepLimits,
+    StepPlan,
     decode_spans,
     num_to_admit,
+    plan_prefill,
     plan_step,
 )
 
@@ -97,3 +99,21 @@ def test_every_row_prefills_or_decodes_or_waits_its_turn(pairs: list[tuple[int, 
             missing -= plan.prefill.length
         assert missing >= 1
         assert (plan.gammas[slot] is not None) == (missing == 1)
+
+
+def test_a_chunk_fed_ahead_is_the_step_s_only_one() -> None:
+    rows = [Row(10, 2), Row(5, 4)]
+    assert plan_step(rows, LIMITS, has_fed=True) == StepPlan(prefill=None, gammas=(None, 3))
+    assert plan_step(rows, LIMITS).prefill == plan_prefill(rows, LIMITS.prefill_chunk)
+
+
+def test_where_nobody_decodes_a_chunk_fed_ahead_keeps_no_other_waiting() -> None:
+    rows = [Row(10, 2), Row(9, 0, order=1)]
+    assert plan_step(rows, LIMITS, has_fed=True) == plan_step(rows, LIMITS)
+
+
+def test_what_decodes_has_no_say_in_the_next_chunk() -> None:
+    waiting = Row(10, 2, order=3)
+    for decoding in (Row(5, 4), Row(8, 7, order=9, num_remaining=1)):
+        assert plan_prefill([decoding, waiting], 4) == Prefill(slot=1, length=4)
+    assert plan_prefill([Row(5, 4)], 4) is None

@@ -7,8 +7,11 @@ import numpy as np
 
 from engines.base import EngineLimits
 from engines.bundle import (
+    ANCESTORS,
+    COLUMNS,
     LOGIT_POSITIONS,
     LOGITS,
+    POSITIONS,
     START,
     TOKENS,
     ModelEntry,
@@ -22,8 +25,11 @@ from engines.kv_cache import cache_names
 from engines.onnx_session import open_session
 from engines.plan_device import ALIGNMENT, HostDevice
 from engines.plan_engine import PlanEngine
-from engines.plans import PlanEntry, Shape, derive_profiles
+from engines.plan_trees import PlanTrees
+from engines.plans import PlanEntry, Profile, Shape, derive_profiles
+from engines.tree_plans import keep_profile, tree_profile
 from export.tensorrt_graph import derive_graph
+from export.tensorrt_trees import derive_keep_graph, derive_tree_graph
 
 GAMMA = 8
 
@@ -45,21 +51,24 @@ class HostPlan:
         model, kind = self._model, np.dtype(self.entry.precision)
         layers = model.num_layers
         rows = (shape.batch, model.num_kv_heads, self.entry.capacity, model.head_size)
-        past = cache_names(layers, key_name, value_name)
-        present = cache_names(layers, new_key_name, new_value_name)
-        inputs = {
+        caches = cache_names(layers, key_name, value_name)
+        caches += cache_names(layers, new_key_name, new_value_name)
+        kinds = {
             TOKENS: ((shape.batch, shape.tokens), np.int64),
             START: ((shape.batch,), np.int64),
             LOGIT_POSITIONS: ((shape.batch, shape.wanted), np.int64),
-        } | dict.fromkeys(past, (rows, kind))
-        outputs = dict.fromkeys(present, (rows, kind))
-        outputs[LOGITS] = ((shape.batch, shape.wanted, model.vocab_size), np.float32)
-        assert addresses.keys() == inputs.keys() | outputs.keys()
+            POSITIONS: ((shape.batch, shape.tokens), np.int64),
+            ANCESTORS: ((shape.batch, shape.tokens, shape.tokens), np.bool_),
+            COLUMNS: ((shape.tokens,), np.int64),
+            LOGITS: ((shape.batch, shape.wanted, model.vocab_size), np.float32),
+        } | dict.fromkeys(caches, (rows, kind))
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        assert addresses.keys() == {tensor.name for tensor in (*inputs, *outputs)}
         binding = self._session.io_binding()
-        for name, (dims, dtype) in inputs.items():
-            binding.bind_input(name, "cpu", 0, dtype, dims, addresses[name])
-        for name, (dims, dtype) in outputs.items():
-            binding.bind_output(name, "cpu", 0, dtype, dims, addresses[name])
+        for tensors, bind in ((inputs, binding.bind_input), (outputs, binding.bind_output)):
+            for name in (tensor.name for tensor in tensors):
+                dims, dtype = kinds[name]
+                bind(name, "cpu", 0, dtype, dims, addresses[name])
         self._session.run_with_iobinding(binding)
 
     def close(self) -> None:
@@ -67,13 +76,18 @@ class HostPlan:
 
 
 def write_graphs(root: Path, folder: Path, precision: str, capacities: tuple[int, ...]) -> None:
-    """Derive the target's graph of a bundle, one file per capacity."""
+    """Derive the target's graphs of a bundle, one file per kind and capacity."""
     bundle = load_bundle(root)
+    target = bundle.manifest.target
+    sources = {
+        "chain": (derive_graph, bundle.model_path(target)),
+        "tree": (derive_tree_graph, bundle.model_path(target)),
+        "keep": (derive_keep_graph, bundle.keep_path_path(target)),
+    }
     for capacity in capacities:
-        out = folder / f"{precision}-{capacity}.onnx"
-        derive_graph(
-            bundle.model_path(bundle.manifest.target), out, capacity=capacity, precision=precision
-        )
+        for kind, (derive, source) in sources.items():
+            out = folder / f"{kind}-{precision}-{capacity}.onnx"
+            derive(source, out, capacity=capacity, precision=precision)
 
 
 def open_host_engine(
@@ -82,36 +96,53 @@ def open_host_engine(
     precision: str,
     capacities: tuple[int, ...],
     row_sizes: tuple[int, ...] = (),
+    *,
+    with_trees: bool = False,
 ) -> tuple[PlanEngine, list[HostPlan], HostDevice]:
-    """Engine over ``write_graphs``'s files with 3 slots, its plans and its device."""
+    """Engine over ``write_graphs``'s files with 3 slots, its plans for chains and its device."""
     bundle = load_bundle(root)
     manifest = bundle.manifest
+    target = manifest.target
     limits = EngineLimits(
         max_batch=3,
         max_context=manifest.max_context,
         max_extend=manifest.max_extend,
-        vocab_size=manifest.target.vocab_size,
+        vocab_size=target.vocab_size,
+        max_tree_nodes=target.max_tree_nodes if with_trees else 0,
     )
+
+    def plans_of(kind: str, *profiles: Profile) -> list[HostPlan]:
+        return [
+            HostPlan(
+                folder / f"{kind}-{precision}-{capacity}.onnx",
+                target,
+                PlanEntry(
+                    path="",
+                    part="target",
+                    flavour="host",
+                    version="",
+                    compute_capability="",
+                    precision=precision,
+                    capacity=capacity,
+                    profiles=profiles,
+                ),
+            )
+            for capacity in capacities
+        ]
+
+    device = HostDevice()
+    trees = None
+    if with_trees:
+        trees = PlanTrees(
+            plans_of("tree", tree_profile(manifest, target)),
+            plans_of("keep", keep_profile(target)),
+            device,
+            target,
+            last_position=limits.max_context - 1,
+        )
     profiles = derive_profiles(
         max_batch=3, max_extend=manifest.max_extend, max_gamma=GAMMA, gamma=4
     )
-    plans = [
-        HostPlan(
-            folder / f"{precision}-{capacity}.onnx",
-            manifest.target,
-            PlanEntry(
-                path="",
-                part="target",
-                flavour="host",
-                version="",
-                compute_capability="",
-                precision=precision,
-                capacity=capacity,
-                profiles=profiles,
-            ),
-        )
-        for capacity in capacities
-    ]
-    device = HostDevice()
-    engine = PlanEngine(plans, device, manifest.target, limits, row_sizes=row_sizes)
+    plans = plans_of("chain", *profiles)
+    engine = PlanEngine(plans, device, target, limits, row_sizes=row_sizes, trees=trees)
     return engine, plans, device

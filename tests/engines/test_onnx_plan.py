@@ -13,6 +13,7 @@ from engines.plan_engine import PlanEngine
 from engines.plan_uploads import GivenTokens
 from tests.engines.contract import EngineContract, MakeEngine, extend_one, make_tokens, span
 from tests.engines.strict_device import StrictDevice
+from tests.engines.tree_contract import TreeContract
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +21,12 @@ def bundle(tiny_bundle: Path) -> Bundle:
     return load_bundle(tiny_bundle)
 
 
-def open_strictly(bundle: Bundle, which: str = "target") -> tuple[PlanEngine, StrictDevice]:
+def open_strictly(
+    bundle: Bundle, which: str = "target", *, with_trees: bool = False
+) -> tuple[PlanEngine, StrictDevice]:
     device = StrictDevice()
     entry = getattr(bundle.manifest, which)
-    return open_on_device(bundle, entry, device, max_batch=3), device
+    return open_on_device(bundle, entry, device, max_batch=3, with_trees=with_trees), device
 
 
 @pytest.mark.parametrize("which", ["target", "draft"])
@@ -31,6 +34,14 @@ class TestOnDevice(EngineContract):
     @pytest.fixture
     def make_engine(self, bundle: Bundle, which: str) -> MakeEngine:
         return lambda: open_strictly(bundle, which)[0]
+
+
+class TestTreesOnDevice(TreeContract):
+    branch_atol = 1e-5
+
+    @pytest.fixture
+    def make_engine(self, bundle: Bundle) -> MakeEngine:
+        return lambda: open_strictly(bundle, with_trees=True)[0]
 
 
 def test_it_has_the_bits_of_the_host_engine(bundle: Bundle) -> None:

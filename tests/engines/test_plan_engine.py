@@ -10,10 +10,12 @@ from engines.base import BundleError, EngineError
 from engines.bundle import load_bundle
 from engines.plan_device import HostDevice
 from engines.plan_engine import PlanEngine
+from engines.plan_trees import PlanTrees
 from engines.plans import Shape
 from engines.row_buckets import row_sizes
 from tests.engines.contract import EngineContract, MakeEngine, extend_one, make_tokens, span
 from tests.engines.host_plan import open_host_engine, write_graphs
+from tests.engines.tree_contract import TreeContract, tree
 
 CAPACITIES = (128, 768)
 
@@ -41,6 +43,24 @@ class TestFloat16(EngineContract):
     @pytest.fixture
     def make_engine(self, tiny_bundle: Path, folder: Path) -> MakeEngine:
         return lambda: open_host_engine(tiny_bundle, folder, "float16", CAPACITIES[1:])[0]
+
+
+class TestTreesFloat32(TreeContract):
+    atol = branch_atol = 2e-5
+
+    @pytest.fixture
+    def make_engine(self, tiny_bundle: Path, folder: Path) -> MakeEngine:
+        options = {"with_trees": True}
+        return lambda: open_host_engine(tiny_bundle, folder, "float32", CAPACITIES, **options)[0]
+
+
+class TestTreesFloat16(TreeContract):
+    atol = branch_atol = 5e-2
+
+    @pytest.fixture
+    def make_engine(self, tiny_bundle: Path, folder: Path) -> MakeEngine:
+        options = {"with_trees": True, "row_sizes": (3,)}
+        return lambda: open_host_engine(tiny_bundle, folder, "float16", CAPACITIES, **options)[0]
 
 
 class TestPaddedRows(EngineContract):
@@ -174,10 +194,45 @@ def test_plans_too_small_for_the_limits_are_refused(tiny_bundle: Path, folder: P
         PlanEngine([], HostDevice(), manifest.target, load_bundle(tiny_bundle).limits())
 
 
-def test_no_trees_are_taken(tiny_bundle: Path, folder: Path) -> None:
+def test_without_plans_for_them_no_trees_are_taken(tiny_bundle: Path, folder: Path) -> None:
     engine, _, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
-    with pytest.raises(EngineError, match="takes no trees"):
-        engine.keep_path(0, (0,))
+    for refused in (
+        lambda: engine.keep_path(0, (0,)),
+        lambda: engine.extend([tree(0, 0, (1, 2), (0,))]),
+    ):
+        with pytest.raises(EngineError, match="slot 0: this engine takes no trees"):
+            refused()
+
+
+def test_a_tree_is_one_upload_and_its_path_is_kept_without_a_wait(
+    tiny_bundle: Path, folder: Path
+) -> None:
+    engine, plans, device = open_host_engine(
+        tiny_bundle, folder, "float32", CAPACITIES, with_trees=True
+    )
+    engine.extend([span(0, 0, (1, 2, 3), 0), span(1, 0, (4, 5, 6), 0)])
+    engine.extend_on_device([tree(0, 3, (7, 8, 9), (0, 0)), span(1, 3, (7,))])
+    assert (device.traffic.num_to_device, device.traffic.num_waits) == (2, 0)
+    engine.keep_path(0, (0, 2))
+    assert (device.traffic.num_to_device, device.traffic.num_waits) == (3, 0)
+    engine.extend_on_device([tree(0, 5, (1, 2, 3), (0, 1))])
+    # The leading chain lies where it belongs.
+    engine.keep_path(0, (0, 1, 2))
+    assert device.traffic.num_to_device == 4
+    # Rows of a batch without a tree run the plan of chains.
+    assert [name for name, _ in plans[0].shapes] == ["verify"]
+
+
+def test_plans_for_trees_must_match_those_for_chains(tiny_bundle: Path, folder: Path) -> None:
+    engine, plans, device = open_host_engine(
+        tiny_bundle, folder, "float32", CAPACITIES[1:], with_trees=True
+    )
+    small, _, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    model, trees = load_bundle(tiny_bundle).manifest.target, engine._trees
+    with pytest.raises(BundleError, match="no plan takes trees in a cache of 128 tokens"):
+        PlanEngine([*plans, *small._plans], device, model, engine.limits, trees=trees)
+    with pytest.raises(BundleError, match="no plan keeps a path in a cache of 768 tokens"):
+        PlanTrees(plans, [], device, model, last_position=9)
 
 
 def test_closing_twice_is_once(tiny_bundle: Path, folder: Path) -> None:

@@ -12,7 +12,7 @@ from engines.base import EngineError
 from engines.bundle import Manifest, ModelEntry
 from engines.plans import PlanEntry
 from engines.tensorrt_api import TensorRtApi
-from engines.tensorrt_engine import choose_plans, serving_api
+from engines.tensorrt_engine import choose_engine_plans, choose_plans, serving_api
 from tests.engines.test_plans import PLAN
 
 MACHINE = {"flavour": "rtx", "version": "1", "compute_capability": "8.0"}
@@ -82,6 +82,40 @@ def test_of_two_flavours_the_one_with_plans_serves() -> None:
 def test_a_bundle_without_plans_says_how_to_build_them() -> None:
     with pytest.raises(EngineError, match="of the draft fits: the bundle has none; run outrider"):
         choose_plans((PLAN,), "draft", **MACHINE)
+
+
+def for_trees(plan: PlanEntry) -> list[PlanEntry]:
+    return [replace(plan, part=f"{plan.part}/{name}.onnx") for name in ("tree", "keep_path")]
+
+
+def test_plans_for_trees_are_taken_with_those_for_chains() -> None:
+    verify, keep = for_trees(PLAN)
+    manifest = manifest_with(PLAN, verify, keep)
+    chosen = choose_engine_plans(manifest, "target", with_trees=True, **MACHINE)
+    assert chosen == ([PLAN], [verify], [keep])
+    chosen = choose_engine_plans(manifest, "target", with_trees=False, **MACHINE)
+    assert chosen == ([PLAN], (), ())
+
+
+def test_with_trees_only_caches_are_used_that_take_them() -> None:
+    small = replace(PLAN, capacity=128)
+    verify, keep = for_trees(PLAN)
+    chosen = choose_engine_plans(
+        manifest_with(small, PLAN, verify, keep), "target", with_trees=True, **MACHINE
+    )
+    assert chosen == ([PLAN], [verify], [keep])
+    only_small = manifest_with(small, PLAN, *for_trees(small))
+    chosen = choose_engine_plans(only_small, "target", with_trees=True, **MACHINE)
+    assert chosen == ([small, PLAN], (), ())
+
+
+@pytest.mark.parametrize(
+    "change", [{"precision": "float32"}, {"version": "2"}, {"compute_capability": "8.6"}]
+)
+def test_plans_for_trees_that_do_not_match_leave_chains(change: dict[str, str]) -> None:
+    manifest = manifest_with(PLAN, *(replace(plan, **change) for plan in for_trees(PLAN)))
+    chosen = choose_engine_plans(manifest, "target", with_trees=True, **MACHINE)
+    assert chosen == ([PLAN], (), ())
 
 
 def test_every_name_of_the_cuda_runtime_exists() -> None:

@@ -15,10 +15,12 @@ from engines.cuda_device import num_devices
 from engines.devices import Device
 from engines.sampler_plans import sampler_profile
 from engines.tensorrt_api import RTX, find_api
+from engines.tensorrt_engine import choose_engine_plans
 from engines.tensorrt_program import read_plan
 from engines.tensorrt_sampler import sampler_entries
 from export.pipeline import export_bundle
-from export.to_tensorrt import MODELS, BuildOptions, build_plans
+from export.tensorrt_parts import MODELS, TREES, plan_parts
+from export.to_tensorrt import BuildOptions, build_plans
 from runtime.cli import app
 from runtime.cli_refusals import EXIT_REFUSED
 
@@ -128,6 +130,37 @@ def test_an_equal_build_replaces_the_plan_and_another_stays(copy: Path) -> None:
     assert again.path == target.path or not (copy / target.path).exists()
 
 
+def test_trees_have_plans_of_their_own_where_they_are_asked_for(copy: Path) -> None:
+    others = load_bundle(copy).manifest.plans
+    manifest = build(copy, parts=(TREES,), opt_batch=2)
+    plans = {plan.part: plan for plan in manifest.plans if plan not in others}
+    files = [f"{part}/{name}.onnx" for part in MODELS for name in ("tree", "keep_path")]
+    assert plans.keys() == {*files}
+    for part in MODELS:
+        tree, keep = plans[f"{part}/tree.onnx"], plans[f"{part}/keep_path.onnx"]
+        chain = next(plan for plan in others if plan.part == part)
+        assert tree.capacity == keep.capacity == chain.capacity
+        assert tree.precision == keep.precision == chain.precision
+        most = getattr(manifest, part).max_tree_nodes
+        assert tree.profiles[0].tokens == (2, 16, most)
+        assert tree.profiles[0].batch == (1, 2, manifest.max_batch)
+        assert keep.profiles[0].tokens == (1, 4, most - 1)
+        # The weights once more; a path's plan has none.
+        assert manifest.files[tree.path].size > 2 * manifest.files[keep.path].size
+        machine = {"flavour": RTX, "version": VERSION, "compute_capability": "8.0"}
+        chosen = choose_engine_plans(manifest, part, with_trees=True, **machine)
+        assert chosen == ([chain], [tree], [keep])
+
+
+def test_a_bundle_without_trees_is_given_no_plans_for_them(tiny_bundle: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    manifest = bundle.manifest
+    models = [replace(model, max_tree_nodes=0) for model in (manifest.target, manifest.draft)]
+    without = replace(bundle, manifest=replace(manifest, target=models[0], draft=models[1]))
+    with pytest.raises(BundleError, match="part 'trees': no model of the bundle takes trees"):
+        plan_parts(without, (TREES,))
+
+
 def test_what_a_killed_build_leaves_is_never_read(copy: Path) -> None:
     expected = load_bundle(copy).manifest
     (copy / "plans" / "target-unfinished.plan").write_bytes(b"half")
@@ -168,7 +201,7 @@ def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:
             EngineError,
             r"8\.0: float8 needs 8\.9 or later; build with --precision float16",
         ),
-        ({"parts": ("head",)}, BundleError, "must be one of target, draft, sampler"),
+        ({"parts": ("head",)}, BundleError, "must be one of target, draft, sampler, trees"),
     ],
 )
 def test_an_impossible_build_is_refused_and_changes_nothing(

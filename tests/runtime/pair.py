@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from engines import open_pair
 from engines.bundle import Bundle, load_bundle
@@ -30,20 +31,22 @@ class PairHarness:
         self._serve(pair, bundle, max_running)
 
     @classmethod
-    def over(cls, pair: Pair, bundle: Bundle, *, max_running: int) -> PairHarness:
-        """A worker over a pair that is open already."""
+    def over(cls, pair: Pair, bundle: Bundle, *, max_running: int, **settings: Any) -> PairHarness:
+        """A worker over a pair that is open already, with further settings of its server."""
         harness = cls.__new__(cls)
-        harness._serve(pair, bundle, max_running)
+        harness._serve(pair, bundle, max_running, **settings)
         return harness
 
-    def _serve(self, pair: Pair, bundle: Bundle, max_running: int) -> None:
+    def _serve(self, pair: Pair, bundle: Bundle, max_running: int, **settings: Any) -> None:
         self.pair = pair
         self.worker = Worker(
             target=self.pair.target,
             draft=self.pair.draft,
             sampler=self.pair.sampler,
             rounds=self.pair.rounds,
-            config=ServerConfig(max_running=max_running, max_queued=4096, queue_timeout_s=math.inf),
+            config=ServerConfig(
+                max_running=max_running, max_queued=4096, queue_timeout_s=math.inf, **settings
+            ),
             max_gamma=bundle.manifest.max_gamma,
             decoder=SilentDecoder(),
         )

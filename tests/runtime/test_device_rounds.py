@@ -307,46 +307,6 @@ def test_a_step_is_one_copy_to_the_host_and_one_wait(
     device.run()
 
 
-def test_events_of_a_step_are_handed_over_while_the_next_one_runs(
-    device: PairHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of a step is enqueued, then the last one's events go out, then the device is waited for."""
-    memory, log = memory_of(device), []
-    asked = requests("meanwhile")[:2]
-    for one in asked:
-        device.submit(one)
-    while any(len(device.tokens(one.request_id)) == 0 for one in asked):
-        device.worker.run_step()
-
-    def noting(owner: object, name: str, word: str) -> None:
-        original = getattr(owner, name)
-        monkeypatch.setattr(
-            owner,
-            name,
-            lambda *given, **options: (log.append(word), original(*given, **options))[1],
-        )
-
-    noting(onnxruntime.InferenceSession, "run_with_iobinding", "run")
-    noting(memory, "wait", "wait")
-    noting(device.worker._outgoing, "send", "send")
-    monkeypatch.setattr(
-        device.worker,
-        "_parts",
-        replace(device.worker._parts, meanwhile=device.worker._outgoing.send),
-    )
-    for _ in range(2):
-        log.clear()
-        num_tokens = len(device.tokens(asked[0].request_id))
-        assert device.worker.run_step()
-        assert log == ["run"] * 8 + ["send", "wait"]
-        assert len(device.tokens(asked[0].request_id)) > num_tokens
-    monkeypatch.undo()
-    device.run()
-    assert [len(device.tokens(one.request_id)) for one in asked] == [
-        one.max_tokens for one in asked
-    ]
-
-
 def test_what_ends_is_told_though_no_step_follows(device: PairHarness) -> None:
     one = spec("last", (5, 6), max_tokens=1, drafter="none", gamma=0)
     device.submit(one)

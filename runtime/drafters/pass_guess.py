@@ -1,0 +1,53 @@
+"""What one pass of a draft model verifies behind the tokens it feeds: a trie of phrases, and a window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engines.base import Span
+from runtime.core.tree import TreeBuilder
+from runtime.drafters.window import LookaheadWindow
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What one pass verifies behind the last token it feeds.
+
+    Attributes:
+        num_phrase_nodes: leading nodes that are phrases; the rest is the window's.
+        window: None where none is fed.
+        ends: last node of each of its columns.
+    """
+
+    tree: TreeBuilder
+    num_phrase_nodes: int
+    window: LookaheadWindow | None = None
+    ends: tuple[int, ...] = ()
+
+    def followers(self, node: int) -> list[int]:
+        """Tokens of phrases behind a node."""
+        tree = self.tree
+        behind = range(node, self.num_phrase_nodes)
+        return [tree.tokens[index] for index in behind if tree.parents[index] == node]
+
+    def span(self, slot: int, start: int, fed: tuple[int, ...]) -> Span:
+        """Tokens to feed: the missing ones as a chain, and this behind the last of them."""
+        root = len(fed) - 1
+        parents = (*range(root), *(root + parent for parent in self.tree.parents))
+        return Span(
+            slot=slot,
+            start=start,
+            tokens=(*fed, *self.tree.tokens),
+            num_logits=len(self.tree.tokens) + 1,
+            parents=None if parents == tuple(range(len(parents))) else parents,
+        )
+
+
+def cut(chain: tuple[int, ...], num_known: int, ends: frozenset[int]) -> tuple[int, ...]:
+    """A chain up to the first token that is an end or at or beyond ``num_known``."""
+    if chain and ends.isdisjoint(chain) and min(chain) >= 0 and max(chain) < num_known:
+        return chain
+    for index, token in enumerate(chain):
+        if not 0 <= token < num_known or token in ends:
+            return chain[:index]
+    return chain

@@ -1,0 +1,92 @@
+"""What bare engine calls cost in units of a plain step: alone, and in turns as in service."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.base import Engine, Span
+from scripts.bench_common import Rig
+
+CONTEXT = 200
+REPEATS = 6
+"""Of every call, in every round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Of a gamma, in plain steps: one draft call, and the verification of gamma + 1 tokens."""
+
+    c: float
+    v: float
+
+
+class CallTimes:
+    """Seconds of bare engine calls, added to round by round.
+
+    Args:
+        rig: with a draft model, idle whenever calls are timed.
+        num_rows: of every call.
+    """
+
+    def __init__(self, rig: Rig, num_rows: int) -> None:
+        self._rig, self._num_rows = rig, num_rows
+        self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+
+    def take(self, gammas: Sequence[int]) -> None:
+        """Time every call ``REPEATS`` times more."""
+        rig, rows = self._rig, self._num_rows
+        assert rig.draft is not None
+        draft, plain = _call(rig.draft, rows, 1), _call(rig.target, rows, 1)
+        for gamma in gammas:
+            verify = _call(rig.target, rows, gamma + 1)
+            for _ in range(REPEATS):
+                for name, call in (("plain", plain), ("draft", draft), ("verify", verify)):
+                    call()
+                    self._seconds[name, gamma].append(_time(call))
+                # The first turn after these finds the caches as they left them, the second as in service.
+                for is_timed in (False, True):
+                    draft_s = sum(_time(draft) for _ in range(gamma))
+                    verify_s = _time(verify)
+                    if is_timed:
+                        self._seconds["draft in turns", gamma].append(draft_s / gamma)
+                        self._seconds["verify in turns", gamma].append(verify_s)
+
+    def costs(self, gamma: int) -> tuple[Costs, Costs]:
+        """Medians of calls timed alone, and of calls in turns, at the benchmark's context."""
+        middle = {
+            name: statistics.median(taken)
+            for (name, at), taken in self._seconds.items()
+            if at == gamma
+        }
+        plain = middle["plain"]
+        return (
+            Costs(c=middle["draft"] / plain, v=middle["verify"] / plain),
+            Costs(c=middle["draft in turns"] / plain, v=middle["verify in turns"] / plain),
+        )
+
+
+def _time(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _call(engine: Engine, num_rows: int, num_tokens: int) -> Callable[[], object]:
+    """One extend of ``num_tokens`` tokens for ``num_rows`` slots behind the benchmark's context."""
+    rng = np.random.default_rng(0)
+    tokens = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, num_tokens))
+    context = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, CONTEXT))
+    engine.extend(
+        [Span(slot=slot, start=0, tokens=context, num_logits=0) for slot in range(num_rows)]
+    )
+    spans = [
+        Span(slot=slot, start=CONTEXT, tokens=tokens, num_logits=num_tokens)
+        for slot in range(num_rows)
+    ]
+    return lambda: engine.extend(spans)

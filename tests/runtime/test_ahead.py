@@ -1,0 +1,252 @@
+"""The host plans the next step while the device runs this one, and no answer changes.
+
+The device is the host in disguise (``StrictDevice``): copies are as late as they may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from engines.base import EngineError
+from engines.bundle import Bundle, load_bundle
+from engines.laws import ExactnessMode
+from engines.pair import DEVICE, HOST, Pair
+from engines.plan_engine import PlanEngine
+from runtime import prompts
+from runtime.core.params import Event, Failed, Progressed, RequestSpec
+from runtime.core.request import Request
+from tests.engines.strict_device import StrictDevice
+from tests.runtime.markov import spec
+from tests.runtime.pair import PairHarness
+
+CHUNK = 16
+GENERATOR = np.random.default_rng(3)
+# Of one chunk or less, and of many.
+SHORT, LONG = (3, 1, 12), (120, 75, 50)
+PROMPTS = {length: tuple(GENERATOR.integers(2, 500, length).tolist()) for length in (*SHORT, *LONG)}
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return load_bundle(tiny_bundle)
+
+
+@pytest.fixture(scope="module")
+def pairs(tiny_bundle: Path) -> Iterator[dict[str, Pair]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engines.plan_device.HostDevice", StrictDevice)
+        device = PairHarness(tiny_bundle, DEVICE)
+    harnesses = {DEVICE: device, HOST: PairHarness(tiny_bundle, HOST)}
+    yield {place: harness.pair for place, harness in harnesses.items()}
+    for harness in harnesses.values():
+        harness.close()
+
+
+@pytest.fixture
+def device(pairs: dict[str, Pair], bundle: Bundle) -> PairHarness:
+    return PairHarness.over(pairs[DEVICE], bundle, max_running=4, prefill_chunk=CHUNK)
+
+
+@pytest.fixture
+def host(pairs: dict[str, Pair], bundle: Bundle) -> PairHarness:
+    return PairHarness.over(pairs[HOST], bundle, max_running=4, prefill_chunk=CHUNK)
+
+
+def request(name: str, length: int, **options: object) -> RequestSpec:
+    """Seed-stable, so that its tokens do not depend on which sampler drew them."""
+    asked = {"max_tokens": 40, "drafter": "model", "gamma": 3, "temperature": 1.0} | options
+    return spec(name, PROMPTS[length], seed=length, mode=ExactnessMode.SEED_STABLE, **asked)
+
+
+def decoding_beside_a_prompt(device: PairHarness, name: str) -> tuple[RequestSpec, RequestSpec]:
+    """A stream that has begun, and a long prompt of which one chunk is computed."""
+    stream, prompt = request(f"{name}-stream", 12), request(f"{name}-prompt", 120, max_tokens=5)
+    device.submit(stream)
+    while not device.tokens(stream.request_id):
+        device.worker.run_step()
+    device.submit(prompt)
+    device.worker.run_step()
+    return stream, prompt
+
+
+def live(device: PairHarness, one: RequestSpec) -> Request:
+    return next(r for r in device.worker._rows.requests if r.spec is one)
+
+
+class Log:
+    """What a step does, in words, in order."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, device: PairHarness) -> None:
+        self.words: list[str] = []
+        memory = device.pair.memory
+        self._note(patch, onnxruntime.InferenceSession, "run_with_iobinding", "run")
+        for name in ("upload", "download", "wait"):
+            self._note(patch, memory, name, name)
+        self._note(patch, device.worker._outgoing, "send", "hand over")
+        self._note(patch, device.worker._inbox, "admit", "admit")
+        self._note(patch, prompts, "plan_prefill", "plan")
+        self._note(patch, Request, "commit", "commit")
+
+    def _note(self, patch: pytest.MonkeyPatch, owner: object, name: str, word: str) -> None:
+        original = getattr(owner, name)
+
+        def noting(*given: object, **options: object) -> object:
+            self.words.append(word)
+            return original(*given, **options)
+
+        patch.setattr(owner, name, noting)
+
+
+def test_a_step_is_launch_then_planning_then_the_one_wait_then_commit(
+    device: PairHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, prompt = decoding_beside_a_prompt(device, "order")
+    traffic = device.pair.memory.traffic
+    log = Log(monkeypatch, device)
+    # Three draft steps and their draws, the target, the judgement; each with its upload.
+    launch = ["upload", "run"] * 8
+    for _ in range(3):
+        log.words.clear()
+        before, num_computed = replace(traffic), live(device, prompt).num_computed
+        assert device.worker.run_step()
+        assert log.words == [
+            "admit",
+            *launch,
+            "download",
+            "hand over",
+            "admit",
+            "plan",
+            *("upload", "run"),
+            "wait",
+            "commit",
+        ]
+        assert traffic.num_waits - before.num_waits == 1
+        assert traffic.num_to_host - before.num_to_host == 1
+        assert live(device, prompt).num_computed == num_computed + CHUNK
+    monkeypatch.undo()
+    device.run()
+    assert len(device.tokens(stream.request_id)) == 40
+    assert len(device.tokens(prompt.request_id)) == 5
+
+
+def test_without_a_prompt_to_feed_nothing_follows_the_round(
+    device: PairHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = request("alone", 3)
+    device.submit(one)
+    while not device.tokens("alone"):
+        device.worker.run_step()
+    log = Log(monkeypatch, device)
+    assert device.worker.run_step()
+    assert log.words[-6:] == ["download", "hand over", "admit", "plan", "wait", "commit"]
+    monkeypatch.undo()
+    device.run()
+
+
+def run_with_arrivals(harness: PairHarness, name: str, drafters: tuple[str, ...]) -> list[object]:
+    """Answers and figures of requests that arrive one per step, more than there are slots."""
+    asked = [
+        request(f"{name}-{index}", length, drafter=drafters[index % len(drafters)], max_tokens=9)
+        for index, length in enumerate((*LONG, *SHORT, *LONG))
+    ]
+    for one in asked:
+        harness.submit(one)
+        harness.worker.run_step()
+    harness.run()
+    return [(harness.tokens(r.request_id), harness.finished(r.request_id).report) for r in asked]
+
+
+@pytest.mark.parametrize("drafters", [("model",), ("none", "lookup"), ("model", "none")])
+def test_answers_and_figures_are_those_of_the_host(
+    host: PairHarness, device: PairHarness, drafters: tuple[str, ...]
+) -> None:
+    name = "-".join(drafters)
+    assert run_with_arrivals(device, name, drafters) == run_with_arrivals(host, name, drafters)
+    assert set(device.worker.snapshot().host_reasons) == {""}
+
+
+def submitting(device: PairHarness, following: RequestSpec) -> Callable[[Event], None]:
+    """A receiver that asks for more when it hears its first tokens: while the device runs."""
+    heard: list[Event] = []
+
+    def receive(event: Event) -> None:
+        heard.append(event)
+        if len(heard) == 1:
+            assert isinstance(event, Progressed)
+            device.submit(following)
+
+    return receive
+
+
+def test_who_asks_while_the_device_runs_is_let_in_and_fed_before_the_wait(
+    host: PairHarness, device: PairHarness
+) -> None:
+    first, following = request("first", 12), request("following", 75, max_tokens=6)
+    device.worker.submit(first, submitting(device, following))
+    device.worker.run_step()
+    assert "following" not in device.events, "the first step's events have not been handed over"
+    device.worker.run_step()
+    assert device.worker.snapshot().num_running == 2
+    assert live(device, following).num_computed == CHUNK
+    device.run()
+    assert device.tokens("following") == host.answers([following])[0]
+
+
+def test_a_slot_that_moves_takes_what_was_fed_ahead_along(
+    host: PairHarness, device: PairHarness
+) -> None:
+    """The stream before it ends in the very step behind which the chunk was fed."""
+    stream, prompt = decoding_beside_a_prompt(device, "moving")
+    device.worker.cancel(stream.internal_id, EngineError("enough"))
+    short = request("short", 3, max_tokens=1)
+    device.submit(short)
+    device.run()
+    assert device.tokens(prompt.request_id) == host.answers([prompt])[0]
+    ending = [request("ending", 12, max_tokens=3), request("lasting", 120, max_tokens=5)]
+    assert device.answers(ending) == host.answers(ending)
+
+
+def test_a_failed_round_forgets_what_was_fed_behind_it(
+    host: PairHarness, device: PairHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, prompt = decoding_beside_a_prompt(device, "failing")
+    memory = device.pair.memory
+
+    def broken(mark: int | None = None) -> None:
+        raise EngineError("the device is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "wait", broken)
+        device.worker.run_step()
+    assert live(device, prompt).num_computed == 0
+    device.run()
+    assert isinstance(device.events[stream.request_id][-1], Failed)
+    assert device.tokens(prompt.request_id) == host.answers([prompt])[0]
+
+
+def test_a_prompt_that_cannot_be_fed_ahead_ends_alone(
+    host: PairHarness, device: PairHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, prompt = decoding_beside_a_prompt(device, "broken")
+    extend = PlanEngine.extend
+
+    def breaking(engine: PlanEngine, spans: object) -> object:
+        if engine is device.pair.target:
+            raise EngineError("broken")
+        return extend(engine, spans)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlanEngine, "extend", breaking)
+        num_tokens = len(device.tokens(stream.request_id))
+        device.worker.run_step()
+    device.run()
+    assert isinstance(device.events[prompt.request_id][-1], Failed)
+    assert len(device.tokens(stream.request_id)) == 40 > num_tokens
+    assert device.tokens(stream.request_id) == host.answers([stream])[0]
+    assert device.worker.snapshot().num_free_slots == 4
