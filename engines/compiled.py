@@ -1,8 +1,8 @@
 """How loops are compiled: by numba, when first imported on a machine, and from its cache after that.
 
-At every start where there is no folder to keep one in. What a compiled function calls is compiled into it, but numba's
-cache looks at the function's own file alone: functions that call each other belong into one file, unless what is called
-is fixed for ever.
+At every start where there is no folder to keep one in; anew where what was kept cannot be read, as after a copy that
+was cut short. What a compiled function calls is compiled into it, but numba's cache looks at the function's own file
+alone: functions that call each other belong into one file, unless what is called is fixed for ever.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+from numba.core.caching import FunctionCache
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,7 +48,30 @@ def rule(*signatures: object) -> Callable[[F], F]:
 
 
 def _compiled(signatures: tuple[object, ...], math: object) -> Callable[[F], F]:
-    compiled: Callable[[F], F] = numba.njit(
-        list(signatures), cache=_CAN_CACHE, fastmath=math, error_model="numpy"
-    )
-    return compiled
+    def compile_with(is_cached: bool) -> Callable[[F], F]:
+        compiled: Callable[[F], F] = numba.njit(
+            list(signatures), cache=is_cached, fastmath=math, error_model="numpy"
+        )
+        return compiled
+
+    def compile_or_load(function: F) -> F:
+        try:
+            return compile_with(_CAN_CACHE)(function)
+        except Exception as error:  # a damaged file may raise anything when it is unpickled
+            if not _CAN_CACHE:
+                raise
+            name = function.__qualname__
+            logger.warning("what was kept of %s cannot be used, so it is compiled: %r", name, error)
+            return compile_with(_forget(function))(function)
+
+    return compile_or_load
+
+
+def _forget(function: Callable[..., Any]) -> bool:
+    """Drop what is kept of a function; whether anything can be kept of it again."""
+    try:
+        FunctionCache(function).flush()
+    except OSError as error:
+        logger.warning("it stays there, and is compiled at every start: %s", error)
+        return False
+    return True

@@ -12,7 +12,7 @@ import numpy as np
 
 from engines.adjust import process_logits
 from engines.base import FloatArray, IntArray
-from engines.draws import log_norm
+from engines.draws import in_place, log_norm
 from engines.kernels import Row, ranked_greatest
 from engines.laws import Continuations, SamplingLaw
 
@@ -34,6 +34,7 @@ def continuations_of(
     """
     if not math.isfinite(float(logits.max())):
         return None
+    logits = in_place(logits)
     allowed: Row = logits
     if law.has_processors:
         allowed = process_logits(logits, law, history, num_prompt)

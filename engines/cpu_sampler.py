@@ -25,7 +25,7 @@ from engines.base import FloatArray
 from engines.block_judge import BlockDraft, judge_block
 from engines.compiled_rows import Work, judge_compiled, match_compiled, propose_compiled
 from engines.draft_laws import DraftLaws
-from engines.draws import choices_of, raw_logprobs
+from engines.draws import choices_of, in_place, raw_logprobs
 from engines.kernels import is_kept
 from engines.laws import ExactnessMode, OfferPoint, SamplingRow, Verdict, are_plain_greedy
 from engines.noise import CounterNoise, NoiseSource, Purpose
@@ -74,6 +74,7 @@ class CpuSampler:
             rows: rows to draw for.
             vocab_size: ids at or beyond it are never proposed.
         """
+        logits = in_place(logits)
         if are_plain_greedy(rows):
             greatest = logits[:, 0, :vocab_size].argmax(axis=-1).tolist()
             return [greatest[row.index] for row in rows]
@@ -86,6 +87,7 @@ class CpuSampler:
 
         A draft row that is not finite offers token 0 as a point mass, as in ``propose``.
         """
+        logits = in_place(logits)
         return [
             self._offers.draw(logits[point.row.index, point.column, :vocab_size], point)
             for point in points
@@ -98,6 +100,7 @@ class CpuSampler:
             logits: [B, R, V] float32; columns 0..gamma of a row follow the last committed token and each draft token.
             rows: rows to judge.
         """
+        logits = in_place(logits)
         if are_plain_greedy(rows):
             verdicts = judge_plain_greedy(logits, rows)
         else:

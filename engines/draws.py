@@ -13,6 +13,22 @@ from engines.kernels import Row
 from engines.laws import TokenLogprobs
 
 
+def in_place(logits: FloatArray) -> FloatArray:
+    """Logits as the compiled loops take them: where they lie if they can be read there, else a copy.
+
+    The loops write to no logits, but they are compiled for float32 rows without gaps, in memory that may be written to.
+
+    Args:
+        logits: [..., V] of any engine.
+    """
+    are_readable = (
+        logits.dtype == np.float32
+        and logits.flags.writeable
+        and logits.strides[-1] == logits.itemsize
+    )
+    return logits if are_readable else np.array(logits, dtype=np.float32, order="C")
+
+
 def draw_token(weights: Row, uniform: float) -> int:
     """Index whose interval of the running sum of the weights holds ``uniform``; never one of weight 0.
 

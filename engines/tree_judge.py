@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from engines.base import FloatArray
-from engines.draws import choices_of
+from engines.draws import choices_of, in_place
 from engines.laws import (
     ExactnessMode,
     OfferingSampler,
@@ -42,6 +42,7 @@ def judge(sampler: Sampler, logits: FloatArray, rows: Sequence[SamplingRow]) -> 
     """
     if all(row.parents is None for row in rows):
         return sampler.judge(logits, rows)
+    logits = in_place(logits)
     are_walked = [row.parents is not None and not _is_offered(sampler, row) for row in rows]
     whole = [row for row, is_walked in zip(rows, are_walked, strict=True) if not is_walked]
     walked = [row for row, is_walked in zip(rows, are_walked, strict=True) if is_walked]

@@ -29,11 +29,15 @@ DRAFT_SPANS = (1, 2, 5)
 # Draft calls in a row between two of the target.
 DRAFT_CALLS = 2
 CATCH_UP_SPANS = (2, 16, 64, 256)
+TREE_SPANS = (3, 9, 17, 33)
+# More rows cost in proportion.
+TREE_ROWS, TREE_ROUNDS = 8, 3
 # Context of the second point of the line through capacity; long enough to lie above its noise.
 LONG_CONTEXT = 480
 LONG_ROWS = 8
-# Shares of the time: larger batches are begun until the first is spent on one call each.
+# Shares of the time: larger batches are begun until the first is spent on one call each; trees may take the second.
 WARM_SHARE = 0.3
+TREE_SHARE = 0.2
 LEAST_ROUNDS = 2
 """Rounds that are made however long they take: fewer could not disagree."""
 TYPICAL = 0.25
@@ -78,9 +82,14 @@ class _Model:
         for _ in range(self.calls_at_once):
             extend()
 
+    @property
+    def batches(self) -> list[int]:
+        """Rows that were measured, ascending."""
+        return sorted({batch for batch, _ in self.times})
+
     def costs(self, position_s: float) -> ModelCosts:
         """What was measured, made monotone."""
-        batches = sorted({batch for batch, _ in self.times})
+        batches = self.batches
         typical = [
             [_typical(self.times[batch, tokens]) / self.calls_at_once for tokens in self.spans]
             for batch in batches
@@ -123,6 +132,7 @@ def calibrate(
     if draft is not None:
         models.append(_Model(engine=draft, spans=DRAFT_SPANS, calls_at_once=DRAFT_CALLS))
     disagreement = _measure_grids(models, budget, clock)
+    trees = _measure_trees(target, models[0].batches, budget, clock)
     # From here on the caches grow.
     costs = [model.costs(_position_s(model.engine, budget.repeats, clock)) for model in models]
     return CostTable(
@@ -132,6 +142,7 @@ def calibrate(
         host=measure_host(target.limits, sampler, decoder, max_gamma, clock),
         capacities=capacities(target.limits),
         disagreement=disagreement,
+        trees=trees,
     )
 
 
@@ -226,6 +237,35 @@ def _position_s(engine: Engine, repeats: int, clock: Callable[[], float]) -> flo
     return max(0.0, long_s - short_s) / (grown * rows)
 
 
+def _measure_trees(
+    engine: Engine, batches: Sequence[int], budget: Budget, clock: Callable[[], float]
+) -> ModelCosts | None:
+    """The target over trees of several widths, of one row and of some; None where it takes none.
+
+    Such a pass runs another graph, and is wider than any chain: neither is known from chains.
+    """
+    limits = engine.limits
+    widest = min(limits.max_tree_nodes, limits.max_extend, limits.max_context)
+    if widest < TREE_SPANS[0]:
+        return None
+    spans = (*(n for n in TREE_SPANS if n < widest), widest)
+    until = clock() + TREE_SHARE * budget.total_s
+    measured: dict[int, list[float]] = {}
+    for batch in dict.fromkeys((batches[0], max(n for n in batches if n <= TREE_ROWS))):
+        calls = [_extend_call(engine, batch, n, is_tree=True) for n in spans]
+        if measured and clock() > until:
+            break
+        measured[batch] = [_time(call, TREE_ROUNDS, clock) for call in calls]
+    grid = monotone(proportional(np.array(list(measured.values())), tuple(measured), spans))
+    return ModelCosts(
+        batches=tuple(measured),
+        tokens=spans,
+        seconds=tuple(tuple(row) for row in grid.tolist()),
+        capacity=FIRST_CAPACITY,
+        position_s=0.0,
+    )
+
+
 def _measure_catch_up(engine: Engine, repeats: int, clock: Callable[[], float]) -> ModelCosts:
     longest = min(engine.limits.max_extend, engine.limits.max_context)
     spans = (*(n for n in CATCH_UP_SPANS if n < longest), longest)
@@ -240,10 +280,18 @@ def _measure_catch_up(engine: Engine, repeats: int, clock: Callable[[], float]) 
     )
 
 
-def _extend_call(engine: Engine, batch: int, tokens: int, *, is_judged: bool = True) -> Call:
+def _extend_call(
+    engine: Engine, batch: int, tokens: int, *, is_judged: bool = True, is_tree: bool = False
+) -> Call:
     num_logits = tokens if is_judged else 0
     spans = [
-        Span(slot=slot, start=0, tokens=(0,) * tokens, num_logits=num_logits)
+        Span(
+            slot=slot,
+            start=0,
+            tokens=(0,) * tokens,
+            num_logits=num_logits,
+            parents=(0,) * (tokens - 1) if is_tree else None,
+        )
         for slot in range(batch)
     ]
     return lambda: engine.extend(spans)

@@ -16,6 +16,7 @@ from runtime.core.drafting import HistoryScope, scope_of
 from runtime.core.params import RequestSpec
 from runtime.core.request import Request
 from runtime.core.tree import DraftTree, leading_chain, pruned
+from runtime.core.tree_prices import TreePrices, affordable_nodes
 from runtime.drafters import Drafters
 from runtime.drafters.base import Draft, DraftRow, Need, Outcome
 
@@ -32,12 +33,14 @@ class DraftRules:
         vocab_size: the target's V.
         scope: whose earlier requests may inform drafts.
         max_nodes: draft tokens of a tree at most; 0 where the target takes no trees.
+        prices: of trees; None where nobody knows them.
         trees_may_round_differently: see ``DraftingConfig``.
     """
 
     vocab_size: int
     scope: HistoryScope = HistoryScope.TENANT
     max_nodes: int = 0
+    prices: TreePrices | None = None
     trees_may_round_differently: bool = False
 
     def max_nodes_of(self, spec: RequestSpec) -> int:
@@ -48,6 +51,12 @@ class DraftRules:
         """
         is_fixed = spec.law.is_greedy or spec.speculation.mode is ExactnessMode.SEED_STABLE
         return 0 if is_fixed and not self.trees_may_round_differently else self.max_nodes
+
+    def node_cost(self, gammas: Sequence[int | None]) -> float | None:
+        """What a token of a tree costs in a step that drafts; None where nobody knows, or none are taken."""
+        if self.prices is None or self.max_nodes == 0:
+            return None
+        return self.prices.of_step(gammas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +95,10 @@ def propose(
             chosen.setdefault(live[slot].speculation.drafter, []).append(slot)
     if not chosen:
         return Proposals(drafts=drafts)
+    node_cost = rules.node_cost(gammas)
     rows = [
-        draft_row(request, gamma or 0, rules) for request, gamma in zip(live, gammas, strict=True)
+        draft_row(request, gamma or 0, rules, node_cost)
+        for request, gamma in zip(live, gammas, strict=True)
     ]
     asked: dict[str, Exception | None] = dict.fromkeys(chosen)
     for name, slots in chosen.items():
@@ -169,8 +180,18 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
     )
 
 
-def draft_row(request: Request, gamma: int, rules: DraftRules) -> DraftRow:
-    """The request's row as a drafter sees it."""
+def draft_row(
+    request: Request, gamma: int, rules: DraftRules, node_cost: float | None = None
+) -> DraftRow:
+    """The request's row as a drafter sees it.
+
+    The size of trees follows what they cost beside the others only where gamma does, too: else a
+    request's drafts, which decide what noise it uses, would depend on its neighbours.
+    """
+    max_nodes, is_adaptive = rules.max_nodes_of(request.spec), request.speculation.is_adaptive
+    node_cost = node_cost if is_adaptive else None
+    if node_cost is not None:
+        max_nodes = affordable_nodes(max_nodes, gamma, node_cost)
     return DraftRow(
         sampling=sampling_row(request, NO_DRAFT),
         gamma=gamma,
@@ -178,8 +199,9 @@ def draft_row(request: Request, gamma: int, rules: DraftRules) -> DraftRow:
         key=request.spec.internal_id,
         scope=scope_of(rules.scope, request.spec.tenant),
         params=request.spec.speculation,
-        max_nodes=rules.max_nodes_of(request.spec),
-        is_adaptive=request.speculation.is_adaptive,
+        max_nodes=max_nodes,
+        node_cost=node_cost,
+        is_adaptive=is_adaptive,
     )
 
 

@@ -21,6 +21,7 @@ from runtime.core.params import Finished, Progressed
 from runtime.core.request import Ending, Request
 from runtime.core.scheduler import StepLimits, decode_spans, plan_step
 from runtime.core.tree import num_leading, tried_chain
+from runtime.core.tree_prices import TreePrices
 from runtime.drafters import Drafters, build_drafters
 from runtime.drafters.base import Draft, DrafterParts
 from runtime.drafters.model import MAX_SHARED_MISSING
@@ -139,6 +140,9 @@ def step_parts(
             scope=config.drafting.history_scope,
             # The tree's root is the last committed token.
             max_nodes=max(0, target.limits.max_tree_nodes - 1),
+            prices=None
+            if costs is None
+            else TreePrices(costs, config.drafting.tree_nodes, target.limits),
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
         prompts=PromptFeeder(target, chunk),
@@ -238,7 +242,11 @@ def _on_host(
 ) -> list[tuple[int, Verdict]]:
     """Verify drafts and judge them where the host sees the logits."""
     drafts = proposals.drafts
-    fed = [_fed(request, draft) for request, draft in zip(live, drafts, strict=True)]
+    # The last committed token, whose keys are missing, and the draft.
+    fed = [
+        None if draft is None else (int(request.history[-1]), *draft.tokens)
+        for request, draft in zip(live, drafts, strict=True)
+    ]
     rows = [
         sampling_row(request, draft, num_choices=num_choices(parts.drafters, request, gamma))
         for request, draft, gamma in zip(live, drafts, gammas, strict=True)
@@ -251,11 +259,6 @@ def _on_host(
     )
     verdicts = judge(parts.sampler, parts.target.extend(spans), rows)
     return [(row.slot, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
-
-
-def _fed(request: Request, draft: Draft | None) -> tuple[int, ...] | None:
-    """The last committed token, whose keys are missing, and the draft."""
-    return None if draft is None else (int(request.history[-1]), *draft.tokens)
 
 
 def _fail(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -12,15 +14,28 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from engines.bundle import load_bundle
 from engines.laws import ExactnessMode, SamplingLaw
+from runtime.core.drafting import DraftingConfig
 from runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec, SpeculationParams
+from runtime.drafters import DRAFTER_NAMES
+from runtime.drafters.suffix_array import write_datastore
 from scripts.bench_common import Rig, code_prompts, open_rig
+
+COMPOSED = ("model/lookup", "model/suffix+ngram", "lookup+datastore+model", "tree+suffix")
+ALL = "all"
+LAWS = {
+    "greedy": (0.0, ExactnessMode.MAX_ACCEPT),
+    "seed_stable": (1.0, ExactnessMode.SEED_STABLE),
+}
+
+Answers = list[tuple[int, ...]]
 
 
 def completions(
-    rig: Rig, prompts: Sequence[Sequence[int]], speculation: SpeculationParams, law: SamplingLaw, max_tokens: int,
-    arrivals: random.Random,
-) -> list[tuple[int, ...]]:  # fmt: skip
+    rig: Rig, prompts: Sequence[Sequence[int]], speculations: Sequence[SpeculationParams], law: SamplingLaw,
+    max_tokens: int, arrivals: random.Random,
+) -> Answers:  # fmt: skip
     """Output tokens of every prompt, submitted at random steps while others run."""
     outputs: list[list[int]] = [[] for _ in prompts]
     errors: list[str] = []
@@ -43,7 +58,7 @@ def completions(
             spec = RequestSpec(
                 internal_id=f"equality-{rig.next_id}", request_id=f"equality-{rig.next_id}",
                 prompt_tokens=tuple(prompts[number]), law=law, seed=number, max_tokens=max_tokens,
-                speculation=speculation,
+                speculation=speculations[number],
             )  # fmt: skip
             open_requests += 1
             rig.worker.submit(spec, lambda event, number=number: deliver_to(number, event))
@@ -51,6 +66,40 @@ def completions(
         if errors:
             raise RuntimeError(errors[0])
     return [tuple(tokens) for tokens in outputs]
+
+
+def quoted(speculation: SpeculationParams, answers: Answers) -> list[SpeculationParams]:
+    """Per prompt, with a reference that its answer quotes in part: the middle is missing."""
+    return [
+        replace(speculation, reference_tokens=(*one[: len(one) // 2], *one[-len(one) // 3 :]))
+        for one in answers
+    ]
+
+
+def num_different(
+    rig: Rig, prompts: Sequence[Sequence[int]], expected: Answers, law_name: str, drafter: str, gamma: int,
+    max_tokens: int,
+) -> int:  # fmt: skip
+    """Prompts whose tokens are not the expected ones."""
+    temperature, mode = LAWS[law_name]
+    speculation = SpeculationParams(drafter=drafter, gamma=gamma, mode=mode)
+    got = completions(
+        rig, prompts, quoted(speculation, expected), SamplingLaw(temperature=temperature), max_tokens,
+        random.Random(gamma),
+    )  # fmt: skip
+    return sum(one != other for one, other in zip(got, expected, strict=True))
+
+
+def plain_answers(
+    rig: Rig, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> dict[str, Answers]:
+    """Answers without drafts, by law."""
+    found = {}
+    for name, (temperature, mode) in LAWS.items():
+        off = [SpeculationParams(is_enabled=False, mode=mode)] * len(prompts)
+        law = SamplingLaw(temperature=temperature)
+        found[name] = completions(rig, prompts, off, law, max_tokens, random.Random(0))
+    return found
 
 
 def main(
@@ -62,39 +111,41 @@ def main(
     drafters: str = "model,lookup",
     threads: int = 2,
 ) -> None:
-    """Compare every drafter, gamma and batch size with plain decoding, greedy and seed_stable at temperature 1."""
+    """Compare every drafter, gamma and batch size with plain decoding, greedy and seed_stable at temperature 1.
+
+    Drafters "all": those of the registry and some composed of them, with a datastore of half of the answers.
+    """
+    known = [name for name in DRAFTER_NAMES if name != "none"]
+    names = [*known, *COMPOSED] if drafters == ALL else drafters.split(",")
+    widths = [int(gamma) for gamma in gammas.split(",")]
     table = Table(
         title=f"{bundle.name}: prompts whose tokens differ from plain decoding, of {num_prompts}"
     )
-    for head in ("law", "drafter", "batch", *(f"gamma {gamma}" for gamma in gammas.split(","))):
+    for head in ("law", "drafter", "batch", *(f"gamma {gamma}" for gamma in widths)):
         table.add_column(head, justify="right")
-    num_different = 0
-    laws = {
-        "greedy": (0.0, ExactnessMode.MAX_ACCEPT),
-        "seed_stable": (1.0, ExactnessMode.SEED_STABLE),
-    }
-    plain: dict[str, list[tuple[int, ...]]] = {}
-    jobs = list(
-        itertools.product(laws, drafters.split(","), (int(batch) for batch in batches.split(",")))
-    )
-    for name, drafter, batch in track(jobs, description="comparing"):
-        temperature, mode = laws[name]
-        law = SamplingLaw(temperature=temperature)
-        rig = open_rig(bundle, max_batch=batch, num_threads=threads)
-        prompts = [rig.tokenizer.encode(text) for text in code_prompts(num_prompts)]
-        if name not in plain:
-            off = SpeculationParams(is_enabled=False, mode=mode)
-            alone = open_rig(bundle, max_batch=1, num_threads=threads)
-            plain[name] = completions(alone, prompts, off, law, max_tokens, random.Random(0))
-        cells = []
-        for gamma in (int(one) for one in gammas.split(",")):
-            speculation = SpeculationParams(drafter=drafter, gamma=gamma, mode=mode)
-            got = completions(rig, prompts, speculation, law, max_tokens, random.Random(gamma))
-            cells.append(sum(one != other for one, other in zip(got, plain[name], strict=True)))
-        num_different += sum(cells)
-        table.add_row(name, drafter, str(batch), *(str(cell) for cell in cells))
+    alone = open_rig(bundle, max_batch=1, num_threads=threads)
+    prompts = [alone.tokenizer.encode(text) for text in code_prompts(num_prompts)]
+    plain = plain_answers(alone, prompts, max_tokens)
+    is_equal = True
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [list(one[: len(one) // 2]) for answers in plain.values() for one in answers]
+        store = Path(folder) / "store"
+        write_datastore(texts, store, vocab_size=load_bundle(bundle).manifest.target.vocab_size)
+        drafting = DraftingConfig(datastore=str(store))
+        sizes = [int(batch) for batch in batches.split(",")]
+        rigs = {
+            n: open_rig(bundle, max_batch=n, num_threads=threads, drafting=drafting) for n in sizes
+        }
+        jobs = list(itertools.product(sizes, LAWS, names))
+        for batch, law, drafter in track(jobs, description="comparing"):
+            cells = [
+                num_different(rigs[batch], prompts, plain[law], law, drafter, gamma, max_tokens)
+                for gamma in widths
+            ]
+            is_equal = is_equal and not any(cells)
+            table.add_row(law, drafter, str(batch), *map(str, cells))
     Console(width=150).print(table)
-    raise SystemExit(num_different > 0)
+    raise SystemExit(not is_equal)
 
 
 if __name__ == "__main__":

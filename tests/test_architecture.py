@@ -70,6 +70,7 @@ RULES: dict[str, set[str]] = {
     "runtime": set(),
     "runtime.core": PURE | CORE,
     "runtime.drafters": PURE | CORE | {"runtime.drafters"},
+    "runtime.drafters.guarded": CORE | {"engines.spans", "runtime.drafters.base"},
     "runtime.propose": PURE | CORE | {"runtime.drafters.base", "runtime.drafters.Drafters"},
     "runtime.prompts": CORE,
     "runtime.rounds": PURE

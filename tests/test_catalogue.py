@@ -140,6 +140,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     "T28 greedy equality": {
         STEP: ("test_speculation_never_changes_a_token",),
         "drafters/test_equality": ("test_no_drafter_changes_a_token",),
+        "drafters/test_equality_on_a_bundle": ("test_no_drafter_changes_a_token_of_a_real_model",),
         "drafters/test_phrases": ("test_greedy_answers_are_the_same_with_any_pool",),
         "drafters/test_lookahead": ("test_no_window_changes_a_token",),
         "runtime/test_tree_step": ("test_trees_never_change_a_token",),
@@ -149,7 +150,15 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_speculation_never_changes_a_token",
             "test_a_seed_gives_the_same_answer_in_any_batch",
         ),
-        "drafters/test_equality": ("test_no_drafter_changes_a_token",),
+        SAMPLER: (
+            "test_seed_stable_tokens_are_those_of_plain_decoding",
+            "test_matched_point_masses_give_the_tokens_of_plain_decoding",
+        ),
+        "drafters/test_equality": (
+            "test_no_drafter_changes_a_token",
+            "test_point_masses_change_no_sampled_token",
+        ),
+        "drafters/test_equality_on_a_bundle": ("test_no_drafter_changes_a_token_of_a_real_model",),
         "drafters/test_cascade": ("test_a_cascade_drafts_the_draft_models_own_chain",),
     },
     "T30 audit of the caches": {
@@ -169,7 +178,10 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     "T32 what was rejected goes nowhere": {
         STEP: ("test_what_was_rejected_or_cut_reaches_no_figure",),
         SAMPLER: ("test_rejected_draft_tokens_leave_nothing_behind",),
-        "drafters/test_phrases": ("test_rejected_drafts_reach_the_pool_by_option_only",),
+        "drafters/test_phrases": (
+            "test_rejected_drafts_reach_the_pool_by_option_only",
+            "test_what_ouroboros_tried_and_the_target_corrected_reaches_the_pool_by_option_only",
+        ),
     },
     "T33 what a node sees": {
         "engines/tree_contract": ("test_only_descendants_see_a_token",),
@@ -206,6 +218,8 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         "drafters/test_chains": (
             "test_the_hand_example_of_counts_drafts_the_likeliest_token",
             "test_the_hand_example_of_retrieval",
+            "test_the_hand_example_of_suffix_decoding",
+            "test_evicting_an_answer_changes_the_share_of_the_others",
             "test_the_hand_example_of_token_recycling",
         ),
         "drafters/test_branches": (

@@ -128,6 +128,7 @@ class CostTable:
         draft: the draft model; None without one.
         catch_up: the draft model on one row and long spans; None without one.
         host: the rest of a step.
+        trees: the target over trees, by tokens of the widest row; None where it takes none.
         capacities: ascending cache sizes that the engines take, positions per row.
         disagreement: how far apart two measurements of the same calls were, as a share, a slower
             machine during one of them aside.
@@ -139,6 +140,7 @@ class CostTable:
     host: HostCosts
     capacities: tuple[int, ...]
     disagreement: float = 0.0
+    trees: ModelCosts | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -150,16 +152,16 @@ class CostTable:
         fitting = (size for size in self.capacities if size >= num_tokens)
         return next(fitting, self.capacities[-1])
 
-    def node_cost(self, num_nodes: int) -> float:
-        """What each token of a tree of ``num_nodes`` adds to a plain step of one row, in plain steps.
+    def node_cost(self, num_nodes: int, num_rows: int = 1) -> float:
+        """What each token of trees of ``num_nodes``, one per row, adds to a plain step, in plain steps.
 
         A node is worth its place where it is kept more often than that: then it yields more tokens
-        per second than plain decoding.
+        per second than plain decoding of as many rows.
         """
         capacity = self.capacities[0]
-        plain_s = self.target.extend_s(1, 1, capacity)
-        added_s = self.target.extend_s(1, 1 + num_nodes, capacity) - plain_s
-        return added_s / num_nodes / (plain_s + self.host.step_s)
+        plain_s = self.target.extend_s(num_rows, 1, capacity)
+        tree_s = (self.trees or self.target).extend_s(num_rows, 1 + num_nodes, capacity)
+        return max(0.0, tree_s - plain_s) / num_nodes / (plain_s + self.host.step_s)
 
     def to_json(self) -> str:
         """The table as JSON; ``from_json`` gives it back exactly."""
@@ -167,6 +169,7 @@ class CostTable:
             "target": _model_fields(self.target),
             "draft": None if self.draft is None else _model_fields(self.draft),
             "catch_up": None if self.catch_up is None else _model_fields(self.catch_up),
+            "trees": None if self.trees is None else _model_fields(self.trees),
             "host": {
                 "step_s": self.host.step_s,
                 "call_s": self.host.call_s,
@@ -195,6 +198,7 @@ class CostTable:
                 target=_model_from(content["target"]),
                 draft=_model_from(content["draft"]) if content["draft"] else None,
                 catch_up=_model_from(content["catch_up"]) if content["catch_up"] else None,
+                trees=_model_from(content["trees"]) if content["trees"] else None,
                 host=HostCosts(step_s=host["step_s"], call_s=host["call_s"], rows=rows),
                 capacities=tuple(content["capacities"]),
                 disagreement=float(content["disagreement"]),

@@ -16,6 +16,7 @@ from runtime.core.errors import ConfigError
 from runtime.drafters.base import Drafter, DrafterParts, Traits
 from runtime.drafters.compose import Drafters
 from runtime.drafters.datastore import DatastoreDrafter
+from runtime.drafters.guarded import guarded
 from runtime.drafters.lookahead import LookaheadDrafter
 from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter
@@ -60,11 +61,13 @@ def build_drafters(parts: DrafterParts) -> Drafters:
     Raises:
         ConfigError: a registered package cannot be loaded or is no drafter.
     """
-    single = {
-        name: kind.from_parts(parts)
-        for name, kind in {**REGISTRY, **_registered()}.items()
-        if all(parts.has(need) for need in _traits(name, kind).needs)
-    }
+    foreign = _registered()
+    single: dict[str, Drafter] = {}
+    for name, kind in {**REGISTRY, **foreign}.items():
+        needs = _traits(name, kind).needs
+        if all(parts.has(need) for need in needs):
+            is_foreign = name in foreign
+            single[name] = guarded(kind, needs, parts) if is_foreign else kind.from_parts(parts)
     return Drafters(single, parts)
 
 

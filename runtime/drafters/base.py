@@ -22,6 +22,11 @@ LEAST_NODE_PROB = 0.01
 """Nodes less likely than this are never proposed, however little they cost to verify."""
 
 
+def least_prob(node_cost: float) -> float:
+    """Chance of being kept from which on a node is proposed, given what it costs in plain steps."""
+    return min(max(node_cost, LEAST_NODE_PROB), 1.0)
+
+
 class Need(StrEnum):
     """What a drafter cannot be built without."""
 
@@ -65,6 +70,8 @@ class DraftRow:
         params: what the request asks of its drafter.
         max_nodes: tokens of a tree at most; 0 where only chains are verified, and of a tree its
             leading one.
+        node_cost: chance of being kept from which on a node of a tree is worth its place in this
+            step; None for what ``DrafterParts`` say.
         is_adaptive: whether gamma is chosen step by step. Where it is not, what is drafted must be
             the request's own affair: it decides which noise its draws use.
     """
@@ -76,6 +83,7 @@ class DraftRow:
     scope: str | None = None
     params: SpeculationParams = field(default_factory=SpeculationParams)
     max_nodes: int = 0
+    node_cost: float | None = None
     is_adaptive: bool = False
 
 
@@ -156,9 +164,7 @@ class DrafterParts:
     @property
     def min_node_prob(self) -> float:
         """Estimated chance of being kept from which on a node is worth its place in a tree."""
-        if self.node_cost is None:
-            return self.config.min_node_prob
-        return min(max(self.node_cost, LEAST_NODE_PROB), 1.0)
+        return self.config.min_node_prob if self.node_cost is None else least_prob(self.node_cost)
 
     @property
     def corpus(self) -> Path | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from runtime.core.tree import preorder
-from runtime.drafters.base import Draft, DrafterParts, DraftRow, Traits
+from runtime.drafters.base import Draft, DrafterParts, DraftRow, Traits, least_prob
 from runtime.drafters.chain import ChainDrafter, cut_at_end
 
 S = TypeVar("S")
@@ -113,5 +113,6 @@ class BranchingDrafter(ChainDrafter[S]):
         max_nodes = min(row.max_nodes, self._max_nodes)
         if max_nodes == 0:
             return Draft(tokens=cut_at_end(self.guess(row, (), row.gamma), ends))
-        budget = Budget(max_depth=row.gamma, max_nodes=max_nodes, min_prob=self._min_prob)
+        prob = self._min_prob if row.node_cost is None else least_prob(row.node_cost)
+        budget = Budget(max_depth=row.gamma, max_nodes=max_nodes, min_prob=prob)
         return as_draft(*self.branch(self.state_of(row), budget, ends))

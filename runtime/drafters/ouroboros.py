@@ -112,6 +112,8 @@ class OuroborosDrafter(ModelDrafter):
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Harvest, and correct the phrases that were reached."""
         self._phrases.observe(outcomes)
+        if not self._phrases.harvests_rejected:
+            return
         for outcome in outcomes:
             tried = self._tried.pop(outcome.row.key, None)
             if tried is None or tried.tokens != outcome.draft_tokens:

@@ -184,6 +184,11 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         return [self._draft(live[slot]) for slot in chosen]
 
     @property
+    def harvests_rejected(self) -> bool:
+        """Whether verified drafts that were not committed are a source of phrases."""
+        return self._settings.harvests_rejected
+
+    @property
     def num_guesses(self) -> int:
         """Phrases that a draft model verifies beside each other in one pass."""
         return self._settings.num_phrases
@@ -233,7 +238,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         """Harvest what was committed and, unless that is off, what was rejected."""
         for outcome in outcomes:
             state = self.state_of(outcome.row)
-            if self._settings.harvests_rejected and outcome.choices:
+            if self.harvests_rejected and outcome.choices:
                 state.pool.put_all(matching_segments(outcome, state.phrase_length))
 
 

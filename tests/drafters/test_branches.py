@@ -135,6 +135,21 @@ def test_the_servers_budget_bounds_the_rows(tmp_path: Path) -> None:
     assert paths(tree(drafter, [7, 1, 2], gamma=2, max_nodes=9)) == {(3,), (4,)}
 
 
+def test_what_a_node_costs_in_this_step_decides_which_are_worth_it(tmp_path: Path) -> None:
+    """The continuations have chances 2/3 and 1/3."""
+    drafter = rest(tmp_path, min_node_prob=0.01)
+
+    def proposed(node_cost: float | None, key: str) -> set[tuple[int, ...]]:
+        one = row([7, 1, 2], gamma=1, key=key)
+        (found,) = drafter.propose([replace(one, max_nodes=8, node_cost=node_cost)], [0])
+        return paths(found)
+
+    assert proposed(None, "a") == proposed(0.3, "b") == {(3,), (4,)}
+    assert proposed(0.4, "c") == {(3,)}
+    assert proposed(0.7, "d") == set()
+    assert proposed(2.0, "e") == set()
+
+
 # --- suffix decoding
 
 

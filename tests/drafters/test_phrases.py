@@ -213,3 +213,31 @@ def test_sampled_answers_are_the_same_whatever_the_pool_holds(mode: ExactnessMod
         harness.run()
         answers.append(harness.tokens("a"))
     assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize("harvests_rejected", [True, False])
+def test_what_ouroboros_tried_and_the_target_corrected_reaches_the_pool_by_option_only(
+    harvests_rejected: bool,
+) -> None:
+    """T32."""
+    settings = DraftingConfig(trees_may_round_differently=True, harvests_rejected=harvests_rejected)
+    vocab_size, target_logits, draft_logits = PAIRS["F4"]
+    bounds = replace(limits(vocab_size), max_tree_nodes=24)
+    harness = Harness(
+        "F4",
+        target=ScriptedEngine(target_logits, bounds),
+        draft=ScriptedEngine(draft_logits, bounds),
+        drafting=settings,
+    )
+    length, texts = 3, []
+    for number in range(4):
+        params = SpeculationParams(drafter="ouroboros", gamma=7, phrase_length=length)
+        harness.submit(str(number), (number, 1, 2), max_tokens=40, seed=number, temperature=1.0,
+                       speculation=params)  # fmt: skip
+        harness.run()
+        texts.append([number, 1, 2, *harness.tokens(str(number))])
+    committed = {(key, phrase) for text in texts for key, phrase in windows(text, length)}
+    shared = ouroboros(harness)._phrases._pools.of(("tenant:", length))
+    held = {(key, phrase) for key in range(vocab_size) for phrase in shared.get(key, 99)}
+    assert held
+    assert (held <= committed) is not harvests_rejected

@@ -218,3 +218,31 @@ def test_other_models_devices_and_threads_have_other_tables() -> None:
         name(), name(files=("a", "c")), name(device="cuda"), name(num_threads=4), name(max_batch=9),
     }  # fmt: skip
     assert len(changed) == 5
+
+
+class TreeEngine(PricedEngine):
+    """Trees cost a third more per token than chains of as many rows."""
+
+    limits = replace(LIMITS, max_tree_nodes=33)
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        if spans[0].parents is not None:
+            assert all(len(span.parents or ()) == len(span.tokens) - 1 for span in spans)
+            self._ticker.now += self._row_token_s / 3 * len(spans) * len(spans[0].tokens)
+        return super().extend(spans)
+
+
+def test_passes_over_trees_are_measured_as_what_they_are() -> None:
+    ticker = Ticker()
+    budget = Budget(total_s=1e9, repeats=2)
+    table = measured(ticker, TreeEngine(ticker, 0.3, 0.0), None, budget)
+    assert table.trees is not None
+    assert (table.trees.batches, table.trees.tokens) == ((1, 8), (3, 9, 17, 33))
+    for rows in (1, 3, 8):
+        for tokens in (3, 17, 25):
+            found = table.trees.extend_s(rows, tokens, 128)
+            assert found == pytest.approx(1.0 + 0.4 * rows * tokens)
+    assert table.node_cost(16, 8) == pytest.approx(
+        (0.4 * 8 * 17 - 0.3 * 8 * 2) / 16 / (1.0 + 0.3 * 8 * 2 + table.host.step_s)
+    )
+    assert measured(ticker, PricedEngine(ticker, 0.3, 0.0), None, budget).trees is None

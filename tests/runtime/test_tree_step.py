@@ -19,6 +19,7 @@ from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
 from engines.trees import chain_length
 from runtime import drafters, opening
+from runtime.core.costs import ModelCosts
 from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import RequestFailed
 from runtime.core.params import FinishReason
@@ -334,3 +335,37 @@ def test_gamma_of_trees_can_be_chosen_too() -> None:
     control = harness.worker.snapshot().control
     assert control is not None
     assert control.num_steps_on > 0
+
+
+def test_trees_of_adaptive_requests_follow_what_a_node_costs_beside_the_others() -> None:
+    """A fixed gamma keeps its trees: its drafts must not depend on its neighbours."""
+    costs = replace(
+        table(c=0.01),
+        trees=ModelCosts(
+            batches=(1, 5),
+            tokens=(1, MAX_NODES),
+            seconds=((1.0, 1.22), (1.0, 12.0)),
+            capacity=128,
+            position_s=0.0,
+        ),
+    )
+    for batch, node_cost in ((1, 0.02), (5, 1.0)):
+        harness = tree_harness("F3", costs=costs)
+        for index in range(batch):
+            gamma = {"gamma": 4} if index == 1 else {}
+            harness.submit(str(index), (index, 1, 2), drafter="branches", max_tokens=40, **gamma)
+        for _ in range(batch):
+            harness.worker.run_step()
+        drafter = drafter_of(harness)
+        drafter.rows.clear()
+        drafter.outcomes.clear()
+        harness.worker.run_step()
+        assert len(drafter.rows) == batch
+        for row in drafter.rows:
+            if row.is_adaptive:
+                assert row.node_cost == pytest.approx(node_cost)
+                assert row.max_nodes == (MAX_NODES - 1 if batch == 1 else 0)
+            else:
+                assert (row.node_cost, row.max_nodes) == (None, MAX_NODES - 1)
+        of_adaptive = [one for one in drafter.outcomes if one.row.is_adaptive]
+        assert all((one.parents is None) is (batch > 1) for one in of_adaptive)

@@ -1,0 +1,180 @@
+"""Other packages' drafters: what they say of the draft model's caches is checked.
+
+How much of a row lies in the draft model's cache is a number that drafters report. A wrong one would make the model
+read text that is not there, or refuse the next call for everyone. So a drafter that needs the model gets an engine that
+keeps count, others get none: what they say is held to what the slots really hold, and whoever changes rows it was not
+asked for loses its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Self
+
+from engines.base import Engine, EngineError, EngineLimits, FloatArray, Span
+from engines.spans import num_valid
+from runtime.drafters.base import (
+    Draft,
+    Drafter,
+    DrafterParts,
+    DraftRow,
+    Guesser,
+    Need,
+    Outcome,
+    Traits,
+)
+
+
+class CountingEngine:
+    """An engine that knows what its slots hold after its calls. Slots are the worker's to move, trim and free.
+
+    Attributes:
+        held: by slot that was extended, its valid tokens.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._starts: dict[int, int] = {}
+        self.held: dict[int, int] = {}
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities of the engine."""
+        return self._engine.limits
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether the engine promises it."""
+        return self._engine.is_row_invariant
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """As ``Engine.extend``.
+
+        Raises:
+            EngineError: likewise; nothing is taken to be valid in these slots then.
+        """
+        self.held.update((span.slot, 0) for span in spans)
+        logits = self._engine.extend(spans)
+        self._starts.update((span.slot, span.start) for span in spans)
+        self.held.update((span.slot, num_valid(span)) for span in spans)
+        return logits
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """As ``Engine.keep_path``.
+
+        Raises:
+            EngineError: likewise; nothing is taken to be valid in the slot then.
+        """
+        self.held[slot] = 0
+        self._engine.keep_path(slot, path)
+        self.held[slot] = self._starts.get(slot, 0) + len(path)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """No drafter's business.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError("drafters move no slots")
+
+    def trim(self, lengths: Sequence[int]) -> None:
+        """No drafter's business.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError("drafters trim no caches")
+
+    def close(self) -> None:
+        """No drafter's business.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError("drafters close no engines")
+
+
+class GuardedDrafter:
+    """A drafter whose claims are held to what its engine saw.
+
+    Args:
+        inner: the drafter.
+        held: tokens by slot, kept by the only engine that the drafter was given.
+    """
+
+    def __init__(self, inner: Drafter, held: dict[int, int]) -> None:
+        self._inner = inner
+        self._held = held
+
+    @property
+    def traits(self) -> Traits:
+        """The inner drafter's."""
+        return self._inner.traits
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Made by ``guarded`` instead.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a guarded drafter is made of another one")
+
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """What the inner drafter proposes.
+
+        Raises:
+            EngineError: the draft model failed, or rows it was not asked for lost what they had in it.
+        """
+        held = self._held
+        held.clear()
+        drafts = self._inner.propose(live, chosen)
+        for slot, row in enumerate(live):
+            if slot not in chosen and held.get(slot, row.num_computed) < row.num_computed:
+                raise EngineError(f"slot {slot}: a drafter that was not asked for it changed it")
+        return [
+            held_to(draft, live[slot], held, slot)
+            for slot, draft in zip(chosen, drafts, strict=True)
+        ]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """As the inner drafter does."""
+        self._inner.observe(outcomes)
+
+    def forget(self, key: str) -> None:
+        """As the inner drafter does."""
+        self._inner.forget(key)
+
+
+class GuardedGuesser(GuardedDrafter):
+    """The same of a drafter that guesses, too."""
+
+    def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """As the inner drafter does."""
+        assert isinstance(self._inner, Guesser)
+        return self._inner.guess(row, drafted, length)
+
+
+def guarded(kind: type[Drafter], needs: Collection[Need], parts: DrafterParts) -> Drafter:
+    """A drafter of another package, with the draft model if it says that it needs it."""
+    uses_model = Need.DRAFT_MODEL in needs or Need.DRAFT_TREES in needs
+    engine = CountingEngine(parts.draft) if parts.draft is not None and uses_model else None
+    inner = kind.from_parts(replace(parts, draft=engine))
+    guard = GuardedGuesser if isinstance(inner, Guesser) else GuardedDrafter
+    return guard(inner, {} if engine is None else engine.held)
+
+
+def held_to(draft: Draft, row: DraftRow, held: Mapping[int, int], slot: int) -> Draft:
+    """A draft that claims no more of the draft model's cache than there is, and nothing it did not touch.
+
+    Args:
+        draft: as proposed.
+        row: what it is for.
+        held: valid tokens by slot that was touched.
+        slot: the row's.
+    """
+    if slot not in held:
+        return draft if draft.num_computed is None else replace(draft, num_computed=None)
+    claimed = row.num_computed if draft.num_computed is None else draft.num_computed
+    return replace(draft, num_computed=max(0, min(claimed, held[slot])))
