@@ -22,6 +22,7 @@ from engines.laws import Sampler
 from runtime.core.costs import MOST_DISAGREEMENT, CostTable, ModelCosts, monotone, proportional
 from runtime.core.text import Decoder
 from runtime.host_costs import measure_host
+from runtime.tree_costs import time_trees
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SPANS = (1, 2, 3, 5, 9, 17)
@@ -29,9 +30,6 @@ DRAFT_SPANS = (1, 2, 5)
 # Draft calls in a row between two of the target.
 DRAFT_CALLS = 2
 CATCH_UP_SPANS = (2, 16, 64, 256)
-TREE_SPANS = (3, 9, 17, 33)
-# More rows cost in proportion.
-TREE_ROWS, TREE_ROUNDS = 8, 3
 # Context of the second point of the line through capacity; long enough to lie above its noise.
 LONG_CONTEXT = 480
 LONG_ROWS = 8
@@ -132,7 +130,7 @@ def calibrate(
     if draft is not None:
         models.append(_Model(engine=draft, spans=DRAFT_SPANS, calls_at_once=DRAFT_CALLS))
     disagreement = _measure_grids(models, budget, clock)
-    trees = _measure_trees(target, models[0].batches, budget, clock)
+    trees = time_trees(target, models[0].batches, TREE_SHARE * budget.total_s, clock)
     # From here on the caches grow.
     costs = [model.costs(_position_s(model.engine, budget.repeats, clock)) for model in models]
     return CostTable(
@@ -142,7 +140,7 @@ def calibrate(
         host=measure_host(target.limits, sampler, decoder, max_gamma, clock),
         capacities=capacities(target.limits),
         disagreement=disagreement,
-        trees=trees,
+        trees=trees.costs(costs[0]),
     )
 
 
@@ -237,35 +235,6 @@ def _position_s(engine: Engine, repeats: int, clock: Callable[[], float]) -> flo
     return max(0.0, long_s - short_s) / (grown * rows)
 
 
-def _measure_trees(
-    engine: Engine, batches: Sequence[int], budget: Budget, clock: Callable[[], float]
-) -> ModelCosts | None:
-    """The target over trees of several widths, of one row and of some; None where it takes none.
-
-    Such a pass runs another graph, and is wider than any chain: neither is known from chains.
-    """
-    limits = engine.limits
-    widest = min(limits.max_tree_nodes, limits.max_extend, limits.max_context)
-    if widest < TREE_SPANS[0]:
-        return None
-    spans = (*(n for n in TREE_SPANS if n < widest), widest)
-    until = clock() + TREE_SHARE * budget.total_s
-    measured: dict[int, list[float]] = {}
-    for batch in dict.fromkeys((batches[0], max(n for n in batches if n <= TREE_ROWS))):
-        calls = [_extend_call(engine, batch, n, is_tree=True) for n in spans]
-        if measured and clock() > until:
-            break
-        measured[batch] = [_time(call, TREE_ROUNDS, clock) for call in calls]
-    grid = monotone(proportional(np.array(list(measured.values())), tuple(measured), spans))
-    return ModelCosts(
-        batches=tuple(measured),
-        tokens=spans,
-        seconds=tuple(tuple(row) for row in grid.tolist()),
-        capacity=FIRST_CAPACITY,
-        position_s=0.0,
-    )
-
-
 def _measure_catch_up(engine: Engine, repeats: int, clock: Callable[[], float]) -> ModelCosts:
     longest = min(engine.limits.max_extend, engine.limits.max_context)
     spans = (*(n for n in CATCH_UP_SPANS if n < longest), longest)
@@ -280,18 +249,10 @@ def _measure_catch_up(engine: Engine, repeats: int, clock: Callable[[], float]) 
     )
 
 
-def _extend_call(
-    engine: Engine, batch: int, tokens: int, *, is_judged: bool = True, is_tree: bool = False
-) -> Call:
+def _extend_call(engine: Engine, batch: int, tokens: int, *, is_judged: bool = True) -> Call:
     num_logits = tokens if is_judged else 0
     spans = [
-        Span(
-            slot=slot,
-            start=0,
-            tokens=(0,) * tokens,
-            num_logits=num_logits,
-            parents=(0,) * (tokens - 1) if is_tree else None,
-        )
+        Span(slot=slot, start=0, tokens=(0,) * tokens, num_logits=num_logits)
         for slot in range(batch)
     ]
     return lambda: engine.extend(spans)

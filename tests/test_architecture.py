@@ -123,7 +123,10 @@ RULES: dict[str, set[str]] = {
         "runtime.step.StepResult",
     },
     # Measures engines it is given, through a worker of its own.
-    "runtime.calibrate": PURE | CORE | {"engines.kv_cache", "runtime.host_costs"},
+    "runtime.calibrate": PURE
+    | CORE
+    | {"engines.kv_cache", "runtime.host_costs", "runtime.tree_costs"},
+    "runtime.tree_costs": PURE | CORE | {"engines.kv_cache"},
     "runtime.host_costs": PURE | CORE | {"engines.kv_cache", "runtime.worker"},
     "runtime.cost_store": CORE,
     "runtime.steering": PURE | CORE | {"runtime.drafters.base", "runtime.steering_rows"},

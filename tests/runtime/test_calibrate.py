@@ -246,3 +246,25 @@ def test_passes_over_trees_are_measured_as_what_they_are() -> None:
         (0.4 * 8 * 17 - 0.3 * 8 * 2) / 16 / (1.0 + 0.3 * 8 * 2 + table.host.step_s)
     )
     assert measured(ticker, PricedEngine(ticker, 0.3, 0.0), None, budget).trees is None
+
+
+def test_a_machine_that_slows_down_makes_trees_no_dearer_beside_chains() -> None:
+    """What is timed is held against plain passes of the same moment."""
+
+    class Slowing(TreeEngine):
+        is_slow = False
+
+        def extend(self, spans: Sequence[Span]) -> FloatArray:
+            self.is_slow = self.is_slow or spans[0].parents is not None
+            began = self._ticker.now
+            logits = super().extend(spans)
+            self._ticker.now += 3.0 * (self._ticker.now - began) * self.is_slow
+            return logits
+
+    budget = Budget(total_s=1e9, repeats=2)
+    tables = [
+        measured(ticker, kind(ticker, 0.3, 0.0), None, budget)
+        for kind, ticker in ((TreeEngine, Ticker()), (Slowing, Ticker()))
+    ]
+    steady, slowed = (table.node_cost(16, 8) for table in tables)
+    assert slowed == pytest.approx(steady)
