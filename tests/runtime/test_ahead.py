@@ -16,11 +16,16 @@ import pytest
 from engines.base import EngineError
 from engines.bundle import Bundle, load_bundle
 from engines.laws import ExactnessMode
-from engines.pair import DEVICE, HOST, Pair
+from engines.onnx_plan import open_on_device
+from engines.onnx_sampler import open_onnx_sampler
+from engines.pair import DEVICE, HOST, Pair, open_together
 from engines.plan_engine import PlanEngine
+from engines.sampler_tensors import SAMPLER_FOLDER
 from runtime import prompts
-from runtime.core.params import Event, Failed, Progressed, RequestSpec
+from runtime.core.drafting import DraftingConfig
+from runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
 from runtime.core.request import Request
+from runtime.rounds import TREES
 from tests.engines.strict_device import StrictDevice
 from tests.runtime.markov import spec
 from tests.runtime.pair import PairHarness
@@ -250,3 +255,74 @@ def test_a_prompt_that_cannot_be_fed_ahead_ends_alone(
     assert len(device.tokens(stream.request_id)) == 40 > num_tokens
     assert device.tokens(stream.request_id) == host.answers([stream])[0]
     assert device.worker.snapshot().num_free_slots == 4
+
+
+def test_what_is_fed_ahead_leaves_the_logits_of_the_round_alone(
+    host: PairHarness, device: PairHarness
+) -> None:
+    """Log-probabilities are read from them after the prompt's chunk was enqueued."""
+    for harness in (host, device):
+        decoding = request("probable", 12, max_tokens=12, num_logprobs=2)
+        harness.submit(decoding)
+        while not harness.tokens("probable"):
+            harness.worker.run_step()
+        harness.submit(request("beside", 120, max_tokens=2))
+        harness.run()
+    found, expected = (
+        [token.logprobs for event in harness.events["probable"][:-1] for token in event.tokens]
+        for harness in (device, host)
+    )
+    assert device.tokens("probable") == host.tokens("probable")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+
+
+@pytest.fixture
+def with_trees(bundle: Bundle) -> Iterator[PairHarness]:
+    """Engines on the device that take trees, and drafters that may propose them anywhere."""
+    memory, manifest = StrictDevice(), bundle.manifest
+    pair = open_together(
+        bundle,
+        memory,
+        lambda entry, part: open_on_device(bundle, entry, memory, max_batch=4, with_trees=True),
+        lambda: open_onnx_sampler(
+            bundle.root / SAMPLER_FOLDER,
+            max_batch=4,
+            max_gamma=manifest.max_gamma,
+            vocab_size=manifest.target.vocab_size,
+            device=memory,
+        ),
+        max_batch=4,
+        reason="",
+    )
+    drafting = DraftingConfig(trees_may_round_differently=True)
+    harness = PairHarness.over(pair, bundle, max_running=4, drafting=drafting)
+    yield harness
+    harness.close()
+
+
+def test_trees_are_verified_on_the_device_and_judged_on_the_host(
+    host: PairHarness, with_trees: PairHarness
+) -> None:
+    """And rows that draft none stay on the device in steps without them."""
+    assert with_trees.pair.target.limits.max_tree_nodes > 0
+    kept: list[tuple[int, ...]] = []
+    keep_path = with_trees.pair.target.keep_path
+    with_trees.pair.target.keep_path = lambda slot, path: (
+        kept.append(tuple(path)),
+        keep_path(slot, path),
+    )
+    asked = [
+        request(f"tree-{drafter}", length, drafter=drafter, temperature=0.0, gamma=4)
+        for drafter, length in (("recycling", 3), ("lookahead", 12), ("model", 50))
+    ]
+    assert with_trees.answers(asked) == host.answers(
+        [replace(one, speculation=SpeculationParams(drafter="none")) for one in asked]
+    )
+    assert any(path != tuple(range(len(path))) for path in kept), "no side branch was ever kept"
+    reasons = with_trees.worker.snapshot().host_reasons
+    assert set(reasons) <= {TREES, ""}
+    assert reasons[TREES] > 3
+    before = reasons.get("", 0)
+    with_trees.answers([request("chain", 12, temperature=0.0)])
+    assert with_trees.worker.snapshot().host_reasons[""] > before
