@@ -70,14 +70,14 @@ def open_tensorrt(
         compute_capability=device.compute_capability,
     )
 
-    def load(entries: Sequence[PlanEntry]) -> list[TensorRtPlan]:
-        return [TensorRtPlan(api, device, bundle, model, entry) for entry in entries]
+    def load(entry: PlanEntry) -> TensorRtPlan:
+        return TensorRtPlan(api, device, bundle, model, entry)
 
     trees = None
     if chosen.verify:
         last = manifest.max_context - 1
-        verify, keep = load(chosen.verify), load(chosen.keep)
-        trees = PlanTrees(verify, keep, device, model, last_position=last)
+        verify, keep = map(load, chosen.verify), map(load, chosen.keep)
+        trees = PlanTrees([*verify], [*keep], device, model, last_position=last)
     limits = EngineLimits(
         max_batch=max_batch or manifest.max_batch,
         max_context=manifest.max_context,
@@ -86,7 +86,7 @@ def open_tensorrt(
         max_tree_nodes=0 if trees is None else model.max_tree_nodes,
     )
     return PlanEngine(
-        load(chosen.chains),
+        [load(entry) for entry in chosen.chains],
         device,
         model,
         limits,
@@ -146,10 +146,31 @@ def choose_engine_plans(
 def check_plans(bundle: Bundle, index: int) -> None:
     """Refuse a machine on which the bundle's plans do not run.
 
+    One plan is loaded, the smallest: a driver may refuse what the manifest and the library promise.
+
     Raises:
-        EngineError: no TensorRT, no such device, or a model without a plan that fits them.
+        EngineError: no TensorRT, no such device, a model without a plan that fits them, or a plan that
+            cannot be loaded, in the library's words.
     """
-    serving_api(installed_apis(), bundle.manifest, compute_capability(index))
+    manifest, capability = bundle.manifest, compute_capability(index)
+    api = serving_api(installed_apis(), manifest, capability)
+    smallest = smallest_plan(
+        manifest, flavour=api.flavour, version=api.version, compute_capability=capability
+    )
+    device = CudaDevice(index)
+    try:
+        TensorRtProgram(api, device, bundle, smallest).close()
+    finally:
+        device.close()
+
+
+def smallest_plan(
+    manifest: Manifest, *, flavour: str, version: str, compute_capability: str
+) -> PlanEntry:
+    """Of the plans that fit a machine, of which there must be one, the one with the smallest file."""
+    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
+    fitting = [plan for plan in manifest.plans if not why_unfit(plan, **machine)]
+    return min(fitting, key=lambda plan: manifest.files[plan.path].size)
 
 
 def serving_api(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 import typer
@@ -44,18 +44,20 @@ def run_contract(
     bundle: Bundle, device: str, parts: tuple[str, ...], options: Mapping[str, str]
 ) -> bool:
     """The engine contract's own tests, trees included, over a bundle's models on a device."""
-    settings: Any = {"device": device, "max_batch": 3, "provider_options": options}
 
     class Engines:
         """Gives the contract its engines."""
 
         @pytest.fixture(params=parts)
         def make_engine(self, request: pytest.FixtureRequest) -> Callable[[], Engine]:
-            return lambda: open_engine(bundle, request.param, **settings)
-
-        @pytest.fixture(params=parts)
-        def make_tree_engine(self, request: pytest.FixtureRequest) -> Callable[[], Engine]:
-            return lambda: open_engine(bundle, request.param, with_trees=True, **settings)
+            return lambda: open_engine(
+                bundle,
+                request.param,
+                device=device,
+                max_batch=3,
+                with_trees=True,
+                provider_options=options,
+            )
 
     # Transformers has imported plugins of pytest's by now; nothing of theirs is asserted here.
     quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]

@@ -1,5 +1,6 @@
 """Plans inside a bundle: declared with their hashes, loadable whatever happens to a build."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,8 @@ from engines.cuda_device import num_devices
 from engines.devices import Device
 from engines.sampler_plans import sampler_profile
 from engines.tensorrt_api import RTX, find_api
-from engines.tensorrt_engine import choose_engine_plans
-from engines.tensorrt_program import read_plan
+from engines.tensorrt_engine import choose_engine_plans, smallest_plan
+from engines.tensorrt_program import TensorRtProgram, read_plan
 from engines.tensorrt_sampler import sampler_entries
 from export.pipeline import export_bundle
 from export.tensorrt_parts import MODELS, TREES, plan_parts
@@ -212,6 +213,18 @@ def test_an_impossible_build_is_refused_and_changes_nothing(
         build(copy, **options)
     assert sorted(copy.rglob("*")) == before
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+@pytest.mark.skipif(not has_no_gpu(), reason="a GPU is here, so the plan would be loaded")
+def test_a_plan_that_the_driver_refuses_is_refused_in_the_librarys_words(built: Path) -> None:
+    bundle, api = load_bundle(built), find_api(RTX)
+    machine = {"flavour": RTX, "version": VERSION, "compute_capability": "8.0"}
+    plan = smallest_plan(bundle.manifest, **machine)
+    sizes = [bundle.manifest.files[one.path].size for one in bundle.manifest.plans]
+    assert bundle.manifest.files[plan.path].size == min(sizes)
+    # Without a GPU nothing gets as far as the device.
+    with pytest.raises(EngineError, match=rf"{re.escape(plan.path)}: cannot be loaded: .*CUDA"):
+        TensorRtProgram(api, None, bundle, plan)
 
 
 @pytest.mark.skipif(not has_no_gpu(), reason="a GPU is here, so the build would succeed")
