@@ -58,7 +58,10 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "T11 best gammas": {"core/test_analysis": ("test_the_best_gamma_and_its_factor",)},
     "T12 nothing to gain": {
-        "core/test_controller": ("test_one_row_gets_the_gamma_of_the_formula",)
+        "core/test_controller": (
+            "test_one_row_gets_the_gamma_of_the_formula",
+            "test_equal_gammas_go_to_the_smaller",
+        )
     },
     "T13 lenience": {
         ORACLE: ("test_lenient_laws_of_the_four_token_pair",),

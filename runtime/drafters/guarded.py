@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from operator import index
 from typing import Self
 
 from engines.base import Engine, EngineError, EngineLimits, FloatArray, Span
@@ -126,6 +127,7 @@ class GuardedDrafter:
 
         Raises:
             EngineError: the draft model failed, or rows it was not asked for lost what they had in it.
+            TypeError: a token or a node is no integer.
         """
         held = self._held
         held.clear()
@@ -134,7 +136,7 @@ class GuardedDrafter:
             if slot not in chosen and held.get(slot, row.num_computed) < row.num_computed:
                 raise EngineError(f"slot {slot}: a drafter that was not asked for it changed it")
         return [
-            held_to(draft, live[slot], held, slot)
+            held_to(_in_ints(draft), live[slot], held, slot)
             for slot, draft in zip(chosen, drafts, strict=True)
         ]
 
@@ -153,7 +155,17 @@ class GuardedGuesser(GuardedDrafter):
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """As the inner drafter does."""
         assert isinstance(self._inner, Guesser)
-        return self._inner.guess(row, drafted, length)
+        return tuple(map(index, self._inner.guess(row, drafted, length)))
+
+
+def _in_ints(draft: Draft) -> Draft:
+    """Tokens and nodes as Python's own integers: numpy's are as good, anything else is none."""
+    parents = draft.parents
+    return replace(
+        draft,
+        tokens=tuple(map(index, draft.tokens)),
+        parents=None if parents is None else tuple(map(index, parents)),
+    )
 
 
 def guarded(kind: type[Drafter], needs: Collection[Need], parts: DrafterParts) -> Drafter:

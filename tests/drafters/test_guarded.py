@@ -113,6 +113,20 @@ def test_claims_of_a_drafter_with_the_model_are_held_to_what_its_slots_hold(
     check_served(names, slow=() if claim == 10**6 else names)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "degraded"),
+    [("map(np.int64, chain)", ()), ("map(float, chain)", ("foreign", "model/foreign"))],
+)
+def test_tokens_are_integers_whatever_they_were(
+    install_as, tokens: str, degraded: tuple[str, ...]
+) -> None:
+    source = "import numpy as np\n" + documented_example()
+    install_as(source.replace("return tuple(chain)", f"return tuple({tokens})"), "SuccessorDrafter")
+    harness = check_served(("foreign", "model/foreign"), degraded=degraded)
+    for name in harness.events:
+        assert {type(token) for token in harness.tokens(name)} == {int}
+
+
 def test_a_cache_that_was_never_filled_is_not_taken_for_full(install_as) -> None:
     install_as(USES_MODEL, "Idle")
     harness = Harness("F3")
