@@ -59,15 +59,14 @@ def build_drafters(parts: DrafterParts) -> Drafters:
     """Every drafter whose needs these parts meet.
 
     Raises:
-        ConfigError: a registered package cannot be loaded or is no drafter.
+        ConfigError: a registered package cannot be loaded, is no drafter, or cannot be built.
     """
     foreign = _registered()
     single: dict[str, Drafter] = {}
     for name, kind in {**REGISTRY, **foreign}.items():
-        needs = _traits(name, kind).needs
-        if all(parts.has(need) for need in needs):
+        if all(parts.has(need) for need in _traits(name, kind).needs):
             is_foreign = name in foreign
-            single[name] = guarded(kind, needs, parts) if is_foreign else kind.from_parts(parts)
+            single[name] = _build(name, kind, parts) if is_foreign else kind.from_parts(parts)
     return Drafters(single, parts)
 
 
@@ -79,6 +78,13 @@ def any_proposes_trees() -> bool:
     """
     kinds = {**REGISTRY, **_registered()}
     return any(_traits(name, kind).proposes_trees for name, kind in kinds.items())
+
+
+def _build(name: str, kind: type[Drafter], parts: DrafterParts) -> Drafter:
+    try:
+        return guarded(kind, _traits(name, kind).needs, parts)
+    except Exception as error:  # a foreign class may raise anything when it is built
+        raise ConfigError(f"{ENTRY_POINTS}: {name}", "must be built by from_parts") from error
 
 
 def _registered() -> dict[str, type[Drafter]]:
