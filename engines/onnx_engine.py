@@ -39,6 +39,7 @@ from engines.bundle import (
     new_value_name,
     value_name,
 )
+from engines.huge_pages import HugePages
 from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
 from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
 from engines.onnx_tree import TreeGraphs
@@ -111,6 +112,7 @@ class OnnxEngine:
             vocab_size=entry.vocab_size,
             max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
         )
+        huge_pages = HugePages()
         path = bundle.host_path(entry)
         self._session: onnxruntime.InferenceSession | None = open_session(
             path, num_threads=num_threads
@@ -136,6 +138,7 @@ class OnnxEngine:
             self.extend, self._cache, self._limits
         )
         self._calls.clear()
+        huge_pages.use()
 
     @property
     def limits(self) -> EngineLimits:
