@@ -1,4 +1,4 @@
-"""Weights on huge pages: a pass over a model reads all of them, and looks up the address of every page it meets.
+"""Memory on huge pages: a pass over a model reads all its weights, and looks up the address of every page it meets.
 
 Measured on two cores under a hypervisor, whose look-ups are nested, one target step of 10M parameters over memory of
 4 KiB pages and of 2 MiB pages in turns: 16 % less time in float32, 6 % in int8. Linux gives them to who asks
@@ -67,6 +67,17 @@ class HugePages:
         """
         blocks = private_blocks(self._page_bytes) - self._before
         return _collapse(blocks, self._page_bytes) if blocks else 0
+
+
+def use_everywhere() -> int:
+    """Move all the process has allocated so far; see ``HugePages.use``.
+
+    A model's weights push everything else out of the processor's caches, the addresses of pages too, so that what the
+    host does after a pass takes five times as long as alone; on huge pages a fifth less.
+    """
+    page_bytes = huge_page_bytes()
+    blocks = private_blocks(page_bytes)
+    return _collapse(blocks, page_bytes) if blocks else 0
 
 
 def _collapse(blocks: Iterable[int], page_bytes: int) -> int:

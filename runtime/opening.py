@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engines import choose_device, open_pair
 from engines.bundle import TOKENIZER_FILE, Bundle, load_bundle
+from engines.huge_pages import use_everywhere
 from engines.laws import Sampler
 from engines.pair import Pair
 from runtime.calibrate import calibrate
@@ -176,13 +177,15 @@ def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
     )
 
 
-def freeze_loaded() -> None:
-    """Have the garbage collector look no more at what is loaded by now: it lives as long as the process.
+def settle_loaded() -> None:
+    """Prepare what is loaded by now for living as long as the process.
 
-    Libraries bring some hundred thousand objects, and looking through them took an eighth of the host's time.
+    The garbage collector looks no more at it: libraries bring some hundred thousand objects, and looking through them
+    took an eighth of the host's time. And it moves to huge pages, where there are any.
     """
     gc.collect()
     gc.freeze()
+    use_everywhere()
 
 
 def _place_name(options: ServeOptions) -> str:

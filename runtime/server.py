@@ -25,7 +25,7 @@ from prometheus_client import start_http_server
 from runtime.core.config import ServerConfig
 from runtime.core.errors import ConfigError
 from runtime.metrics import Metrics
-from runtime.opening import ServeOptions, freeze_loaded, open_serving
+from runtime.opening import ServeOptions, open_serving, settle_loaded
 from runtime.service import SERVICE, InferenceService
 from runtime.serving import Serving
 
@@ -170,7 +170,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: server.hurry() if stop.is_set() else stop.set())
-    freeze_loaded()
+    settle_loaded()
     port = await server.start(options.address)
     if options.port_file is not None:
         unfinished = options.port_file.with_name(options.port_file.name + ".new")

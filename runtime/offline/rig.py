@@ -29,7 +29,7 @@ from runtime.core.params import (
 )
 from runtime.drafters import any_proposes_trees
 from runtime.offline.timers import TimedEngine, TimedSampler
-from runtime.opening import ServeOptions, bundle_costs, freeze_loaded
+from runtime.opening import ServeOptions, bundle_costs, settle_loaded
 from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker
 
@@ -211,7 +211,7 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
         costs=costs,
         clock=options.clock,
     )
-    freeze_loaded()
+    settle_loaded()
     return Rig(
         bundle=bundle,
         target=target,

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from engines.huge_pages import HugePages, huge_page_bytes, private_blocks
+from engines.huge_pages import HugePages, huge_page_bytes, private_blocks, use_everywhere
 
 PAGE = huge_page_bytes()
 needs_huge_pages = pytest.mark.skipif(not PAGE, reason="this system has no huge pages")
 
 
 def allocate(num_bytes: int) -> tuple[mmap.mmap, int]:
-    """Private memory, every page touched, and its address."""
+    """Private memory, every page touched, and the address of its first whole block."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.write(bytes(range(256)) * (num_bytes // 256))
-    return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return memory, -(-address // PAGE) * PAGE
 
 
 def huge_bytes(address: int) -> int:
@@ -50,12 +51,14 @@ def test_what_was_there_before_is_left_alone() -> None:
     if "[madvise]" not in enabled:
         pytest.skip(f"memory may lie on huge pages before anybody asks: {enabled.strip()}")
     _memory, address = allocate(8 * PAGE)
-    assert any(address <= block < address + 8 * PAGE for block in private_blocks(PAGE))
+    assert address in private_blocks(PAGE)
     pages = HugePages()
     _later, meanwhile = allocate(8 * PAGE)
     assert pages.use() >= 1
     assert huge_bytes(meanwhile) >= PAGE
     assert huge_bytes(address) == 0
+    assert use_everywhere() >= 1
+    assert huge_bytes(address) >= PAGE
 
 
 @pytest.mark.parametrize(
