@@ -77,8 +77,8 @@ class Inbox:
         self._stop_at = stop_at if stop_at is not None else self._stop_at
 
     def admit(self, admit: Callable[[Request], None]) -> None:
-        """Hand over queued requests, oldest first, as long as slots are free."""
-        for _ in range(self._num_fitting() if self._queue else 0):
+        """Hand over queued requests, oldest first, as long as slots are free; while draining none."""
+        for _ in range(self._num_fitting() if self._queue and not self._is_draining else 0):
             admit(self._queue.popleft())
 
     def take_overdue(self, live: Sequence[Request], now: float) -> list[tuple[Request, Exception]]:

@@ -23,6 +23,7 @@ from engines.plan_engine import PlanEngine
 from engines.sampler_tensors import SAMPLER_FOLDER
 from runtime import prompts
 from runtime.core.drafting import DraftingConfig
+from runtime.core.errors import Draining
 from runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
 from runtime.core.request import Request
 from runtime.rounds import TREES
@@ -201,6 +202,22 @@ def test_who_asks_while_the_device_runs_is_let_in_and_fed_before_the_wait(
     assert live(device, following).num_computed == CHUNK
     device.run()
     assert device.tokens("following") == host.answers([following])[0]
+
+
+def test_who_asks_as_the_server_drains_is_not_let_in(device: PairHarness) -> None:
+    first, following = request("before", 12), request("too-late", 75)
+
+    def receive(event: Event) -> None:
+        if "too-late" not in device.events:
+            device.submit(following)
+            device.worker.drain()
+
+    device.worker.submit(first, receive)
+    device.run()
+    ending = device.events["too-late"][-1]
+    assert isinstance(ending, Failed)
+    assert isinstance(ending.error, Draining)
+    assert ending.num_output == 0
 
 
 def test_a_slot_that_moves_takes_what_was_fed_ahead_along(
