@@ -2,8 +2,9 @@
 
 Requests are rows by slot. A decision costs some tenths of a millisecond and is good for as long as
 the rows stay the same and little was learnt, so it is taken when rows change, and otherwise so
-rarely that it stays below a share of the decoding time. One newcomer among several rows follows the
-others until the next decision.
+rarely that it stays below a share of the decoding time; where nothing pays, what holds is remembered.
+One newcomer among several rows follows the others until the next decision. Rows whose prompt is being
+read are decided on as if they decoded: what pays for one row alone does not once others have joined.
 
 A choice that fails harms no request: gammas are fixed for a while, and what was learnt of the rows
 is forgotten.
@@ -25,12 +26,15 @@ from runtime.core.ledger import ControlReport
 from runtime.core.request import Request, Speculation
 from runtime.drafters.base import Draft
 from runtime.steering_rows import (
+    Groups,
     batch_of,
+    bounded,
     catches_up,
-    depth_of,
     fixed_gammas,
+    judged_rounds,
     known_gamma,
     plain_step_s,
+    situation_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -52,6 +56,7 @@ class Steering:
         max_gamma: draft tokens of one row at most.
         num_slots: slots.
         max_shared_missing: tokens a row may miss and still be fed with the others.
+        chunk: tokens that rows are fed in one step to catch up, together.
         uses_model: whether a drafter, by name, calls the draft model.
         clock: seconds; deadlines are on it, and steps are timed by it.
     """
@@ -63,6 +68,7 @@ class Steering:
         max_gamma: int,
         num_slots: int,
         max_shared_missing: int,
+        chunk: int,
         uses_model: Callable[[str], bool],
         clock: Callable[[], float] = time.monotonic,
         settings: Settings | None = None,
@@ -77,25 +83,26 @@ class Steering:
             max_gamma=max_gamma,
             max_shared_missing=max_shared_missing,
             settings=self._settings,
+            chunk=chunk,
         )
         self._controller = Controller(
             forecaster, max_gamma=max_gamma, settings=self._settings, spread=table.disagreement
         )
         self._book = AcceptanceBook(num_rows=num_slots, max_gamma=max_gamma, num_groups=MAX_GROUPS)
-        self._groups: dict[tuple[str, bool], int] = {}
+        self._groups = Groups(MAX_GROUPS)
         self._live: list[Request] = []
         self._speculations: list[Speculation] = []
         self._has_adaptive = False
         self._num_prefilling = 0
-        self._slots: list[int] = []
-        self._rows: list[Request] = []
         self._are_fed: list[bool] = []
         self._most_missing = max_shared_missing
         self._catches_up = False
+        self._is_drafting = False
         self._decided: list[Request] = []
         self._is_stale = True
         self._waiting: list[Round] = []
         self._num_cached = 0
+        self._num_idle = 0
         self._kind = StepKind.NO_GAIN
         self._is_steering = False
         self._decision_s = self._since_s = self._own_s = self._total_s = 0.0
@@ -130,30 +137,34 @@ class Steering:
         if not self._is_steering:
             return caps
         controller = self._controller
-        if self._must_decide() or controller.is_due or self._may_decide():
-            began = self._clock()
+        if self._is_stale and controller.recall(situation_of(live, self._groups.of)):
+            self._decided = self._live
+            self._is_stale = False
+        if self._must_decide() or self._may_decide():
             self._decide(live, caps)
-            took_s = self._clock() - began
-            self._own_s += took_s
-            # A decision that was disturbed must not keep the next one away for long.
-            self._decision_s += 0.2 * (min(took_s, 0.01) - self._decision_s)
-            self._since_s = 0.0
-        gammas, self._kind = controller.next_step()
+        gammas, kind = controller.next_step()
+        self._kind = kind
+        self._held_back.clear()
+        self._catches_up = False
         if self._is_stale:
             known = dict(zip(map(id, self._decided), gammas, strict=True))
-            usual = max(gammas) if self._kind is StepKind.GAIN else 0
-            gammas = [known_gamma(row, known, usual) for row in self._rows]
-        self._catches_up = catches_up(self._rows, self._are_fed, gammas, self._most_missing)
-        self._held_back.clear()
-        if 0 in gammas and self._kind is not StepKind.PROBE:
-            chosen = zip(self._slots, gammas, strict=True)
-            self._held_back += [slot for slot, gamma in chosen if not gamma and caps[slot]]
-        if self._num_prefilling:
-            by_slot = dict(zip(self._slots, gammas, strict=True))
-            gammas = [by_slot.get(slot, 0) for slot in range(len(caps))]
+            usual = max(gammas) if kind is StepKind.GAIN else 0
+            gammas = [known_gamma(row, known, usual) for row in self._live]
+        if 0 in gammas and kind is not StepKind.PROBE:
+            asked = zip(caps, gammas, strict=True)
+            self._held_back += [
+                slot for slot, (cap, gamma) in enumerate(asked) if cap and not gamma
+            ]
+        chosen = bounded(caps, gammas)
+        self._is_drafting = any(chosen)
+        self._num_idle += 1
+        if self._is_drafting:
+            self._learn()
+            self._book.age(self._num_idle)
+            self._num_idle = 0
+            self._catches_up = catches_up(self._live, self._are_fed, chosen, self._most_missing)
         self._began_s = self._clock()
-        pairs = zip(caps, gammas, strict=True)
-        return tuple([cap if cap is None or cap < gamma else gamma for cap, gamma in pairs])
+        return chosen
 
     def observe(
         self,
@@ -184,15 +195,8 @@ class Steering:
         judged: Sequence[tuple[int, Verdict]],
     ) -> None:
         seconds = self._clock() - self._began_s
-        longest = num_emitted = 0
-        for slot, verdict in judged:
-            draft = drafts[slot]
-            num_accepted = verdict.num_accepted
-            num_emitted += num_accepted + 1
-            if draft is not None and draft.tokens:
-                depth = len(draft.tokens) if draft.parents is None else depth_of(draft.parents)
-                longest = max(longest, depth)
-                self._waiting.append(Round(slot, depth, num_accepted, verdict.overlaps))
+        rounds = judged_rounds(drafts, judged) if self._is_drafting else []
+        self._waiting += rounds
         for slot in self._held_back:
             live[slot].stats.num_off += 1
         del self._waiting[:-MAX_WAITING]
@@ -200,10 +204,10 @@ class Steering:
         self._total_s += seconds
         self._controller.observe(
             seconds,
-            longest,
-            num_emitted,
+            max((one.num_drafted for one in rounds), default=0),
+            len(judged) + sum(one.num_accepted for one in rounds),
             self._kind,
-            num_rows=len(self._slots),
+            num_rows=len(judged),
             catches_up=self._catches_up,
         )
 
@@ -226,35 +230,31 @@ class Steering:
         self._waiting.clear()
 
     def _must_decide(self) -> bool:
-        """Whether the rows are others than those last decided on, beyond a few among many."""
+        """Whether drafts are due to be tried, or the rows are others, beyond a few among many."""
+        if self._controller.is_due and not self._num_prefilling:
+            return True
         if not self._is_stale:
             return False
         known = set(map(id, self._decided))
-        num_new = sum(id(row) not in known for row in self._rows)
-        num_gone = len(known) - (len(self._rows) - num_new)
-        return num_new + num_gone > len(self._rows) // FEW
+        num_new = sum(id(row) not in known for row in self._live)
+        num_gone = len(known) - (len(self._live) - num_new)
+        return num_new + num_gone > len(self._live) // FEW
 
     def _may_decide(self) -> bool:
-        return self._decision_s <= self._settings.cost_share * self._since_s
+        settings = self._settings
+        share = settings.cost_share if self._controller.is_drafting else settings.idle_share
+        return self._decision_s <= share * self._since_s
 
     def _align(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
-        """Bring the book's rows, and those that decode, in line with the slots."""
+        """Bring the book's rows in line with the slots."""
         speculations = [request.speculation for request in live]
-        num_prefilling = caps.count(None)
-        are_same = self._live == live and self._speculations == speculations
-        if are_same and num_prefilling == self._num_prefilling == 0:
+        self._num_prefilling = caps.count(None)
+        if self._live == live and self._speculations == speculations:
             return
-        if not are_same:
-            self._learn()
-            self._move_rows(live, speculations)
-        self._num_prefilling = num_prefilling
-        self._slots = [slot for slot, cap in enumerate(caps) if cap is not None]
-        rows = [live[slot] for slot in self._slots]
-        # Rows that are being prefilled change nothing yet.
-        if rows != self._rows or not are_same:
-            self._is_stale = self._is_stale or rows != self._decided or not are_same
-            self._rows = rows
-            self._are_fed = [self._uses_model(row.speculation.drafter) for row in rows]
+        self._learn()
+        self._move_rows(live, speculations)
+        self._is_stale = True
+        self._are_fed = [self._uses_model(row.speculation.drafter) for row in self._live]
 
     def _move_rows(self, live: Sequence[Request], speculations: list[Speculation]) -> None:
         known = {id(owner): row for row, owner in enumerate(self._live)}
@@ -263,36 +263,38 @@ class Steering:
         for slot, request in enumerate(live):
             source = known.get(id(request))
             if source is None or former[id(request)] is not request.speculation:
-                self._book.start(slot, self._group(request))
+                self._book.start(slot, self._groups.of(request))
             elif source != slot:
                 self._book.move(source, slot)
         self._live = list(live)
         self._speculations = speculations
         self._has_adaptive = any(one.is_adaptive for one in speculations)
 
-    def _group(self, request: Request) -> int:
-        """Requests of one drafter and temperature class share their traffic."""
-        key = (request.speculation.drafter, request.spec.law.is_greedy)
-        if len(self._groups) >= MAX_GROUPS - 1:
-            return self._groups.get(key, MAX_GROUPS - 1)
-        return self._groups.setdefault(key, len(self._groups))
-
     def _learn(self) -> None:
+        if self._waiting:
+            self._controller.forget_settled()
         self._book.record(self._waiting)
         self._waiting.clear()
 
     def _decide(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
+        began = self._clock()
         self._learn()
-        self._decided = self._rows
+        self._decided = self._live
         self._is_stale = False
         self._num_cached = max(self._num_cached, *(request.num_known for request in live))
         batch = batch_of(
-            self._rows,
-            [caps[slot] or 0 for slot in self._slots],
+            live,
+            caps,
             uses_model=self._uses_model,
-            survival=self._book.survival(len(live))[self._slots],
-            num_live=len(live),
+            survival=self._book.survival(len(live)),
             num_cached=self._num_cached,
             now_s=self._clock,
         )
-        self._controller.decide(batch)
+        situation = situation_of(live, self._groups.of)
+        self._controller.decide(batch, situation=situation, may_try=not self._num_prefilling)
+        took_s = self._clock() - began
+        self._controller.charge(took_s)
+        self._own_s += took_s
+        # A decision that was disturbed must not keep the next one away for long.
+        self._decision_s += 0.2 * (min(took_s, 0.01) - self._decision_s)
+        self._since_s = 0.0

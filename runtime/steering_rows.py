@@ -2,60 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
-from engines.laws import ExactnessMode
+from engines.laws import ExactnessMode, Verdict
 from engines.trees import tree_layout
-from runtime.core.acceptance import Rates
+from runtime.core.acceptance import Rates, Round
 from runtime.core.costs import CostTable, RowKind
 from runtime.core.forecast import KINDS, Batch
 from runtime.core.request import Request
+from runtime.drafters.base import Draft
+
+NEAR_END = 4
+"""Tokens left to the longest row, from which on their number makes no difference to a situation."""
 
 
 def batch_of(
     rows: Sequence[Request],
-    caps: Sequence[int],
+    caps: Sequence[int | None],
     *,
     uses_model: Callable[[str], bool],
     survival: Rates,
-    num_live: int,
     num_cached: int,
     now_s: Callable[[], float],
 ) -> Batch:
-    """Decoding rows as the controller sees them.
+    """Live rows as the controller sees them; those whose prompt is being read as if they decoded.
 
     Args:
-        rows: at least one.
-        caps: of each, the most draft tokens it may take.
+        rows: at least one; row i holds slot i.
+        caps: of each, the most draft tokens it may take; None for rows that do not decode yet.
         uses_model: whether a drafter, by name, calls the draft model.
         survival: [n, G] from the acceptance book.
-        num_live: rows of the engine call, decoding or not.
         num_cached: tokens of the longest row so far.
         now_s: the clock that deadlines are on.
     """
     known: dict[str, bool] = {}
-    calls_model = np.zeros(len(rows), dtype=np.bool_)
-    for index, row in enumerate(rows):
+    calls_model: list[bool] = []
+    facts: list[tuple[int, int, int, int]] = []
+    deadlines: list[float] = []
+    for row, cap in zip(rows, caps, strict=True):
         name = row.speculation.drafter
         if name not in known:
             known[name] = uses_model(name)
-        calls_model[index] = known[name]
-    missing = np.array([row.num_known - row.draft_computed for row in rows])
-    deadlines = [row.spec.deadline_s for row in rows if row.spec.deadline_s is not None]
+        calls_model.append(known[name])
+        left = row.num_remaining
+        missing = row.num_known - row.draft_computed if known[name] else 0
+        will_take = max(0, min(row.gamma, left - 1)) if cap is None else cap
+        facts.append((will_take, missing, left, _kind(row)))
+        if row.spec.deadline_s is not None:
+            deadlines.append(row.spec.deadline_s)
+    columns = np.array(facts, dtype=np.int64).T
     return Batch(
-        caps=np.array(caps, dtype=np.int64),
+        caps=columns[0],
         is_fixed=np.array([not row.speculation.is_adaptive for row in rows]),
-        uses_model=calls_model,
-        kinds=np.array([_kind(row) for row in rows]),
-        num_missing=np.where(calls_model, missing, 0),
-        num_remaining=np.array([row.num_remaining for row in rows]),
+        uses_model=np.array(calls_model),
+        kinds=columns[3],
+        num_missing=columns[1],
+        num_remaining=columns[2],
         survival=survival,
-        num_live=num_live,
+        num_live=len(rows),
         num_cached=num_cached,
         time_left_s=min(deadlines) - now_s() if deadlines else None,
     )
+
+
+def situation_of(live: Sequence[Request], group: Callable[[Request], int]) -> Hashable:
+    """What decides whether drafts pay, as far as that can be told without asking again.
+
+    Args:
+        live: request i holds slot i.
+        group: of requests whose drafts fare alike.
+    """
+    rows = [(group(row), row.gamma, row.speculation.is_adaptive) for row in live]
+    longest = max(row.num_remaining for row in live)
+    return min(longest, NEAR_END), frozenset(Counter(rows).items())
+
+
+def bounded(caps: Sequence[int | None], gammas: Sequence[int]) -> tuple[int | None, ...]:
+    """Gammas within caps; None for rows that do not decode."""
+    pairs = zip(caps, gammas, strict=True)
+    return tuple([cap if cap is None or cap < gamma else gamma for cap, gamma in pairs])
 
 
 def fixed_gammas(live: Sequence[Request], caps: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -73,9 +101,36 @@ def known_gamma(request: Request, known: Mapping[int, int], usual: int) -> int:
     return known.get(id(request), usual if request.speculation.is_adaptive else request.gamma)
 
 
-def depth_of(parents: tuple[int, ...]) -> int:
-    """Tokens of a tree's longest path."""
-    return int(tree_layout(parents).depths.max())
+def judged_rounds(
+    drafts: Sequence[Draft | None], judged: Sequence[tuple[int, Verdict]]
+) -> list[Round]:
+    """What verification revealed of each row that drafted; a tree counts as deep as it is."""
+    rounds = []
+    for slot, verdict in judged:
+        draft = drafts[slot]
+        if draft is not None and draft.tokens:
+            parents = draft.parents
+            depth = len(draft.tokens) if parents is None else int(tree_layout(parents).depths.max())
+            rounds.append(Round(slot, depth, verdict.num_accepted, verdict.overlaps))
+    return rounds
+
+
+class Groups:
+    """Requests of one drafter and temperature class share their traffic; those beyond ``most`` one group."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[tuple[str, bool], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, request: Request) -> int:
+        """Index of the request's group."""
+        key = (request.speculation.drafter, request.spec.law.is_greedy)
+        if len(self._known) >= self._most - 1:
+            return self._known.get(key, self._most - 1)
+        return self._known.setdefault(key, len(self._known))
 
 
 def _kind(request: Request) -> int:
@@ -86,7 +141,7 @@ def _kind(request: Request) -> int:
 
 
 def catches_up(
-    rows: Sequence[Request], are_fed: Sequence[bool], gammas: Sequence[int], most: int
+    rows: Sequence[Request], are_fed: Sequence[bool], gammas: Sequence[int | None], most: int
 ) -> bool:
     """Whether the draft model is first fed what a row that drafts missed, beyond ``most`` tokens.
 

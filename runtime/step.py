@@ -155,6 +155,7 @@ def step_parts(
             max_gamma=limits.max_gamma,
             num_slots=min(engine.limits.max_batch for engine in engines),
             max_shared_missing=MAX_SHARED_MISSING,
+            chunk=chunk,
             uses_model=drafters.uses_model,
             clock=clock,
         ),

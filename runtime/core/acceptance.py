@@ -34,6 +34,8 @@ class Fading:
         first_weight: of ``first_rate`` against the traffic.
         position_weight: of the rate over all positions against that of one position.
         traffic_weight: of the traffic against a row's own rounds.
+        half_life: steps without drafts after which the traffic's evidence counts half.
+        old_weight: trials that it counts for at least, however old, once it did.
     """
 
     row_decay: float = 0.96
@@ -42,6 +44,8 @@ class Fading:
     first_weight: float = 4.0
     position_weight: float = 12.0
     traffic_weight: float = 8.0
+    half_life: float = 512.0
+    old_weight: float = 8.0
 
 
 class Round(NamedTuple):
@@ -129,6 +133,13 @@ class AcceptanceBook:
         rates = (shifted * weight + hits) / (weight + trials)
         clipped: Rates = np.clip(rates, LEAST_RATE, MOST_RATE)
         return clipped
+
+    def age(self, num_steps: int) -> None:
+        """Drafts are made again after so many steps without: what was seen before says less of today."""
+        fading = self._fading
+        trials = np.maximum(self._traffic[1].max(axis=1), 1e-9)
+        least = np.minimum(fading.old_weight / trials, 1.0)
+        self._traffic *= np.maximum(0.5 ** (num_steps / fading.half_life), least)[:, None]
 
     def survival(self, num_rows: int) -> Rates:
         """[num_rows, G] probability that the first i + 1 draft tokens are all kept."""

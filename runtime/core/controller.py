@@ -5,67 +5,34 @@ promises a margin more, so that equal choices never alternate. Two kinds of step
 choice cannot know: while drafts are made, a *probe* without any tells what they gain; while none
 are made, an *exploration* of a few drafts tells whether they would be kept by now. Another longest
 draft than the one in use is explored, too, where it may well be better for all that is known of its
-time. All cost a small, bounded share of the time. Measured step times correct the cost table as they
-come in (``core.step_times``).
+time. Measured step times correct the cost table as they come in (``core.step_times``).
+
+What drafts lose against plain decoding is bounded by construction: they are made out of credit only
+(``core.account``), and the time that deciding takes is paid from it, too. A decision that nothing pays
+is kept by situation: rows that come and go change nothing where the answer stays the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Hashable
+from dataclasses import replace
 
 import numpy as np
 
 from runtime.core.acceptance import Rates
+from runtime.core.account import MOST_STEPS, REOPEN_STEPS, Accounts
+from runtime.core.decision import Decision, Settled, StepKind, Taken, pay, plain_tokens
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.ledger import ControlReport, Ledger
 from runtime.core.step_times import StepTimes
 from runtime.core.trials import Trial, plan_exploration, plan_trial
 
+__all__ = ["Controller", "StepKind"]
+
 # Timed steps that wait to be learnt from at most.
 MAX_TIMED = 32
 # Steps from which even a probe every so often is worth its price, doubled up to the usual distance.
 FIRST_PROBE = 4
-
-
-class StepKind(StrEnum):
-    """What a step is for.
-
-    GAIN: drafts are expected to pay. NO_GAIN: they are not. PROBE: a step without drafts among
-    steps with them. EXPLORE: another longest draft than the one that is expected to be best.
-    """
-
-    GAIN = "gain"
-    NO_GAIN = "no_gain"
-    PROBE = "probe"
-    EXPLORE = "explore"
-
-
-@dataclass(slots=True, kw_only=True)
-class _Decision:
-    """What holds until the next decision.
-
-    Attributes:
-        table_s: [G + 1] tabled time of a step by its longest draft.
-        plain_s: expected time of a step without drafts.
-        gammas: [n] of the best choice.
-        bare: [n] of a step without drafts, but for rows of a fixed gamma.
-        trial: something else to try; None for nothing.
-        longest: greatest gamma of a row that is not fixed.
-        saved_s: time that each other step earns for the trial.
-        num_steps: steps taken under it.
-    """
-
-    batch: Batch
-    forecast: Forecast
-    table_s: list[float]
-    plain_s: float
-    gammas: list[int]
-    bare: list[int]
-    trial: Trial | None
-    longest: int
-    saved_s: float
-    num_steps: int = 0
 
 
 class Controller:
@@ -88,13 +55,15 @@ class Controller:
         self._num_timed = 0
         self._shapes: set[tuple[int, int]] = set()
         self._ledger = Ledger(max_gamma=max_gamma)
-        self._decision: _Decision | None = None
+        self._accounts = Accounts(share=settings.lost_share)
+        self._settled = Settled()
+        self._decision: Decision | None = None
         self._longest: int | None = None
         self._since_probe = 0
         self._probe_every = min(FIRST_PROBE, settings.probe_every)
         self._trial_credit = 0.0
         self._explore_left = 0
-        self._credit_s = 0.0
+        self._has_explored = False
 
     @property
     def scales(self) -> Rates:
@@ -103,55 +72,120 @@ class Controller:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough time was saved up for an exploration, which needs the present rows."""
+        """Whether a decision on the present rows is due: to try drafts, or after they were tried."""
         decision = self._decision
-        return (
-            decision is not None
-            and decision.longest == 0
-            and self._explore_left == 0
-            and decision.trial is not None
-            and self._credit_s >= decision.trial.cost_s
-        )
+        if decision is None or decision.longest or self._explore_left:
+            return False
+        if self._has_explored:
+            return True
+        return decision.trial is not None and decision.account.can_try(decision.trial.cost_s)
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether drafts are in use for rows last decided on that have no gamma of their own."""
+        return self._decision is not None and self._decision.longest > 0
 
     @property
     def _num_rows(self) -> int:
         return 1 if self._decision is None else len(self._decision.gammas)
 
-    def decide(self, batch: Batch) -> None:
-        """Choose for these rows until the next decision."""
+    def recall(self, situation: Hashable) -> bool:
+        """Whether nothing pays in such a situation, as far as is known; then this is decided."""
+        if self._explore_left or self._has_explored:
+            return False
+        decision = self._settled.find(situation)
+        if decision is None:
+            return False
         self._settle()
-        num_rows = len(batch.caps)
-        scales = self._times.scales(num_rows)
-        forecast = self._forecaster.forecast(batch, scales)
-        rates = forecast.rates
-        best = int(rates.argmax())
-        kept = self._longest
-        if kept is not None and kept != best and rates[kept] > 0.0:
-            # No more than the caps allow is in use where the longest draft is not allowed.
-            best = best if rates[best] > rates[kept] * (1.0 + self._settings.margin) else kept
+        decision.num_uses += 1
+        decision.num_steps = 0
+        self._decision = decision
+        self._longest = 0
+        return True
+
+    def forget_settled(self) -> None:
+        """Something was learnt of drafts: what never paid may pay."""
+        self._settled.clear()
+
+    def charge(self, seconds: float) -> None:
+        """Have the rows last decided on pay for the time that deciding took."""
+        if self._decision is not None:
+            self._decision.account.settle(0.0, seconds, self._decision.most_s)
+
+    def decide(self, batch: Batch, *, situation: Hashable = None, may_try: bool = True) -> None:
+        """Choose for these rows until the next decision.
+
+        Args:
+            batch: the rows.
+            may_try: whether to begin trying drafts that are not expected to gain.
+            situation: what rows that come and go may leave as it is; None to keep nothing.
+        """
+        self._settle()
+        self._has_explored = False
+        forecast = self._forecaster.forecast(batch, self._times.scales(len(batch.caps)))
+        best = self._best(batch, forecast)
+        floor = forecast.floor
+        plain_s = float(forecast.fixed_s[0]) if floor == 0 else float(forecast.seconds[floor])
+        account = self._accounts.of(len(batch.caps), plain_s)
         gammas = forecast.gammas[best]
+        bare = np.where(batch.is_fixed, gammas, 0).tolist()
         longest = int((gammas * ~batch.is_fixed).max())
+        trial: Trial | None = None
+        if longest and not account.is_open:
+            needed_s = REOPEN_STEPS * plain_s + self._forecaster.catch_up_all_s(batch, gammas)
+            account.is_open = account.credit_s >= needed_s
+            if not account.is_open:
+                trial = Trial(gammas=bare, cost_s=needed_s)
+                gammas, longest, best = np.array(bare), 0, floor
+        elif not longest:
+            trial = plan_exploration(batch, forecast, self._settings, self._forecaster)
+        if longest:
+            trial = plan_trial(batch, forecast, self._times, self._settings, best)
         if (batch.caps[~batch.is_fixed] > 0).any():
             self._longest = best
-        trial = (
-            plan_trial(batch, forecast, self._times, self._settings, best)
-            if longest
-            else plan_exploration(batch, forecast, self._times, self._settings, self._forecaster)
-        )
-        self._decision = _Decision(
+        self._decision = Decision(
             batch=batch,
             forecast=forecast,
             table_s=forecast.table_s.tolist(),
-            plain_s=float(forecast.table_s[0] * scales[0]),
+            plain_s=plain_s,
+            plain_tokens=plain_tokens(batch),
+            floor=floor,
             gammas=gammas.tolist(),
-            bare=np.where(batch.is_fixed, gammas, 0).tolist(),
+            bare=bare,
+            account=account,
             trial=trial,
             longest=longest,
-            saved_s=trial.share * float(forecast.table_s[0] * scales[0]) if trial else 0.0,
+            saved_s=self._settings.trial_share * plain_s,
+            most_s=MOST_STEPS * plain_s if longest or trial is None else 2.0 * trial.cost_s,
         )
-        if self.is_due:
-            self._credit_s = 0.0
-            self._explore_left = self._settings.explore_steps
+        if trial is None:
+            self._explore_left = 0
+        elif may_try and self.is_due:
+            self._explore_left = trial.num_steps
+        if situation is not None and longest == floor == 0 and not self._explore_left:
+            self._keep(situation, self._decision)
+
+    def _best(self, batch: Batch, forecast: Forecast) -> int:
+        """The longest draft to take; the one in use keeps its place among equals."""
+        rates = forecast.rates
+        if len(batch.caps) > 1:
+            rates[forecast.floor] *= 1.0 + self._settings.lead
+        best = int(rates.argmax())
+        kept = self._longest
+        if kept is None or kept == best or rates[kept] <= 0.0:
+            return best
+        # No more than the caps allow is in use where the longest draft is not allowed.
+        return best if rates[best] > rates[kept] * (1.0 + self._settings.margin) else kept
+
+    def _keep(self, situation: Hashable, decision: Decision) -> None:
+        """Remember that nothing pays, unless only catching up is what does not."""
+        batch = decision.batch
+        if (batch.num_missing > self._forecaster.shared).any():
+            caught_up = replace(batch, num_missing=np.ones_like(batch.num_missing))
+            forecast = self._forecaster.forecast(caught_up, self.scales)
+            if self._best(caught_up, forecast) > 0:
+                return
+        self._settled.keep(situation, decision)
 
     def next_step(self) -> tuple[list[int], StepKind]:
         """[n] gammas of the next step, for the rows last decided on, and what the step is for."""
@@ -159,15 +193,13 @@ class Controller:
         assert decision is not None, "decide comes first"
         if decision.longest > 0:
             return self._step_with_drafts(decision)
-        trial = decision.trial
-        if trial is not None:
-            if self._explore_left > 0:
-                self._explore_left -= 1
-                return trial.gammas, StepKind.EXPLORE
-            self._credit_s = min(self._credit_s + decision.saved_s, 2.0 * trial.cost_s)
+        if self._explore_left > 0 and decision.trial is not None:
+            self._explore_left -= 1
+            self._has_explored = self._explore_left == 0
+            return decision.trial.gammas, StepKind.EXPLORE
         return decision.gammas, StepKind.NO_GAIN
 
-    def _step_with_drafts(self, decision: _Decision) -> tuple[list[int], StepKind]:
+    def _step_with_drafts(self, decision: Decision) -> tuple[list[int], StepKind]:
         """Mostly what is best; a probe every so often, and a trial of another length where it may be."""
         self._explore_left = 0
         self._since_probe += 1
@@ -205,6 +237,7 @@ class Controller:
         decision = self._decision
         assert decision is not None, "decide comes first"
         decision.num_steps += 1
+        num_rows = num_rows or len(decision.gammas)
         if seconds <= 0.0:  # the clock is too coarse to tell
             seconds = decision.table_s[longest]
         elif not catches_up and self._is_known_shape(longest):
@@ -212,10 +245,17 @@ class Controller:
             self._num_timed += 1
             if self._num_timed >= MAX_TIMED:
                 self._learn()
+        if longest <= decision.floor and not catches_up:
+            account, is_probe = decision.account, decision.longest > 0
+            self._accounts.settle_plain(account, seconds, decision.most_s, is_probe=is_probe)
+        else:
+            expected_s = decision.table_s[longest] * float(self.scales[longest])
+            step = Taken(seconds, expected_s, longest, num_emitted, num_rows, catches_up)
+            pay(self._accounts, decision, step)
         self._ledger.record(
             seconds=seconds,
             num_emitted=num_emitted,
-            num_rows=num_rows or len(decision.gammas),
+            num_rows=num_rows,
             plain_s=decision.plain_s,
             has_drafts=longest > 0,
             is_probe=kind is StepKind.PROBE,
@@ -243,7 +283,7 @@ class Controller:
             self._learn()
 
     @staticmethod
-    def _hindsight(decision: _Decision) -> tuple[Rates, Rates]:
+    def _hindsight(decision: Decision) -> tuple[Rates, Rates]:
         """[G + 1] tokens and seconds that fixed gammas would have brought in its steps."""
         forecast, num_steps = decision.forecast, decision.num_steps
         return forecast.fixed_tokens * num_steps, forecast.fixed_s * num_steps
@@ -254,5 +294,7 @@ class Controller:
             self._times.learn(self._num_rows, longest, ratios)
         self._timed.clear()
         self._num_timed = 0
-        if self._decision is not None:
-            self._decision.plain_s = self._decision.table_s[0] * float(self.scales[0])
+        decision = self._decision
+        if decision is not None:
+            floor = decision.floor
+            decision.plain_s = decision.table_s[floor] * float(self.scales[floor])

@@ -30,22 +30,29 @@ class Settings:
 
     Attributes:
         margin: another longest draft is taken only where it promises this share more.
+        lead: share that drafts must promise beyond plain decoding where several rows decode: rows that
+            run ahead leave early, and the others go on in a smaller batch, at a higher price per token.
         horizon: steps over which feeding the draft model what it missed is expected to pay.
         probe_every: steps with drafts between two without, which measure what drafts gain.
-        explore_share: of the time of steps without drafts, spent on finding out whether drafts
-            would be kept by now.
-        hopeful_share: the same while the times known leave room for a gain.
-        explore_steps: steps of one such attempt.
+        lost_share: of the time served, that may be lost against plain decoding (``core.account``).
+        trial_share: of the time of steps with drafts, spent on drafts of another length while the
+            times known leave room for a gain.
+        explore_trials: drafts of one token that one exploration judges at least.
+        explore_steps: steps that it takes at least.
         cost_share: of the decoding time, spent on choosing at most while the rows stay the same.
+        idle_share: the same while nothing is drafted.
     """
 
     margin: float = 0.01
+    lead: float = 0.03
     horizon: int = 64
     probe_every: int = 128
-    explore_share: float = 0.005
-    hopeful_share: float = 0.01
-    explore_steps: int = 6
+    lost_share: float = 0.005
+    trial_share: float = 0.01
+    explore_trials: int = 8
+    explore_steps: int = 2
     cost_share: float = 0.005
+    idle_share: float = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +93,7 @@ class Forecast:
         seconds: [G + 1] expected time of the step; infinite where it is not allowed.
         table_s: [G + 1] the same as the table has it, for every G.
         gammas: [G + 1, n] each row's gamma.
+        floor: longest draft of rows of a fixed gamma.
         fixed_tokens: [G + 1] expected tokens if every row took G, or its cap.
         fixed_s: [G + 1] expected time then.
     """
@@ -94,6 +102,7 @@ class Forecast:
     seconds: Rates
     table_s: Rates
     gammas: Ints
+    floor: int
     fixed_tokens: Rates
     fixed_s: Rates
 
@@ -111,14 +120,24 @@ class Forecaster:
         table: measured costs.
         max_gamma: G.
         max_shared_missing: tokens a row may miss and still be fed with the others.
+        settings: of the controller.
+        chunk: tokens that rows are fed in one step to catch up, together.
     """
 
     def __init__(
-        self, table: CostTable, *, max_gamma: int, max_shared_missing: int, settings: Settings
+        self,
+        table: CostTable,
+        *,
+        max_gamma: int,
+        max_shared_missing: int,
+        settings: Settings,
+        chunk: int = 256,
     ) -> None:
         self._table = table
         self._max_gamma = max_gamma
+        self._longest = np.arange(max_gamma + 1)
         self.shared = max_shared_missing
+        self.chunk = chunk
         self._settings = settings
         rows = [table.host.rows[kind] for kind in KINDS]
         self._row_s = np.array([row.row_s for row in rows])
@@ -132,44 +151,53 @@ class Forecaster:
             batch: at least one row.
             scales: [G + 1] measured over tabled time, by longest draft.
         """
-        verify_s, call_s = self._curves(batch.num_live, batch.num_cached)
-        token_s = self._token_s[batch.kinds]
-        base_s = self._table.host.step_s + float(self._row_s[batch.kinds].sum())
-        uses_model = bool((batch.uses_model & (batch.caps > 0)).any())
-        longest = np.arange(self._max_gamma + 1)
-        engine_s = base_s + verify_s + longest * (call_s if uses_model else 0.0)
-        floor = int((batch.caps * batch.is_fixed).max())
+        num_rows = len(batch.caps)
+        floor = int((batch.caps * batch.is_fixed).max()) if batch.is_fixed.any() else 0
         ceiling = int(batch.caps.max())
+        engine_s = self._engine_s(batch)
+        least_s = np.maximum(engine_s, engine_s[floor]) if floor else engine_s
+        token_s = self._token_s[batch.kinds]
         once_s = self._catch_up_s(batch)
-        every = np.arange(len(batch.caps))
-        kept = np.zeros((len(every), self._max_gamma + 1))
+        every = np.arange(num_rows)
+        kept = np.zeros((num_rows, self._max_gamma + 1))
         np.cumsum(batch.survival, axis=1, out=kept[:, 1:])
-        pay = len(every) / float(engine_s[0] * scales[0])
+        pay = num_rows / float(engine_s[0] * scales[0])
         gammas = self._gammas(batch, pay, token_s, once_s)
         for is_last in (False, True):
-            drafted_s = (gammas * token_s + (gammas > 0) * once_s).sum(axis=1)
-            table_s = np.maximum(engine_s, engine_s[floor]) + drafted_s
+            table_s = least_s + gammas @ token_s
+            if once_s is not None:
+                table_s += (gammas > 0) @ once_s
             seconds = monotone(table_s * scales)
             seconds[ceiling + 1 :] = np.inf
             seconds[:floor] = np.inf
             self._heed_deadline(batch, seconds, floor)
-            tokens = len(every) + kept[every, gammas].sum(axis=1)
+            tokens = num_rows + kept[every, gammas].sum(axis=1)
             # At the best rate that these gammas reach, fewer or more may pay.
             pay = float((tokens / seconds).max())
-            if is_last or np.array_equal(
-                better := self._gammas(batch, pay, token_s, once_s), gammas
-            ):
+            if is_last:
+                break
+            better = self._gammas(batch, pay, token_s, once_s)
+            if (better == gammas).all():
                 break
             gammas = better
-        capped = np.minimum(longest[:, None], batch.caps)
+        capped = np.minimum(self._longest[:, None], batch.caps)
         return Forecast(
             tokens=tokens,
             seconds=seconds,
             table_s=table_s,
             gammas=gammas,
-            fixed_tokens=len(every) + kept[every, capped].sum(axis=1),
-            fixed_s=(engine_s + (capped * token_s).sum(axis=1)) * scales,
+            floor=floor,
+            fixed_tokens=num_rows + kept[every, capped].sum(axis=1),
+            fixed_s=(engine_s + capped @ token_s) * scales,
         )
+
+    def _engine_s(self, batch: Batch) -> Rates:
+        """[G + 1] tabled seconds of a step but for what its draft tokens cost their rows."""
+        verify_s, call_s = self._curves(batch.num_live, batch.num_cached)
+        engine_s = verify_s + (self._table.host.step_s + float(self._row_s[batch.kinds].sum()))
+        if (batch.uses_model & (batch.caps > 0)).any():
+            engine_s += self._longest * call_s
+        return engine_s
 
     def catch_up_s(self, num_missing: int) -> float:
         """Seconds to feed the draft model what one row misses, beyond what is fed along anyway."""
@@ -178,35 +206,40 @@ class Forecaster:
             return 0.0
         return table.extend_s(1, num_missing - 1, table.capacity)
 
-    def _gammas(self, batch: Batch, pay: float, token_s: Rates, once_s: Rates) -> Ints:
+    def catch_up_all_s(self, batch: Batch, gammas: Ints) -> float:
+        """Seconds to feed it all that rows which are to draft miss."""
+        fed = batch.num_missing[(gammas > 0) & batch.uses_model & ~batch.is_fixed]
+        return sum(self.catch_up_s(int(missing)) for missing in fed)
+
+    def _gammas(self, batch: Batch, pay: float, token_s: Rates, once_s: Rates | None) -> Ints:
         """[G + 1, n] the positions that pay at ``pay`` tokens per second, for every longest draft.
 
         Survival falls with the position, so that those which pay are the first ones.
         """
-        worth = (batch.survival > pay * token_s[:, None]).sum(axis=1)
-        most = np.where(batch.is_fixed, batch.caps, np.minimum(worth, batch.caps))
-        longest = np.arange(self._max_gamma + 1)[:, None]
-        gammas = np.where(batch.is_fixed, most, np.minimum(most, longest))
-        if once_s.any():
-            net = np.cumsum(batch.survival - pay * token_s[:, None], axis=1)
-            gained = np.concatenate([np.zeros((len(most), 1)), net], axis=1)
+        price = (pay * token_s)[:, None]
+        most = np.minimum((batch.survival > price).sum(axis=1), batch.caps)
+        gammas: Ints = np.minimum(most, self._longest[:, None])
+        if once_s is not None:
+            gained = np.zeros((len(most), self._max_gamma + 1))
+            np.cumsum(batch.survival - price, axis=1, out=gained[:, 1:])
             pays = gained[np.arange(len(most)), gammas] > pay * once_s
-            gammas = np.where(pays | batch.is_fixed, gammas, 0)
+            gammas = np.where(pays, gammas, 0)
+        if batch.is_fixed.any():
+            gammas = np.where(batch.is_fixed, batch.caps, gammas)
         return gammas
 
-    def _catch_up_s(self, batch: Batch) -> Rates:
-        """[n] seconds per step that catching up costs a row that goes on drafting after it."""
-        lagging = batch.uses_model & ~batch.is_fixed & (batch.caps > 0)
-        lagging &= batch.num_missing > self.shared
-        once_s = np.zeros(len(batch.caps))
+    def _catch_up_s(self, batch: Batch) -> Rates | None:
+        """[n] seconds per step that catching up costs a row that goes on drafting after it; None for none."""
+        lagging = batch.num_missing > self.shared
         table = self._table.catch_up
         if table is None or not lagging.any():
-            return once_s
+            return None
+        lagging &= batch.uses_model & ~batch.is_fixed & (batch.caps > 0)
         tokens, seconds = table.tokens, table.seconds[0]
-        missing = batch.num_missing[lagging] - 1
-        steps = np.clip(batch.num_remaining[lagging], 1, self._settings.horizon)
+        missing = batch.num_missing - 1
+        steps = np.clip(batch.num_remaining, 1, self._settings.horizon)
         beyond_s = np.maximum(missing - tokens[-1], 0) * (seconds[-1] / tokens[-1])
-        once_s[lagging] = (np.interp(missing, tokens, seconds) + beyond_s) / steps
+        once_s: Rates = (np.interp(missing, tokens, seconds) + beyond_s) / steps * lagging
         return once_s
 
     def _curves(self, num_live: int, num_cached: int) -> tuple[Rates, float]:

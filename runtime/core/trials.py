@@ -19,14 +19,14 @@ class Trial:
 
     Attributes:
         gammas: [n].
-        cost_s: what it costs beyond its gain: one step of it while drafts are in use, a whole
-            exploration while none are.
-        share: of the time, that may be spent so.
+        cost_s: what it is expected to cost beyond its gain: one step of it while drafts are in use, a
+            whole exploration while none are.
+        num_steps: that it takes.
     """
 
     gammas: list[int]
     cost_s: float
-    share: float
+    num_steps: int = 1
 
 
 def plan_trial(
@@ -51,39 +51,43 @@ def plan_trial(
     return Trial(
         gammas=forecast.gammas[other].tolist(),
         cost_s=wasted * float(forecast.seconds[other]),
-        share=settings.hopeful_share,
     )
 
 
 def plan_exploration(
-    batch: Batch,
-    forecast: Forecast,
-    times: StepTimes,
-    settings: Settings,
-    forecaster: Forecaster,
+    batch: Batch, forecast: Forecast, settings: Settings, forecaster: Forecaster
 ) -> Trial | None:
-    """Drafts while none are in use.
+    """Drafts while none are in use: one token each, for as many rows as tell most for their price.
 
-    One draft token, for the row that misses least and those that share its feeding: if any gamma
-    pays, then so does this one. More of the time is spent on it while it may well pay.
+    If any gamma pays, then so does this one. More rows cost more catching up, but share the steps, which
+    then bring more tokens, too. Rows that miss least come first; those that may have ended before they
+    told anything are left out.
     """
-    may = ~batch.is_fixed & (batch.caps > 0)
-    if not may.any() or len(forecast.fixed_s) < 2:
-        return None
-    doubt = float(times.doubt(len(batch.caps), 0)[1])
-    is_hopeful = forecast.rates[1] * np.exp(doubt) > forecast.rates[0]
     missing = np.where(batch.uses_model, batch.num_missing, 0)
-    least = int(missing[may].min())
-    tried = may & (missing <= max(least, forecaster.shared))
-    once_s = forecaster.catch_up_s(least) * int(tried.sum())
+    lasts = batch.num_remaining > settings.explore_trials + missing // forecaster.chunk
+    may = np.flatnonzero(~batch.is_fixed & (batch.caps > 0) & lasts)
+    if not len(may) or len(forecast.fixed_s) < 2:
+        return None
+    missing = missing[may]
+    order = np.argsort(missing, kind="stable")
+    may, missing = may[order], missing[order]
+    count = np.arange(1, len(may) + 1)
+    fed = np.cumsum(np.where(missing > forecaster.shared, missing - 1, 0))
+    steps = np.maximum(-(-settings.explore_trials // count), settings.explore_steps)
+    steps += np.maximum(-(-fed // forecaster.chunk), 1) - 1
+    once_s = np.cumsum([forecaster.catch_up_s(int(one)) for one in missing])
     plain_s = float(forecast.fixed_s[0])
     longer_s = float(forecast.fixed_s[1]) - plain_s
-    gained_s = float((batch.survival[:, 0] * tried).sum() * plain_s / len(tried))
+    gained_s = np.cumsum(batch.survival[may, 0]) * plain_s / len(batch.caps)
     # However good the prospects: what is known to be bad is not tried for free. However bad they are
     # said to be: what says so may be wrong, and must not keep it from being tried.
-    net_s = max(longer_s - gained_s, 0.2 * longer_s, 0.01 * plain_s)
+    least_s = max(LEAST_WASTE * longer_s, 0.01 * plain_s)
+    cost_s = once_s + steps * np.minimum(np.maximum(longer_s - gained_s, least_s), plain_s)
+    num_tried = int((cost_s / (count * steps)).argmin()) + 1
+    gammas = np.where(batch.is_fixed, batch.caps, 0)
+    gammas[may[:num_tried]] = 1
     return Trial(
-        gammas=np.where(batch.is_fixed, batch.caps, tried).tolist(),
-        cost_s=once_s + settings.explore_steps * min(net_s, plain_s),
-        share=settings.hopeful_share if is_hopeful else settings.explore_share,
+        gammas=gammas.tolist(),
+        cost_s=float(cost_s[num_tried - 1]),
+        num_steps=int(steps[num_tried - 1]),
     )

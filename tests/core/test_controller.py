@@ -171,7 +171,13 @@ def test_two_equal_choices_never_alternate() -> None:
 
 
 def run(
-    one: Controller, rows: Batch, steps: int, *, c: float = 0.05, plain_s: float = 1.0
+    one: Controller,
+    rows: Batch,
+    steps: int,
+    *,
+    c: float = 0.05,
+    plain_s: float = 1.0,
+    kept: float = 1.0,
 ) -> Counter[StepKind]:
     kinds: Counter[StepKind] = Counter()
     for _ in range(steps):
@@ -180,7 +186,7 @@ def run(
         gammas, kind = one.next_step()
         longest = max(gammas)
         seconds = plain_s if longest == 0 else 1.0 + c * longest
-        one.observe(seconds, longest, 1 + longest, kind)
+        one.observe(seconds, longest, 1 + kept * longest, kind)
         kinds[kind] += 1
     return kinds
 
@@ -214,9 +220,9 @@ def test_a_slow_plain_step_shows_in_the_speed_up() -> None:
 
 
 def test_steps_without_drafts_explore_for_a_bounded_share_of_the_time() -> None:
-    one = controller(table(c=0.4), explore_share=0.01, explore_steps=4)
+    one = controller(table(c=0.4), lost_share=0.01, explore_trials=4)
     one.decide(batch(0.1))
-    kinds = run(one, batch(0.1), 1000, c=0.4)
+    kinds = run(one, batch(0.1), 1000, c=0.4, kept=0.1)
     assert kinds[StepKind.EXPLORE] % 4 == 0
     assert kinds[StepKind.GAIN] == kinds[StepKind.PROBE] == 0
     # An explored step costs .4 s more and brings a tenth of a token.

@@ -39,24 +39,28 @@ class Prices:
 class PricedEngine(ScriptedEngine):
     """Every call takes its price on a clock."""
 
+    num_calls = 0
+
     def __init__(self, logits, clock: Clock, price) -> None:
         super().__init__(logits, limits(10))
         self._clock, self._price = clock, price
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
+        self.num_calls += 1
         self._clock.now += self._price(len(spans), max(len(span.tokens) for span in spans))
         return super().extend(spans)
 
 
-def right_for(share: float):
+class Guesser:
     """A draft that is right for about this share of contexts."""
 
-    def logits(prefix: tuple[int, ...]) -> FloatArray:
-        digest = hashlib.sha256(bytes(prefix)).digest()
-        is_right = digest[0] < 256 * share
-        return counting_logits(prefix if is_right else (prefix[-1] + 5,))
+    def __init__(self, share: float) -> None:
+        self.share = share
 
-    return logits
+    def __call__(self, prefix: tuple[int, ...]) -> FloatArray:
+        digest = hashlib.sha256(bytes(prefix)).digest()
+        is_right = digest[0] < 256 * self.share
+        return counting_logits(prefix if is_right else (prefix[-1] + 5,))
 
 
 def known_costs(prices: Prices) -> CostTable:
@@ -86,16 +90,22 @@ class Service:
     def __init__(self, prices: Prices, costs: CostTable, share: float, batch: int) -> None:
         clock = Clock()
         self.clock = clock
+        self.guesser = Guesser(share)
         self.harness = Harness(
             "F3",
             target=PricedEngine(counting_logits, clock, prices.target_s),
-            draft=PricedEngine(right_for(share), clock, prices.draft_s),
+            draft=PricedEngine(self.guesser, clock, prices.draft_s),
             costs=costs,
             clock=clock,
             max_running=batch,
             queue_timeout_s=1e9,
         )
         self.count = 0
+
+    @property
+    def draft_calls(self) -> int:
+        assert isinstance(self.harness.draft, PricedEngine)
+        return self.harness.draft.num_calls
 
     def tokens_per_s(self, num_requests: int, **way: object) -> float:
         """Of requests that wait for one another's slots."""
@@ -122,3 +132,58 @@ def test_choosing_gamma_keeps_up_with_the_best_way(
     fixed = {gamma: service.tokens_per_s(16, gamma=gamma) for gamma in GAMMAS}
     assert adaptive > 0.98 * off
     assert adaptive > 0.95 * max(fixed.values())
+
+
+NOTICED_S = 1000.0
+"""Plain steps of one row that are served at most until a change of the traffic is acted on."""
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_change_of_traffic_is_noticed_within_a_stated_time(batch: int) -> None:
+    """Drafts were never right for a long time; then nearly all are, and no row is new to the server."""
+    prices = Prices(0.2, 0.1)
+    service = Service(prices, known_costs(prices), 0.02, batch)
+    service.tokens_per_s(100)
+    off = service.tokens_per_s(16, is_enabled=False)
+    assert service.tokens_per_s(40) > 0.985 * off
+    service.guesser.share = 0.95
+    began = service.clock.now
+    while service.tokens_per_s(batch) < 1.3 * off:
+        assert service.clock.now - began < NOTICED_S
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_nothing_is_decided_while_rows_come_and_go_and_nothing_pays(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices = Prices(0.4, 0.5)
+    service = Service(prices, known_costs(prices), 0.1, batch)
+    service.tokens_per_s(40)
+    steering = service.harness.worker._parts.steering
+    controller = steering._controller
+    count = 0
+    decide = controller.decide
+
+    def counted(*arguments: object, **options: object) -> None:
+        nonlocal count
+        count += 1
+        decide(*arguments, **options)
+
+    monkeypatch.setattr(controller, "decide", counted)
+    # On a clock that only engines move, a decision takes no time: none is put off for its price.
+    monkeypatch.setattr(steering, "_may_decide", lambda: False)
+    service.tokens_per_s(80)
+    assert count <= 40
+
+
+def test_where_nothing_pays_the_draft_model_is_left_alone_but_for_what_trying_costs() -> None:
+    prices = Prices(0.4, 0.5)
+    service = Service(prices, known_costs(prices), 0.1, 4)
+    service.tokens_per_s(40)
+    calls, seconds = service.draft_calls, service.clock.now
+    service.tokens_per_s(80, is_enabled=False)
+    assert service.draft_calls == calls
+    plain_s = service.clock.now - seconds
+    service.tokens_per_s(80)
+    assert service.clock.now - seconds - plain_s < 1.01 * plain_s
+    assert service.draft_calls - calls < 0.02 * 80 * TOKENS

@@ -1,0 +1,130 @@
+"""A choice of gammas for some rows, and decisions that nothing pays, kept by situation."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.core.account import MOST_LOST, Account, Accounts
+from runtime.core.forecast import Batch, Forecast
+from runtime.core.trials import Trial
+
+# Situations that are kept, and how often each stands in for a decision before it is thought over.
+MAX_SETTLED, SETTLED_FOR = 256, 64
+
+
+class StepKind(StrEnum):
+    """What a step is for.
+
+    GAIN: drafts are expected to pay. NO_GAIN: they are not. PROBE: a step without drafts among
+    steps with them. EXPLORE: another longest draft than the one that is expected to be best.
+    """
+
+    GAIN = "gain"
+    NO_GAIN = "no_gain"
+    PROBE = "probe"
+    EXPLORE = "explore"
+
+
+@dataclass(slots=True, kw_only=True)
+class Decision:
+    """What holds until the next decision.
+
+    Attributes:
+        table_s: [G + 1] tabled time of a step by its longest draft.
+        plain_s: expected time of a step without drafts, but for rows of a fixed gamma.
+        plain_tokens: what such a step is expected to emit.
+        floor: longest draft of rows of a fixed gamma.
+        gammas: [n] of the best choice.
+        bare: [n] of a step without drafts, but for rows of a fixed gamma.
+        account: what pays for drafts.
+        trial: something else to try; None for nothing.
+        longest: greatest gamma of a row that is not fixed.
+        saved_s: time that each other step earns for a trial while drafts are made.
+        most_s: credit kept at most.
+        num_steps: steps taken under it.
+        num_uses: decisions that it took the place of.
+    """
+
+    batch: Batch
+    forecast: Forecast
+    table_s: list[float]
+    plain_s: float
+    plain_tokens: float
+    floor: int
+    gammas: list[int]
+    bare: list[int]
+    account: Account
+    trial: Trial | None
+    longest: int
+    saved_s: float
+    most_s: float
+    num_steps: int = 0
+    num_uses: int = 0
+
+
+class Taken(NamedTuple):
+    """A step that was taken, with drafts or catching up.
+
+    Attributes:
+        seconds: it took.
+        expected_s: that such a step takes where no draft model catches up.
+        longest: greatest draft that was verified.
+        num_emitted: tokens it emitted.
+        num_rows: that decoded.
+        catches_up: whether its time holds what a draft model was fed that it had missed.
+    """
+
+    seconds: float
+    expected_s: float
+    longest: int
+    num_emitted: int
+    num_rows: int
+    catches_up: bool
+
+
+def pay(accounts: Accounts, decision: Decision, step: Taken) -> None:
+    """Settle what a step lost, or gained, against plain decoding."""
+    invested_s = 0.0
+    if step.catches_up and decision.longest:
+        invested_s = max(0.0, step.seconds - step.expected_s)
+    plain_tokens = decision.plain_tokens * step.num_rows / len(decision.gammas)
+    lost_s = step.seconds - invested_s - step.num_emitted / plain_tokens * decision.plain_s
+    if not step.catches_up:
+        lost_s = min(lost_s, MOST_LOST * decision.plain_s)
+    accounts.settle_drafts(decision.account, step.seconds, lost_s, invested_s, decision.most_s)
+
+
+class Settled:
+    """Decisions to draft nothing, by situation; the oldest makes room."""
+
+    def __init__(self) -> None:
+        self._decisions: dict[Hashable, Decision] = {}
+
+    def keep(self, situation: Hashable, decision: Decision) -> None:
+        """What holds whenever rows are in such a situation again."""
+        while len(self._decisions) >= MAX_SETTLED:
+            del self._decisions[next(iter(self._decisions))]
+        self._decisions[situation] = decision
+
+    def find(self, situation: Hashable) -> Decision | None:
+        """The decision for such a situation; None where one is due."""
+        decision = self._decisions.get(situation)
+        return None if decision is None or decision.num_uses >= SETTLED_FOR else decision
+
+    def clear(self) -> None:
+        """What never paid may pay."""
+        self._decisions.clear()
+
+
+def plain_tokens(batch: Batch) -> float:
+    """Tokens that a step is expected to emit in which only rows of a fixed gamma draft."""
+    kept = sum(
+        float(batch.survival[row, : batch.caps[row]].sum())
+        for row in np.flatnonzero(batch.is_fixed)
+    )
+    return len(batch.caps) + kept
