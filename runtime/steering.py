@@ -44,6 +44,8 @@ MAX_GROUPS = 32
 MAX_WAITING = 512
 # Where no more than one row in so many came or went, the decision stands until the next is due.
 FEW = 4
+# Steps without drafts, in a row, after which what was seen before says less.
+LONG_IDLE = 16
 RETRY_S = 60.0
 """Seconds that gammas stay fixed after choosing them failed."""
 
@@ -146,22 +148,19 @@ class Steering:
         self._kind = kind
         self._held_back.clear()
         self._catches_up = False
+        if self._num_idle > LONG_IDLE and any(gammas):
+            self._learn()
+            self._book.age(self._num_idle)
         if self._is_stale:
             known = dict(zip(map(id, self._decided), gammas, strict=True))
             usual = max(gammas) if kind is StepKind.GAIN else 0
             gammas = [known_gamma(row, known, usual) for row in self._live]
-        if 0 in gammas and kind is not StepKind.PROBE:
-            asked = zip(caps, gammas, strict=True)
-            self._held_back += [
-                slot for slot, (cap, gamma) in enumerate(asked) if cap and not gamma
-            ]
+        if kind is not StepKind.PROBE:
+            self._held_back += [slot for slot, cap in enumerate(caps) if cap and not gammas[slot]]
         chosen = bounded(caps, gammas)
         self._is_drafting = any(chosen)
-        self._num_idle += 1
+        self._num_idle = 0 if self._is_drafting else self._num_idle + 1
         if self._is_drafting:
-            self._learn()
-            self._book.age(self._num_idle)
-            self._num_idle = 0
             self._catches_up = catches_up(self._live, self._are_fed, chosen, self._most_missing)
         self._began_s = self._clock()
         return chosen

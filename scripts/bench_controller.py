@@ -1,7 +1,8 @@
-"""What choosing gamma costs a step: time of the steering against the tabled time of the step, by batch size.
+"""What choosing gamma costs a step: processor time of the steering against the tabled time of the step, by batch size.
 
-Engines compute nothing, so that only the host is busy; "worst" decides anew in every step, as when rows come and
-go all the time, "steady" as the controller does while rows stay.
+Engines compute nothing, but their tabled time passes on the clock, so that decisions are as rare as in service.
+"worst" decides anew in every step, as when rows come and go all the time where drafts pay; "steady" as the controller
+does while rows stay; "idle" where nothing pays, so that the step is one that speculation off would run, too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +19,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from engines.base import EngineLimits
+from engines.base import EngineLimits, FloatArray, Span
 from engines.bundle import load_bundle
 from engines.cpu_sampler import CpuSampler
 from engines.laws import SamplingLaw
 from runtime.core.config import ServerConfig
-from runtime.core.costs import CostTable
+from runtime.core.costs import CostTable, ModelCosts
 from runtime.core.params import RequestSpec
 from runtime.host_costs import StillEngine
 from runtime.opening import ServeOptions, bundle_costs
@@ -31,7 +33,35 @@ from runtime.tokenizer import TokenizersCodec
 from runtime.worker import Worker
 from scripts.bench_results import Recorder, Row
 
-STEPS = 60
+STEPS, WARM_STEPS = 400, 40
+
+
+DEAR = 1000.0
+"""Times the price of a draft call, so that nothing pays."""
+
+
+class PacedClock:
+    """Processor time of this thread, and the time that engines say they took."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return time.thread_time() + self.ahead_s
+
+
+class PacedEngine(StillEngine):
+    """An engine that computes nothing and takes its tabled time."""
+
+    clock: PacedClock
+    costs: ModelCosts
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """[B, R, V] float32, the same row everywhere."""
+        tokens = max(len(span.tokens) for span in spans)
+        self.clock.ahead_s += self.costs.extend_s(len(spans), tokens, self.costs.capacity)
+        return super().extend(spans)
 
 
 class TimedSteering(Steering):
@@ -41,28 +71,34 @@ class TimedSteering(Steering):
 
     def choose(self, live: Sequence[Any], caps: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Choose and take the time."""
-        began = time.perf_counter()
+        began = time.thread_time()
         if self.forces:
             self._decision_s = 0.0
         chosen = super().choose(live, caps)
-        self.taken = [*getattr(self, "taken", []), time.perf_counter() - began]
+        self.taken = [*getattr(self, "taken", []), time.thread_time() - began]
         return chosen
 
     def observe(self, *arguments: Any) -> None:
         """Observe and take the time."""
-        began = time.perf_counter()
+        began = time.thread_time()
         super().observe(*arguments)
-        self.taken[-1] += time.perf_counter() - began
+        self.taken[-1] += time.thread_time() - began
 
 
 def steering_s(table: CostTable, rows: int, codec: TokenizersCodec, *, forces: bool) -> float:
     """Mean seconds of steering per step, the slowest tenth left out."""
-    limits = EngineLimits(max_batch=rows, max_context=4096, max_extend=64, vocab_size=256)
+    assert table.draft is not None
+    limits = EngineLimits(max_batch=rows, max_context=8192, max_extend=64, vocab_size=256)
     row = np.random.default_rng(0).normal(size=256).astype(np.float32)
-    still = StillEngine(limits, row, max_wanted=9)
+    clock = PacedClock()
+    engines = []
+    for costs in (table.target, table.draft):
+        engine = PacedEngine(limits, row, max_wanted=9)
+        engine.clock, engine.costs = clock, costs
+        engines.append(engine)
     worker = Worker(
-        target=still, draft=still, sampler=CpuSampler(max_batch=rows, max_gamma=8, vocab_size=256),
-        config=ServerConfig(max_running=rows), max_gamma=8, decoder=codec, costs=table,
+        target=engines[0], draft=engines[1], sampler=CpuSampler(max_batch=rows, max_gamma=8, vocab_size=256),
+        config=ServerConfig(max_running=rows), max_gamma=8, decoder=codec, costs=table, clock=clock,
     )  # fmt: skip
     steering = worker._parts.steering
     assert steering is not None
@@ -70,14 +106,14 @@ def steering_s(table: CostTable, rows: int, codec: TokenizersCodec, *, forces: b
     steering.forces = forces  # type: ignore[attr-defined]
     for index in range(rows):
         spec = RequestSpec(
-            internal_id=str(index), request_id=str(index), prompt_tokens=(0,), seed=index, max_tokens=2000,
+            internal_id=str(index), request_id=str(index), prompt_tokens=(0,), seed=index, max_tokens=8000,
             law=SamplingLaw(temperature=0.0),
         )  # fmt: skip
         worker.submit(spec, lambda event: None)
     for _ in range(STEPS):
         worker.run_step()
-    taken = sorted(steering.taken[5:])  # type: ignore[attr-defined]
-    return statistics.fmean(taken[: -len(taken) // 10])
+    taken = sorted(steering.taken[WARM_STEPS:])  # type: ignore[attr-defined]
+    return statistics.fmean(taken[: -len(taken) // 10] if forces else taken)
 
 
 def main(
@@ -100,15 +136,20 @@ def main(
     options = ServeOptions(costs_folder=costs, config=config)
     table = bundle_costs(loaded, options, sampler, codec, max_batch)
     shown = Table(title=f"{bundle.name}: choosing gamma")
-    for head in ("batch", "plain step ms", "steady us", "share %", "worst us", "share %"):
+    for head in ("batch", "plain step ms", "steady us", "share %", "worst us", "share %",
+                 "idle us", "share %"):  # fmt: skip
         shown.add_column(head, justify="right")
     results = []
     for rows in (int(one) for one in batches.split(",")):
         plain_s = table.target.extend_s(rows, 1, table.capacities[0]) + table.host.step_s
         cells: list[str] = []
         figures = {"plain_step_ms": 1e3 * plain_s}
-        for name, forces in (("steady", False), ("worst", True)):
-            took_s = steering_s(table, rows, codec, forces=forces)
+        assert table.draft is not None
+        seconds = tuple(tuple(DEAR * one for one in line) for line in table.draft.seconds)
+        dear = replace(table, draft=replace(table.draft, seconds=seconds))
+        ways = {"steady": (table, False), "worst": (table, True), "idle": (dear, False)}
+        for name, (costs_of_way, forces) in ways.items():
+            took_s = steering_s(costs_of_way, rows, codec, forces=forces)
             figures |= {f"{name}_us": 1e6 * took_s, f"{name}_share": took_s / plain_s}
             cells += [f"{1e6 * took_s:.0f}", f"{100 * took_s / plain_s:.2f}"]
         shown.add_row(str(rows), f"{1e3 * plain_s:.2f}", *cells)

@@ -98,3 +98,18 @@ def test_rates_stay_inside_their_bounds_whatever_comes() -> None:
         assert (rates >= 0.01).all()
         assert (rates <= 0.99).all()
         assert (np.diff(one.survival(3), axis=1) <= 0).all()
+
+
+def test_evidence_ages_in_steps_without_drafts_but_is_never_forgotten() -> None:
+    one = book(traffic_decay=1.0, half_life=100.0, old_weight=4.0, position_weight=1e-9)
+    one.start(0, 0)
+    feed(one, 0, 0.0, 64)
+    before = one.traffic_rates()[0, 0]
+    assert before == pytest.approx(0.7 * 4 / 68)
+    one.age(100)
+    assert one.traffic_rates()[0, 0] == pytest.approx(0.7 * 4 / 36)
+    one.age(0)
+    assert one.traffic_rates()[0, 0] == pytest.approx(0.7 * 4 / 36)
+    for _ in range(2):
+        one.age(100_000)
+        assert one.traffic_rates()[0, 0] == pytest.approx(0.7 * 4 / 8)

@@ -143,7 +143,7 @@ def test_a_change_of_traffic_is_noticed_within_a_stated_time(batch: int) -> None
     """Drafts were never right for a long time; then nearly all are, and no row is new to the server."""
     prices = Prices(0.2, 0.1)
     service = Service(prices, known_costs(prices), 0.02, batch)
-    service.tokens_per_s(100)
+    service.tokens_per_s(30 * batch)
     off = service.tokens_per_s(16, is_enabled=False)
     assert service.tokens_per_s(40) > 0.985 * off
     service.guesser.share = 0.95
