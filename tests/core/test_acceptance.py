@@ -101,7 +101,7 @@ def test_rates_stay_inside_their_bounds_whatever_comes() -> None:
 
 
 def test_evidence_ages_in_steps_without_drafts_but_is_never_forgotten() -> None:
-    one = book(traffic_decay=1.0, half_life=100.0, old_weight=4.0, position_weight=1e-9)
+    one = book(traffic_decay=1.0, half_life=100.0, old_weight=4.0, position_weight=1e9)
     one.start(0, 0)
     feed(one, 0, 0.0, 64)
     before = one.traffic_rates()[0, 0]
