@@ -45,7 +45,7 @@ class Fading:
     position_weight: float = 12.0
     traffic_weight: float = 8.0
     half_life: float = 512.0
-    old_weight: float = 8.0
+    old_weight: float = 16.0
 
 
 class Round(NamedTuple):

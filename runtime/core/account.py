@@ -23,6 +23,8 @@ FIRST_STEPS, MOST_STEPS = 8.0, 64.0
 REOPEN_STEPS = 4.0
 # Steps over which catching up is charged while drafts go on.
 PAYBACK_STEPS = 32.0
+# Times what was saved when a try was put off, until it is thought of again.
+MORE_SAVED = 1.2
 MOST_LOST = 2.0
 """Plain steps that one step without catching up may be charged: beyond, the machine was elsewhere."""
 
@@ -37,15 +39,21 @@ class Account:
             runs out, until a try gains, or the owner opens it.
         saved_s: what was earned since drafts were last made: drafts that are not expected to gain are
             paid from this, never from a past gain.
+        retry_s: what must have been saved before the next try is thought of.
     """
 
     credit_s: float
     is_open: bool = True
     saved_s: float = 0.0
+    retry_s: float = 0.0
 
     def can_try(self, cost_s: float) -> bool:
         """Whether drafts that are expected to cost so much may be tried."""
-        return self.saved_s >= cost_s and self.credit_s >= cost_s
+        return self.saved_s >= max(cost_s, self.retry_s) and self.credit_s >= cost_s
+
+    def put_off(self) -> None:
+        """These rows cannot be tried, or not at that cost: think of it later, and ever more rarely."""
+        self.retry_s = MORE_SAVED * self.saved_s
 
     def settle(self, earned_s: float, lost_s: float, most_s: float) -> None:
         """One step is over.
@@ -105,6 +113,6 @@ class Accounts:
         self._invested_s += invested_s
         due_s = self._invested_s / PAYBACK_STEPS
         self._invested_s -= due_s
-        account.saved_s = 0.0
+        account.saved_s = account.retry_s = 0.0
         account.settle(self._share * seconds, lost_s + due_s, most_s)
         account.is_open |= lost_s < 0.0 and account.credit_s >= 0.0

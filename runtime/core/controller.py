@@ -4,8 +4,8 @@ Of all longest drafts the one of the highest rate wins; the one in use keeps its
 promises a margin more, so that equal choices never alternate. Two kinds of steps measure what the
 choice cannot know: while drafts are made, a *probe* without any tells what they gain; while none
 are made, an *exploration* of a few drafts tells whether they would be kept by now. Another longest
-draft than the one in use is explored, too, where it may well be better for all that is known of its
-time. Measured step times correct the cost table as they come in (``core.step_times``).
+draft is explored, too, where it may well be better for all that is known of its time. Measured step
+times correct the cost table as they come in (``core.step_times``).
 
 What drafts lose against plain decoding is bounded by construction: they are made out of credit only
 (``core.account``), and the time that deciding takes is paid from it, too. A decision that nothing pays
@@ -121,29 +121,44 @@ class Controller:
             situation: what rows that come and go may leave as it is; None to keep nothing.
         """
         self._settle()
+        was_due = self.is_due and not self._has_explored
+        due = self._decision.account if self._decision and was_due else None
         self._has_explored = False
         forecast = self._forecaster.forecast(batch, self._times.scales(len(batch.caps)))
-        best = self._best(batch, forecast)
-        floor = forecast.floor
+        decision = self._decision = self._decided(batch, forecast)
+        if decision.trial is None:
+            self._explore_left = 0
+        elif may_try and self.is_due:
+            self._explore_left = decision.trial.num_steps
+        if decision.longest or self._explore_left:
+            return
+        if due is decision.account:
+            decision.account.put_off()
+        if situation is not None and decision.floor == 0:
+            self._keep(situation, decision)
+
+    def _decided(self, batch: Batch, forecast: Forecast) -> Decision:
+        """What is best, if there is credit for it, and what to try besides."""
+        best, floor = self._best(batch, forecast), forecast.floor
         plain_s = float(forecast.fixed_s[0]) if floor == 0 else float(forecast.seconds[floor])
         account = self._accounts.of(len(batch.caps), plain_s)
         gammas = forecast.gammas[best]
-        bare = np.where(batch.is_fixed, gammas, 0).tolist()
+        bare = np.where(batch.is_fixed, gammas, 0)
         longest = int((gammas * ~batch.is_fixed).max())
         trial: Trial | None = None
         if longest and not account.is_open:
             needed_s = REOPEN_STEPS * plain_s + self._forecaster.catch_up_all_s(batch, gammas)
             account.is_open = account.credit_s >= needed_s
             if not account.is_open:
-                trial = Trial(gammas=bare, cost_s=needed_s)
-                gammas, longest, best = np.array(bare), 0, floor
+                trial = Trial(gammas=bare.tolist(), cost_s=needed_s)
+                gammas, longest, best = bare, 0, floor
         elif not longest:
             trial = plan_exploration(batch, forecast, self._settings, self._forecaster)
         if longest:
             trial = plan_trial(batch, forecast, self._times, self._settings, best)
         if (batch.caps[~batch.is_fixed] > 0).any():
             self._longest = best
-        self._decision = Decision(
+        return Decision(
             batch=batch,
             forecast=forecast,
             table_s=forecast.table_s.tolist(),
@@ -151,22 +166,16 @@ class Controller:
             plain_tokens=plain_tokens(batch),
             floor=floor,
             gammas=gammas.tolist(),
-            bare=bare,
+            bare=bare.tolist(),
             account=account,
             trial=trial,
             longest=longest,
             saved_s=self._settings.trial_share * plain_s,
-            most_s=MOST_STEPS * plain_s if longest or trial is None else 2.0 * trial.cost_s,
+            most_s=MOST_STEPS * plain_s,
         )
-        if trial is None:
-            self._explore_left = 0
-        elif may_try and self.is_due:
-            self._explore_left = trial.num_steps
-        if situation is not None and longest == floor == 0 and not self._explore_left:
-            self._keep(situation, self._decision)
 
     def _best(self, batch: Batch, forecast: Forecast) -> int:
-        """The longest draft to take; the one in use keeps its place among equals."""
+        """The longest draft to take; the one in use keeps its place."""
         rates = forecast.rates
         if len(batch.caps) > 1:
             rates[forecast.floor] *= 1.0 + self._settings.lead
@@ -174,7 +183,6 @@ class Controller:
         kept = self._longest
         if kept is None or kept == best or rates[kept] <= 0.0:
             return best
-        # No more than the caps allow is in use where the longest draft is not allowed.
         return best if rates[best] > rates[kept] * (1.0 + self._settings.margin) else kept
 
     def _keep(self, situation: Hashable, decision: Decision) -> None:
@@ -189,8 +197,7 @@ class Controller:
 
     def next_step(self) -> tuple[list[int], StepKind]:
         """[n] gammas of the next step, for the rows last decided on, and what the step is for."""
-        decision = self._decision
-        assert decision is not None, "decide comes first"
+        assert (decision := self._decision) is not None, "decide comes first"
         if decision.longest > 0:
             return self._step_with_drafts(decision)
         if self._explore_left > 0 and decision.trial is not None:
@@ -271,22 +278,15 @@ class Controller:
 
     def report(self) -> ControlReport:
         """What the choices brought so far."""
-        decision = self._decision
-        return self._ledger.report(None if decision is None else self._hindsight(decision))
+        return self._ledger.report(None if self._decision is None else self._decision.hindsight())
 
     def _settle(self) -> None:
         """Account for the decision that ends, and learn from its steps."""
         decision = self._decision
         if decision is not None and decision.num_steps:
-            self._ledger.consider(*self._hindsight(decision))
+            self._ledger.consider(*decision.hindsight())
         if self._num_timed:
             self._learn()
-
-    @staticmethod
-    def _hindsight(decision: Decision) -> tuple[Rates, Rates]:
-        """[G + 1] tokens and seconds that fixed gammas would have brought in its steps."""
-        forecast, num_steps = decision.forecast, decision.num_steps
-        return forecast.fixed_tokens * num_steps, forecast.fixed_s * num_steps
 
     def _learn(self) -> None:
         """Take in the times of the steps since; those of the kind seen most tell the level first."""

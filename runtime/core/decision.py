@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from runtime.core.acceptance import Rates
 from runtime.core.account import MOST_LOST, Account, Accounts
 from runtime.core.forecast import Batch, Forecast
 from runtime.core.trials import Trial
@@ -65,6 +66,11 @@ class Decision:
     most_s: float
     num_steps: int = 0
     num_uses: int = 0
+
+    def hindsight(self) -> tuple[Rates, Rates]:
+        """[G + 1] tokens and seconds that fixed gammas would have brought in its steps."""
+        forecast, num_steps = self.forecast, self.num_steps
+        return forecast.fixed_tokens * num_steps, forecast.fixed_s * num_steps
 
 
 class Taken(NamedTuple):
