@@ -177,8 +177,7 @@ class Controller:
     def _best(self, batch: Batch, forecast: Forecast) -> int:
         """The longest draft to take; the one in use keeps its place."""
         rates = forecast.rates
-        if len(batch.caps) > 1:
-            rates[forecast.floor] *= 1.0 + self._settings.lead
+        rates[forecast.floor] *= 1.0 + self._settings.lead * (len(batch.caps) > 1)
         best = int(rates.argmax())
         kept = self._longest
         if kept is None or kept == best or rates[kept] <= 0.0:
@@ -197,7 +196,8 @@ class Controller:
 
     def next_step(self) -> tuple[list[int], StepKind]:
         """[n] gammas of the next step, for the rows last decided on, and what the step is for."""
-        assert (decision := self._decision) is not None, "decide comes first"
+        decision = self._decision
+        assert decision is not None, "decide comes first"
         if decision.longest > 0:
             return self._step_with_drafts(decision)
         if self._explore_left > 0 and decision.trial is not None:
