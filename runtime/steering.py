@@ -92,7 +92,7 @@ class Steering:
         )
         self._book = AcceptanceBook(num_rows=num_slots, max_gamma=max_gamma, num_groups=MAX_GROUPS)
         self._groups = Groups(MAX_GROUPS)
-        self._live: list[Request] = []
+        self._live: tuple[Request, ...] = ()
         self._speculations: list[Speculation] = []
         self._has_adaptive = False
         self._num_prefilling = 0
@@ -100,7 +100,7 @@ class Steering:
         self._most_missing = max_shared_missing
         self._catches_up = False
         self._is_drafting = False
-        self._decided: list[Request] = []
+        self._decided: tuple[Request, ...] = ()
         self._is_stale = True
         self._waiting: list[Round] = []
         self._num_cached = 0
@@ -223,9 +223,8 @@ class Steering:
         """Say so, keep gammas fixed for a while, and begin with the rows anew after that."""
         logger.error("choosing gamma failed; it is fixed for %g s", RETRY_S, exc_info=error)
         self._retry_at_s = self._clock() + RETRY_S
-        self._live.clear()
+        self._live = self._decided = ()
         self._speculations.clear()
-        self._decided.clear()
         self._waiting.clear()
 
     def _must_decide(self) -> bool:
@@ -248,7 +247,7 @@ class Steering:
         """Bring the book's rows in line with the slots."""
         speculations = [request.speculation for request in live]
         self._num_prefilling = caps.count(None)
-        if self._live == live and self._speculations == speculations:
+        if self._live == tuple(live) and self._speculations == speculations:
             return
         self._learn()
         self._move_rows(live, speculations)
@@ -265,7 +264,7 @@ class Steering:
                 self._book.start(slot, self._groups.of(request))
             elif source != slot:
                 self._book.move(source, slot)
-        self._live = list(live)
+        self._live = tuple(live)
         self._speculations = speculations
         self._has_adaptive = any(one.is_adaptive for one in speculations)
 

@@ -41,14 +41,14 @@ DEAR = 1000.0
 
 
 class PacedClock:
-    """Processor time of this thread, and the time that engines say they took."""
+    """Time that passed, and the time that engines say they took."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
 
     def __call__(self) -> float:
         """Seconds."""
-        return time.thread_time() + self.ahead_s
+        return time.perf_counter() + self.ahead_s
 
 
 class PacedEngine(StillEngine):

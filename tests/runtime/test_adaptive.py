@@ -140,6 +140,24 @@ def test_what_a_draft_is_fed_to_catch_up_is_no_part_of_a_steps_cost(
     assert not any(flags[-3:])
 
 
+def test_rows_are_looked_at_anew_only_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = harness(costly(0.01))
+    steering = one.worker._parts.steering
+    count = 0
+    move_rows = steering._move_rows
+
+    def counted(*arguments: object) -> None:
+        nonlocal count
+        count += 1
+        move_rows(*arguments)
+
+    monkeypatch.setattr(steering, "_move_rows", counted)
+    one.submit("a", max_tokens=LENGTH)
+    one.submit("b", max_tokens=LENGTH, is_enabled=False)
+    one.run()
+    assert 1 <= count <= 3
+
+
 def test_fixed_and_disabled_requests_are_left_as_they_are() -> None:
     one = harness(costly(0.9), draft=wrong_logits)
     one.submit("auto", max_tokens=LENGTH)
