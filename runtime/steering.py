@@ -18,34 +18,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engines.laws import Verdict
-from runtime.core.acceptance import AcceptanceBook, Round
 from runtime.core.controller import Controller, StepKind
 from runtime.core.costs import CostTable
 from runtime.core.forecast import Forecaster, Settings
 from runtime.core.ledger import ControlReport
-from runtime.core.request import Request, Speculation
+from runtime.core.request import Request
 from runtime.drafters.base import Draft
+from runtime.row_evidence import RowEvidence
 from runtime.steering_rows import (
-    Groups,
+    Rest,
     batch_of,
     bounded,
     catches_up,
     fixed_gammas,
     judged_rounds,
     known_gamma,
+    num_others,
     plain_step_s,
     situation_of,
 )
 
 logger = logging.getLogger(__name__)
 
-MAX_GROUPS = 32
-# Rounds of evidence that wait for a decision at most.
-MAX_WAITING = 512
 # Where no more than one row in so many came or went, the decision stands until the next is due.
 FEW = 4
 # Steps without drafts, in a row, after which what was seen before says less.
 LONG_IDLE = 16
+# Steps that are answered for at once while nothing pays.
+REST_STEPS = 16
 RETRY_S = 60.0
 """Seconds that gammas stay fixed after choosing them failed."""
 
@@ -80,6 +80,8 @@ class Steering:
         self._clock = clock
         self._began_s = 0.0
         self._held_back: list[int] = []
+        self._rest: Rest | None = None
+        self._is_resting = False
         forecaster = Forecaster(
             table,
             max_gamma=max_gamma,
@@ -90,11 +92,7 @@ class Steering:
         self._controller = Controller(
             forecaster, max_gamma=max_gamma, settings=self._settings, spread=table.disagreement
         )
-        self._book = AcceptanceBook(num_rows=num_slots, max_gamma=max_gamma, num_groups=MAX_GROUPS)
-        self._groups = Groups(MAX_GROUPS)
-        self._live: tuple[Request, ...] = ()
-        self._speculations: list[Speculation] = []
-        self._has_adaptive = False
+        self._rows = RowEvidence(num_slots, max_gamma)
         self._num_prefilling = 0
         self._are_fed: list[bool] = []
         self._most_missing = max_shared_missing
@@ -102,7 +100,6 @@ class Steering:
         self._is_drafting = False
         self._decided: tuple[Request, ...] = ()
         self._is_stale = True
-        self._waiting: list[Round] = []
         self._num_cached = 0
         self._num_idle = 0
         self._kind = StepKind.NO_GAIN
@@ -122,6 +119,12 @@ class Steering:
             caps: per slot, the most draft tokens it may take; None for rows that do not decode.
         """
         self._began_s = self._clock()
+        rest = self._rest
+        self._is_resting = rest is not None and rest.holds(live, caps)
+        if rest is not None and self._is_resting:
+            if caps != rest.caps:
+                rest.caps, self._held_back = caps, [slot for slot, cap in enumerate(caps) if cap]
+            return rest.gammas
         if self._retry_at_s is None or self._began_s >= self._retry_at_s:
             self._retry_at_s = None
             try:
@@ -134,13 +137,14 @@ class Steering:
     def _choose(
         self, live: Sequence[Request], caps: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:
+        self._end_rest()
         self._align(live, caps)
-        self._is_steering = self._has_adaptive
+        self._is_steering = self._rows.has_adaptive
         if not self._is_steering:
             return caps
         controller = self._controller
-        if self._is_stale and controller.recall(situation_of(live, self._groups.of)):
-            self._decided = self._live
+        if self._is_stale and controller.recall(situation_of(live, self._rows.groups.of)):
+            self._decided = self._rows.live
             self._is_stale = False
         if self._must_decide() or self._may_decide():
             self._decide(live, caps)
@@ -150,18 +154,22 @@ class Steering:
         self._catches_up = False
         if self._num_idle > LONG_IDLE and any(gammas):
             self._learn()
-            self._book.age(self._num_idle)
+            self._rows.age(self._num_idle)
         if self._is_stale:
             known = dict(zip(map(id, self._decided), gammas, strict=True))
             usual = max(gammas) if kind is StepKind.GAIN else 0
-            gammas = [known_gamma(row, known, usual) for row in self._live]
+            gammas = [known_gamma(row, known, usual) for row in self._rows.live]
         if kind is not StepKind.PROBE:
             self._held_back += [slot for slot, cap in enumerate(caps) if cap and not gammas[slot]]
         chosen = bounded(caps, gammas)
         self._is_drafting = any(chosen)
         self._num_idle = 0 if self._is_drafting else self._num_idle + 1
         if self._is_drafting:
-            self._catches_up = catches_up(self._live, self._are_fed, chosen, self._most_missing)
+            self._catches_up = catches_up(
+                self._rows.live, self._are_fed, chosen, self._most_missing
+            )
+        elif not (self._num_prefilling or self._is_stale) and controller.is_at_rest:
+            self._rest = Rest(tuple(live), caps, chosen, REST_STEPS)
         self._began_s = self._clock()
         return chosen
 
@@ -179,11 +187,17 @@ class Steering:
                 costs shows in the times.
             judged: slot and verdict of each row.
         """
-        self._num_plain += (self._clock() - self._began_s) / self._plain_s[len(judged)]
+        seconds = self._clock() - self._began_s
+        self._num_plain += seconds / self._plain_s[len(judged)]
         if not self._is_steering:
             return
+        for slot in self._held_back:
+            live[slot].stats.num_off += 1
+        if self._rest is not None and self._is_resting:
+            self._rest.seconds.append(seconds)
+            return
         try:
-            self._observe(live, drafts, judged)
+            self._observe(live, drafts, judged, seconds)
         except Exception as error:  # what was not learnt harms nobody
             self._give_up(error)
 
@@ -192,13 +206,10 @@ class Steering:
         live: Sequence[Request],
         drafts: Sequence[Draft | None],
         judged: Sequence[tuple[int, Verdict]],
+        seconds: float,
     ) -> None:
-        seconds = self._clock() - self._began_s
         rounds = judged_rounds(drafts, judged) if self._is_drafting else []
-        self._waiting += rounds
-        for slot in self._held_back:
-            live[slot].stats.num_off += 1
-        del self._waiting[:-MAX_WAITING]
+        self._rows.add(rounds)
         self._since_s += seconds
         self._total_s += seconds
         self._controller.observe(
@@ -209,6 +220,16 @@ class Steering:
             num_rows=len(judged),
             catches_up=self._catches_up,
         )
+
+    def _end_rest(self) -> None:
+        """Tell the controller of the steps that it was not asked about."""
+        rest, self._rest = self._rest, None
+        if rest is None or not rest.seconds:
+            return
+        self._since_s += sum(rest.seconds)
+        self._total_s += sum(rest.seconds)
+        self._num_idle += len(rest.seconds)
+        self._controller.observe_rest(rest.seconds, num_rows=len(rest.live))
 
     def elapsed(self) -> float:
         """Time of steps so far, counted in plain steps of as many rows; callable from any thread."""
@@ -223,9 +244,9 @@ class Steering:
         """Say so, keep gammas fixed for a while, and begin with the rows anew after that."""
         logger.error("choosing gamma failed; it is fixed for %g s", RETRY_S, exc_info=error)
         self._retry_at_s = self._clock() + RETRY_S
-        self._live = self._decided = ()
-        self._speculations.clear()
-        self._waiting.clear()
+        self._decided = ()
+        self._rows.forget()
+        self._rest = None
 
     def _must_decide(self) -> bool:
         """Whether drafts are due to be tried, or the rows are others, beyond a few among many."""
@@ -233,10 +254,8 @@ class Steering:
             return True
         if not self._is_stale:
             return False
-        known = set(map(id, self._decided))
-        num_new = sum(id(row) not in known for row in self._live)
-        num_gone = len(known) - (len(self._live) - num_new)
-        return num_new + num_gone > len(self._live) // FEW
+        live = self._rows.live
+        return num_others(live, self._decided) > len(live) // FEW
 
     def _may_decide(self) -> bool:
         settings = self._settings
@@ -244,51 +263,34 @@ class Steering:
         return self._decision_s <= share * self._since_s
 
     def _align(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
-        """Bring the book's rows in line with the slots."""
-        speculations = [request.speculation for request in live]
+        """Bring what is known of rows in line with the slots."""
         self._num_prefilling = caps.count(None)
-        if self._live == tuple(live) and self._speculations == speculations:
+        if self._rows.is_aligned(live):
             return
         self._learn()
-        self._move_rows(live, speculations)
+        self._rows.align(live)
         self._is_stale = True
-        self._are_fed = [self._uses_model(row.speculation.drafter) for row in self._live]
-
-    def _move_rows(self, live: Sequence[Request], speculations: list[Speculation]) -> None:
-        known = {id(owner): row for row, owner in enumerate(self._live)}
-        former = dict(zip(map(id, self._live), self._speculations, strict=True))
-        # Slots move downwards only, so that ascending order never overwrites a row still needed.
-        for slot, request in enumerate(live):
-            source = known.get(id(request))
-            if source is None or former[id(request)] is not request.speculation:
-                self._book.start(slot, self._groups.of(request))
-            elif source != slot:
-                self._book.move(source, slot)
-        self._live = tuple(live)
-        self._speculations = speculations
-        self._has_adaptive = any(one.is_adaptive for one in speculations)
+        self._are_fed = [self._uses_model(row.speculation.drafter) for row in live]
 
     def _learn(self) -> None:
-        if self._waiting:
+        if self._rows.learn():
             self._controller.forget_settled()
-        self._book.record(self._waiting)
-        self._waiting.clear()
 
     def _decide(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
         began = self._clock()
         self._learn()
-        self._decided = self._live
+        self._decided = self._rows.live
         self._is_stale = False
         self._num_cached = max(self._num_cached, *(request.num_known for request in live))
         batch = batch_of(
             live,
             caps,
             uses_model=self._uses_model,
-            survival=self._book.survival(len(live)),
+            survival=self._rows.survival(),
             num_cached=self._num_cached,
             now_s=self._clock,
         )
-        situation = situation_of(live, self._groups.of)
+        situation = situation_of(live, self._rows.groups.of)
         self._controller.decide(batch, situation=situation, may_try=not self._num_prefilling)
         took_s = self._clock() - began
         self._controller.charge(took_s)

@@ -2,7 +2,7 @@
 
 Every group of prompts is run at every gamma before the next group, in an order that turns; speed-ups are of one round,
 and the median of the rounds is told: of the whole run, prompts included, and of decoding alone, from the moment on when
-every row of a group has its first token.
+every row of a group has been through its first round.
 
 Prediction, for decoding: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification
 cost) S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step, timed in
@@ -106,12 +106,14 @@ def run_group(rig: Rig, group: Prompts, temperature: float, gamma: int, max_toke
 
 
 def decode_rate(arrivals: Sequence[Sequence[float]]) -> float:
-    """Tokens per second from the moment on when every row has its first.
+    """Tokens per second from the moment on when every row has been through its first round.
+
+    Before it, prompts are read: the draft model reads its own when a row drafts for the first time.
 
     Args:
         arrivals: per row, when each token came; seconds.
     """
-    began = max(times[0] for times in arrivals)
+    began = max(min((at for at in times if at > times[0]), default=times[0]) for times in arrivals)
     later = [at for times in arrivals for at in times if at > began]
     return len(later) / (max(later) - began) if later else math.nan
 
@@ -184,6 +186,7 @@ def main(
     recorder = Recorder("speculation", "speculation against plain decoding, in process", threads)
     rig = open_rig(bundle, num_threads=threads)
     prompts = [rig.tokenizer.encode(text) for text in code_prompts(num_prompts)]
+    context = round(statistics.fmean(map(len, prompts))) + max_tokens // 2
     drafted = [int(gamma) for gamma in gammas.split(",")]
     table = Table(
         *HEADINGS,
@@ -192,7 +195,7 @@ def main(
     rows = []
     for batch in (int(one) for one in batches.split(",")):
         groups = [prompts[at : at + batch] for at in range(0, num_prompts - batch + 1, batch)]
-        times = CallTimes(rig, batch)
+        times = CallTimes(rig, batch, context=context)
         for temperature in (float(one) for one in temperatures.split(",")):
             run_round(rig, groups[:1], temperature, [0, *drafted], max_tokens)  # the first touch
             found = []

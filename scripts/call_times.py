@@ -13,7 +13,6 @@ import numpy as np
 from engines.base import Engine, Span
 from scripts.bench_common import Rig
 
-CONTEXT = 200
 REPEATS = 6
 """Of every call, in every round."""
 
@@ -32,19 +31,21 @@ class CallTimes:
     Args:
         rig: with a draft model, idle whenever calls are timed.
         num_rows: of every call.
+        context: tokens before those of every call.
     """
 
-    def __init__(self, rig: Rig, num_rows: int) -> None:
-        self._rig, self._num_rows = rig, num_rows
+    def __init__(self, rig: Rig, num_rows: int, *, context: int) -> None:
+        self._rig, self._num_rows, self._context = rig, num_rows, context
         self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
 
     def take(self, gammas: Sequence[int]) -> None:
         """Time every call ``REPEATS`` times more."""
         rig, rows = self._rig, self._num_rows
         assert rig.draft is not None
-        draft, plain = _call(rig.draft, rows, 1), _call(rig.target, rows, 1)
+        draft = _call(rig.draft, rows, 1, self._context)
+        plain = _call(rig.target, rows, 1, self._context)
         for gamma in gammas:
-            verify = _call(rig.target, rows, gamma + 1)
+            verify = _call(rig.target, rows, gamma + 1, self._context)
             for _ in range(REPEATS):
                 for name, call in (("plain", plain), ("draft", draft), ("verify", verify)):
                     call()
@@ -58,7 +59,7 @@ class CallTimes:
                         self._seconds["verify in turns", gamma].append(verify_s)
 
     def costs(self, gamma: int) -> tuple[Costs, Costs]:
-        """Medians of calls timed alone, and of calls in turns, at the benchmark's context."""
+        """Medians of calls timed alone, and of calls in turns, behind the context."""
         middle = {
             name: statistics.median(taken)
             for (name, at), taken in self._seconds.items()
@@ -77,16 +78,16 @@ def _time(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _call(engine: Engine, num_rows: int, num_tokens: int) -> Callable[[], object]:
-    """One extend of ``num_tokens`` tokens for ``num_rows`` slots behind the benchmark's context."""
+def _call(engine: Engine, num_rows: int, num_tokens: int, num_context: int) -> Callable[[], object]:
+    """One extend of ``num_tokens`` tokens for ``num_rows`` slots behind ``num_context``."""
     rng = np.random.default_rng(0)
     tokens = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, num_tokens))
-    context = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, CONTEXT))
+    context = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, num_context))
     engine.extend(
         [Span(slot=slot, start=0, tokens=context, num_logits=0) for slot in range(num_rows)]
     )
     spans = [
-        Span(slot=slot, start=CONTEXT, tokens=tokens, num_logits=num_tokens)
+        Span(slot=slot, start=num_context, tokens=tokens, num_logits=num_tokens)
         for slot in range(num_rows)
     ]
     return lambda: engine.extend(spans)

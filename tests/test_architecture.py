@@ -129,7 +129,10 @@ RULES: dict[str, set[str]] = {
     "runtime.tree_costs": PURE | CORE | {"engines.kv_cache"},
     "runtime.host_costs": PURE | CORE | {"engines.kv_cache", "runtime.worker"},
     "runtime.cost_store": CORE,
-    "runtime.steering": PURE | CORE | {"runtime.drafters.base", "runtime.steering_rows"},
+    "runtime.steering": PURE
+    | CORE
+    | {"runtime.drafters.base", "runtime.row_evidence", "runtime.steering_rows"},
+    "runtime.row_evidence": PURE | CORE | {"runtime.steering_rows"},
     "runtime.steering_rows": PURE | CORE | {"runtime.drafters.base"},
     "runtime.serving_defaults": CORE | {"engines.serving_defaults"},
     "runtime.metrics": CORE | {"runtime.worker", "prometheus_client"},

@@ -14,23 +14,29 @@ is kept by situation: rows that come and go change nothing where the answer stay
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from runtime.core.acceptance import Rates
-from runtime.core.account import MOST_STEPS, REOPEN_STEPS, Accounts
-from runtime.core.decision import Decision, Settled, StepKind, Taken, pay, plain_tokens
+from runtime.core.account import REOPEN_STEPS, Accounts
+from runtime.core.decision import (
+    Decision,
+    Settled,
+    StepKind,
+    Taken,
+    best_longest,
+    pay,
+    plain_tokens,
+)
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.ledger import ControlReport, Ledger
-from runtime.core.step_times import StepTimes
+from runtime.core.timed_steps import TimedSteps
 from runtime.core.trials import Trial, plan_exploration, plan_trial
 
 __all__ = ["Controller", "StepKind"]
 
-# Timed steps that wait to be learnt from at most.
-MAX_TIMED = 32
 # Steps from which even a probe every so often is worth its price, doubled up to the usual distance.
 FIRST_PROBE = 4
 
@@ -50,10 +56,7 @@ class Controller:
     ) -> None:
         self._forecaster = forecaster
         self._settings = settings
-        self._times = StepTimes(max_gamma=max_gamma, spread=spread)
-        self._timed: dict[int, list[float]] = {}
-        self._num_timed = 0
-        self._shapes: set[tuple[int, int]] = set()
+        self._timed = TimedSteps(max_gamma=max_gamma, spread=spread)
         self._ledger = Ledger(max_gamma=max_gamma)
         self._accounts = Accounts(share=settings.lost_share)
         self._settled = Settled()
@@ -68,7 +71,7 @@ class Controller:
     @property
     def scales(self) -> Rates:
         """[G + 1] measured over tabled time of a step of the rows last decided on."""
-        return self._times.scales(self._num_rows)
+        return self._timed.learnt.scales(self._num_rows)
 
     @property
     def is_due(self) -> bool:
@@ -79,6 +82,14 @@ class Controller:
         if self._has_explored:
             return True
         return decision.trial is not None and decision.account.can_try(decision.trial.cost_s)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is drafted for rows last decided on, nor about to be tried."""
+        decision = self._decision
+        if decision is None or decision.longest or decision.floor:
+            return False
+        return not (self._explore_left or self.is_due)
 
     @property
     def is_drafting(self) -> bool:
@@ -124,7 +135,7 @@ class Controller:
         was_due = self.is_due and not self._has_explored
         due = self._decision.account if self._decision and was_due else None
         self._has_explored = False
-        forecast = self._forecaster.forecast(batch, self._times.scales(len(batch.caps)))
+        forecast = self._forecaster.forecast(batch, self._timed.learnt.scales(len(batch.caps)))
         decision = self._decision = self._decided(batch, forecast)
         if decision.trial is None:
             self._explore_left = 0
@@ -139,7 +150,7 @@ class Controller:
 
     def _decided(self, batch: Batch, forecast: Forecast) -> Decision:
         """What is best, if there is credit for it, and what to try besides."""
-        best, floor = self._best(batch, forecast), forecast.floor
+        best, floor = self._best(forecast), forecast.floor
         plain_s = float(forecast.fixed_s[0]) if floor == 0 else float(forecast.seconds[floor])
         account = self._accounts.of(len(batch.caps), plain_s)
         gammas = forecast.gammas[best]
@@ -155,7 +166,7 @@ class Controller:
         elif not longest:
             trial = plan_exploration(batch, forecast, self._settings, self._forecaster)
         if longest:
-            trial = plan_trial(batch, forecast, self._times, self._settings, best)
+            trial = plan_trial(batch, forecast, self._timed.learnt, self._settings, best)
         if (batch.caps[~batch.is_fixed] > 0).any():
             self._longest = best
         return Decision(
@@ -171,26 +182,19 @@ class Controller:
             trial=trial,
             longest=longest,
             saved_s=self._settings.trial_share * plain_s,
-            most_s=MOST_STEPS * plain_s,
         )
 
-    def _best(self, batch: Batch, forecast: Forecast) -> int:
-        """The longest draft to take; the one in use keeps its place."""
-        rates = forecast.rates
-        rates[forecast.floor] *= 1.0 + self._settings.lead * (len(batch.caps) > 1)
-        best = int(rates.argmax())
-        kept = self._longest
-        if kept is None or kept == best or rates[kept] <= 0.0:
-            return best
-        return best if rates[best] > rates[kept] * (1.0 + self._settings.margin) else kept
+    def _best(self, forecast: Forecast) -> int:
+        return best_longest(forecast, self._longest, self._settings)
 
     def _keep(self, situation: Hashable, decision: Decision) -> None:
-        """Remember that nothing pays, unless only catching up is what does not."""
+        """Remember that nothing pays, unless it is only catching up that does not."""
         batch = decision.batch
-        if (batch.num_missing > self._forecaster.shared).any():
+        is_lagging = bool((batch.num_missing > self._forecaster.shared).any())
+        # Out of credit nothing is drafted, whoever has caught up: to find that out each time costs credit.
+        if is_lagging and decision.account.is_open:
             caught_up = replace(batch, num_missing=np.ones_like(batch.num_missing))
-            forecast = self._forecaster.forecast(caught_up, self.scales)
-            if self._best(caught_up, forecast) > 0:
+            if self._best(self._forecaster.forecast(caught_up, self.scales)) > 0:
                 return
         self._settled.keep(situation, decision)
 
@@ -247,11 +251,8 @@ class Controller:
         num_rows = num_rows or len(decision.gammas)
         if seconds <= 0.0:  # the clock is too coarse to tell
             seconds = decision.table_s[longest]
-        elif not catches_up and self._is_known_shape(longest):
-            self._timed.setdefault(longest, []).append(seconds / decision.table_s[longest])
-            self._num_timed += 1
-            if self._num_timed >= MAX_TIMED:
-                self._learn()
+        elif not catches_up and self._timed.is_known(decision.batch.num_live, longest):
+            self._time(longest, (seconds / decision.table_s[longest],))
         if longest <= decision.floor and not catches_up:
             account, is_probe = decision.account, decision.longest > 0
             self._accounts.settle_plain(account, seconds, decision.most_s, is_probe=is_probe)
@@ -268,13 +269,22 @@ class Controller:
             is_probe=kind is StepKind.PROBE,
         )
 
-    def _is_known_shape(self, longest: int) -> bool:
-        """Whether engines have run such a step before: the first of a shape allocates and plans."""
-        assert self._decision is not None
-        shape = (self._decision.batch.num_live, longest)
-        is_known = shape in self._shapes
-        self._shapes.add(shape)
-        return is_known
+    def observe_rest(self, seconds: Sequence[float], *, num_rows: int) -> None:
+        """Learn from steps in a row that were all like the last: without drafts, and known to the engines.
+
+        Args:
+            seconds: each took.
+            num_rows: that decoded in each.
+        """
+        decision = self._decision
+        assert decision is not None and decision.longest == decision.floor == 0
+        total_s = sum(seconds)
+        decision.num_steps += len(seconds)
+        self._time(0, (one / decision.table_s[0] for one in seconds if one > 0.0))
+        self._accounts.settle_plain(decision.account, total_s, decision.most_s)
+        self._ledger.record_plain(
+            total_s, len(seconds), num_rows=num_rows, plain_s=decision.plain_s
+        )
 
     def report(self) -> ControlReport:
         """What the choices brought so far."""
@@ -285,16 +295,16 @@ class Controller:
         decision = self._decision
         if decision is not None and decision.num_steps:
             self._ledger.consider(*decision.hindsight())
-        if self._num_timed:
+        self._learn()
+
+    def _time(self, longest: int, ratios: Iterable[float]) -> None:
+        self._timed.add(longest, ratios)
+        if self._timed.is_full:
             self._learn()
 
     def _learn(self) -> None:
-        """Take in the times of the steps since; those of the kind seen most tell the level first."""
-        for longest, ratios in sorted(self._timed.items(), key=lambda one: -len(one[1])):
-            self._times.learn(self._num_rows, longest, ratios)
-        self._timed.clear()
-        self._num_timed = 0
+        """Take in the times of the steps since."""
         decision = self._decision
-        if decision is not None:
+        if self._timed.learn(self._num_rows) and decision is not None:
             floor = decision.floor
             decision.plain_s = decision.table_s[floor] * float(self.scales[floor])

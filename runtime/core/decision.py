@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.core.acceptance import Rates
-from runtime.core.account import MOST_LOST, Account, Accounts
-from runtime.core.forecast import Batch, Forecast
+from runtime.core.account import MOST_LOST, MOST_STEPS, Account, Accounts
+from runtime.core.forecast import Batch, Forecast, Settings
 from runtime.core.trials import Trial
 
 # Situations that are kept, and how often each stands in for a decision before it is thought over.
@@ -46,7 +46,6 @@ class Decision:
         trial: something else to try; None for nothing.
         longest: greatest gamma of a row that is not fixed.
         saved_s: time that each other step earns for a trial while drafts are made.
-        most_s: credit kept at most.
         num_steps: steps taken under it.
         num_uses: decisions that it took the place of.
     """
@@ -63,9 +62,13 @@ class Decision:
     trial: Trial | None
     longest: int
     saved_s: float
-    most_s: float
     num_steps: int = 0
     num_uses: int = 0
+
+    @property
+    def most_s(self) -> float:
+        """Credit kept at most."""
+        return MOST_STEPS * self.plain_s
 
     def hindsight(self) -> tuple[Rates, Rates]:
         """[G + 1] tokens and seconds that fixed gammas would have brought in its steps."""
@@ -125,6 +128,16 @@ class Settled:
     def clear(self) -> None:
         """What never paid may pay."""
         self._decisions.clear()
+
+
+def best_longest(forecast: Forecast, kept: int | None, settings: Settings) -> int:
+    """The longest draft to take; ``kept``, the one in use, keeps its place until another promises a margin more."""
+    rates = forecast.rates
+    rates[forecast.floor] *= 1.0 + settings.lead * (forecast.gammas.shape[1] > 1)
+    best = int(rates.argmax())
+    if kept is None or kept == best or rates[kept] <= 0.0:
+        return best
+    return best if rates[best] > rates[kept] * (1.0 + settings.margin) else kept
 
 
 def plain_tokens(batch: Batch) -> float:

@@ -90,6 +90,25 @@ class Ledger:
         self._num_off += not has_drafts
         self._num_probes += is_probe
 
+    def record_plain(
+        self, seconds: float, num_steps: int, *, num_rows: int, plain_s: float
+    ) -> None:
+        """Add what steps without drafts brought, all of the same rows.
+
+        Args:
+            seconds: of all of them.
+            num_steps: how many.
+            num_rows: of each.
+            plain_s: of each, as probes keep it measured.
+        """
+        fading = FADING**num_steps
+        self._kept *= fading
+        self._emitted = self._emitted * fading + num_rows * num_steps
+        self._seconds = self._seconds * fading + seconds
+        self._plain_emitted = self._plain_emitted * fading + num_rows * num_steps
+        self._plain_s = self._plain_s * fading + plain_s * num_steps
+        self._num_off += num_steps
+
     def report(self, pending: tuple[Rates, Rates] | None = None) -> ControlReport:
         """The sums as ratios; callable from any thread.
 

@@ -325,3 +325,41 @@ def test_nothing_is_claimed_before_the_first_step() -> None:
     report = controller(table()).report()
     assert report.speed_up is None
     assert report.regret is None
+
+
+def test_steps_told_at_once_count_like_steps_told_one_by_one() -> None:
+    rows = batch(0.05, 0.05)
+    told, apart = (controller(table(c=0.8, slope=0.8)) for _ in range(2))
+    seconds = [1.0, 1.02, 0.99, 1.01] * 4
+    for one in (told, apart):
+        one.decide(rows)
+        assert one.next_step() == ([0, 0], StepKind.NO_GAIN)
+        one.observe(1.0, 0, 2, StepKind.NO_GAIN)
+        assert one.is_at_rest
+    for _ in range(3):
+        told.observe_rest(seconds, num_rows=2)
+        for took_s in seconds:
+            apart.observe(took_s, 0, 2, StepKind.NO_GAIN)
+    assert told.report().num_steps_off == apart.report().num_steps_off == 49
+    assert told.report().speed_up == pytest.approx(apart.report().speed_up, rel=5e-3)
+    assert told.scales == pytest.approx(apart.scales, rel=5e-3)
+    accounts = [one._decision.account for one in (told, apart)]
+    assert accounts[0].credit_s == pytest.approx(accounts[1].credit_s)
+    assert accounts[0].saved_s == pytest.approx(accounts[1].saved_s) == pytest.approx(0.005 * 49.24)
+
+
+def test_rows_with_drafts_or_a_try_at_hand_are_not_at_rest() -> None:
+    assert not controller(table()).is_at_rest
+    gains = controller(table())
+    gains.decide(batch(0.9))
+    assert not gains.is_at_rest
+    fixed = controller(table(c=0.8, slope=0.8))
+    fixed.decide(batch(0.05, 0.05, fixed=[True, False]))
+    assert not fixed.is_at_rest
+    tries = controller(table(c=0.8, slope=0.8))
+    tries.decide(batch(0.05))
+    while not tries.is_due:
+        assert tries.is_at_rest
+        tries.next_step()
+        tries.observe(1.0, 0, 1, StepKind.NO_GAIN)
+    assert not tries.is_at_rest

@@ -14,7 +14,7 @@ from runtime.drafters import REGISTRY
 from runtime.drafters.base import Traits
 from runtime.drafters.compose import MAX_COMPOSED
 from runtime.drafters.lookup import LookupDrafter
-from runtime.steering import MAX_GROUPS
+from runtime.row_evidence import MAX_GROUPS
 from tests.core.test_controller import table
 from tests.runtime.markov import Harness
 
@@ -213,7 +213,7 @@ def test_names_that_callers_compose_do_not_pile_up() -> None:
     assert steering is not None
     assert len(drafters._composed) <= MAX_COMPOSED
     assert len(drafters._members) <= MAX_COMPOSED
-    assert len(steering._groups) == MAX_GROUPS - 1
+    assert len(steering._rows.groups) == MAX_GROUPS - 1
 
 
 def test_a_drafter_that_cannot_forget_costs_nobody_an_answer(

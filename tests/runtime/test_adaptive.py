@@ -12,7 +12,7 @@ from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
 from runtime.core.costs import CostTable
 from runtime.core.params import Progressed
-from runtime.steering import RETRY_S
+from runtime.steering import REST_STEPS, RETRY_S
 from tests.core.test_controller import table
 from tests.runtime.markov import Harness, counting_logits, limits
 from tests.runtime.test_step import answers, plain
@@ -144,14 +144,14 @@ def test_rows_are_looked_at_anew_only_when_they_change(monkeypatch: pytest.Monke
     one = harness(costly(0.01))
     steering = one.worker._parts.steering
     count = 0
-    move_rows = steering._move_rows
+    align = steering._rows.align
 
     def counted(*arguments: object) -> None:
         nonlocal count
         count += 1
-        move_rows(*arguments)
+        align(*arguments)
 
-    monkeypatch.setattr(steering, "_move_rows", counted)
+    monkeypatch.setattr(steering._rows, "align", counted)
     one.submit("a", max_tokens=LENGTH)
     one.submit("b", max_tokens=LENGTH, is_enabled=False)
     one.run()
@@ -223,6 +223,35 @@ def test_requests_of_all_kinds_end_once_with_gamma_chosen() -> None:
     one.check_is_idle()
 
 
+def test_where_nothing_pays_the_controller_is_asked_once_in_many_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every step is counted all the same, by the server and in each answer."""
+    one = harness(costly(3.0), draft=wrong_logits)
+    steering = one.worker._parts.steering
+    num_asked = 0
+    next_step = steering._controller.next_step
+
+    def counted() -> object:
+        nonlocal num_asked
+        num_asked += 1
+        return next_step()
+
+    monkeypatch.setattr(steering._controller, "next_step", counted)
+    names = [f"r{index}" for index in range(12)]
+    for name in names:
+        one.submit(name, (3,), max_tokens=LENGTH)
+        one.run()
+    drafted = [lengths(one, name) for name in names]
+    num_steps = sum(map(len, drafted))
+    assert num_asked < num_steps / 4
+    report = steering.report()
+    assert num_steps - REST_STEPS <= report.num_steps_on + report.num_steps_off <= num_steps
+    for name, passes in zip(names, drafted, strict=True):
+        # The last token leaves no room for a draft: nothing was held back there.
+        assert one.finished(name).report.num_off == passes[:-1].count(0)
+
+
 class Broken:
     """A part of the choice that raises while it is broken."""
 
@@ -244,8 +273,8 @@ class Broken:
         ("_controller", "decide"),
         ("_controller", "next_step"),
         ("_controller", "observe"),
-        ("_book", "start"),
-        ("_book", "record"),
+        ("_rows", "align"),
+        ("_rows", "learn"),
     ],
 )
 def test_a_choice_that_fails_leaves_gamma_fixed_and_harms_nobody(

@@ -10,9 +10,9 @@ from scripts.bench_speculation import Sample, decode_rate, joined, measured, the
 from scripts.call_times import Costs
 
 
-def test_decoding_is_counted_from_when_every_row_has_its_first_token() -> None:
-    # From 3 s on: tokens at 4, 5 and 5, 7; the first row's earlier ones were beside a prompt.
-    assert decode_rate([[1.0, 2.0, 4.0, 5.0], [3.0, 5.0, 7.0]]) == pytest.approx(4 / 4)
+def test_decoding_is_counted_from_when_every_row_has_been_through_a_round() -> None:
+    # The second row's first round ends at 5 s, after both prompts; from then on tokens come at 6, 6 and 9.
+    assert decode_rate([[1.0, 2.0, 2.0, 6.0], [3.0, 5.0, 6.0, 9.0]]) == pytest.approx(3 / 4)
     assert math.isnan(decode_rate([[1.0], [2.0]]))
 
 
