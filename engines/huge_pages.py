@@ -1,7 +1,7 @@
 """Memory on huge pages: a pass over a model reads all its weights, and looks up the address of every page it meets.
 
 Measured on two cores under a hypervisor, whose look-ups are nested, one target step of 10M parameters over memory of
-4 KiB pages and of 2 MiB pages in turns: 16 % less time in float32, 6 % in int8. Linux gives them to who asks
+4 KiB pages and of 2 MiB pages in turns: about 13 % less time in float32, a few per cent in int8. Linux gives them to who asks
 ("madvise", the default of most distributions), and no allocator here does. Nothing is promised: where the system has
 none, memory stays as it is.
 
