@@ -224,12 +224,11 @@ class Steering:
     def _end_rest(self) -> None:
         """Tell the controller of the steps that it was not asked about."""
         rest, self._rest = self._rest, None
-        if rest is None or not rest.seconds:
-            return
-        self._since_s += sum(rest.seconds)
-        self._total_s += sum(rest.seconds)
-        self._num_idle += len(rest.seconds)
-        self._controller.observe_rest(rest.seconds, num_rows=len(rest.live))
+        if rest is not None and rest.seconds:
+            self._since_s += sum(rest.seconds)
+            self._total_s += sum(rest.seconds)
+            self._num_idle += len(rest.seconds)
+            self._controller.observe_rest(rest.seconds, num_rows=len(rest.live))
 
     def elapsed(self) -> float:
         """Time of steps so far, counted in plain steps of as many rows; callable from any thread."""
@@ -238,7 +237,9 @@ class Steering:
     def report(self) -> ControlReport:
         """What the choices brought; callable from any thread."""
         share = self._own_s / self._total_s if self._total_s else 0.0
-        return replace(self._controller.report(), cost_share=share)
+        rest, told = self._rest, self._controller.report()
+        num_untold = 0 if rest is None else len(rest.seconds)
+        return replace(told, num_steps_off=told.num_steps_off + num_untold, cost_share=share)
 
     def _give_up(self, error: Exception) -> None:
         """Say so, keep gammas fixed for a while, and begin with the rows anew after that."""
