@@ -1,9 +1,9 @@
 """Memory on huge pages: a pass over a model reads all its weights, and looks up the address of every page it meets.
 
 Measured on two cores under a hypervisor, whose look-ups are nested, one target step of 10M parameters over memory of
-4 KiB pages and of 2 MiB pages in turns: about 13 % less time in float32, a few per cent in int8. Linux gives them to who asks
-("madvise", the default of most distributions), and no allocator here does. Nothing is promised: where the system has
-none, memory stays as it is.
+4 KiB pages and of 2 MiB pages in turns: about 13 % less time in float32, a few per cent in int8. Linux gives them to
+who asks ("madvise", the default of most distributions), and no allocator here does. Nothing is promised: where the
+system has none, memory stays as it is.
 
 Source: madvise(2), MADV_HUGEPAGE and (from Linux 6.1 on) MADV_COLLAPSE; Documentation/admin-guide/mm/transhuge.rst.
 """

@@ -81,7 +81,6 @@ class Steering:
         self._began_s = 0.0
         self._held_back: list[int] = []
         self._rest: Rest | None = None
-        self._is_resting = False
         forecaster = Forecaster(
             table,
             max_gamma=max_gamma,
@@ -103,7 +102,7 @@ class Steering:
         self._num_cached = 0
         self._num_idle = 0
         self._kind = StepKind.NO_GAIN
-        self._is_steering = False
+        self._is_steering = self._is_resting = False
         self._decision_s = self._since_s = self._own_s = self._total_s = 0.0
         self._retry_at_s: float | None = None
         self._plain_s = [plain_step_s(table, rows) for rows in range(num_slots + 1)]
