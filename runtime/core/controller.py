@@ -278,12 +278,18 @@ class Controller:
         """
         decision = self._decision
         assert decision is not None and decision.longest == decision.floor == 0
-        total_s = sum(seconds)
-        decision.num_steps += len(seconds)
+        total_s, num_steps = sum(seconds), len(seconds)
+        decision.num_steps += num_steps
         self._time(0, (one / decision.table_s[0] for one in seconds if one > 0.0))
         self._accounts.settle_plain(decision.account, total_s, decision.most_s)
-        self._ledger.record_plain(
-            total_s, len(seconds), num_rows=num_rows, plain_s=decision.plain_s
+        self._ledger.record(
+            seconds=total_s,
+            num_emitted=num_rows * num_steps,
+            num_rows=num_rows * num_steps,
+            plain_s=decision.plain_s * num_steps,
+            has_drafts=False,
+            is_probe=False,
+            num_steps=num_steps,
         )
 
     def report(self) -> ControlReport:

@@ -79,35 +79,18 @@ class Ledger:
         plain_s: float,
         has_drafts: bool,
         is_probe: bool,
+        num_steps: int = 1,
     ) -> None:
-        """Add what one step brought."""
-        self._kept *= FADING
-        self._emitted = self._emitted * FADING + num_emitted
-        self._seconds = self._seconds * FADING + seconds
-        self._plain_emitted = self._plain_emitted * FADING + num_rows
-        self._plain_s = self._plain_s * FADING + plain_s
-        self._num_on += has_drafts
-        self._num_off += not has_drafts
-        self._num_probes += is_probe
-
-    def record_plain(
-        self, seconds: float, num_steps: int, *, num_rows: int, plain_s: float
-    ) -> None:
-        """Add what steps without drafts brought, all of the same rows.
-
-        Args:
-            seconds: of all of them.
-            num_steps: how many.
-            num_rows: of each.
-            plain_s: of each, as probes keep it measured.
-        """
+        """Add what one step brought, or several alike together: then all figures are sums over them."""
         fading = FADING**num_steps
         self._kept *= fading
-        self._emitted = self._emitted * fading + num_rows * num_steps
+        self._emitted = self._emitted * fading + num_emitted
         self._seconds = self._seconds * fading + seconds
-        self._plain_emitted = self._plain_emitted * fading + num_rows * num_steps
-        self._plain_s = self._plain_s * fading + plain_s * num_steps
-        self._num_off += num_steps
+        self._plain_emitted = self._plain_emitted * fading + num_rows
+        self._plain_s = self._plain_s * fading + plain_s
+        self._num_on += num_steps * has_drafts
+        self._num_off += num_steps * (not has_drafts)
+        self._num_probes += num_steps * is_probe
 
     def report(self, pending: tuple[Rates, Rates] | None = None) -> ControlReport:
         """The sums as ratios; callable from any thread.

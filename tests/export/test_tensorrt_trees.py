@@ -11,10 +11,11 @@ from engines.base import EngineError
 from engines.bundle import load_bundle
 from engines.kv_cache import cache_names
 from engines.plans import Profile, Range
-from engines.tensorrt_api import RTX, find_api, make_logger
+from engines.tensorrt_api import RTX, find_api
 from engines.tree_plans import keep_profile, tree_profile
-from export.tensorrt_network import PlanJob, build_plan, check_network, parse_graph, read_network
+from export.tensorrt_network import PlanJob, build_plan, check_network
 from export.tensorrt_trees import derive_keep_graph, derive_tree_graph
+from tests.export.test_tensorrt_graph import facts_of
 
 CAPACITY = 24
 KINDS = {"float32": np.float32, "float16": np.float16}
@@ -87,15 +88,6 @@ def test_a_path_is_kept_in_the_caches_type(
         expected[:, :, 9:11] = before[:, :, [11, 14]]
         assert kept.dtype == kind
         np.testing.assert_array_equal(kept, expected)
-
-
-def facts_of(graph: Path):
-    api = find_api(RTX)
-    logger = make_logger(api.trt, lambda message: None)
-    builder = api.trt.Builder(logger)
-    network = builder.create_network(0)
-    parse_graph(api, network, logger, graph)
-    return read_network(api, network)
 
 
 def test_every_layer_has_one_masked_attention_and_a_pair_of_cache_updates(
