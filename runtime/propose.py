@@ -34,6 +34,8 @@ class DraftRules:
         scope: whose earlier requests may inform drafts.
         max_nodes: draft tokens of a tree at most; 0 where the target takes no trees.
         prices: of trees; None where nobody knows them.
+        node_cost: what a token of a tree costs a request of a fixed gamma, in plain steps, whoever
+            its neighbours are; None where nothing was measured.
         trees_may_round_differently: see ``DraftingConfig``.
     """
 
@@ -41,6 +43,7 @@ class DraftRules:
     scope: HistoryScope = HistoryScope.TENANT
     max_nodes: int = 0
     prices: TreePrices | None = None
+    node_cost: float | None = None
     trees_may_round_differently: bool = False
 
     def max_nodes_of(self, spec: RequestSpec) -> int:
@@ -52,7 +55,7 @@ class DraftRules:
         is_fixed = spec.law.is_greedy or spec.speculation.mode is ExactnessMode.SEED_STABLE
         return 0 if is_fixed and not self.trees_may_round_differently else self.max_nodes
 
-    def node_cost(self, gammas: Sequence[int | None]) -> float | None:
+    def price(self, gammas: Sequence[int | None]) -> float | None:
         """What a token of a tree costs in a step that drafts; None where nobody knows, or none are taken."""
         if self.prices is None or self.max_nodes == 0:
             return None
@@ -95,16 +98,17 @@ def propose(
             chosen.setdefault(live[slot].speculation.drafter, []).append(slot)
     if not chosen:
         return Proposals(drafts=drafts)
-    node_cost = rules.node_cost(gammas)
+    price = rules.price(gammas)
     rows = [
-        draft_row(request, gamma or 0, rules, node_cost)
+        draft_row(request, gamma or 0, rules, price)
         for request, gamma in zip(live, gammas, strict=True)
     ]
     asked: dict[str, Exception | None] = dict.fromkeys(chosen)
     for name, slots in chosen.items():
+        may_sample = drafters.traits(name).is_sampled
         try:
             proposed = [
-                _checked(draft, rows[slot], rules.vocab_size, may_sample=drafters.may_sample(name))
+                _checked(draft, rows[slot], rules.vocab_size, may_sample=may_sample)
                 for slot, draft in zip(slots, drafters[name].propose(rows, slots), strict=True)
             ]
         except Exception as error:  # a drafter may be anybody's; its rows go on without it
@@ -121,7 +125,7 @@ def propose(
 
 def num_choices(drafters: Drafters, request: Request, gamma: int | None) -> int:
     """Likeliest target tokens that the request's drafter wants to learn from in this step."""
-    return drafters.num_choices(request.speculation.drafter) if gamma else 0
+    return drafters.traits(request.speculation.drafter).num_choices if gamma else 0
 
 
 def tell(
@@ -132,15 +136,14 @@ def tell(
 ) -> None:
     """Report committed verdicts, by slot, to the drafters that were asked for these slots."""
     told: dict[str, list[Outcome]] = {}
-    for slot, verdict in verdicts:
-        draft = proposals.drafts[slot]
-        if not proposals.rows or draft is None or not proposals.rows[slot].gamma:
-            continue
-        request, row = live[slot], proposals.rows[slot]
-        if not drafters.wants_outcomes(request.speculation.drafter):
+    rows = proposals.rows
+    for slot, verdict in verdicts if rows else ():
+        draft, row, request = proposals.drafts[slot], rows[slot], live[slot]
+        name = request.speculation.drafter
+        if draft is None or not row.gamma or not drafters.traits(name).wants_outcomes:
             continue
         outcome = Outcome(
-            row=replace(row, sampling=replace(row.sampling, history=request.history)),
+            row=row.after(request.undrafted),
             num_fed=len(row.sampling.history),
             draft_tokens=draft.tokens,
             num_accepted=verdict.num_accepted,
@@ -148,7 +151,7 @@ def tell(
             parents=draft.parents,
             path=verdict.path,
         )
-        told.setdefault(request.speculation.drafter, []).append(outcome)
+        told.setdefault(name, []).append(outcome)
     for name, outcomes in told.items():
         try:
             drafters.observe(name, outcomes)
@@ -158,47 +161,38 @@ def tell(
 
 def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
     """The request's row as a sampler sees it, with a draft to judge or none."""
-    assert request.slot is not None
-    spec = request.spec
-    return SamplingRow(
-        index=request.slot,
-        slot=request.slot,
-        law=spec.law,
-        mode=spec.speculation.mode,
-        lenience=spec.speculation.lenience,
-        seed=spec.seed,
-        history=request.history,
-        num_prompt=request.num_prompt,
+    if draft is NO_DRAFT and not num_choices:
+        return request.undrafted
+    return replace(
+        request.undrafted,
         draft_tokens=draft.tokens,
         parents=draft.parents,
         offers=draft.offers,
         is_without_replacement=draft.is_without_replacement,
         is_sampled_draft=draft.is_sampled,
-        verifies_block=request.speculation.verifies_block,
-        num_logprobs=spec.num_logprobs,
         num_choices=num_choices,
     )
 
 
 def draft_row(
-    request: Request, gamma: int, rules: DraftRules, node_cost: float | None = None
+    request: Request, gamma: int, rules: DraftRules, price: float | None = None
 ) -> DraftRow:
     """The request's row as a drafter sees it.
 
     The size of trees follows what they cost beside the others only where gamma does, too: else a
     request's drafts, which decide what noise it uses, would depend on its neighbours.
     """
-    max_nodes, is_adaptive = rules.max_nodes_of(request.spec), request.speculation.is_adaptive
-    node_cost = node_cost if is_adaptive else None
-    if node_cost is not None:
-        max_nodes = affordable_nodes(max_nodes, gamma, node_cost)
+    spec, is_adaptive = request.spec, request.speculation.is_adaptive
+    max_nodes, node_cost = rules.max_nodes_of(spec), rules.node_cost
+    if is_adaptive and price is not None:
+        max_nodes, node_cost = affordable_nodes(max_nodes, gamma, price), price
     return DraftRow(
-        sampling=sampling_row(request, NO_DRAFT),
+        sampling=request.undrafted,
         gamma=gamma,
         num_computed=request.draft_computed,
-        key=request.spec.internal_id,
-        scope=scope_of(rules.scope, request.spec.tenant),
-        params=request.spec.speculation,
+        key=spec.internal_id,
+        scope=scope_of(rules.scope, spec.tenant),
+        params=spec.speculation,
         max_nodes=max_nodes,
         node_cost=node_cost,
         is_adaptive=is_adaptive,

@@ -69,7 +69,7 @@ def why_on_host(
             return f"drafter {name} reads the draft model's tokens on the host"
         if gamma is not None and request.speculation.verifies_block:
             return BLOCKS
-        if gamma and rules.max_nodes_of(request.spec) and drafters.proposes_trees(name):
+        if gamma and rules.max_nodes_of(request.spec) and drafters.traits(name).proposes_trees:
             return TREES
         if gamma is not None and (reason := rounds.why_not(request.spec.law)):
             return reason

@@ -127,7 +127,6 @@ def step_parts(
             chunk=chunk,
             max_gamma=limits.max_gamma,
             config=config.drafting,
-            node_cost=None if costs is None else costs.node_cost(config.drafting.tree_nodes),
         )
     )
     return StepParts(
@@ -143,6 +142,7 @@ def step_parts(
             prices=None
             if costs is None
             else TreePrices(costs, config.drafting.tree_nodes, target.limits),
+            node_cost=None if costs is None else costs.node_cost(config.drafting.tree_nodes),
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
         prompts=PromptFeeder(target, chunk),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engines.base import IntArray
-from engines.laws import TokenLogprobs, Verdict
+from engines.laws import SamplingRow, TokenLogprobs, Verdict
 from runtime.core.lifecycle import LIFECYCLE, Happening, IllegalTransition, State
 from runtime.core.params import (
     EmittedToken,
@@ -108,6 +108,7 @@ class Request:
         self._end_tokens = frozenset(spec.law.end_token_ids)
         self._tokens = np.zeros(num_prompt + self.max_output, dtype=np.int64)
         self._tokens[:num_prompt] = spec.prompt_tokens
+        self._undrafted: SamplingRow | None = None
         self._text = CompletionText(
             IncrementalDecoder(
                 decoder, spec.prompt_tokens, skip_special_tokens=spec.skip_special_tokens
@@ -119,6 +120,27 @@ class Request:
     def history(self) -> IntArray:
         """[num_known] int64 view of prompt and committed output."""
         return self._tokens[: self.num_known]
+
+    @property
+    def undrafted(self) -> SamplingRow:
+        """The row as a sampler sees it, without a draft; one object until tokens, slot or settings change."""
+        row, spec, verifies_block = self._undrafted, self.spec, self.speculation.verifies_block
+        now = (self.num_known, self.slot, verifies_block)
+        if row is None or (len(row.history), row.slot, row.verifies_block) != now:
+            assert self.slot is not None
+            row = self._undrafted = SamplingRow(
+                index=self.slot,
+                slot=self.slot,
+                law=spec.law,
+                mode=spec.speculation.mode,
+                lenience=spec.speculation.lenience,
+                seed=spec.seed,
+                history=self.history,
+                num_prompt=self.num_prompt,
+                verifies_block=verifies_block,
+                num_logprobs=spec.num_logprobs,
+            )
+        return row
 
     @property
     def num_output(self) -> int:

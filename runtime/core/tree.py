@@ -84,10 +84,13 @@ class TreeBuilder:
             child = self._children[parent, token] = len(self.tokens)
         return child
 
-    def add_chain(self, chain: Sequence[int]) -> int:
-        """A whole path behind the root; its last node."""
+    def add_chain(self, chain: Sequence[int], *, max_nodes: int | None = None) -> int:
+        """A path behind the root, cut where the tree would get more than ``max_nodes`` tokens; its last node."""
         node = 0
         for token in chain:
+            is_full = max_nodes is not None and len(self.tokens) >= max_nodes
+            if is_full and self.child(node, token) is None:
+                break
             node = self.add(node, token)
         return node
 

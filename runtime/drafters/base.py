@@ -70,8 +70,8 @@ class DraftRow:
         params: what the request asks of its drafter.
         max_nodes: tokens of a tree at most; 0 where only chains are verified, and of a tree its
             leading one.
-        node_cost: chance of being kept from which on a node of a tree is worth its place in this
-            step; None for what ``DrafterParts`` say.
+        node_cost: what verifying one more token of a tree costs in this step, in plain steps; None
+            where nothing was measured.
         is_adaptive: whether gamma is chosen step by step. Where it is not, what is drafted must be
             the request's own affair: it decides which noise its draws use.
     """
@@ -85,6 +85,20 @@ class DraftRow:
     max_nodes: int = 0
     node_cost: float | None = None
     is_adaptive: bool = False
+
+    def after(self, sampling: SamplingRow) -> DraftRow:
+        """The same row when tokens were committed since."""
+        return DraftRow(
+            sampling=sampling,
+            gamma=self.gamma,
+            num_computed=self.num_computed,
+            key=self.key,
+            scope=self.scope,
+            params=self.params,
+            max_nodes=self.max_nodes,
+            node_cost=self.node_cost,
+            is_adaptive=self.is_adaptive,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +163,6 @@ class DrafterParts:
         chunk: tokens fed to all lagging rows together in one step.
         max_gamma: draft tokens of one row at most.
         config: settings of all drafters.
-        node_cost: what verifying one more token costs in plain steps, as measured; None where
-            nothing was.
     """
 
     draft: Engine | None
@@ -159,12 +171,6 @@ class DrafterParts:
     chunk: int
     max_gamma: int = 8
     config: DraftingConfig = field(default_factory=DraftingConfig)
-    node_cost: float | None = None
-
-    @property
-    def min_node_prob(self) -> float:
-        """Estimated chance of being kept from which on a node is worth its place in a tree."""
-        return self.config.min_node_prob if self.node_cost is None else least_prob(self.node_cost)
 
     @property
     def corpus(self) -> Path | None:

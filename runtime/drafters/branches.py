@@ -96,7 +96,7 @@ class BranchingDrafter(ChainDrafter[S]):
     def __init__(self, parts: DrafterParts | None = None) -> None:
         super().__init__()
         self._max_nodes = 0 if parts is None else parts.config.tree_nodes
-        self._min_prob = 1.0 if parts is None else parts.min_node_prob
+        self._min_prob = 1.0 if parts is None else parts.config.min_node_prob
 
     @abstractmethod
     def branch(

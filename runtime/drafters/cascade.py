@@ -10,13 +10,14 @@ exact with respect to the draft model's law, and a position exists whatever its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from engines.base import Engine, FloatArray, Span
-from engines.laws import Sampler
+from engines.laws import Sampler, SamplingRow
 from runtime.drafters.base import DraftRow, Guesser
 from runtime.drafters.model import ModelDrafter
+from runtime.drafters.pass_guess import cut
 
 
 class CascadeDrafter(ModelDrafter):
@@ -37,6 +38,7 @@ class CascadeDrafter(ModelDrafter):
     ) -> None:
         super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
         self._guesser = guesser
+        self._num_known = min(engine.limits.vocab_size, target_vocab_size)
         self.num_passes = 0
         self.num_drafted = 0
 
@@ -44,6 +46,11 @@ class CascadeDrafter(ModelDrafter):
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
     ) -> dict[int, list[int]]:
         drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
+        # The lists grow under the rows, which are built once.
+        rows = {
+            slot: replace(live[slot].sampling, draft_tokens=tokens)
+            for slot, tokens in drafted.items()
+        }
         missing = {
             slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
         }
@@ -54,7 +61,7 @@ class CascadeDrafter(ModelDrafter):
             }
             logits = self._feed(computed, missing, guesses)
             following: dict[int, tuple[int, ...]] = {}
-            num_matched = self._draw(live, logits, guesses, drafted)
+            num_matched = self._draw(rows, logits, guesses, drafted)
             for slot, fed in missing.items():
                 computed[slot] += len(fed) + num_matched[slot]
                 last = drafted[slot][-1]
@@ -79,12 +86,8 @@ class CascadeDrafter(ModelDrafter):
         room = min(gamma - len(drafted) - 1, self._engine.limits.max_extend - num_fed)
         if room < 1:
             return ()
-        known = min(self._engine.limits.vocab_size, self._target_vocab_size)
         guess = self._guesser.guess(row, tuple(drafted), room)[:room]
-        for index, token in enumerate(guess):
-            if not 0 <= token < known or token in row.sampling.law.end_token_ids:
-                return guess[:index]
-        return guess
+        return cut(guess, self._num_known, row.sampling.law.end_token_ids)
 
     def _feed(
         self,
@@ -107,7 +110,7 @@ class CascadeDrafter(ModelDrafter):
 
     def _draw(
         self,
-        live: Sequence[DraftRow],
+        rows: Mapping[int, SamplingRow],
         logits: FloatArray,
         guesses: dict[int, tuple[int, ...]],
         drafted: dict[int, list[int]],
@@ -117,16 +120,16 @@ class CascadeDrafter(ModelDrafter):
         going = list(guesses)
         column = 0
         while going:
-            rows = [
-                replace(live[slot].sampling, draft_tokens=tuple(drafted[slot])) for slot in going
-            ]
             tokens = self._sampler.propose(
-                logits[:, column:], rows, vocab_size=self._target_vocab_size
+                logits[:, column:],
+                [rows[slot] for slot in going],
+                vocab_size=self._target_vocab_size,
             )
             agreed = []
             for slot, token in zip(going, tokens, strict=True):
                 drafted[slot].append(token)
-                if guesses[slot][column : column + 1] == (token,):
+                guess = guesses[slot]
+                if column < len(guess) and guess[column] == token:
                     num_matched[slot] += 1
                     agreed.append(slot)
             going = agreed

@@ -15,6 +15,7 @@ from runtime.drafters.base import (
     Need,
     Outcome,
     Proposer,
+    Traits,
 )
 from runtime.drafters.cascade import CascadeDrafter
 from runtime.drafters.fallback import FallbackDrafter
@@ -39,6 +40,7 @@ class Drafters(Mapping[str, Proposer]):
         self._parts = parts
         self._composed: dict[str, Proposer] = {}
         self._members: dict[str, tuple[Drafter, ...]] = {}
+        self._traits: dict[str, Traits] = {}
 
     def __getitem__(self, name: str) -> Proposer:
         """What proposes under a name.
@@ -74,25 +76,18 @@ class Drafters(Mapping[str, Proposer]):
             _keep(self._members, name, found)
         return found
 
+    def traits(self, name: str) -> Traits:
+        """What the members of a name need, propose and want together."""
+        found = self._traits.get(name)
+        if found is None:
+            each = [member.traits for member in self.members(name)]
+            found = each[0] if len(each) == 1 else _together(each)
+            _keep(self._traits, name, found)
+        return found
+
     def uses_model(self, name: str) -> bool:
         """Whether proposing under a name may call the draft model."""
-        return any(Need.DRAFT_MODEL in one.traits.needs for one in self.members(name))
-
-    def may_sample(self, name: str) -> bool:
-        """Whether some member may draw tokens from laws that the sampler keeps."""
-        return any(one.traits.is_sampled for one in self.members(name))
-
-    def proposes_trees(self, name: str) -> bool:
-        """Whether some member may propose trees."""
-        return any(one.traits.proposes_trees for one in self.members(name))
-
-    def num_choices(self, name: str) -> int:
-        """Likeliest target tokens that some member wants at every verified position."""
-        return max(one.traits.num_choices for one in self.members(name))
-
-    def wants_outcomes(self, name: str) -> bool:
-        """Whether some member is to be told what became of its drafts."""
-        return any(one.traits.wants_outcomes for one in self.members(name))
+        return Need.DRAFT_MODEL in self.traits(name).needs
 
     def usable(self, name: str) -> str | None:
         """The parts of a name that this server has, in their order; None if it has none."""
@@ -144,6 +139,16 @@ class Drafters(Mapping[str, Proposer]):
             chunk=self._parts.chunk,
             guesser=guesser,
         )
+
+
+def _together(each: Sequence[Traits]) -> Traits:
+    return Traits(
+        needs=frozenset[Need]().union(*(one.needs for one in each)),
+        proposes_trees=any(one.proposes_trees for one in each),
+        is_sampled=any(one.is_sampled for one in each),
+        num_choices=max(one.num_choices for one in each),
+        wants_outcomes=any(one.wants_outcomes for one in each),
+    )
 
 
 def _keep(kept: dict[str, T], name: str, thing: T) -> None:

@@ -31,11 +31,10 @@ class FallbackDrafter:
             if not open_slots:
                 break
             for slot, draft in zip(open_slots, part.propose(rows, open_slots), strict=True):
-                computed = draft.num_computed
-                if computed is None:
-                    computed = found[slot].num_computed if slot in found else None
-                else:
-                    rows[slot] = replace(rows[slot], num_computed=computed)
-                found[slot] = replace(draft, num_computed=computed)
+                if draft.num_computed is not None:
+                    rows[slot] = replace(rows[slot], num_computed=draft.num_computed)
+                elif slot in found and found[slot].num_computed is not None:
+                    draft = replace(draft, num_computed=found[slot].num_computed)
+                found[slot] = draft
             open_slots = [slot for slot in open_slots if not found[slot].tokens]
         return [found[slot] for slot in chosen]

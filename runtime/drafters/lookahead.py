@@ -72,13 +72,13 @@ class LookaheadDrafter(PhraseDrafter):
 
     def _draft(self, row: DraftRow) -> Draft:
         self._placed.pop(row.key, None)
-        window = self._window_of(row)
+        # Rows that carry no trees have no room for one.
+        window = self._window_of(row) if row.max_nodes else None
         if window is None or window.depth > row.gamma or window.num_nodes > row.max_nodes:
             return super()._draft(row)
         tree = TreeBuilder()
         for chain in self.chains(row):
-            room = row.max_nodes - window.num_nodes - len(tree.tokens)
-            tree.add_chain(chain[: max(room, 0)])
+            tree.add_chain(chain, max_nodes=row.max_nodes - window.num_nodes)
         ends = window.place(tree)
         draft = as_draft(tuple(tree.tokens), tuple(tree.parents))
         self._placed[row.key] = Placed(draft.tokens, tuple(ends))

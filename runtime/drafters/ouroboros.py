@@ -146,16 +146,17 @@ class OuroborosDrafter(ModelDrafter):
             return draft
         state, count = self._phrases.state_of(row), self._phrases.wanted(row)
         found = state.pool.get(draft.tokens[-1], count)
+        if not found and not row.max_nodes:
+            return draft
+        # The newest phrase goes on with its own.
+        tried = [self._phrases.continued(state, found[0], room), *found[1:]] if found else []
         tree, budget = TreeBuilder(), row.max_nodes or row.gamma
         tree.add_chain(draft.tokens)
-        # The newest phrase goes on with its own.
-        for phrase in (self._phrases.guess(row, draft.tokens, room), *found[1:]):
-            length = min(room, budget - len(tree.tokens))
-            tree.add_chain((*draft.tokens, *cut_at_end(phrase, ends)[: max(length, 0)]))
+        for phrase in tried:
+            tree.add_chain((*draft.tokens, *cut_at_end(phrase[:room], ends)), max_nodes=budget)
         if row.max_nodes:
             for phrase in state.pool.get(int(row.sampling.history[-1]), self._root_phrases):
-                length = min(row.gamma, budget - len(tree.tokens))
-                tree.add_chain(cut_at_end(phrase, ends)[: max(length, 0)])
+                tree.add_chain(cut_at_end(phrase[: row.gamma], ends), max_nodes=budget)
         longer = as_draft(tuple(tree.tokens), tuple(tree.parents))
         self._tried[row.key] = Tried(longer.tokens, len(draft.tokens), tuple(found))
         return replace(draft, tokens=longer.tokens, parents=longer.parents)

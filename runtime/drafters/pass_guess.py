@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from engines.base import Span
@@ -32,21 +33,19 @@ class Guess:
 
     def span(self, slot: int, start: int, fed: tuple[int, ...]) -> Span:
         """Tokens to feed: the missing ones as a chain, and this behind the last of them."""
-        root = len(fed) - 1
-        parents = (*range(root), *(root + parent for parent in self.tree.parents))
+        root, behind = len(fed) - 1, self.tree.parents
+        is_chain = behind == list(range(len(behind)))
         return Span(
             slot=slot,
             start=start,
             tokens=(*fed, *self.tree.tokens),
-            num_logits=len(self.tree.tokens) + 1,
-            parents=None if parents == tuple(range(len(parents))) else parents,
+            num_logits=len(behind) + 1,
+            parents=None if is_chain else (*range(root), *(root + parent for parent in behind)),
         )
 
 
-def cut(chain: tuple[int, ...], num_known: int, ends: frozenset[int]) -> tuple[int, ...]:
+def cut(chain: tuple[int, ...], num_known: int, ends: Collection[int]) -> tuple[int, ...]:
     """A chain up to the first token that is an end or at or beyond ``num_known``."""
-    if chain and ends.isdisjoint(chain) and min(chain) >= 0 and max(chain) < num_known:
-        return chain
     for index, token in enumerate(chain):
         if not 0 <= token < num_known or token in ends:
             return chain[:index]

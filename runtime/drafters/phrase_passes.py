@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from engines.base import Engine, FloatArray, Span
-from engines.laws import ExactnessMode, Sampler, SamplingRow, are_plain_greedy
+from engines.laws import ExactnessMode, Sampler, are_plain_greedy
 from runtime.core.drafting import DraftingConfig
 from runtime.core.tree import TreeBuilder
 from runtime.drafters.base import DraftRow
 from runtime.drafters.pass_guess import Guess, cut
-from runtime.drafters.phrases import PhraseDrafter
+from runtime.drafters.phrases import PhraseDrafter, PhraseState
 from runtime.drafters.window import LookaheadWindow
 
 
@@ -49,6 +49,28 @@ class PassSettings:
         return cls(**{one.name: getattr(config, one.name) for one in fields(cls)})
 
 
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One row while it is drafted for.
+
+    Attributes:
+        gamma: draft tokens wanted.
+        state: its phrases.
+        ends: tokens that end a draft.
+        fed: tokens that the next pass feeds.
+        drafted: so far.
+        path: nodes of the last pass's guess that were drafted.
+    """
+
+    row: DraftRow
+    gamma: int
+    state: PhraseState
+    ends: tuple[int, ...]
+    fed: tuple[int, ...]
+    drafted: list[int] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
+
+
 class PhrasePasses:
     """Drafts with an engine, phrase by phrase.
 
@@ -66,6 +88,7 @@ class PhrasePasses:
         settings: PassSettings,
     ) -> None:
         self._engine = engine
+        self._limits = engine.limits
         self._sampler = sampler
         self._phrases = phrases
         self._target_vocab_size = target_vocab_size
@@ -88,146 +111,145 @@ class PhrasePasses:
         Raises:
             EngineError: the draft model failed; its caches of all live slots are undefined.
         """
-        drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
-        # The lists grow under the rows, which are built once.
-        rows = {
-            slot: replace(live[slot].sampling, draft_tokens=tokens)
-            for slot, tokens in drafted.items()
-        }
-        missing = {
-            slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
-        }
+        turns = {slot: self._turn(live[slot], gammas[slot], computed[slot]) for slot in gammas}
+        going = turns
         num_passes = 0
-        while missing:
+        while going:
             num_passes += 1
             guesses = {
-                slot: self._guess(live[slot], drafted[slot], gammas[slot], computed[slot], fed)
-                for slot, fed in missing.items()
+                slot: self._guess(turn, computed[slot] + len(turn.fed))
+                for slot, turn in going.items()
             }
-            logits = self._feed(computed, missing, guesses)
-            paths = self._walk(rows, logits, guesses, drafted, gammas)
-            following: dict[int, tuple[int, ...]] = {}
-            for slot, fed in missing.items():
-                self._learn(live[slot], fed[-1], guesses[slot], logits[slot])
-                self._keep(slot, len(fed), paths[slot])
-                computed[slot] += len(fed) + len(paths[slot])
-                is_enough = num_passes >= self._settings.draft_passes
-                if self._goes_on(live[slot], drafted[slot], gammas[slot], is_enough):
-                    following[slot] = (drafted[slot][-1],)
-            missing = following
-        self.num_drafted += sum(len(tokens) for tokens in drafted.values())
+            logits = self._feed(computed, going, guesses)
+            self._walk(going, logits, guesses)
+            is_enough = num_passes >= self._settings.draft_passes
+            following: dict[int, Turn] = {}
+            for slot, turn in going.items():
+                self._learn(turn, guesses[slot], logits[slot])
+                self._keep(slot, turn)
+                computed[slot] += len(turn.fed) + len(turn.path)
+                if self._goes_on(turn, is_enough):
+                    turn.fed = (turn.drafted[-1],)
+                    following[slot] = turn
+            going = following
+        drafted = {slot: turn.drafted for slot, turn in turns.items()}
+        self.num_drafted += sum(map(len, drafted.values()))
         return drafted
 
-    def _goes_on(self, row: DraftRow, drafted: Sequence[int], gamma: int, is_enough: bool) -> bool:
-        """Until the draft is full, or enough passes were made and a phrase goes on from here."""
-        if len(drafted) >= gamma or drafted[-1] in row.sampling.law.end_token_ids:
-            return False
-        pool, count = self._phrases.state_of(row).pool, self._phrases.wanted(row)
-        return not (is_enough and pool.get(drafted[-1], count))
+    def _turn(self, row: DraftRow, gamma: int, num_computed: int) -> Turn:
+        return Turn(
+            row=row,
+            gamma=gamma,
+            state=self._phrases.state_of(row),
+            ends=row.sampling.law.end_token_ids,
+            fed=tuple(row.sampling.history[num_computed:].tolist()),
+        )
 
-    def _guess(
-        self,
-        row: DraftRow,
-        drafted: list[int],
-        gamma: int,
-        num_computed: int,
-        fed: tuple[int, ...],
-    ) -> Guess:
-        tree = TreeBuilder()
-        limits = self._engine.limits
+    def _goes_on(self, turn: Turn, is_enough: bool) -> bool:
+        """Until the draft is full, or enough passes were made and a phrase goes on from here."""
+        last = turn.drafted[-1]
+        if len(turn.drafted) >= turn.gamma or last in turn.ends:
+            return False
+        return not (is_enough and turn.state.pool.get(last, self._phrases.wanted(turn.row)))
+
+    def _guess(self, turn: Turn, num_fed: int) -> Guess:
+        """What the next pass verifies behind the first ``num_fed`` tokens of the row."""
+        tree, limits = TreeBuilder(), self._limits
         # The pass itself adds a token behind the longest path.
-        room = min(gamma - len(drafted) - 1, limits.max_extend - len(fed))
-        for chain in self._chains(row, drafted, room):
-            if not tree.tokens or len(fed) + len(tree.tokens) + len(chain) <= limits.max_tree_nodes:
-                tree.add_chain(chain)
+        room = min(turn.gamma - len(turn.drafted) - 1, limits.max_extend - len(turn.fed))
+        if room > 0 and self._settings.phrase_draft:
+            budget = limits.max_tree_nodes - len(turn.fed)
+            for chain in self._chains(turn, room):
+                if not tree.tokens or len(tree.tokens) + len(chain) <= budget:
+                    tree.add_chain(chain)
         num_nodes = len(tree.tokens)
-        window = self._window_of(row)
+        window = self._window_of(turn)
         if (
             window is None
-            or len(fed) + num_nodes + window.num_nodes
+            or len(turn.fed) + num_nodes + window.num_nodes
             > min(limits.max_tree_nodes, limits.max_extend)
-            or num_computed + len(fed) + window.depth > limits.max_context
+            or num_fed + window.depth > limits.max_context
         ):
             return Guess(tree, num_nodes)
         return Guess(tree, num_nodes, window, tuple(window.place(tree)))
 
-    def _chains(self, row: DraftRow, drafted: list[int], room: int) -> list[tuple[int, ...]]:
+    def _chains(self, turn: Turn, room: int) -> list[tuple[int, ...]]:
         """Phrases that may follow, cut before anything the draft model does not know."""
-        if room < 1 or not self._settings.phrase_draft:
+        phrases, pool = self._phrases, turn.state.pool
+        key = turn.drafted[-1] if turn.drafted else turn.state.tail[-1]
+        count = phrases.num_guesses if self._limits.max_tree_nodes else 1
+        found = pool.get(key, max(count, 1))
+        if not found:
             return []
-        state, last = self._phrases.state_of(row), drafted[-1:]
-        key = last[0] if last else int(row.sampling.history[-1])
-        chains = [self._phrases.guess(row, tuple(drafted), room)]
-        if self._engine.limits.max_tree_nodes:
-            chains += state.pool.get(key, self._phrases.num_guesses)[1:]
-        ends = frozenset(row.sampling.law.end_token_ids)
-        return [cut(chain[:room], self._num_known, ends) for chain in chains]
+        found[0] = phrases.continued(turn.state, found[0], room)
+        return [cut(chain[:room], self._num_known, turn.ends) for chain in found]
 
-    def _window_of(self, row: DraftRow) -> LookaheadWindow | None:
+    def _window_of(self, turn: Turn) -> LookaheadWindow | None:
         """The row's window; None where none is asked for, or the engine takes no trees."""
+        if not self._limits.max_tree_nodes or not self._settings.phrase_draft:
+            return None
+        row = turn.row
         found = self._windows.get(row.key)
-        if found is None and self._settings.phrase_draft:
-            asked, length = row.params.window, self._phrases.state_of(row).phrase_length
+        if found is None:
+            asked, length = row.params.window, turn.state.phrase_length
             width = self._settings.draft_window if asked is None else asked
-            if width and length > 1 and self._engine.limits.max_tree_nodes:
+            if width and length > 1:
                 text = row.sampling.history.tolist()
                 found = LookaheadWindow.from_text(text, width=width, phrase_length=length)
                 self._windows[row.key] = found
         return found
 
     def _feed(
-        self,
-        computed: Sequence[int],
-        missing: dict[int, tuple[int, ...]],
-        guesses: dict[int, Guess],
+        self, computed: Sequence[int], going: Mapping[int, Turn], guesses: Mapping[int, Guess]
     ) -> FloatArray:
         """Logits [B, R, V]; column n of a row follows node n of its guess, 0 being the root."""
         self.num_passes += 1
         return self._engine.extend(
             [
-                guesses[slot].span(slot, start, missing[slot])
-                if slot in missing
+                guesses[slot].span(slot, start, going[slot].fed)
+                if slot in going
                 else Span(slot=slot, start=start, tokens=(), num_logits=0)
                 for slot, start in enumerate(computed)
             ]
         )
 
     def _walk(
-        self,
-        rows: Mapping[int, SamplingRow],
-        logits: FloatArray,
-        guesses: dict[int, Guess],
-        drafted: dict[int, list[int]],
-        gammas: dict[int, int],
-    ) -> dict[int, list[int]]:
-        """Append what the draft model says, node by node; the nodes of each guess that it went through."""
-        paths: dict[int, list[int]] = {slot: [] for slot in guesses}
+        self, turns: Mapping[int, Turn], logits: FloatArray, guesses: Mapping[int, Guess]
+    ) -> None:
+        """Append what the draft model says, node by node, and note the nodes of each guess it went through."""
         greatest: list[list[int]] | None = None
-        if are_plain_greedy([rows[slot] for slot in guesses]):
-            # Of every node at once: cheaper than asking the sampler node by node.
-            greatest = logits[:, :, : self._target_vocab_size].argmax(axis=-1).tolist()
-        going = list(guesses)
+        if are_plain_greedy([turn.row.sampling for turn in turns.values()]):
+            # Of every node at once: cheaper than asking the sampler node by node. So is the whole
+            # array, where it holds no more than the target's tokens.
+            is_whole = logits.shape[2] <= self._target_vocab_size
+            known = logits if is_whole else logits[:, :, : self._target_vocab_size]
+            greatest = known.argmax(axis=-1).tolist()
+        for turn in turns.values():
+            turn.path = []
+        going = list(turns)
         while going:
-            nodes = [paths[slot][-1] if paths[slot] else 0 for slot in going]
+            nodes = [turns[slot].path[-1] if turns[slot].path else 0 for slot in going]
             if greatest is None:
-                drawn = self._draw(rows, logits, going, nodes)
+                drawn = self._draw(turns, logits, going, nodes)
             else:
                 drawn = [greatest[slot][node] for slot, node in zip(going, nodes, strict=True)]
             agreed = []
             for slot, node, token in zip(going, nodes, drawn, strict=True):
-                said = self._settled(rows[slot], guesses[slot], node, logits[slot, node], token)
-                drafted[slot].append(said)
-                child = guesses[slot].tree.child(node, said)
-                if child is not None and len(drafted[slot]) < gammas[slot]:
-                    paths[slot].append(child)
-                    if said not in rows[slot].law.end_token_ids:
+                turn, guess = turns[slot], guesses[slot]
+                child = guess.tree.child(node, token)
+                if child is None:
+                    token = self._settled(turn, guess, node, logits[slot, node], token)
+                    child = guess.tree.child(node, token)
+                turn.drafted.append(token)
+                if child is not None and len(turn.drafted) < turn.gamma:
+                    turn.path.append(child)
+                    if token not in turn.ends:
                         agreed.append(slot)
             going = agreed
-        return paths
 
     def _draw(
         self,
-        rows: Mapping[int, SamplingRow],
+        turns: Mapping[int, Turn],
         logits: FloatArray,
         slots: Sequence[int],
         nodes: Sequence[int],
@@ -235,32 +257,37 @@ class PhrasePasses:
         """The draft model's token behind one node of each slot."""
         # Slots and nodes as two lists of indices gather one row of logits per slot.
         here = logits[slots, nodes]
-        asked = [replace(rows[slot], index=at) for at, slot in enumerate(slots)]
+        asked = [
+            replace(turns[slot].row.sampling, draft_tokens=turns[slot].drafted, index=at)
+            for at, slot in enumerate(slots)
+        ]
         return self._sampler.propose(here[:, None], asked, vocab_size=self._target_vocab_size)
 
-    def _settled(
-        self, row: SamplingRow, guess: Guess, node: int, logits: FloatArray, drawn: int
-    ) -> int:
-        """The token drafted at a node: the draw, unless a phrase has one nearly as likely."""
+    def _settled(self, turn: Turn, guess: Guess, node: int, logits: FloatArray, drawn: int) -> int:
+        """The token drafted where no phrase has the draw: that, unless a phrase has one nearly as likely."""
         if self._log_lenience == 0.0:
             return drawn
+        row = turn.row.sampling
         if row.mode is ExactnessMode.SEED_STABLE and not row.law.is_greedy:
             return drawn
         followers = guess.followers(node)
-        if not followers or drawn in followers:
+        # The window's tokens are no phrases.
+        if not followers:
             return drawn
         best = max(followers, key=lambda token: float(logits[token]))
         is_near = float(logits[best]) >= float(logits[drawn]) + self._log_lenience
         return best if is_near else drawn
 
-    def _learn(self, row: DraftRow, last: int, guess: Guess, logits: FloatArray) -> None:
+    def _learn(self, turn: Turn, guess: Guess, logits: FloatArray) -> None:
         """Move the window on, and keep the phrases it found."""
         if guess.window is not None:
             chosen = logits[list(guess.ends), : self._num_known].argmax(axis=-1).tolist()
-            found = guess.window.advance(last, chosen, row.sampling.law.end_token_ids)
-            self._phrases.state_of(row).pool.put_all(found)
+            found = guess.window.advance(turn.fed[-1], chosen, turn.ends)
+            turn.state.pool.put_all(found)
 
-    def _keep(self, slot: int, num_fed: int, path: list[int]) -> None:
+    def _keep(self, slot: int, turn: Turn) -> None:
         """Bring the cache rows of a path through side branches to where they belong."""
-        if path != list(range(1, len(path) + 1)):
+        path, num_fed = turn.path, len(turn.fed)
+        # Nodes ascend along a path: it is the leading chain exactly where the last has its number.
+        if path and path[-1] != len(path):
             self._engine.keep_path(slot, (*range(num_fed), *(num_fed - 1 + node for node in path)))

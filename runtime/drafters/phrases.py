@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import ClassVar, Self
 
-from runtime.core.tree import merge_chains
+from runtime.core.tree import TreeBuilder
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from runtime.drafters.branches import as_draft
 from runtime.drafters.chain import ChainDrafter, cut_at_end
@@ -84,7 +84,7 @@ def matching_segments(outcome: Outcome, length: int) -> Iterator[tuple[int, Phra
     very token, the target's choice behind it comes next. Only whole phrases count.
     """
     tokens, choices = outcome.draft_tokens, outcome.choices
-    kept = set(_path(outcome))
+    kept = _path(outcome)
     # Children stand behind their parents: nodes after these have too few of them.
     rejected = [node for node in range(1, len(tokens) - length + 2) if node not in kept]
     if not rejected:
@@ -202,13 +202,19 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
     def chains(self, row: DraftRow) -> list[Phrase]:
         """Phrases behind the last token, newest first; the newest goes on to the draft's full depth."""
         state, ends = self.state_of(row), row.sampling.law.end_token_ids
-        others = state.pool.get(state.tail[-1], self.wanted(row))[1:]
-        found = [self.guess(row, (), row.gamma), *others]
+        found = state.pool.get(state.tail[-1], max(self.wanted(row), 1))
+        if found:
+            found[0] = self.continued(state, found[0], row.gamma)
         return [cut_at_end(chain[: row.gamma], ends) for chain in found]
 
     def _draft(self, row: DraftRow) -> Draft:
-        tree = merge_chains(self.chains(row), max_nodes=row.max_nodes or row.gamma)
-        return as_draft(tree.tokens, tree.parents)
+        chains = self.chains(row)
+        if not row.max_nodes:
+            return Draft(tokens=chains[0] if chains else ())
+        tree = TreeBuilder()
+        for chain in chains:
+            tree.add_chain(chain, max_nodes=row.max_nodes)
+        return as_draft(tuple(tree.tokens), tuple(tree.parents))
 
     def new_state(self, row: DraftRow) -> PhraseState:
         """The pool of the row's scope and phrase length, warm from the first step on."""
@@ -224,15 +230,17 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
 
     def extend(self, state: PhraseState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Phrases end to end."""
-        chain: tuple[int, ...] = ()
-        key = drafted[-1] if drafted else state.tail[-1]
-        while len(chain) < length:
-            found = state.pool.get(key, 1)
+        found = state.pool.get(drafted[-1] if drafted else state.tail[-1], 1)
+        return self.continued(state, found[0], length)[:length] if found else ()
+
+    def continued(self, state: PhraseState, phrase: Phrase, length: int) -> Phrase:
+        """A phrase with those behind its end, ``length`` tokens or more where there are as many."""
+        while len(phrase) < length:
+            found = state.pool.get(phrase[-1], 1)
             if not found:
                 break
-            chain += found[0]
-            key = chain[-1]
-        return chain[:length]
+            phrase += found[0]
+        return phrase
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Harvest what was committed and, unless that is off, what was rejected."""

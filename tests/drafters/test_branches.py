@@ -14,7 +14,7 @@ from engines.trees import check_parents, tree_layout
 from runtime.core.drafting import DraftingConfig
 from runtime.core.errors import ConfigError
 from runtime.core.tree import leading_chain, preorder
-from runtime.drafters.base import LEAST_NODE_PROB, Draft, DrafterParts
+from runtime.drafters.base import LEAST_NODE_PROB, Draft, DrafterParts, least_prob
 from runtime.drafters.branches import Budget, as_draft, grow
 from runtime.drafters.datastore import DatastoreDrafter
 from runtime.drafters.recycling import RecyclingDrafter
@@ -26,12 +26,10 @@ from tests.drafters.rows import outcome, row
 LAW = {0: [(1, 0.6, 1), (2, 0.4, 2)], 1: [(3, 1.0, 3), (4, 0.0, 4)], 2: [(5, 0.5, 5)]}
 
 
-def parts(node_cost: float | None = None, **settings: object) -> DrafterParts:
+def parts(**settings: object) -> DrafterParts:
     sampler = CpuSampler(max_batch=1, max_gamma=8, vocab_size=10)
     config = DraftingConfig(**settings)
-    return DrafterParts(
-        draft=None, sampler=sampler, vocab_size=10, chunk=8, config=config, node_cost=node_cost
-    )
+    return DrafterParts(draft=None, sampler=sampler, vocab_size=10, chunk=8, config=config)
 
 
 def tree(drafter, history, *, max_nodes: int = 8, **options: object) -> Draft:
@@ -91,9 +89,9 @@ def test_a_tree_without_branches_is_a_chain() -> None:
 
 
 def test_what_a_node_costs_decides_which_are_worth_it() -> None:
-    assert parts().min_node_prob == DraftingConfig().min_node_prob
-    assert parts(node_cost=0.25).min_node_prob == 0.25
-    assert parts(node_cost=0.0).min_node_prob == LEAST_NODE_PROB
+    assert least_prob(0.25) == 0.25
+    assert least_prob(0.0) == LEAST_NODE_PROB
+    assert least_prob(7.0) == 1.0
     cheap, dear = (table(c=0.1, slope=slope).node_cost(8) for slope in (0.01, 0.3))
     assert 0.0 < cheap < dear
     for name in ("min_node_prob", "tree_nodes"):

@@ -61,11 +61,10 @@ def test_a_guess_leaves_room_for_the_draw_behind_it() -> None:
     ("source", "replacement"),
     [
         # The mismatching draw is thrown away and drawn again in the next pass (T22's mistake).
-        ("                drafted[slot].append(token)\n                if guesses",
+        ("                drafted[slot].append(token)\n",
          "                is_match = guesses[slot][column : column + 1] == (token,)\n"
          "                is_last = column == len(guesses[slot])\n"
-         "                drafted[slot].append(token if is_match or is_last else guesses[slot][column])\n"
-         "                if guesses"),
+         "                drafted[slot].append(token if is_match or is_last else guesses[slot][column])\n"),
         # Every draw from the first column: rows kept for other positions than their tokens'.
         ("logits[:, column:]", "logits[:, :]"),
         # The cache pointer counts guesses that the draft model did not say.

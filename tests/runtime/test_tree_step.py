@@ -366,6 +366,7 @@ def test_trees_of_adaptive_requests_follow_what_a_node_costs_beside_the_others()
                 assert row.node_cost == pytest.approx(node_cost)
                 assert row.max_nodes == (MAX_NODES - 1 if batch == 1 else 0)
             else:
-                assert (row.node_cost, row.max_nodes) == (None, MAX_NODES - 1)
+                alone = costs.node_cost(DraftingConfig().tree_nodes)
+                assert (row.node_cost, row.max_nodes) == (alone, MAX_NODES - 1)
         of_adaptive = [one for one in drafter.outcomes if one.row.is_adaptive]
         assert all((one.parents is None) is (batch > 1) for one in of_adaptive)
