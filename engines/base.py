@@ -49,6 +49,7 @@ class EngineLimits:
         max_extend: tokens of one span at most.
         vocab_size: width V of a row of logits.
         max_tree_nodes: tokens of a tree at most, its root included; 0 where no trees are taken.
+        max_prompt_rows: rows that one call runs together whatever their length; 0 for ``max_batch``.
     """
 
     max_batch: int
@@ -56,6 +57,7 @@ class EngineLimits:
     max_extend: int
     vocab_size: int
     max_tree_nodes: int = 0
+    max_prompt_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

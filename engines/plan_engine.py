@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from engines.plan_device import DeviceTensor, PlanDevice
 from engines.plan_tensors import CACHE_DTYPES, feeds_of
 from engines.plan_trees import PlanTrees, has_tree
 from engines.plan_uploads import Downloads, GivenTokens, HostArray, InputPlace, OutputPlace, Uploads
-from engines.plans import Shape, profile_for
+from engines.plans import Shape, profile_for, rows_of_longest
 from engines.row_buckets import padding_rows
 from engines.spans import check_move, check_spans, num_valid
 
@@ -80,7 +81,8 @@ class PlanEngine:
         if trees is not None:
             trees.check_capacities([plan.entry.capacity for plan in self._plans])
         self._device = device
-        self._limits = limits
+        rows = min(rows_of_longest(plan.entry.profiles) for plan in self._plans)
+        self._limits = replace(limits, max_prompt_rows=min(rows, limits.max_batch))
         self._cache: PlanCache | None = PlanCache(
             device,
             model,

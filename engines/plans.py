@@ -146,7 +146,7 @@ def derive_profiles(
     profiles.append(
         Profile(
             name=PREFILL,
-            # A long chunk pads nobody: the runtime prefills one row per call.
+            # A long chunk pads nobody; the runtime prefills as many rows per call as this says.
             batch=Range(1, 1, 1),
             tokens=Range(1, min(DEFAULT_OPT_CHUNK, max_extend), max_extend),
             wanted=Range(1, 1, max_extend),
@@ -185,6 +185,12 @@ def why_unfit(plan: PlanEntry, *, flavour: str, version: str, compute_capability
         if declared != found:
             return f"{plan.path}: built for {name} {declared}, this machine has {found}"
     return ""
+
+
+def rows_of_longest(profiles: Sequence[Profile]) -> int:
+    """Rows that some profile runs together whatever their length: those of the longest spans."""
+    longest = max(profile.tokens.most for profile in profiles)
+    return max(profile.batch.most for profile in profiles if profile.tokens.most == longest)
 
 
 def read_plans(readers: Sequence[FieldReader]) -> tuple[PlanEntry, ...]:

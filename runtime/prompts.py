@@ -1,7 +1,9 @@
 """Feeds prompts to the target: the chunk of this step, and ahead of time that of the next.
 
-While the device runs a round, the host knows already what the next step feeds first: which prompt is the
-oldest does not depend on any verdict, for rows that decode have none left to feed. So that chunk is
+A chunk is of one prompt or of several that neighbour and miss about as much, in one call (``core.scheduler``).
+
+While the device runs a round, the host knows already what the next step feeds first: which prompts those
+are does not depend on any verdict, for rows that decode have none left to feed. So that chunk is
 planned, uploaded and enqueued behind the round, and the device has work while the host commits:
 
     host     enqueue round | plan, feed ahead | wait | commit | enqueue round ...
@@ -19,7 +21,7 @@ from collections.abc import Sequence
 
 from engines.base import Engine, EngineError, Span
 from runtime.core.request import Request
-from runtime.core.scheduler import plan_prefill
+from runtime.core.scheduler import Prefill, StepLimits, plan_prefill
 
 
 class PromptFeeder:
@@ -27,63 +29,79 @@ class PromptFeeder:
 
     Args:
         target: what is fed.
-        chunk: prompt tokens of one step.
+        limits: of a step.
     """
 
-    def __init__(self, target: Engine, chunk: int) -> None:
+    def __init__(self, target: Engine, limits: StepLimits) -> None:
         self._target = target
-        self._chunk = chunk
-        self._ahead: tuple[Request, int] | None = None
+        self._limits = limits
+        self._ahead: list[tuple[Request, int]] = []
         self._error: EngineError | None = None
         self._has_fed = False
 
-    def feed(self, request: Request, length: int) -> None:
-        """Feed the next ``length`` tokens of a prompt.
+    def feed(self, live: Sequence[Request], planned: Prefill) -> list[tuple[Request, EngineError]]:
+        """Feed the next tokens of some prompts; ``live[i]`` holds slot i.
 
-        Raises:
-            EngineError: the target failed; the request's cache is undefined.
+        Returns:
+            Where the target failed, the requests and its error: their caches are undefined.
         """
-        request.commit_prefill(self._extend(request, length))
+        try:
+            self._target.extend(self._spans(live, planned))
+        except EngineError as error:
+            return [(request, error) for request, _ in _ends(live, planned)]
+        for request, end in _ends(live, planned):
+            request.commit_prefill(end)
+        return []
 
     def feed_ahead(self, live: Sequence[Request]) -> None:
         """Enqueue the next step's chunk behind a round that is under way; ``live[i]`` holds slot i."""
-        planned = plan_prefill(live, self._chunk)
+        planned = plan_prefill(live, self._limits)
         if planned is None:
             return
-        request = live[planned.slot]
+        self._ahead = _ends(live, planned)
         try:
-            end = self._extend(request, planned.length)
+            self._target.extend(self._spans(live, planned))
         except EngineError as error:
-            end, self._error = 0, error
-        self._ahead = (request, end)
+            self._error = error
 
     def commit_ahead(self) -> list[tuple[Request, EngineError | None]]:
         """The round went well: what was fed behind it counts.
 
         Returns:
-            The request whose prompt could not be fed, with the error.
+            The requests whose prompts could not be fed, with the error.
         """
         fed, error = self._ahead, self._error
-        self._ahead = self._error = None
-        if fed is None:
-            return []
-        request, end = fed
+        self._forget()
         if error is not None:
-            return [(request, error)]
-        request.commit_prefill(end)
-        self._has_fed = True
+            return [(request, error) for request, _ in fed]
+        for request, end in fed:
+            request.commit_prefill(end)
+        self._has_fed = bool(fed)
         return []
 
     def take_fed(self) -> bool:
         """Whether the step that begins has had its chunk; what belongs to no round is forgotten."""
         has_fed, self._has_fed = self._has_fed, False
-        self._ahead = self._error = None
+        self._forget()
         return has_fed
 
-    def _extend(self, request: Request, length: int) -> int:
-        """Feed without a wait; leading tokens that are then computed."""
-        assert request.slot is not None
-        start, end = request.num_computed, request.num_computed + length
-        tokens = tuple(request.history[start:end].tolist())
-        self._target.extend([Span(slot=request.slot, start=start, tokens=tokens, num_logits=0)])
-        return end
+    def _forget(self) -> None:
+        self._ahead, self._error = [], None
+
+    @staticmethod
+    def _spans(live: Sequence[Request], planned: Prefill) -> list[Span]:
+        """Spans that are fed without a wait."""
+        spans = []
+        for slot, (request, end) in enumerate(_ends(live, planned), start=planned.slot):
+            tokens = tuple(request.history[request.num_computed : end].tolist())
+            spans.append(Span(slot=slot, start=request.num_computed, tokens=tokens, num_logits=0))
+        return spans
+
+
+def _ends(live: Sequence[Request], planned: Prefill) -> list[tuple[Request, int]]:
+    """Who is fed, and the leading tokens that are then computed."""
+    requests = live[planned.slot : planned.slot + len(planned.lengths)]
+    return [
+        (request, request.num_computed + length)
+        for request, length in zip(requests, planned.lengths, strict=True)
+    ]

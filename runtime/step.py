@@ -118,6 +118,7 @@ def step_parts(
         max_context=target.limits.max_context,
         max_gamma=min(max_gamma, target.limits.max_extend - 1),
         prefill_chunk=chunk,
+        prefill_rows=target.limits.max_prompt_rows or target.limits.max_batch,
     )
     drafters = build_drafters(
         DrafterParts(
@@ -145,7 +146,7 @@ def step_parts(
             node_cost=None if costs is None else costs.node_cost(config.drafting.tree_nodes),
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
-        prompts=PromptFeeder(target, chunk),
+        prompts=PromptFeeder(target, limits),
         rounds=rounds,
         meanwhile=meanwhile,
         steering=None
@@ -175,11 +176,8 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     result = StepResult()
     plan = plan_step(live, parts.limits, has_fed=parts.prompts.take_fed())
     if plan.prefill is not None:
-        request = live[plan.prefill.slot]
-        try:
-            parts.prompts.feed(request, plan.prefill.length)
-        except EngineError as error:
-            result.failed.append((request, error))
+        result.failed += parts.prompts.feed(live, plan.prefill)
+        if result.failed:
             return result
     if not plan.has_decode:
         return result

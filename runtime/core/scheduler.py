@@ -1,17 +1,26 @@
 """What one step runs: a pure function of where every row stands.
 
 A row with more than one uncomputed token is prefilling, with exactly one it is decoding. Each step
-feeds at most one chunk of one prefilling row, the one admitted first, so that running streams wait
-for one chunk at most; then every decoding row is verified together, each with its own gamma.
+feeds at most one chunk of prompt, so that running streams wait for one chunk at most, and nobody's
+first token waits longer for prompts beside its own: of the row admitted first, and of neighbours that
+miss about as much and fit into the chunk with it. Then every decoding row is verified together, each
+with its own gamma.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engines.base import Span
+
+MOST_PADDING = 16
+"""Tokens that a row is padded by at most to be fed in one call with others.
+
+A call costs as much as about so many tokens beside its own: on two cores, with the demo pair, eight prompts of
+16 tokens take 24 ms one by one and 15 ms together, eight of 64 tokens 64 and 55 ms.
+"""
 
 
 class Progress(Protocol):
@@ -44,20 +53,32 @@ class StepLimits:
     Attributes:
         max_context: tokens of one slot.
         max_gamma: draft tokens of one row.
-        prefill_chunk: prompt tokens of one step.
+        prefill_chunk: prompt tokens of one step, padding included.
+        prefill_rows: rows that one step feeds prompts to.
     """
 
     max_context: int
     max_gamma: int
     prefill_chunk: int
+    prefill_rows: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """Feed ``length`` known tokens to one row; no logits are wanted."""
+    """Feed known tokens to neighbouring rows in one call; no logits are wanted.
+
+    Attributes:
+        slot: the first of them.
+        lengths: tokens of each, at least 1.
+    """
 
     slot: int
-    length: int
+    lengths: tuple[int, ...]
+
+    def length_of(self, slot: int) -> int:
+        """Tokens that a slot is fed; 0 for those that take no part."""
+        index = slot - self.slot
+        return self.lengths[index] if 0 <= index < len(self.lengths) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +130,61 @@ def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = F
     """
     if has_fed and (plan := _plan_decode(rows, limits, None)).has_decode:
         return plan
-    return _plan_decode(rows, limits, plan_prefill(rows, limits.prefill_chunk))
+    return _plan_decode(rows, limits, plan_prefill(rows, limits))
 
 
-def plan_prefill(rows: Sequence[Progress], chunk: int) -> Prefill | None:
+def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None:
     """The chunk of prompt to feed next; rows that decode have no say in it."""
-    waiting = [slot for slot, row in enumerate(rows) if row.num_known - row.num_computed > 1]
-    if not waiting:
+    chunk = limits.prefill_chunk
+    lengths = {
+        slot: min(missing, chunk)
+        for slot, row in enumerate(rows)
+        if (missing := row.num_known - 1 - row.num_computed) > 0
+    }
+    if not lengths:
         return None
-    slot = min(waiting, key=lambda candidate: rows[candidate].order)
-    missing = rows[slot].num_known - 1 - rows[slot].num_computed
-    return Prefill(slot=slot, length=min(missing, chunk))
+    oldest = min(lengths, key=lambda slot: rows[slot].order)
+    slots = alike_neighbours(
+        oldest,
+        lengths,
+        rank=lambda slot: rows[slot].order,
+        most_tokens=chunk,
+        most_rows=limits.prefill_rows,
+    )
+    return Prefill(slot=slots.start, lengths=tuple(lengths[slot] for slot in slots))
+
+
+def alike_neighbours(
+    slot: int,
+    lengths: Mapping[int, int],
+    *,
+    rank: Callable[[int], int],
+    most_tokens: int,
+    most_rows: int,
+) -> range:
+    """Slots around one of them that are worth one call together.
+
+    Args:
+        slot: is among them whatever the bounds.
+        lengths: by slot, the tokens to feed; slots that are fed nothing are left out.
+        rank: of two neighbours the one with the smaller rank joins first.
+        most_tokens: of the call, padding included.
+        most_rows: of the call.
+    """
+    taken = range(slot, slot + 1)
+    shortest = longest = lengths[slot]
+    while len(taken) < most_rows:
+        joining = None
+        for side in sorted((s for s in (taken.start - 1, taken.stop) if s in lengths), key=rank):
+            bounds = min(shortest, lengths[side]), max(longest, lengths[side])
+            is_alike = bounds[1] - bounds[0] <= MOST_PADDING
+            if is_alike and bounds[1] * (len(taken) + 1) <= most_tokens:
+                joining, (shortest, longest) = side, bounds
+                break
+        if joining is None:
+            break
+        taken = range(min(taken.start, joining), max(taken.stop, joining + 1))
+    return taken
 
 
 def _plan_decode(rows: Sequence[Progress], limits: StepLimits, prefill: Prefill | None) -> StepPlan:
@@ -131,7 +196,7 @@ def _plan_decode(rows: Sequence[Progress], limits: StepLimits, prefill: Prefill 
 
 
 def _num_missing(slot: int, row: Progress, prefill: Prefill | None) -> int:
-    fed = prefill.length if prefill is not None and prefill.slot == slot else 0
+    fed = 0 if prefill is None else prefill.length_of(slot)
     return row.num_known - row.num_computed - fed
 
 
@@ -152,7 +217,7 @@ def decode_spans(
     *,
     trees: Mapping[int, tuple[int, ...]] | None = None,
 ) -> list[Span]:
-    """Spans over the whole live prefix.
+    """Spans over the live slots up to the last that takes part.
 
     Args:
         starts: per slot, the tokens that stay valid.
@@ -160,6 +225,7 @@ def decode_spans(
         trees: parents of the slots whose tokens form a tree.
     """
     parents = trees or {}
+    num_rows = max((slot for slot, tokens in enumerate(fed, start=1) if tokens), default=0)
     return [
         Span(
             slot=slot,
@@ -168,5 +234,5 @@ def decode_spans(
             num_logits=len(tokens or ()),
             parents=parents.get(slot),
         )
-        for slot, (start, tokens) in enumerate(zip(starts, fed, strict=True))
+        for slot, (start, tokens) in enumerate(zip(starts[:num_rows], fed[:num_rows], strict=True))
     ]

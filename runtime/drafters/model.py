@@ -2,10 +2,11 @@
 
 Between steps the draft's cache of a row holds ``num_computed <= n - 1`` of its n committed tokens.
 Before drafting the missing ones are fed: one after a rejection, two after a full acceptance, more
-after steps without a draft. A row that misses more than a round can leave behind is lagging: it is
-fed alone, so that it pads nobody, by at most one chunk per step. Rows whose gamma is chosen share one
-chunk. A row of a fixed gamma has one of its own: when its drafts begin decides which noise its draws
-use, so it must not depend on its neighbours. Those that enter come one chunk of the target's per step.
+after steps without a draft. A row that misses more than a round can leave behind is lagging: it is fed
+by at most one chunk per step, together with neighbours that miss about as much, so that it pads
+nobody. Rows whose gamma is chosen share one chunk. A row of a fixed gamma has one of its own: when
+its drafts begin decides which noise its draws use, so it must not depend on its neighbours. Those
+that enter come one chunk of the target's per step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import ClassVar, Self
 
 from engines.base import Engine, Span
 from engines.laws import ExactnessMode, Sampler
+from runtime.core.scheduler import alike_neighbours
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
 
 MAX_SHARED_MISSING = 2
@@ -121,16 +123,37 @@ class ModelDrafter:
             key=lambda s: _num_missing(live, s, computed),
         )
         shared = self._chunk
+        lengths: dict[int, int] = {}
         for slot in lagging:
-            is_sharing, start = live[slot].is_adaptive, computed[slot]
+            is_sharing = live[slot].is_adaptive
             budget = shared if is_sharing else self._chunk
-            end = min(start + budget, len(live[slot].sampling.history) - 1)
-            if end == start:
-                continue
-            tokens = tuple(live[slot].sampling.history[start:end].tolist())
-            self._engine.extend([Span(slot=slot, start=start, tokens=tokens, num_logits=0)])
-            computed[slot] = end
-            shared -= end - start if is_sharing else 0
+            length = min(budget, len(live[slot].sampling.history) - 1 - computed[slot])
+            if length:
+                lengths[slot] = length
+                shared -= length if is_sharing else 0
+        while lengths:
+            self._feed_together(live, lengths, computed)
+
+    def _feed_together(
+        self, live: Sequence[DraftRow], lengths: dict[int, int], computed: list[int]
+    ) -> None:
+        """Feed the first of these slots, and with it those beside it that miss about as much; they leave."""
+        limits = self._engine.limits
+        slots = alike_neighbours(
+            next(iter(lengths)),
+            lengths,
+            rank=lengths.__getitem__,
+            most_tokens=self._chunk,
+            most_rows=limits.max_prompt_rows or limits.max_batch,
+        )
+        spans = []
+        for slot in slots:
+            start, length = computed[slot], lengths.pop(slot)
+            tokens = tuple(live[slot].sampling.history[start : start + length].tolist())
+            spans.append(Span(slot=slot, start=start, tokens=tokens, num_logits=0))
+        self._engine.extend(spans)
+        for span in spans:
+            computed[span.slot] += len(span.tokens)
 
     def _draft_in_lockstep(
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
@@ -147,7 +170,7 @@ class ModelDrafter:
         while fed:
             spans = [
                 Span(slot=slot, start=start, tokens=fed.get(slot, ()), num_logits=int(slot in fed))
-                for slot, start in enumerate(computed)
+                for slot, start in enumerate(computed[: max(fed) + 1])
             ]
             logits = self._engine.extend(spans)
             tokens = self._sampler.propose(

@@ -90,6 +90,7 @@ def test_a_step_is_one_upload_one_run_one_download_one_wait(
 
 def test_rows_that_no_profile_holds_together_run_alone(tiny_bundle: Path, folder: Path) -> None:
     engine, plans, _ = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    assert engine.limits.max_prompt_rows == 1
     long, short = make_tokens(engine, 20, seed=1), make_tokens(engine, 2, seed=2)
     found = engine.extend([span(0, 0, long), span(1, 0, short)]).copy()
     assert [name for name, _ in plans[0].shapes] == ["prefill", "step"]

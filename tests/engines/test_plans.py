@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from engines.plans import (
     Shape,
     derive_profiles,
     profile_for,
+    rows_of_longest,
     why_unfit,
 )
 
@@ -155,3 +157,9 @@ def test_a_broken_range_is_named(sizes: object) -> None:
     fields["plans"][0]["profiles"][1]["tokens"] = sizes
     with pytest.raises(BundleError, match=r"plans\[0\]: profiles\[1\]: field 'tokens' must be"):
         Manifest.from_json(json.dumps(fields))
+
+
+def test_prompts_share_a_call_where_the_profile_of_the_longest_spans_has_the_rows() -> None:
+    assert rows_of_longest(PROFILES) == 1
+    wide = replace(PROFILES[-1], batch=Range(1, 1, 4))
+    assert rows_of_longest((*PROFILES[:-1], wide)) == 4

@@ -5,7 +5,7 @@ The device is the host in disguise (``StrictDevice``): copies are as late as the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from engines.base import EngineError
+from engines.base import EngineError, FloatArray, Span
 from engines.bundle import Bundle, load_bundle
 from engines.laws import ExactnessMode
 from engines.onnx_plan import open_on_device
@@ -175,6 +175,36 @@ def test_answers_and_figures_are_those_of_the_host(
     name = "-".join(drafters)
     assert run_with_arrivals(device, name, drafters) == run_with_arrivals(host, name, drafters)
     assert set(device.worker.snapshot().host_reasons) == {""}
+
+
+@pytest.mark.parametrize("place", [HOST, DEVICE])
+def test_prompts_fed_together_leave_every_answer_as_it_is_alone(
+    pairs: dict[str, Pair], bundle: Bundle, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some beside a stream that runs, on the device behind its round."""
+    harness = PairHarness.over(pairs[place], bundle, max_running=4, prefill_chunk=48)
+    asked = [
+        replace(request(f"together-{index}", length, max_tokens=9), seed=index)
+        for index, length in enumerate((50, 12, 3, 12))
+    ]
+    alone = [
+        harness.answers([replace(one, request_id="alone", internal_id="alone")])[0] for one in asked
+    ]
+    calls: list[int] = []
+    extend = harness.pair.target.extend
+
+    def counting(spans: Sequence[Span]) -> FloatArray:
+        if not any(span.num_logits for span in spans):
+            calls.append(len(spans))
+        return extend(spans)
+
+    monkeypatch.setattr(harness.pair.target, "extend", counting)
+    harness.submit(asked[0])
+    while not harness.tokens("together-0"):
+        harness.worker.run_step()
+    harness.answers(asked[1:])
+    assert [harness.tokens(one.request_id) for one in asked] == alone
+    assert calls == [1, 1, 3]
 
 
 def submitting(device: PairHarness, following: RequestSpec) -> Callable[[Event], None]:

@@ -12,6 +12,7 @@ from engines.base import EngineLimits
 from engines.laws import ExactnessMode, SamplingLaw, Verdict
 from engines.scripted import ScriptedEngine
 from runtime.core.costs import CostTable
+from runtime.core.errors import RequestFailed
 from runtime.core.params import Failed, FinishReason, Progressed
 from tests.runtime.markov import Harness, counting_logits, limits, spec
 
@@ -158,6 +159,36 @@ def test_a_long_prompt_delays_a_running_stream_by_one_chunk_at_a_time() -> None:
     assert not harness.events["long"]
     harness.run()
     assert harness.tokens("long") == [0, 1, 2]
+
+
+def test_prompts_that_wait_together_are_fed_in_one_call_and_begin_in_one_step() -> None:
+    harness = Harness("F3", prefill_chunk=16)
+    for name, length in (("a", 5), ("b", 6), ("c", 5), ("late", 5)):
+        harness.submit(name, range_prompt(length), drafter="model", gamma=2, max_tokens=9)
+    harness.worker.run_step()
+    harness.check_invariants()
+    # One call for the prompts of three, and one that verifies; none has padding of the fourth.
+    assert harness.target.num_extends == 2
+    assert harness.draft.num_extends == 1 + 2
+    assert [bool(harness.events[name]) for name in ("a", "b", "c", "late")] == [True] * 3 + [False]
+    harness.run()
+    for name, first in (("a", 5), ("b", 6), ("c", 5), ("late", 5)):
+        assert harness.tokens(name) == [(first + i) % 10 for i in range(9)]
+
+
+def test_prompts_that_fail_together_end_together_and_nobody_else_does() -> None:
+    harness = Harness("F3", prefill_chunk=8)
+    harness.submit("stream", max_tokens=20, is_enabled=False)
+    harness.worker.run_step()
+    for name in ("a", "b", "later"):
+        harness.submit(name, range_prompt(5), max_tokens=4, is_enabled=False)
+    harness.target.fail_at(harness.target.num_extends)
+    harness.run()
+    assert isinstance(harness.error("a"), RequestFailed)
+    assert isinstance(harness.error("b"), RequestFailed)
+    assert len(harness.tokens("stream")) == 20
+    assert harness.tokens("later") == [5, 6, 7, 8]
+    harness.check_is_idle()
 
 
 def test_a_draft_of_a_smaller_vocabulary_is_used_while_it_can_be_fed() -> None:
