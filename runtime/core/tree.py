@@ -86,12 +86,17 @@ class TreeBuilder:
 
     def add_chain(self, chain: Sequence[int], *, max_nodes: int | None = None) -> int:
         """A path behind the root, cut where the tree would get more than ``max_nodes`` tokens; its last node."""
-        node = 0
+        children, node, num_nodes = self._children, 0, len(self.tokens)
         for token in chain:
-            is_full = max_nodes is not None and len(self.tokens) >= max_nodes
-            if is_full and self.child(node, token) is None:
-                break
-            node = self.add(node, token)
+            child = children.get((node, token))
+            if child is None:
+                if max_nodes is not None and num_nodes >= max_nodes:
+                    break
+                self.tokens.append(token)
+                self.parents.append(node)
+                num_nodes += 1
+                child = children[node, token] = num_nodes
+            node = child
         return node
 
     def child(self, parent: int, token: int) -> int | None:

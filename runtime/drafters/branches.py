@@ -78,10 +78,12 @@ def grow(
     return preorder(tokens, parents)
 
 
-def as_draft(tokens: tuple[int, ...], parents: tuple[int, ...]) -> Draft:
-    """A tree as a draft; one without branches is a chain, and verified as one."""
+def as_draft(
+    tokens: tuple[int, ...], parents: tuple[int, ...], num_computed: int | None = None
+) -> Draft:
+    """A tree of point masses as a draft; one without branches is a chain, and verified as one."""
     is_chain = parents == tuple(range(len(parents)))
-    return Draft(tokens=tokens, parents=None if is_chain else parents)
+    return Draft(tokens=tokens, parents=None if is_chain else parents, num_computed=num_computed)
 
 
 class BranchingDrafter(ChainDrafter[S]):

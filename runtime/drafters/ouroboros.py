@@ -157,9 +157,9 @@ class OuroborosDrafter(ModelDrafter):
         if row.max_nodes:
             for phrase in state.pool.get(int(row.sampling.history[-1]), self._root_phrases):
                 tree.add_chain(cut_at_end(phrase[: row.gamma], ends), max_nodes=budget)
-        longer = as_draft(tuple(tree.tokens), tuple(tree.parents))
+        longer = as_draft(tuple(tree.tokens), tuple(tree.parents), draft.num_computed)
         self._tried[row.key] = Tried(longer.tokens, len(draft.tokens), tuple(found))
-        return replace(draft, tokens=longer.tokens, parents=longer.parents)
+        return longer
 
 
 def _speaking_greedily(row: DraftRow) -> DraftRow:
