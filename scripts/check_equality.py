@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import typer
 from rich.console import Console
@@ -24,6 +25,8 @@ from scripts.bench_common import Rig, code_prompts, open_rig
 
 COMPOSED = ("model/lookup", "model/suffix+ngram", "lookup+datastore+model", "tree+suffix")
 ALL = "all"
+MATRIX = (6, 14, "0,1,2,3,4,5,6,7,8", "1,2,3,4,5", ALL)
+"""Prompts, tokens, gammas, batches and drafters of the whole matrix; more prompts than slots, so that some wait."""
 LAWS = {
     "greedy": (0.0, ExactnessMode.MAX_ACCEPT),
     "seed_stable": (1.0, ExactnessMode.SEED_STABLE),
@@ -102,6 +105,75 @@ def plain_answers(
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What is compared: every drafter with every gamma in every batch."""
+
+    drafters: Sequence[str]
+    gammas: Sequence[int]
+    batches: Sequence[int]
+
+    @classmethod
+    def of(cls, drafters: str, gammas: str, batches: str) -> Self:
+        """From lists with commas."""
+        known = [name for name in DRAFTER_NAMES if name != "none"]
+        return cls(
+            drafters=[*known, *COMPOSED] if drafters == ALL else drafters.split(","),
+            gammas=[int(gamma) for gamma in gammas.split(",")],
+            batches=[int(batch) for batch in batches.split(",")],
+        )
+
+
+Cell = tuple[str, str, int, int]
+"""Law, drafter, batch, gamma."""
+
+
+def compared(
+    bundle: Path, sizes: Sizes, prompts: Sequence[Sequence[int]], plain: Mapping[str, Answers],
+    max_tokens: int, threads: int,
+) -> dict[Cell, int]:  # fmt: skip
+    """Prompts whose tokens differ from the plain answers, by cell; a datastore holds half of these."""
+    found: dict[Cell, int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [list(one[: len(one) // 2]) for answers in plain.values() for one in answers]
+        store = Path(folder) / "store"
+        write_datastore(texts, store, vocab_size=load_bundle(bundle).manifest.target.vocab_size)
+        drafting = DraftingConfig(datastore=str(store))
+        rigs = {
+            n: open_rig(bundle, max_batch=n, num_threads=threads, drafting=drafting)
+            for n in sizes.batches
+        }
+        cells = list(itertools.product(LAWS, sizes.drafters, sizes.batches, sizes.gammas))
+        for law, drafter, batch, gamma in track(cells, description="comparing"):
+            found[law, drafter, batch, gamma] = num_different(
+                rigs[batch], prompts, plain[law], law, drafter, gamma, max_tokens
+            )
+        for rig in rigs.values():
+            rig.close()
+    return found
+
+
+def report(found: Mapping[Cell, int], sizes: Sizes, num_prompts: int, title: str) -> None:
+    """A line per law and drafter, all batches together, and every cell that differs."""
+    num_answers = num_prompts * len(sizes.batches)
+    table = Table(title=f"{title}: answers that differ from plain decoding, of {num_answers} each")
+    for head in ("law", "drafter", *(f"gamma {gamma}" for gamma in sizes.gammas)):
+        table.add_column(head, justify="right")
+    for law, drafter in itertools.product(LAWS, sizes.drafters):
+        sums = [
+            sum(found[law, drafter, batch, gamma] for batch in sizes.batches)
+            for gamma in sizes.gammas
+        ]
+        table.add_row(law, drafter, *map(str, sums))
+    console = Console(width=150)
+    console.print(table)
+    for (law, drafter, batch, gamma), count in found.items():
+        if count:
+            console.print(f"{law}, {drafter}, batch {batch}, gamma {gamma}: {count} differ")
+    total = len(found) * num_prompts
+    console.print(f"{len(found)} cells, {sum(found.values())} of {total} answers differ")
+
+
 def main(
     bundle: Path,
     num_prompts: int = 50,
@@ -109,43 +181,24 @@ def main(
     gammas: str = "1,2,3,4,5,6,7,8",
     batches: str = "1,3,8",
     drafters: str = "model,lookup",
+    matrix: bool = False,
     threads: int = 2,
 ) -> None:
     """Compare every drafter, gamma and batch size with plain decoding, greedy and seed_stable at temperature 1.
 
     Drafters "all": those of the registry and some composed of them, with a datastore of half of the answers.
+    --matrix: all of them, gammas 0 to 8, batches 1 to 5, few and short answers: some minutes.
     """
-    known = [name for name in DRAFTER_NAMES if name != "none"]
-    names = [*known, *COMPOSED] if drafters == ALL else drafters.split(",")
-    widths = [int(gamma) for gamma in gammas.split(",")]
-    table = Table(
-        title=f"{bundle.name}: prompts whose tokens differ from plain decoding, of {num_prompts}"
-    )
-    for head in ("law", "drafter", "batch", *(f"gamma {gamma}" for gamma in widths)):
-        table.add_column(head, justify="right")
+    if matrix:
+        num_prompts, max_tokens, gammas, batches, drafters = MATRIX
+    sizes = Sizes.of(drafters, gammas, batches)
     alone = open_rig(bundle, max_batch=1, num_threads=threads)
     prompts = [alone.tokenizer.encode(text) for text in code_prompts(num_prompts)]
     plain = plain_answers(alone, prompts, max_tokens)
-    is_equal = True
-    with tempfile.TemporaryDirectory() as folder:
-        texts = [list(one[: len(one) // 2]) for answers in plain.values() for one in answers]
-        store = Path(folder) / "store"
-        write_datastore(texts, store, vocab_size=load_bundle(bundle).manifest.target.vocab_size)
-        drafting = DraftingConfig(datastore=str(store))
-        sizes = [int(batch) for batch in batches.split(",")]
-        rigs = {
-            n: open_rig(bundle, max_batch=n, num_threads=threads, drafting=drafting) for n in sizes
-        }
-        jobs = list(itertools.product(sizes, LAWS, names))
-        for batch, law, drafter in track(jobs, description="comparing"):
-            cells = [
-                num_different(rigs[batch], prompts, plain[law], law, drafter, gamma, max_tokens)
-                for gamma in widths
-            ]
-            is_equal = is_equal and not any(cells)
-            table.add_row(law, drafter, str(batch), *map(str, cells))
-    Console(width=150).print(table)
-    raise SystemExit(not is_equal)
+    alone.close()
+    found = compared(bundle, sizes, prompts, plain, max_tokens, threads)
+    report(found, sizes, num_prompts, f"{bundle.name}, {num_prompts} x {max_tokens} tokens")
+    raise SystemExit(any(found.values()))
 
 
 if __name__ == "__main__":
