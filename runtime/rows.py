@@ -42,7 +42,7 @@ class LiveRows:
     @property
     def all_requests(self) -> list[Request]:
         """Everyone who holds slots."""
-        return [*self.requests, *(search.request for search in self.searches)]
+        return [*self.requests, *[search.request for search in self.searches]]
 
     def admit(self, request: Request) -> None:
         """Give a request its slots; there must be as many free."""

@@ -69,10 +69,15 @@ class Settlement:
                 logger.error("drafter %s failed; going on without", name, exc_info=error)
         ended = [request for request, _, ending in result.progressed if ending is not None]
         ended += [request for request, _ in result.searched]
-        lost = self._free([*ended, *(request for request, _ in result.failed)])
-        for request, progressed, ending in result.progressed:
+        ended += [request for request, _ in result.failed]
+        lost = self._free(ended) if ended else []
+        with self._guard:
+            receivers = [self._inbox.deliver_to(request) for request, _, _ in result.progressed]
+        for (request, progressed, ending), deliver in zip(
+            result.progressed, receivers, strict=True
+        ):
             self._totals.count(progressed)
-            self._deliver(request, progressed)
+            self._outgoing.put(deliver, progressed)
             if ending is not None:
                 self._totals.num_finished += 1
                 self._end(request, _finished(request, ending))
@@ -82,12 +87,11 @@ class Settlement:
             self._totals.num_finished += 1
             self._totals.num_emitted += finished.num_output
             self._end(request, finished)
-        self.end_with_errors(self._explain(result))
+        if result.failed:
+            self.end_with_errors(self._explain(result))
         self.end_with_errors(lost)
 
     def _explain(self, result: StepResult) -> list[tuple[Request, Exception]]:
-        if not result.failed:
-            return []
         error_id = new_error_id()
         cause = next((error for _, error in result.failed if error is not None), None)
         logger.error("the target failed; error id %s", error_id, exc_info=cause)
@@ -122,11 +126,6 @@ class Settlement:
         with self._guard:
             deliver = self._inbox.deliver_to(request)
             self._inbox.forget(request)
-        self._outgoing.put(deliver, event)
-
-    def _deliver(self, request: Request, event: Event) -> None:
-        with self._guard:
-            deliver = self._inbox.deliver_to(request)
         self._outgoing.put(deliver, event)
 
 

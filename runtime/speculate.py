@@ -136,6 +136,8 @@ class SpeculationPolicy:
 
     def pause(self, live: Sequence[Request], now: float) -> None:
         """Have rows whose drafter is paused at ``now`` go on without it."""
+        if not self._breakers:
+            return
         paused = {name for name, breaker in self._breakers.items() if breaker.is_paused(now)}
         for request in live if paused else ():
             while request.gamma and (name := request.speculation.drafter) in paused:

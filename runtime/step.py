@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engines.base import Engine, EngineError
-from engines.laws import Sampler, Verdict
+from engines.laws import Sampler, SamplingRow, Verdict
 from engines.rounds import Rounds, do_nothing
 from engines.tree_judge import judge
 from runtime.core.config import ServerConfig
@@ -240,22 +240,20 @@ def _on_host(
     proposals: Proposals,
 ) -> list[tuple[int, Verdict]]:
     """Verify drafts and judge them where the host sees the logits."""
-    drafts = proposals.drafts
-    # The last committed token, whose keys are missing, and the draft.
-    fed = [
-        None if draft is None else (int(request.history[-1]), *draft.tokens)
-        for request, draft in zip(live, drafts, strict=True)
-    ]
-    rows = [
-        sampling_row(request, draft, num_choices=num_choices(parts.drafters, request, gamma))
-        for request, draft, gamma in zip(live, drafts, gammas, strict=True)
-        if draft is not None
-    ]
-    spans = decode_spans(
-        [request.num_computed for request in live],
-        fed,
-        trees={row.slot: row.parents for row in rows if row.parents is not None},
-    )
+    fed: list[tuple[int, ...] | None] = []
+    rows: list[SamplingRow] = []
+    trees: dict[int, tuple[int, ...]] = {}
+    for slot, (request, draft) in enumerate(zip(live, proposals.drafts, strict=True)):
+        if draft is None:
+            fed.append(None)
+            continue
+        # The last committed token, whose keys are missing, and the draft.
+        fed.append((request.last_token, *draft.tokens))
+        if draft.parents is not None:
+            trees[slot] = draft.parents
+        wanted = num_choices(parts.drafters, request, gammas[slot])
+        rows.append(sampling_row(request, draft, num_choices=wanted))
+    spans = decode_spans([request.num_computed for request in live], fed, trees=trees)
     verdicts = judge(parts.sampler, parts.target.extend(spans), rows)
     return [(row.slot, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
 

@@ -224,15 +224,19 @@ class Worker:
         """
         waits_for_device = False
         try:
+            rows, began = self._rows, self._clock()
             with self._wake:
-                overdue = self._inbox.take_overdue(self._rows.all_requests, self._clock())
-            self._settlement.end_with_errors(overdue)
-            self._admit()
-            rows = self._rows
+                overdue = self._inbox.take_overdue(rows.all_requests, began)
+                if not overdue:
+                    self._inbox.admit(rows.admit)
+            if overdue:
+                self._settlement.end_with_errors(overdue)
+                self._admit()
             if not rows.requests and not rows.searches:
                 return False
-            self._policy.begin(rows.all_requests)
-            self._policy.pause(rows.all_requests, self._clock())
+            everyone = rows.all_requests
+            self._policy.begin(everyone)
+            self._policy.pause(everyone, began)
             # Of its own: whoever is let in meanwhile has no part in this step.
             live = tuple(rows.requests)
             result = run_step(self._parts, live) if live else StepResult()

@@ -79,6 +79,7 @@ class Request:
         order: admission number.
         submitted_at: seconds on the worker's clock.
         num_known: prompt and committed output tokens.
+        last_token: the last of them.
         num_computed: leading tokens valid in the target's cache.
         draft_computed: leading tokens valid in the draft's cache.
     """
@@ -108,6 +109,7 @@ class Request:
         self._end_tokens = frozenset(spec.law.end_token_ids)
         self._tokens = np.zeros(num_prompt + self.max_output, dtype=np.int64)
         self._tokens[:num_prompt] = spec.prompt_tokens
+        self.last_token = spec.prompt_tokens[-1]
         self._undrafted: SamplingRow | None = None
         self._text = CompletionText(
             IncrementalDecoder(
@@ -227,6 +229,7 @@ class Request:
         self._tokens[self.num_known : self.num_known + num_kept] = run[:num_kept]
         self.num_known += num_kept
         self.num_computed = self.num_known - 1
+        self.last_token = run[num_kept - 1]
         self.stats.record(
             gamma=len(draft_tokens),
             num_accepted=verdict.num_accepted,
@@ -288,11 +291,14 @@ def _emitted(
     was_rejected = verdict.num_accepted < num_drafted
     last = Provenance.RECOVERED if was_rejected else Provenance.BONUS
     logprobs: tuple[TokenLogprobs | None, ...] = verdict.logprobs or (None,) * len(tokens)
+    accepted, num_accepted = Provenance.ACCEPTED, verdict.num_accepted
     return tuple(
-        EmittedToken(
-            token=token,
-            provenance=Provenance.ACCEPTED if index < verdict.num_accepted else last,
-            logprobs=logprobs[index],
-        )
-        for index, token in enumerate(tokens)
+        [
+            EmittedToken(
+                token=token,
+                provenance=accepted if index < num_accepted else last,
+                logprobs=logprobs[index],
+            )
+            for index, token in enumerate(tokens)
+        ]
     )

@@ -128,7 +128,9 @@ def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = F
     Returns:
         A plan in which a row whose prefill ends this step decodes in the same step.
     """
-    if has_fed and (plan := _plan_decode(rows, limits, None)).has_decode:
+    plan = _plan_decode(rows, limits, None)
+    # Steps between two prompts cost no second look.
+    if None not in plan.gammas or (has_fed and plan.has_decode):
         return plan
     return _plan_decode(rows, limits, plan_prefill(rows, limits))
 
@@ -189,8 +191,10 @@ def alike_neighbours(
 
 def _plan_decode(rows: Sequence[Progress], limits: StepLimits, prefill: Prefill | None) -> StepPlan:
     gammas = tuple(
-        _gamma(row, limits) if _num_missing(slot, row, prefill) == 1 else None
-        for slot, row in enumerate(rows)
+        [
+            _gamma(row, limits) if _num_missing(slot, row, prefill) == 1 else None
+            for slot, row in enumerate(rows)
+        ]
     )
     return StepPlan(prefill=prefill, gammas=gammas)
 
@@ -202,13 +206,11 @@ def _num_missing(slot: int, row: Progress, prefill: Prefill | None) -> int:
 
 def _gamma(row: Progress, limits: StepLimits) -> int:
     """Leave room for the token that every verification adds, in the answer and in the slot."""
-    bounds = (
-        row.gamma,
-        limits.max_gamma,
-        row.num_remaining - 1,
-        limits.max_context - row.num_known,
-    )
-    return max(0, min(bounds))
+    gamma = row.gamma
+    if gamma == 0:
+        return 0
+    room = min(row.num_remaining - 1, limits.max_context - row.num_known)
+    return max(0, min(gamma, limits.max_gamma, room))
 
 
 def decode_spans(
@@ -225,14 +227,19 @@ def decode_spans(
         trees: parents of the slots whose tokens form a tree.
     """
     parents = trees or {}
-    num_rows = max((slot for slot, tokens in enumerate(fed, start=1) if tokens), default=0)
-    return [
-        Span(
-            slot=slot,
-            start=start,
-            tokens=tokens or (),
-            num_logits=len(tokens or ()),
-            parents=parents.get(slot),
+    num_rows = len(fed)
+    while num_rows and not fed[num_rows - 1]:
+        num_rows -= 1
+    spans = []
+    for slot in range(num_rows):
+        tokens = fed[slot] or ()
+        spans.append(
+            Span(
+                slot=slot,
+                start=starts[slot],
+                tokens=tokens,
+                num_logits=len(tokens),
+                parents=parents.get(slot),
+            )
         )
-        for slot, (start, tokens) in enumerate(zip(starts[:num_rows], fed[:num_rows], strict=True))
-    ]
+    return spans

@@ -67,7 +67,7 @@ class IncrementalDecoder:
         self._num_shown = len(self._decode(self._window))
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return self._decoder.decode(tokens, skip_special_tokens=self._skip_special_tokens)
+        return self._decoder.decode(tokens, self._skip_special_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ that enter come one chunk of the target's per step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from engines.base import Engine, Span
@@ -160,10 +160,7 @@ class ModelDrafter:
     ) -> dict[int, list[int]]:
         drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
         # The lists grow under the rows: building a row anew for every token costs 2 % of a step.
-        rows = {
-            slot: replace(live[slot].sampling, draft_tokens=tokens)
-            for slot, tokens in drafted.items()
-        }
+        rows = {slot: live[slot].sampling.with_draft(tokens) for slot, tokens in drafted.items()}
         fed = {
             slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
         }
