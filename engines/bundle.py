@@ -40,8 +40,11 @@ TOKENS = "tokens"
 START = "start"
 LOGIT_POSITIONS = "logit_positions"
 LOGITS = "logits"
-# Of tree.onnx alone: [batch, tokens] int64 and [batch, tokens, tokens] bool.
+# Of tree.onnx and grouped.onnx: [batch, tokens] int64.
 POSITIONS = "positions"
+# Of grouped.onnx alone: the numbers of the cache's columns, [capacity] int64.
+CACHE_COLUMNS = "cache_columns"
+# Of tree.onnx alone: [batch, tokens, tokens] bool.
 ANCESTORS = "ancestors"
 # Of keep_path.onnx alone: cache columns to copy to ``start`` and on, [kept] int64.
 COLUMNS = "columns"

@@ -43,6 +43,7 @@ from engines.huge_pages import HugePages
 from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
 from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
 from engines.onnx_tree import TreeGraphs
+from engines.place_inputs import PLACE_INPUTS, PlaceInputs
 from engines.single_rows import have_single_rows_same_bits
 from engines.spans import check_kept_path, check_move, check_spans, num_valid
 from engines.tree_inputs import TreeInputs
@@ -65,6 +66,7 @@ class _Call:
         logits: [B, R, V] float32, where the answer will be.
         wanted: per row its tokens and wanted logits when ``logit_positions`` was written.
         tree: arrays of a call in which some row is a tree, else None.
+        places: arrays of a call of a graph that is told of places, else None.
     """
 
     session: onnxruntime.InferenceSession
@@ -75,6 +77,7 @@ class _Call:
     logits: FloatArray
     wanted: list[tuple[int, int] | None]
     tree: TreeInputs | None
+    places: PlaceInputs | None
 
 
 class OnnxEngine:
@@ -117,7 +120,10 @@ class OnnxEngine:
         self._session: onnxruntime.InferenceSession | None = open_session(
             path, num_threads=num_threads
         )
-        check_graph(self._session, entry, file=path.name)
+        inputs = {tensor.name for tensor in self._session.get_inputs()}
+        self._is_told_places = not inputs.isdisjoint(PLACE_INPUTS)
+        extra = PLACE_INPUTS if self._is_told_places else frozenset()
+        check_graph(self._session, entry, file=path.name, extra_inputs=extra)
         self._narrowest_span = entry.narrowest_span
         self._trees: TreeGraphs | None = None
         if self._limits.max_tree_nodes:
@@ -184,6 +190,8 @@ class OnnxEngine:
             cache.begin_write(span.slot, span.start, num_tokens)
             cache.lengths[span.slot] = 0
             self._tree_spans.pop(span.slot, None)
+        if call.places is not None:
+            call.places.fill(call.start)
         try:
             call.session.run_with_iobinding(call.binding)
         except LIBRARY_ERRORS as error:
@@ -258,6 +266,14 @@ class OnnxEngine:
         trees = self._trees if is_tree else None
         session = self._require_open() if trees is None else trees.session
         binding = session.io_binding()
+        places = None
+        if self._is_told_places and trees is None:
+            places = PlaceInputs.empty(
+                num_rows,
+                num_tokens,
+                capacity=self._cache.capacity,
+                last_position=self._limits.max_context - 1,
+            )
         call = _Call(
             session=session,
             binding=binding,
@@ -267,12 +283,14 @@ class OnnxEngine:
             logits=self._logits.read()[: math.prod(logits_shape)].reshape(logits_shape),
             wanted=[None] * num_rows,
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
+            places=places,
         )
-        for name, array in (
-            (TOKENS, call.tokens),
-            (START, call.start),
-            (LOGIT_POSITIONS, call.logit_positions),
-        ):
+        for name, array in {
+            TOKENS: call.tokens,
+            START: call.start,
+            LOGIT_POSITIONS: call.logit_positions,
+            **({} if places is None else places.feeds()),
+        }.items():
             binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
         rows = self._cache.slots_shape(num_rows)
         pointers = self._cache.pointers(slot)

@@ -48,6 +48,13 @@ def put_tensor(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     return value
 
 
+def put_input(graph: ir.Graph, name: str, kind: ir.DataType, axes: list[str]) -> ir.Value:
+    """New input of the graph."""
+    value = ir.Value(name=name, shape=ir.Shape(axes), type=ir.TensorType(kind))
+    graph.inputs.append(value)
+    return value
+
+
 def replace(graph: ir.Graph, node: ir.Node, fused: ir.Node) -> None:
     """Let ``fused`` stand for ``node``; both have one output."""
     graph.insert_before(node, fused)

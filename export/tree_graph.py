@@ -20,8 +20,15 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from engines import bundle
 from engines.base import BundleError
-from export.grouped_heads import attention_nodes, give_mask, group_heads, is_plainly_causal
-from export.kv_export import POSITIONS_VALUE
+from export.graph_edits import put_input
+from export.grouped_heads import (
+    attention_nodes,
+    give_mask,
+    give_positions,
+    group_heads,
+    is_plainly_causal,
+    span_positions,
+)
 from export.narrow_spans import drop_query_padding
 
 _OPSET = 24
@@ -64,17 +71,12 @@ def give_tree_inputs(graph: ir.Graph, where: str) -> None:
 
 def _give_positions(graph: ir.Graph, where: str) -> None:
     """Replace the positions that follow from ``start`` by an input."""
-    found = next(
-        (value for node in graph for value in node.outputs if value.name == POSITIONS_VALUE), None
-    )
-    if found is None:
+    if span_positions(graph) is None:
         raise BundleError(
             f"{where}: the graph uses no positions, so it cannot place a tree; "
             "export with max_tree_nodes 0"
         )
-    positions = _input(bundle.POSITIONS, ir.DataType.INT64, ["batch", "tokens"])
-    graph.inputs.append(positions)
-    found.replace_all_uses_with(positions)
+    give_positions(graph)
 
 
 def _give_mask(graph: ir.Graph, where: str) -> None:
@@ -87,8 +89,7 @@ def _give_mask(graph: ir.Graph, where: str) -> None:
         )
     if not nodes:
         raise BundleError(f"{where}: the graph has no Attention node")
-    ancestors = _input(bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
-    graph.inputs.append(ancestors)
+    put_input(graph, bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
     mask, mask_nodes = _tree_mask({value.name: value for value in graph.inputs})
     graph.insert_before(graph[0], mask_nodes)
     give_mask(nodes, mask)

@@ -20,21 +20,21 @@ _NUM_IDS = 100  # any vocabulary has as many
 
 
 def main(
-    before: Annotated[Path, typer.Argument(help="model.onnx")],
-    after: Annotated[Path, typer.Argument(help="model.onnx")],
+    before: Annotated[Path, typer.Argument(help="model.onnx or grouped.onnx")],
+    after: Annotated[Path, typer.Argument(help="model.onnx or grouped.onnx")],
     repeats: int = 200,
     length: int = 200,
     capacity: int = 256,
     threads: int = 2,
     json_out: Path | None = None,
 ) -> None:
-    """Print the median step of both graphs at 2 and 5 tokens."""
+    """Print the median step of both graphs at 1, 2 and 5 tokens."""
     recorder = Recorder("graph", "one step of two graphs, in turn", threads)
     runs = [GraphRun(path, capacity=capacity, threads=threads) for path in (before, after)]
     tokens = np.random.default_rng(0).integers(0, _NUM_IDS, capacity)
     rows = []
     table = Table("tokens", "before ms", "after ms", "before / after")
-    for num_tokens in (2, 5):
+    for num_tokens in (1, 2, 5):
         shape = Shape(num_tokens, length, capacity)
         steps = [timed_step(run, tokens, shape) for run in runs]
         first, second = medians(interleaved_times(steps, repeats))

@@ -19,6 +19,7 @@ import onnxruntime
 from engines.base import FloatArray
 from engines.bundle import LOGIT_POSITIONS, LOGITS, START, TOKENS
 from engines.onnx_session import open_session
+from engines.place_inputs import PLACE_INPUTS, place_feeds
 
 _WARM_UP = 10
 _GENAI_TOKENS, _GENAI_MASK = "input_ids", "attention_mask"
@@ -37,7 +38,7 @@ class GraphRun:
     """A graph with a cache of one row, in place.
 
     Args:
-        path: ``model.onnx`` of a bundle's part or of a folder that genai's model builder wrote.
+        path: ``model.onnx`` or ``grouped.onnx`` of a bundle's part or of a folder that genai's model builder wrote.
         capacity: S of the cache.
         threads: size of the shared pool.
     """
@@ -46,6 +47,8 @@ class GraphRun:
         self._session = open_session(path, num_threads=threads)
         names = {tensor.name for tensor in self._session.get_inputs()}
         self._is_genai = _GENAI_TOKENS in names
+        self._is_told_places = not names.isdisjoint(PLACE_INPUTS)
+        self._capacity = capacity
         head_size = _genai_head_size(path.parent) if self._is_genai else None
         self._caches = {
             tensor.name: onnxruntime.OrtValue.ortvalue_from_numpy(
@@ -81,8 +84,12 @@ class GraphRun:
         row = tokens[None].astype(np.int64)
         if self._is_genai:
             return {_GENAI_TOKENS: row, _GENAI_MASK: np.ones((1, start + row.shape[1]), np.int64)}
-        positions = np.arange(row.shape[1])[None]
-        return {TOKENS: row, START: np.array([start]), LOGIT_POSITIONS: positions}
+        starts, columns = np.array([start]), np.arange(row.shape[1])[None]
+        feeds = {TOKENS: row, START: starts, LOGIT_POSITIONS: columns}
+        if self._is_told_places:
+            last = self._capacity - 1
+            feeds |= place_feeds(starts, row.shape[1], capacity=self._capacity, last_position=last)
+        return feeds
 
     def _output_name(self, name: str) -> str:
         if self._is_genai:

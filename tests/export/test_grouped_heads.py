@@ -13,6 +13,7 @@ from engines import bundle as names
 from engines.base import BundleError, FloatArray
 from engines.bundle import GROUPED_FILE, MODEL_FILE
 from engines.onnx_session import open_session
+from engines.place_inputs import place_feeds
 from export.certify import certify
 from export.checkpoint import model_facts
 from export.grouped_heads import derive_grouped_graph
@@ -72,6 +73,12 @@ def feeds(batch: int, num_tokens: int, capacity: int) -> dict[str, FloatArray]:
     }
 
 
+def places(given: dict[str, FloatArray], num_tokens: int, capacity: int) -> dict[str, FloatArray]:
+    """What the grouped graph is told beside what both are."""
+    start = given[names.START]
+    return dict(place_feeds(start, num_tokens, capacity=capacity, last_position=capacity - 1))
+
+
 @pytest.mark.parametrize("capacity", [128, 256, 340])
 def test_shared_heads_read_once_give_the_same_bits(
     graphs: tuple[Path, Path], capacity: int
@@ -82,7 +89,8 @@ def test_shared_heads_read_once_give_the_same_bits(
         if rows == width == 1:  # which engines never run
             continue
         given = feeds(rows, width, capacity)
-        expected, found = (session.run(None, given) for session in (plain, grouped))
+        expected = plain.run(None, given)
+        found = grouped.run(None, given | places(given, width, capacity))
         assert np.isfinite(expected[0]).all()
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -91,6 +99,7 @@ def test_shared_heads_read_once_give_the_same_bits(
 def test_what_a_row_does_not_see_weighs_nothing(graphs: tuple[Path, Path]) -> None:
     session = open_session(graphs[1], copies_caches=True)
     given = feeds(3, 5, 128)
+    given |= places(given, 5, 128)
     expected = session.run(None, given)[0]
     end = given[names.START] + 5
     seen = np.arange(128)[None, None, :, None] < end[:, None, None, None]
