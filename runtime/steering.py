@@ -13,6 +13,7 @@ is forgotten.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from runtime.core.controller import Controller, StepKind
 from runtime.core.costs import CostTable
 from runtime.core.forecast import Forecaster, Settings
 from runtime.core.ledger import ControlReport
+from runtime.core.pace import Pace
 from runtime.core.request import Request
 from runtime.drafters.base import Draft
 from runtime.row_evidence import RowEvidence
@@ -44,8 +46,6 @@ logger = logging.getLogger(__name__)
 FEW = 4
 # Steps without drafts, in a row, after which what was seen before says less.
 LONG_IDLE = 16
-# Steps that are answered for at once while nothing pays.
-REST_STEPS = 16
 RETRY_S = 60.0
 """Seconds that gammas stay fixed after choosing them failed."""
 
@@ -103,7 +103,7 @@ class Steering:
         self._num_idle = 0
         self._kind = StepKind.NO_GAIN
         self._is_steering = self._is_resting = False
-        self._decision_s = self._since_s = self._own_s = self._total_s = 0.0
+        self._pace = Pace(self._settings)
         self._retry_at_s: float | None = None
         self._plain_s = [plain_step_s(table, rows) for rows in range(num_slots + 1)]
         self._num_plain = 0.0
@@ -140,13 +140,17 @@ class Steering:
         self._align(live, caps)
         self._is_steering = self._rows.has_adaptive
         if not self._is_steering:
+            if not any(row.gamma for row in live) and None not in caps:
+                self._rest = Rest(self._rows.live, caps, caps, math.inf)
             return caps
         controller = self._controller
-        if self._is_stale and controller.recall(situation_of(live, self._rows.groups.of)):
+        is_known = self._is_stale and controller.recall(situation_of(live, self._rows.groups.of))
+        if is_known:
             self._decided = self._rows.live
             self._is_stale = False
-        if self._must_decide() or self._may_decide():
+        if self._must_decide() or self._pace.may_decide(is_drafting=controller.is_drafting):
             self._decide(live, caps)
+            is_known = False
         gammas, kind = controller.next_step()
         self._kind = kind
         self._held_back.clear()
@@ -162,13 +166,16 @@ class Steering:
             self._held_back += [slot for slot, cap in enumerate(caps) if cap and not gammas[slot]]
         chosen = bounded(caps, gammas)
         self._is_drafting = any(chosen)
-        self._num_idle = 0 if self._is_drafting else self._num_idle + 1
         if self._is_drafting:
+            self._num_idle = 0
             self._catches_up = catches_up(
                 self._rows.live, self._are_fed, chosen, self._most_missing
             )
         elif not (self._num_prefilling or self._is_stale) and controller.is_at_rest:
-            self._rest = Rest(tuple(live), caps, chosen, REST_STEPS)
+            left_s = min(controller.rest_s, self._pace.rest_s)
+            self._rest = Rest(tuple(live), caps, chosen, left_s)
+            self._is_resting = is_known
+        self._num_idle += not (self._is_drafting or self._is_resting)
         self._began_s = self._clock()
         return chosen
 
@@ -193,7 +200,7 @@ class Steering:
         for slot in self._held_back:
             live[slot].stats.num_off += 1
         if self._rest is not None and self._is_resting:
-            self._rest.seconds.append(seconds)
+            self._rest.add(seconds)
             return
         try:
             self._observe(live, drafts, judged, seconds)
@@ -209,8 +216,7 @@ class Steering:
     ) -> None:
         rounds = judged_rounds(drafts, judged) if self._is_drafting else []
         self._rows.add(rounds)
-        self._since_s += seconds
-        self._total_s += seconds
+        self._pace.serve(seconds)
         self._controller.observe(
             seconds,
             max((one.num_drafted for one in rounds), default=0),
@@ -224,8 +230,7 @@ class Steering:
         """Tell the controller of the steps that it was not asked about."""
         rest, self._rest = self._rest, None
         if rest is not None and rest.seconds:
-            self._since_s += sum(rest.seconds)
-            self._total_s += sum(rest.seconds)
+            self._pace.serve(sum(rest.seconds))
             self._num_idle += len(rest.seconds)
             self._controller.observe_rest(rest.seconds, num_rows=len(rest.live))
 
@@ -235,10 +240,11 @@ class Steering:
 
     def report(self) -> ControlReport:
         """What the choices brought; callable from any thread."""
-        share = self._own_s / self._total_s if self._total_s else 0.0
         rest, told = self._rest, self._controller.report()
         num_untold = 0 if rest is None else len(rest.seconds)
-        return replace(told, num_steps_off=told.num_steps_off + num_untold, cost_share=share)
+        return replace(
+            told, num_steps_off=told.num_steps_off + num_untold, cost_share=self._pace.share
+        )
 
     def _give_up(self, error: Exception) -> None:
         """Say so, keep gammas fixed for a while, and begin with the rows anew after that."""
@@ -256,11 +262,6 @@ class Steering:
             return False
         live = self._rows.live
         return num_others(live, self._decided) > len(live) // FEW
-
-    def _may_decide(self) -> bool:
-        settings = self._settings
-        share = settings.cost_share if self._controller.is_drafting else settings.idle_share
-        return self._decision_s <= share * self._since_s
 
     def _align(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
         """Bring what is known of rows in line with the slots."""
@@ -294,7 +295,4 @@ class Steering:
         self._controller.decide(batch, situation=situation, may_try=not self._num_prefilling)
         took_s = self._clock() - began
         self._controller.charge(took_s)
-        self._own_s += took_s
-        # A decision that was disturbed must not keep the next one away for long.
-        self._decision_s += 0.2 * (min(took_s, 0.01) - self._decision_s)
-        self._since_s = 0.0
+        self._pace.decide(took_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,8 @@ from runtime.core.forecast import KINDS, Batch
 from runtime.core.request import Request
 from runtime.drafters.base import Draft
 
+# Steps at rest that are told at once: so many whatever may be due, and at most.
+LEAST_REST, MOST_REST = 16, 256
 NEAR_END = 4
 """Tokens left to the longest row, from which on their number makes no difference to a situation."""
 
@@ -31,22 +32,27 @@ class Rest:
         live: request i holds slot i.
         caps: as ``Steering.choose`` was last given.
         gammas: 0 for every row.
-        num_left: steps that it may still answer so without looking.
+        left_s: seconds that it may still answer so without looking.
         seconds: of each step so far.
     """
 
     live: Sequence[Request]
     caps: tuple[int | None, ...]
     gammas: tuple[int | None, ...]
-    num_left: int
+    left_s: float
     seconds: list[float] = field(default_factory=list)
 
     def holds(self, live: Sequence[Request], caps: tuple[int | None, ...]) -> bool:
-        """Whether the next step is one of them, as far as caps only shrink; then it is counted."""
-        if not self.num_left or live != self.live or None in caps:
+        """Whether the next step is one of them, as far as caps only shrink."""
+        count = len(self.seconds)
+        if count >= LEAST_REST and (count >= MOST_REST or self.left_s <= 0.0):
             return False
-        self.num_left -= 1
-        return True
+        return live == self.live and None not in caps
+
+    def add(self, seconds: float) -> None:
+        """One of them is over."""
+        self.seconds.append(seconds)
+        self.left_s -= seconds
 
 
 def batch_of(
@@ -107,7 +113,7 @@ def situation_of(live: Sequence[Request], group: Callable[[Request], int]) -> Ha
     """
     rows = [(group(row), row.gamma, row.speculation.is_adaptive) for row in live]
     longest = max(row.num_remaining for row in live)
-    return min(longest, NEAR_END), frozenset(Counter(rows).items())
+    return min(longest, NEAR_END), tuple(sorted(rows))
 
 
 def bounded(caps: Sequence[int | None], gammas: Sequence[int]) -> tuple[int | None, ...]:

@@ -25,6 +25,7 @@ from engines.cpu_sampler import CpuSampler
 from engines.laws import SamplingLaw
 from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable, ModelCosts
+from runtime.core.pace import Pace
 from runtime.core.params import RequestSpec
 from runtime.host_costs import StillEngine
 from runtime.opening import ServeOptions, bundle_costs
@@ -71,9 +72,9 @@ class TimedSteering(Steering):
 
     def choose(self, live: Sequence[Any], caps: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Choose and take the time."""
-        began = time.thread_time()
         if self.forces:
-            self._decision_s = 0.0
+            self._pace = Pace(self._settings)
+        began = time.thread_time()
         chosen = super().choose(live, caps)
         self.taken = [*getattr(self, "taken", []), time.thread_time() - began]
         return chosen

@@ -15,6 +15,7 @@ An account per power of two of rows: what one load gains is not spent on another
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # Plain steps: credit of an account that is new, and at most while drafts gain.
@@ -87,6 +88,12 @@ class Accounts:
         if account is None:
             account = self._by_load[key] = Account(FIRST_STEPS * plain_s)
         return account
+
+    def wait_s(self, account: Account, cost_s: float) -> float:
+        """Seconds of steps without drafts until drafts that are expected to cost so much can be tried."""
+        missing_s = max(cost_s, account.retry_s) - account.saved_s
+        missing_s = max(missing_s, cost_s - account.credit_s, 0.0)
+        return missing_s / self._share if self._share else math.inf
 
     def settle_plain(
         self, account: Account, seconds: float, most_s: float, *, is_probe: bool = False

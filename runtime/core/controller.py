@@ -14,31 +14,33 @@ is kept by situation: rows that come and go change nothing where the answer stay
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from runtime.core.acceptance import Rates
-from runtime.core.account import REOPEN_STEPS, Accounts
+from runtime.core.account import REOPEN_STEPS
 from runtime.core.decision import (
     Decision,
     Settled,
     StepKind,
     Taken,
     best_longest,
-    pay,
     plain_tokens,
 )
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
-from runtime.core.ledger import ControlReport, Ledger
-from runtime.core.timed_steps import TimedSteps
-from runtime.core.trials import Trial, plan_exploration, plan_trial
+from runtime.core.ledger import ControlReport
+from runtime.core.observer import Observer
+from runtime.core.probes import Probes, probe_distance
+from runtime.core.trials import (
+    Trial,
+    plan_exploration,
+    plan_trial,
+)
 
 __all__ = ["Controller", "StepKind"]
-
-# Steps from which even a probe every so often is worth its price, doubled up to the usual distance.
-FIRST_PROBE = 4
 
 
 class Controller:
@@ -56,14 +58,12 @@ class Controller:
     ) -> None:
         self._forecaster = forecaster
         self._settings = settings
-        self._timed = TimedSteps(max_gamma=max_gamma, spread=spread)
-        self._ledger = Ledger(max_gamma=max_gamma)
-        self._accounts = Accounts(share=settings.lost_share)
+        share = settings.lost_share
+        self._observer = Observer(max_gamma=max_gamma, spread=spread, lost_share=share)
         self._settled = Settled()
         self._decision: Decision | None = None
         self._longest: int | None = None
-        self._since_probe = 0
-        self._probe_every = min(FIRST_PROBE, settings.probe_every)
+        self._probes = Probes()
         self._trial_credit = 0.0
         self._explore_left = 0
         self._has_explored = False
@@ -71,7 +71,8 @@ class Controller:
     @property
     def scales(self) -> Rates:
         """[G + 1] measured over tabled time of a step of the rows last decided on."""
-        return self._timed.learnt.scales(self._num_rows)
+        self._observer.learn(self._decision)
+        return self._observer.scales(self._num_rows)
 
     @property
     def is_due(self) -> bool:
@@ -92,6 +93,14 @@ class Controller:
         return not (self._explore_left or self.is_due)
 
     @property
+    def rest_s(self) -> float:
+        """Seconds of steps without drafts, at rest, until drafts are due to be tried; may be infinite."""
+        decision = self._decision
+        if decision is None or decision.trial is None:
+            return math.inf
+        return self._observer.accounts.wait_s(decision.account, decision.trial.cost_s)
+
+    @property
     def is_drafting(self) -> bool:
         """Whether drafts are in use for rows last decided on that have no gamma of their own."""
         return self._decision is not None and self._decision.longest > 0
@@ -107,9 +116,9 @@ class Controller:
         decision = self._settled.find(situation)
         if decision is None:
             return False
-        self._settle()
+        if self._decision is not None and decision is not self._decision:
+            self._observer.end(self._decision)
         decision.num_uses += 1
-        decision.num_steps = 0
         self._decision = decision
         self._longest = 0
         return True
@@ -135,7 +144,7 @@ class Controller:
         was_due = self.is_due and not self._has_explored
         due = self._decision.account if self._decision and was_due else None
         self._has_explored = False
-        forecast = self._forecaster.forecast(batch, self._timed.learnt.scales(len(batch.caps)))
+        forecast = self._forecaster.forecast(batch, self._observer.scales(len(batch.caps)))
         decision = self._decision = self._decided(batch, forecast)
         if decision.trial is None:
             self._explore_left = 0
@@ -152,7 +161,7 @@ class Controller:
         """What is best, if there is credit for it, and what to try besides."""
         best, floor = self._best(forecast), forecast.floor
         plain_s = float(forecast.fixed_s[0]) if floor == 0 else float(forecast.seconds[floor])
-        account = self._accounts.of(len(batch.caps), plain_s)
+        account = self._observer.accounts.of(len(batch.caps), plain_s)
         gammas = forecast.gammas[best]
         bare = np.where(batch.is_fixed, gammas, 0)
         longest = int((gammas * ~batch.is_fixed).max())
@@ -166,7 +175,7 @@ class Controller:
         elif not longest:
             trial = plan_exploration(batch, forecast, self._settings, self._forecaster)
         if longest:
-            trial = plan_trial(batch, forecast, self._timed.learnt, self._settings, best)
+            trial = plan_trial(batch, forecast, self._observer.learnt, self._settings, best)
         if (batch.caps[~batch.is_fixed] > 0).any():
             self._longest = best
         return Decision(
@@ -182,6 +191,7 @@ class Controller:
             trial=trial,
             longest=longest,
             saved_s=self._settings.trial_share * plain_s,
+            probe_every=probe_distance(forecast, best, self._settings),
         )
 
     def _best(self, forecast: Forecast) -> int:
@@ -213,10 +223,7 @@ class Controller:
     def _step_with_drafts(self, decision: Decision) -> tuple[list[int], StepKind]:
         """Mostly what is best; a probe every so often, and a trial of another length where it may be."""
         self._explore_left = 0
-        self._since_probe += 1
-        if self._since_probe > self._probe_every:
-            self._since_probe = 0
-            self._probe_every = min(2 * self._probe_every, self._settings.probe_every)
+        if self._probes.is_next(decision):
             return decision.bare, StepKind.PROBE
         self._trial_credit += decision.saved_s
         if decision.trial is not None and self._trial_credit >= decision.trial.cost_s:
@@ -247,27 +254,22 @@ class Controller:
         """
         decision = self._decision
         assert decision is not None, "decide comes first"
-        decision.num_steps += 1
-        num_rows = num_rows or len(decision.gammas)
-        if seconds <= 0.0:  # the clock is too coarse to tell
+        is_timed = seconds > 0.0  # else the clock is too coarse to tell
+        if not is_timed:
             seconds = decision.table_s[longest]
-        elif not catches_up and self._timed.is_known(decision.batch.num_live, longest):
-            self._time(longest, (seconds / decision.table_s[longest],))
-        if longest <= decision.floor and not catches_up:
-            account, is_probe = decision.account, decision.longest > 0
-            self._accounts.settle_plain(account, seconds, decision.most_s, is_probe=is_probe)
-        else:
-            expected_s = decision.table_s[longest] * float(self.scales[longest])
-            step = Taken(seconds, expected_s, longest, num_emitted, num_rows, catches_up)
-            pay(self._accounts, decision, step)
-        self._ledger.record(
+        elif not catches_up:
+            is_timed = self._observer.is_known(decision.batch.num_live, longest)
+        scales = self._observer.scales(self._num_rows)
+        taken = Taken(
             seconds=seconds,
+            expected_s=decision.table_s[longest] * float(scales[longest]),
+            longest=longest,
             num_emitted=num_emitted,
-            num_rows=num_rows,
-            plain_s=decision.plain_s,
-            has_drafts=longest > 0,
-            is_probe=kind is StepKind.PROBE,
+            num_rows=num_rows or len(decision.gammas),
+            catches_up=catches_up,
+            is_timed=is_timed,
         )
+        self._observer.step(decision, taken, is_probe=kind is StepKind.PROBE)
 
     def observe_rest(self, seconds: Sequence[float], *, num_rows: int) -> None:
         """Learn from steps in a row that were all like the last: without drafts, and known to the engines.
@@ -278,39 +280,14 @@ class Controller:
         """
         decision = self._decision
         assert decision is not None and decision.longest == decision.floor == 0
-        total_s, num_steps = sum(seconds), len(seconds)
-        decision.num_steps += num_steps
-        self._time(0, (one / decision.table_s[0] for one in seconds if one > 0.0))
-        self._accounts.settle_plain(decision.account, total_s, decision.most_s)
-        self._ledger.record(
-            seconds=total_s,
-            num_emitted=num_rows * num_steps,
-            num_rows=num_rows * num_steps,
-            plain_s=decision.plain_s * num_steps,
-            has_drafts=False,
-            is_probe=False,
-            num_steps=num_steps,
-        )
+        self._observer.rest(decision, seconds, num_rows)
 
     def report(self) -> ControlReport:
         """What the choices brought so far."""
-        return self._ledger.report(None if self._decision is None else self._decision.hindsight())
+        return self._observer.report(self._decision)
 
     def _settle(self) -> None:
         """Account for the decision that ends, and learn from its steps."""
-        decision = self._decision
-        if decision is not None and decision.num_steps:
-            self._ledger.consider(*decision.hindsight())
-        self._learn()
-
-    def _time(self, longest: int, ratios: Iterable[float]) -> None:
-        self._timed.add(longest, ratios)
-        if self._timed.is_full:
-            self._learn()
-
-    def _learn(self) -> None:
-        """Take in the times of the steps since."""
-        decision = self._decision
-        if self._timed.learn(self._num_rows) and decision is not None:
-            floor = decision.floor
-            decision.plain_s = decision.table_s[floor] * float(self.scales[floor])
+        if self._decision is not None:
+            self._observer.end(self._decision)
+        self._observer.learn(self._decision)

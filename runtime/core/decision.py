@@ -46,7 +46,8 @@ class Decision:
         trial: something else to try; None for nothing.
         longest: greatest gamma of a row that is not fixed.
         saved_s: time that each other step earns for a trial while drafts are made.
-        num_steps: steps taken under it.
+        probe_every: steps with drafts between two probes.
+        num_steps: steps taken under it, that the ledger does not know of yet.
         num_uses: decisions that it took the place of.
     """
 
@@ -62,6 +63,7 @@ class Decision:
     trial: Trial | None
     longest: int
     saved_s: float
+    probe_every: int
     num_steps: int = 0
     num_uses: int = 0
 
@@ -86,6 +88,7 @@ class Taken(NamedTuple):
         num_emitted: tokens it emitted.
         num_rows: that decoded.
         catches_up: whether its time holds what a draft model was fed that it had missed.
+        is_timed: whether its time was taken, and the engines had run such a step before.
     """
 
     seconds: float
@@ -94,6 +97,7 @@ class Taken(NamedTuple):
     num_emitted: int
     num_rows: int
     catches_up: bool
+    is_timed: bool
 
 
 def pay(accounts: Accounts, decision: Decision, step: Taken) -> None:

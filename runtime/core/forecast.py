@@ -33,7 +33,8 @@ class Settings:
         lead: share that drafts must promise beyond plain decoding where several rows decode: rows that
             run ahead leave early, and the others go on in a smaller batch, at a higher price per token.
         horizon: steps over which feeding the draft model what it missed is expected to pay.
-        probe_every: steps with drafts between two without, which measure what drafts gain.
+        probe_every: steps with drafts between two probes at most, which measure what drafts gain.
+        probe_share: of the time of steps with drafts, spent on probes.
         lost_share: of the time served, that may be lost against plain decoding (``core.account``).
         trial_share: of the time of steps with drafts, spent on drafts of another length while the
             times known leave room for a gain.
@@ -46,7 +47,8 @@ class Settings:
     margin: float = 0.01
     lead: float = 0.03
     horizon: int = 64
-    probe_every: int = 128
+    probe_every: int = 1024
+    probe_share: float = 0.005
     lost_share: float = 0.005
     trial_share: float = 0.01
     explore_trials: int = 8

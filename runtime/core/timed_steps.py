@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from runtime.core.step_times import StepTimes
 
@@ -23,7 +23,8 @@ class TimedSteps:
 
     def __init__(self, *, max_gamma: int, spread: float) -> None:
         self.learnt = StepTimes(max_gamma=max_gamma, spread=spread)
-        self._waiting: dict[int, list[float]] = {}
+        # By rows and longest draft.
+        self._waiting: dict[tuple[int, int], list[float]] = {}
         self._num_waiting = 0
         self._shapes: set[tuple[int, int]] = set()
 
@@ -39,22 +40,23 @@ class TimedSteps:
         self._shapes.add(shape)
         return is_known
 
-    def add(self, longest: int, ratios: Iterable[float]) -> None:
-        """Steps of one kind, positive ratios."""
-        waiting = self._waiting.setdefault(longest, [])
-        before = len(waiting)
-        waiting.extend(ratios)
-        self._num_waiting += len(waiting) - before
+    def add(self, num_rows: int, longest: int, ratios: Sequence[float]) -> None:
+        """Steps of one kind over so many rows, positive ratios."""
+        self._waiting.setdefault((num_rows, longest), []).extend(ratios)
+        self._num_waiting += len(ratios)
 
-    def learn(self, num_rows: int) -> bool:
-        """Take in what waits, of steps over so many rows; whether anything did.
+    def learn(self) -> bool:
+        """Take in what waits; whether anything did.
 
-        Those of the kind seen most tell the level first.
+        Of steps over as many rows, those of the kind seen most tell the level first.
         """
         if not self._num_waiting:
             return False
-        for longest, ratios in sorted(self._waiting.items(), key=lambda one: -len(one[1])):
-            self.learnt.learn(num_rows, longest, ratios)
+        for (num_rows, longest), ratios in sorted(
+            self._waiting.items(), key=lambda one: -len(one[1])
+        ):
+            if ratios:
+                self.learnt.learn(num_rows, longest, ratios)
         self._waiting.clear()
         self._num_waiting = 0
         return True

@@ -171,7 +171,7 @@ def test_nothing_is_decided_while_rows_come_and_go_and_nothing_pays(
 
     monkeypatch.setattr(controller, "decide", counted)
     # On a clock that only engines move, a decision takes no time: none is put off for its price.
-    monkeypatch.setattr(steering, "_may_decide", lambda: False)
+    monkeypatch.setattr(steering._pace, "may_decide", lambda is_drafting: False)
     service.tokens_per_s(80)
     assert count <= 60
 

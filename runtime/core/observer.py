@@ -1,0 +1,114 @@
+"""What steps taught: their times, what they cost the accounts, and what they brought.
+
+Steps without drafts come in long rows of the same kind. They are counted at once and learnt from when
+somebody is to decide, so that a step at rest costs the host next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.core.acceptance import Rates
+from runtime.core.account import Accounts
+from runtime.core.decision import Decision, Taken, pay
+from runtime.core.ledger import ControlReport, Ledger
+from runtime.core.step_times import StepTimes
+from runtime.core.timed_steps import TimedSteps
+
+MOST_PENDING = 512
+"""Steps of one decision that wait to be held against what fixed gammas would have brought."""
+
+
+class Observer:
+    """The mutable state of what was measured; its owner is the worker's thread.
+
+    Args:
+        max_gamma: G.
+        spread: disagreement of the cost table's measurements, as a share.
+        lost_share: of the time served, that may be lost.
+
+    Attributes:
+        accounts: credit by load.
+    """
+
+    def __init__(self, *, max_gamma: int, spread: float, lost_share: float) -> None:
+        self.accounts = Accounts(share=lost_share)
+        self._timed = TimedSteps(max_gamma=max_gamma, spread=spread)
+        self._ledger = Ledger(max_gamma=max_gamma)
+
+    @property
+    def learnt(self) -> StepTimes:
+        """Times as of the last ``learn``."""
+        return self._timed.learnt
+
+    def scales(self, num_rows: int) -> Rates:
+        """[G + 1] measured over tabled time of a step over so many rows."""
+        return self._timed.learnt.scales(num_rows)
+
+    def step(self, decision: Decision, taken: Taken, *, is_probe: bool) -> None:
+        """Learn from one step."""
+        seconds, longest = taken.seconds, taken.longest
+        decision.num_steps += 1
+        has_drafts = longest > decision.floor
+        if not taken.catches_up and taken.is_timed:
+            self._timed.add(len(decision.gammas), longest, (seconds / decision.table_s[longest],))
+            if self._timed.is_full:
+                self.learn(decision)
+        if not has_drafts and not taken.catches_up:
+            self.accounts.settle_plain(
+                decision.account,
+                seconds,
+                decision.most_s,
+                is_probe=decision.longest > 0,
+            )
+        else:
+            pay(self.accounts, decision, taken)
+        self._ledger.record(
+            seconds=seconds,
+            num_emitted=taken.num_emitted,
+            num_rows=taken.num_rows,
+            plain_s=decision.plain_s,
+            has_drafts=longest > 0,
+            is_probe=is_probe,
+        )
+
+    def is_known(self, num_live: int, longest: int) -> bool:
+        """Whether engines have run such a step before: the first of a shape allocates and plans."""
+        return self._timed.is_known(num_live, longest)
+
+    def rest(self, decision: Decision, seconds: Sequence[float], num_rows: int) -> None:
+        """Learn from steps in a row without drafts, over so many rows; each took so long."""
+        total_s, num_steps = sum(seconds), len(seconds)
+        decision.num_steps += num_steps
+        table_s = decision.table_s[0]
+        self._timed.add(num_rows, 0, [one / table_s for one in seconds if one > 0.0])
+        self.accounts.settle_plain(decision.account, total_s, decision.most_s)
+        self._ledger.record(
+            seconds=total_s,
+            num_emitted=num_rows * num_steps,
+            num_rows=num_rows * num_steps,
+            plain_s=total_s,
+            has_drafts=False,
+            is_probe=False,
+            num_steps=num_steps,
+        )
+        if decision.num_steps >= MOST_PENDING:
+            self.learn(decision)
+            self.end(decision)
+
+    def end(self, decision: Decision) -> None:
+        """Hold the steps taken under a decision against what fixed gammas would have brought."""
+        if decision.num_steps:
+            self._ledger.consider(*decision.hindsight())
+            decision.num_steps = 0
+
+    def learn(self, decision: Decision | None) -> None:
+        """Take in the times of the steps since, which move what a plain step is held to take."""
+        if self._timed.learn() and decision is not None:
+            floor = decision.floor
+            scale = float(self.scales(len(decision.gammas))[floor])
+            decision.plain_s = decision.table_s[floor] * scale
+
+    def report(self, decision: Decision | None) -> ControlReport:
+        """What choices brought so far, steps of the decision that holds included."""
+        return self._ledger.report(None if decision is None else decision.hindsight())
