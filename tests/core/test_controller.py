@@ -363,3 +363,34 @@ def test_rows_with_drafts_or_a_try_at_hand_are_not_at_rest() -> None:
         tries.next_step()
         tries.observe(1.0, 0, 1, StepKind.NO_GAIN)
     assert not tries.is_at_rest
+
+
+def test_how_long_nothing_will_be_tried_is_known_beforehand() -> None:
+    one = controller(table(c=0.8, slope=0.8))
+    assert one.rest_s == float("inf")
+    one.decide(batch(0.05))
+    left_s = one.rest_s
+    assert 10.0 < left_s < float("inf")
+    one.observe_rest([1.0] * int(left_s - 1.0), num_rows=1)
+    assert not one.is_due
+    assert one.rest_s == pytest.approx(left_s - int(left_s - 1.0))
+    one.observe_rest([1.0] * 3, num_rows=1)
+    assert one.is_due
+    assert one.rest_s == 0.0
+    stingy = controller(table(c=0.8, slope=0.8), lost_share=0.0)
+    stingy.decide(batch(0.05))
+    assert stingy.rest_s == float("inf")
+
+
+def test_long_rests_enter_the_regret_as_they_pass() -> None:
+    """However long a decision holds, what it passed up fades as all else does."""
+    one = controller(table(c=0.8, slope=0.8))
+    one.decide(batch(0.05))
+    for _ in range(40):
+        one.observe_rest([1.0] * 100, num_rows=1)
+        assert one._decision.num_steps < 612
+    report = one.report()
+    assert report.num_steps_off == 4000
+    assert report.speed_up == pytest.approx(1.0)
+    assert report.best_fixed_gamma == 0
+    assert report.regret == pytest.approx(0.0, abs=1e-3)

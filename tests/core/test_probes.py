@@ -1,0 +1,84 @@
+"""Probes come often where drafts gain little, or are not known to, and rarely where they are proven."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from runtime.core.controller import Controller, StepKind
+from runtime.core.forecast import Settings
+from runtime.core.pace import Pace
+from runtime.core.probes import FIRST_PROBE, UNPROVEN
+from tests.core.test_controller import batch, controller, table
+
+
+def served(one: Controller, steps: int, *, draft_s: float, tokens: float) -> list[int]:
+    """Steps with drafts before each probe; what drafts bring is the same whatever is expected."""
+    rows = batch(0.7)
+    distances, since = [], 0
+    for step in range(steps):
+        if step % 8 == 0 or one.is_due:
+            one.decide(rows)
+        gammas, kind = one.next_step()
+        longest = max(gammas)
+        one.observe(draft_s if longest else 1.0, longest, tokens if longest else 1, kind)
+        if kind is StepKind.PROBE:
+            distances.append(since)
+            since = 0
+        else:
+            since += 1
+    return distances
+
+
+def test_a_promise_alone_never_makes_probes_rare() -> None:
+    """Drafts bring exactly what plain decoding brings, while forecasts promise twice as much."""
+    one = controller(table(c=0.05), trial_share=0.0, lost_share=0.0)
+    distances = served(one, 1200, draft_s=1.5, tokens=1.5)
+    assert distances[0] == FIRST_PROBE
+    assert max(distances) <= UNPROVEN
+    assert len(distances) >= 1200 // (UNPROVEN + 1)
+
+
+def test_a_proven_gain_makes_them_rare_and_its_end_frequent_again() -> None:
+    one = controller(table(c=0.05), trial_share=0.0)
+    distances = served(one, 4000, draft_s=1.4, tokens=3.0)
+    assert max(distances) > UNPROVEN
+    assert sum(distances) + len(distances) > 3000
+    assert len(distances) < 4000 * 0.02
+    later = served(one, 200, draft_s=1.4, tokens=0.7)
+    assert len(later) >= 3
+
+
+@pytest.mark.parametrize("gain", [1.04, 1.5])
+def test_probes_cost_their_share_of_the_time(gain: float) -> None:
+    share = 0.005
+    one = controller(table(c=0.05), trial_share=0.0, probe_share=share)
+    rows = batch(0.7)
+    foregone = total = 0.0
+    for step in range(6000):
+        if step % 8 == 0 or one.is_due:
+            one.decide(rows)
+        gammas, kind = one.next_step()
+        longest = max(gammas)
+        took_s = 1.5 if longest else 1.0
+        one.observe(took_s, longest, gain * took_s if longest else 1, kind)
+        foregone += (gain - 1.0) * (kind is StepKind.PROBE)
+        total += took_s
+    assert 0.0 < foregone <= 4 * share * total
+
+
+def test_thinking_keeps_to_its_share_of_the_time() -> None:
+    settings = Settings(cost_share=0.01, idle_share=0.001)
+    pace = Pace(settings)
+    assert pace.may_decide(is_drafting=True)
+    for _ in itertools.repeat(None, 50):
+        pace.decide(1e-3)
+    assert not pace.may_decide(is_drafting=True)
+    pace.serve(0.11)
+    assert pace.may_decide(is_drafting=True)
+    assert not pace.may_decide(is_drafting=False)
+    assert pace.rest_s == pytest.approx(0.89, rel=0.01)
+    pace.serve(pace.rest_s + 1e-6)
+    assert pace.may_decide(is_drafting=False)
+    assert pace.share == pytest.approx(50e-3 / 1.0, rel=0.01)
