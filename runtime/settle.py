@@ -61,7 +61,8 @@ class Settlement:
 
     def settle(self, result: StepResult) -> None:
         """Free the slots of what ended, then tell everyone."""
-        self._policy.note(result.asked, self._clock())
+        if result.asked:
+            self._policy.note(result.asked, self._clock())
         if result.host_reason is not None:
             self._totals.host_reasons[result.host_reason] += 1
         for name, error in result.asked.items():

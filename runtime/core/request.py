@@ -267,16 +267,19 @@ class Request:
     def _cut(self, run: tuple[int, ...]) -> tuple[str, int, Ending | None]:
         """Text to show, tokens to keep, and the ending: the first of stop token, string, length."""
         pieces: list[str] = []
+        end_tokens, num_remaining = self._end_tokens, self.num_remaining
         for num_kept, token in enumerate(run, start=1):
-            is_end = token in self._end_tokens
+            is_end = token in end_tokens
             if not is_end or self.spec.include_stop:
                 shown = self._text.push(token)
-                if isinstance(shown, StopMatch) and not is_end:
-                    pieces.append(shown.text)
-                    ending = Ending(reason=FinishReason.STOP_STRING, stop=shown.stop, text="")
-                    return "".join(pieces), num_kept, ending
-                pieces.append(shown.text if isinstance(shown, StopMatch) else shown)
-            if is_end or self.num_output + num_kept >= self.max_output:
+                if isinstance(shown, StopMatch):
+                    if not is_end:
+                        pieces.append(shown.text)
+                        ending = Ending(reason=FinishReason.STOP_STRING, stop=shown.stop, text="")
+                        return "".join(pieces), num_kept, ending
+                    shown = shown.text
+                pieces.append(shown)
+            if is_end or num_kept >= num_remaining:
                 return "".join(pieces), num_kept, self._ending(token if is_end else None)
         return "".join(pieces), len(run), None
 

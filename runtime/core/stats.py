@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 from engines.laws import ExactnessMode
 from runtime.core.params import SpeculationReport
 
@@ -21,8 +24,9 @@ class SpeculationStats:
     """
 
     def __init__(self, *, max_gamma: int) -> None:
-        self._accepted_by_position = [0] * max_gamma
-        self._drafted_by_position = [0] * max_gamma
+        # Rounds by tokens drafted and by tokens that count: cheaper to keep than counts by position.
+        self._rounds_by_gamma = [0] * (max_gamma + 1)
+        self._rounds_by_kept = [0] * (max_gamma + 1)
         self._num_trials = 0
         self.num_steps = 0
         self.num_emitted = 0
@@ -60,17 +64,16 @@ class SpeculationStats:
         self.num_accepted += kept
         self.num_fallbacks += num_fallbacks
         self._num_trials += kept if was_cut else min(num_accepted + 1, gamma)
-        for position in range(gamma):
-            self._drafted_by_position[position] += 1
-        for position in range(kept):
-            self._accepted_by_position[position] += 1
+        self._rounds_by_gamma[gamma] += 1
+        self._rounds_by_kept[kept] += 1
         return kept
 
     def report(
         self, *, drafter: str, mode: ExactnessMode, lenience: float, off_reason: str | None
     ) -> SpeculationReport:
         """The figures so far; positions that were never drafted are left out."""
-        width = sum(1 for count in self._drafted_by_position if count)
+        drafted = [count for count in _by_position(self._rounds_by_gamma) if count]
+        accepted = _by_position(self._rounds_by_kept)[: len(drafted)]
         is_on = off_reason is None and (self.num_off == 0 or self.num_drafted > 0)
         if off_reason is None and self.num_off > 0:
             off_reason = NO_GAIN
@@ -86,11 +89,16 @@ class SpeculationStats:
             alpha_hat=_ratio(self.num_accepted, self._num_trials),
             draft_utilization=_ratio(self.num_accepted, self.num_drafted),
             tokens_per_step=_ratio(self.num_emitted, self.num_steps),
-            accepted_by_position=tuple(self._accepted_by_position[:width]),
-            drafted_by_position=tuple(self._drafted_by_position[:width]),
+            accepted_by_position=tuple(accepted),
+            drafted_by_position=tuple(drafted),
             num_fallbacks=self.num_fallbacks,
             num_off=self.num_off,
         )
+
+
+def _by_position(rounds: Sequence[int]) -> list[int]:
+    """Entry i: rounds of at least i + 1 tokens, of ``rounds`` by their number of tokens."""
+    return list(accumulate(reversed(rounds[1:])))[::-1]
 
 
 def _ratio(numerator: int, denominator: int) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 NUM_CONTEXT_TOKENS = 6
@@ -34,24 +35,25 @@ class IncrementalDecoder:
     def __init__(
         self, decoder: Decoder, prompt_tokens: Sequence[int], *, skip_special_tokens: bool
     ) -> None:
-        self._decoder = decoder
-        self._skip_special_tokens = skip_special_tokens
-        self._window = list(prompt_tokens[-NUM_CONTEXT_TOKENS:])
+        self._decode = partial(decoder.decode, skip_special_tokens=skip_special_tokens)
+        self._window = tuple(prompt_tokens[-NUM_CONTEXT_TOKENS:])
         self._num_clean = len(self._window)
         self._num_shown = len(self._decode(self._window))
 
     def push(self, token: int) -> str:
         """The characters that ``token`` completed."""
-        self._window.append(token)
-        text = self._decode(self._window)
-        is_clean = not text.endswith(REPLACEMENT) or len(self._window) > MAX_WINDOW
+        window = self._window = (*self._window, token)
+        text, num_shown = self._decode(window), self._num_shown
+        is_clean = not text.endswith(REPLACEMENT) or len(window) > MAX_WINDOW
+        if is_clean and len(text) > num_shown:
+            # The tokens since the last clean border are the context of the next ones.
+            self._window = window[self._num_clean :]
+            self._num_clean = len(self._window)
+            self._num_shown = len(self._decode(self._window))
+            return text[num_shown:]
         stable = len(text) if is_clean else len(text.rstrip(REPLACEMENT))
-        new = text[self._num_shown : stable]
-        if is_clean and len(text) > self._num_shown:
-            self._start_window()
-        else:
-            self._num_shown = max(self._num_shown, stable)
-        return new
+        self._num_shown = max(num_shown, stable)
+        return text[num_shown:stable]
 
     def flush(self) -> str:
         """What is still held back, incomplete characters included."""
@@ -59,15 +61,6 @@ class IncrementalDecoder:
         new = text[self._num_shown :]
         self._num_shown = max(self._num_shown, len(text))
         return new
-
-    def _start_window(self) -> None:
-        """Keep the tokens since the last clean border as context for the next ones."""
-        self._window = self._window[self._num_clean :]
-        self._num_clean = len(self._window)
-        self._num_shown = len(self._decode(self._window))
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return self._decoder.decode(tokens, self._skip_special_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +78,11 @@ class StopScanner:
         self._stop_strings = tuple(stop for stop in stop_strings if stop)
         self._include_stop = include_stop
         self._held = ""
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether there is anything to find."""
+        return bool(self._stop_strings)
 
     def push(self, text: str) -> str | StopMatch:
         """Text that can no longer be part of a stop string, or the match.
@@ -133,11 +131,12 @@ class CompletionText:
     def __init__(self, decoder: IncrementalDecoder, scanner: StopScanner) -> None:
         self._decoder = decoder
         self._scanner = scanner
+        self._has_stops = scanner.has_stops
 
     def push(self, token: int) -> str | StopMatch:
         """Text that became safe to show, or the stop string that ``token`` completed."""
         text = self._decoder.push(token)
-        return self._scanner.push(text) if text else ""
+        return self._scanner.push(text) if text and self._has_stops else text
 
     def finish(self) -> str:
         """The rest, once no token can follow."""
