@@ -33,8 +33,8 @@ class ServerConfig:
             need in the bundle are left out.
         drafting: settings of the drafters themselves.
         breaker: how patient to be with drafters that fail.
-        prefill_chunk: prompt tokens fed to one row in one step; running streams wait at most this
-            much per step. The engine's ``max_extend`` bounds it too.
+        prefill_chunk: prompt tokens fed in one step, to one row or to several together; running
+            streams wait at most this much per step. The engine's ``max_extend`` bounds it too.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
         lb_delay_s: seconds between "not ready" and refusing, for load balancers to notice.
         message_interval_s: seconds between two messages of one stream: tokens decoded meanwhile travel
