@@ -83,7 +83,7 @@ class CascadeDrafter(ModelDrafter):
         self, row: DraftRow, drafted: list[int], gamma: int, num_fed: int
     ) -> tuple[int, ...]:
         """Leave room for the token that the pass itself adds; the last one needs no guess."""
-        room = min(gamma - len(drafted) - 1, self._engine.limits.max_extend - num_fed)
+        room = min(gamma - len(drafted) - 1, self._limits.max_extend - num_fed)
         if room < 1:
             return ()
         guess = self._guesser.guess(row, tuple(drafted), room)[:room]

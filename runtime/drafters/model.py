@@ -47,6 +47,7 @@ class ModelDrafter:
         self, engine: Engine, sampler: Sampler, *, target_vocab_size: int, chunk: int
     ) -> None:
         self._engine = engine
+        self._limits = engine.limits
         self._sampler = sampler
         self._target_vocab_size = target_vocab_size
         self._chunk = min(chunk, engine.limits.max_extend)
@@ -102,17 +103,16 @@ class ModelDrafter:
 
     def _can_feed(self, row: DraftRow) -> bool:
         """Whether the draft model knows the tokens it misses and has room for them."""
-        limits = self._engine.limits
-        if len(row.sampling.history) > limits.max_context:
+        limits, history = self._limits, row.sampling.history
+        if len(history) > limits.max_context:
             return False
-        missing = row.sampling.history[row.num_computed :]
-        return limits.vocab_size >= self._target_vocab_size or bool(
-            missing.max() < limits.vocab_size
-        )
+        if limits.vocab_size >= self._target_vocab_size:
+            return True
+        return bool(history[row.num_computed :].max() < limits.vocab_size)
 
     def _gamma(self, row: DraftRow) -> int:
         """The last draft token is never fed, so n - 1 + gamma tokens must fit."""
-        return min(row.gamma, self._engine.limits.max_context + 1 - len(row.sampling.history))
+        return min(row.gamma, self._limits.max_context + 1 - len(row.sampling.history))
 
     def _catch_up(
         self, live: Sequence[DraftRow], slots: Sequence[int], computed: list[int]

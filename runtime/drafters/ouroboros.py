@@ -29,7 +29,7 @@ from runtime.drafters.branches import as_draft
 from runtime.drafters.chain import cut_at_end
 from runtime.drafters.model import ModelDrafter
 from runtime.drafters.phrase_passes import PassSettings, PhrasePasses
-from runtime.drafters.phrases import PhraseDrafter, PhraseSettings, corrected
+from runtime.drafters.phrases import PhraseDrafter, PhrasePool, PhraseSettings, corrected
 from runtime.drafters.window import Phrase
 
 
@@ -149,17 +149,28 @@ class OuroborosDrafter(ModelDrafter):
         if not found and not row.max_nodes:
             return draft
         # The newest phrase goes on with its own.
-        tried = [self._phrases.continued(state, found[0], room), *found[1:]] if found else []
-        tree, budget = TreeBuilder(), row.max_nodes or row.gamma
-        tree.add_chain(draft.tokens)
-        for phrase in tried:
-            tree.add_chain((*draft.tokens, *cut_at_end(phrase[:room], ends)), max_nodes=budget)
+        newest = self._phrases.continued(state, found[0], room)[:room] if found else ()
         if row.max_nodes:
-            for phrase in state.pool.get(int(row.sampling.history[-1]), self._root_phrases):
-                tree.add_chain(cut_at_end(phrase[: row.gamma], ends), max_nodes=budget)
-        longer = as_draft(tuple(tree.tokens), tuple(tree.parents), draft.num_computed)
+            longer = self._branched(row, draft, state.pool, [newest, *found[1:]])
+        else:
+            longer = Draft(
+                tokens=draft.tokens + cut_at_end(newest, ends), num_computed=draft.num_computed
+            )
         self._tried[row.key] = Tried(longer.tokens, len(draft.tokens), tuple(found))
         return longer
+
+    def _branched(
+        self, row: DraftRow, draft: Draft, pool: PhrasePool, phrases: Sequence[Phrase]
+    ) -> Draft:
+        """The draft with all phrases behind it, and some behind the last committed token."""
+        tree, ends, drafted = TreeBuilder(), row.sampling.law.end_token_ids, draft.tokens
+        tree.add_chain(drafted)
+        for phrase in phrases:
+            behind = cut_at_end(phrase[: row.gamma - len(drafted)], ends)
+            tree.add_chain((*drafted, *behind), max_nodes=row.max_nodes)
+        for phrase in pool.get(int(row.sampling.history[-1]), self._root_phrases):
+            tree.add_chain(cut_at_end(phrase[: row.gamma], ends), max_nodes=row.max_nodes)
+        return as_draft(tuple(tree.tokens), tuple(tree.parents), draft.num_computed)
 
 
 def _speaking_greedily(row: DraftRow) -> DraftRow:

@@ -217,22 +217,20 @@ class PhrasePasses:
         self, turns: Mapping[int, Turn], logits: FloatArray, guesses: Mapping[int, Guess]
     ) -> None:
         """Append what the draft model says, node by node, and note the nodes of each guess it went through."""
-        greatest: list[list[int]] | None = None
-        if are_plain_greedy([turn.row.sampling for turn in turns.values()]):
-            # Of every node at once: cheaper than asking the sampler node by node. So is the whole
-            # array, where it holds no more than the target's tokens.
-            is_whole = logits.shape[2] <= self._target_vocab_size
-            known = logits if is_whole else logits[:, :, : self._target_vocab_size]
-            greatest = known.argmax(axis=-1).tolist()
+        is_greedy = are_plain_greedy([turn.row.sampling for turn in turns.values()])
         for turn in turns.values():
             turn.path = []
         going = list(turns)
         while going:
             nodes = [turns[slot].path[-1] if turns[slot].path else 0 for slot in going]
-            if greatest is None:
-                drawn = self._draw(turns, logits, going, nodes)
+            if is_greedy:
+                # One by one: most nodes of a guess are never asked for, and logits are far away.
+                drawn = [
+                    int(logits[slot, node, : self._target_vocab_size].argmax())
+                    for slot, node in zip(going, nodes, strict=True)
+                ]
             else:
-                drawn = [greatest[slot][node] for slot, node in zip(going, nodes, strict=True)]
+                drawn = self._draw(turns, logits, going, nodes)
             agreed = []
             for slot, node, token in zip(going, nodes, drawn, strict=True):
                 turn, guess = turns[slot], guesses[slot]

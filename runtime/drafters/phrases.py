@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import ClassVar, Self
@@ -89,13 +89,13 @@ def matching_segments(outcome: Outcome, length: int) -> Iterator[tuple[int, Phra
     rejected = [node for node in range(1, len(tokens) - length + 2) if node not in kept]
     if not rejected:
         return
-    child = {(parent, tokens[i]): i + 1 for i, parent in enumerate(_parents(outcome))}
+    child = _children(outcome)
     for node in rejected:
         phrase: list[int] = []
         at: int | None = node
         while at is not None and len(phrase) < length:
             phrase.append(choices[at][0])
-            at = child.get((at, phrase[-1]))
+            at = child(at, phrase[-1])
         if len(phrase) == length:
             yield tokens[node - 1], tuple(phrase)
 
@@ -113,11 +113,11 @@ def corrected(outcome: Outcome, root: int, phrase: Phrase) -> Phrase | None:
         Its choice behind the root and behind each of the phrase's tokens but the last; None if not
         all of the phrase was verified.
     """
-    child = {(parent, outcome.draft_tokens[i]): i + 1 for i, parent in enumerate(_parents(outcome))}
+    child = _children(outcome)
     said = [outcome.choices[root][0]]
     node: int | None = root
     for token in phrase[:-1]:
-        node = child.get((node, token)) if node is not None else None
+        node = child(node, token) if node is not None else None
         if node is None:
             return None
         said.append(outcome.choices[node][0])
@@ -250,8 +250,15 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
                 state.pool.put_all(matching_segments(outcome, state.phrase_length))
 
 
-def _parents(outcome: Outcome) -> Sequence[int]:
-    return range(len(outcome.draft_tokens)) if outcome.parents is None else outcome.parents
+def _children(outcome: Outcome) -> Callable[[int, int], int | None]:
+    """From a node and a token to the node's child that holds it; None where there is none."""
+    tokens, parents = outcome.draft_tokens, outcome.parents
+    if parents is None:
+        return lambda node, token: node + 1 if tokens[node : node + 1] == (token,) else None
+    child = {
+        (parent, token): i for i, (parent, token) in enumerate(zip(parents, tokens, strict=True), 1)
+    }
+    return lambda node, token: child.get((node, token))
 
 
 def _path(outcome: Outcome) -> Sequence[int]:
