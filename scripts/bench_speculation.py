@@ -5,18 +5,18 @@ and the median of the rounds is told: of the whole run, prompts included, and of
 every row of a group has been through its first round.
 
 Prediction, for decoding: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification
-cost) S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step, timed
-before every group. It is made twice: with every call timed alone, its model's weights in the processor's cache, and with the
-calls in turns as in service, gamma of the draft and one of the target, where each model pushes the other out. A turn's
-first draft call feeds two tokens in the share alpha^gamma of steps, those behind a step that kept its whole draft, as
-in service; alone, every draft call feeds one. Plain steps have no draft beside them either way.
+cost) S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step, timed in
+every round. It is made twice: with every call timed alone, its model's weights in the processor's cache, and with the
+calls in turns as in service, gamma of the draft and one of the target, where each model pushes the other out. The first
+draft call of a turn feeds two tokens in the share alpha^gamma of steps, those behind a step that kept its whole draft,
+as in service; alone, every draft call feeds one. Plain steps have no draft beside them either way.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -73,17 +73,11 @@ class Measurement:
 
 
 def run_round(
-    rig: Rig,
-    groups: Sequence[Prompts],
-    temperature: float,
-    gammas: Sequence[int],
-    max_tokens: int,
-    before_group: Callable[[], object] = lambda: None,
+    rig: Rig, groups: Sequence[Prompts], temperature: float, gammas: Sequence[int], max_tokens: int
 ) -> dict[int, Sample]:
     """Every group at every gamma, the gammas in turns."""
     parts: dict[int, list[Sample]] = {gamma: [] for gamma in gammas}
     for number, group in enumerate(groups):
-        before_group()
         turn = number % len(gammas)
         for gamma in (*gammas[turn:], *gammas[:turn]):
             parts[gamma].append(run_group(rig, group, temperature, gamma, max_tokens))
@@ -207,17 +201,8 @@ def main(
             run_round(rig, groups[:1], temperature, [0, *drafted], max_tokens)  # the first touch
             found = []
             for _ in range(rounds):
-                # The machine's speed changes within a round, so calls are timed all along it.
-                found.append(
-                    run_round(
-                        rig,
-                        groups,
-                        temperature,
-                        [0, *drafted],
-                        max_tokens,
-                        before_group=lambda times=times: times.take(drafted),
-                    )
-                )
+                times.take(drafted)
+                found.append(run_round(rig, groups, temperature, [0, *drafted], max_tokens))
             for gamma in (0, *drafted):
                 cell = measured(batch, temperature, gamma, found)
                 row = row_of(cell, ("batch", "temperature", "gamma"), bundle=bundle.name)

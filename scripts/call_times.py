@@ -17,8 +17,8 @@ import numpy as np
 from engines.base import Engine, Span
 from scripts.bench_common import Rig
 
-REPEATS = 2
-"""Of every call, whenever calls are timed."""
+REPEATS = 6
+"""Of every call, in every round."""
 FIRST_SPANS = (1, 2)
 """Tokens of a step's first draft call: behind a step that rejected some of its draft, and behind one that did not."""
 
