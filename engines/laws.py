@@ -144,7 +144,7 @@ class SamplingRow:
     ) -> SamplingRow:
         """The row with another draft; what is not given of it is as for none.
 
-        Three times as fast as ``dataclasses.replace``, which steps would otherwise call for every row.
+        Takes 5 to 6 microseconds where ``dataclasses.replace`` takes 8 to 9; steps call it for every row.
         """
         return SamplingRow(
             index=self.index,

@@ -18,8 +18,9 @@ from engines.base import Span
 MOST_PADDING = 16
 """Tokens that a row is padded by at most to be fed in one call with others.
 
-A call costs as much as about so many tokens beside its own: on two cores, with the demo pair, eight prompts of
-16 tokens take 24 ms one by one and 15 ms together, eight of 64 tokens 64 and 55 ms.
+A little more than the tokens that a call of one's own costs beside them, since who joins also begins a step earlier:
+on two cores, with the demo pair, eight prompts of 16 tokens take 24 ms one by one and 15 ms together, eight of 64
+tokens 64 and 55 ms, so that a call costs as much as about a dozen tokens.
 """
 
 
