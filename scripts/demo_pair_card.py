@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from scripts.demo_pair_samples import draft_text
 from scripts.demo_pair_text import BOS, EOS, HELD_OUT_ONE_IN, held_out_windows
 
 WINDOW = 512
@@ -29,8 +30,10 @@ idlelib: {train_tokens:,} tokens to train on, {valid_tokens:,} held out (one fil
 {held_out}, chosen by a hash of its name). `files.sha256` lists every file.
 - **Target**: {target_seen:,} tokens seen ({passes:.1f} passes) in {target_steps:,} steps, \
 {target_minutes:.1f} minutes.
-- **Draft**: distilled from the target's full next-token laws on the same text, \
-{draft_seen:,} tokens in {draft_minutes:.1f} minutes; KL divergence turning into total variation.
+- **Draft**: distilled from the target's full next-token laws, {draft_seen:,} tokens in \
+{draft_steps:,} steps, {draft_minutes:.1f} minutes; KL divergence turning into total variation. One \
+pass of its text is {draft_text}: `train.npy` is the text above, `packages.npy` the source of \
+installed packages, `samples.npy` what the target itself writes.
 - **Machine**: {machine}, {threads} threads, {date}, PyTorch {torch}.
 - **Command**: `python -m scripts.train_demo_pair all --minutes {target_minutes:.1f} \
 --draft-minutes {draft_minutes:.1f}`
@@ -170,6 +173,8 @@ def export_pair(
         passes=history["target"]["tokens"] / len(train),
         target_steps=history["target"]["step"],
         target_minutes=history["target"]["elapsed_s"] / 60,
+        draft_text=draft_text(work)[1],
+        draft_steps=history["draft"]["step"],
         draft_seen=history["draft"]["tokens"],
         draft_minutes=history["draft"]["elapsed_s"] / 60,
         machine=machine(),

@@ -35,10 +35,14 @@ def corpus_files(root: Path) -> list[Path]:
     )
 
 
+def name_hash(path: Path) -> int:
+    """A number of 32 bits that depends on a file's relative name alone."""
+    return int.from_bytes(hashlib.sha256(path.as_posix().encode()).digest()[:4], "big")
+
+
 def is_held_out(path: Path) -> bool:
     """Whether a file is kept for validation; depends on its relative name alone."""
-    digest = hashlib.sha256(path.as_posix().encode()).digest()
-    return int.from_bytes(digest[:4], "big") % HELD_OUT_ONE_IN == 0
+    return name_hash(path) % HELD_OUT_ONE_IN == 0
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int) -> Tokenizer:

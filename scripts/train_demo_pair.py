@@ -5,12 +5,15 @@ draft is distilled from the target, because a draft is worth its overlap with th
 ``sum(min(target_probs, draft_probs))``, the chance that one drafted token is kept (Leviathan et
 al. 2023, section 3.1, theorem 3.5), and not its own likelihood of the text.
 
+The draft reads more than the target did: the source of the packages that the set-up installs, and
+what the target itself writes (``more``).
+
 ``all`` runs the stages in order; each can also be run alone, and training resumes from its last
 checkpoint. The learning rate follows the spent part of the budget, in minutes or in steps, so
 that training ends annealed on any machine. With ``--steps`` and a named precision the weights
 depend only on the seed, the text, the libraries and the number of threads.
 
-    python -m scripts.train_demo_pair all --minutes 33 --draft-minutes 6
+    python -m scripts.train_demo_pair all --minutes 33 --draft-minutes 60
 """
 
 import sysconfig
@@ -24,7 +27,8 @@ import torch
 import typer
 
 from scripts.demo_pair_card import export_pair
-from scripts.demo_pair_text import corpus_files, prepare
+from scripts.demo_pair_samples import DRAFT_PARTS, SAMPLES, draft_text, sample, write_packages
+from scripts.demo_pair_text import Tokens, corpus_files, prepare
 from scripts.demo_pair_training import (
     Loss,
     Recipe,
@@ -61,13 +65,38 @@ def corpus(work: Work = WORK) -> None:
     console.print(f"tokens: {counts['train']} to train on, {counts['valid']} held out")
 
 
+@app.command()
+def more(
+    work: Work = WORK,
+    one_in: Annotated[int, typer.Option(help="One file in so many of the packages.")] = 8,
+    threads: Threads = 2,
+) -> None:
+    """Gather the draft's further text: installed packages, and what the trained target writes."""
+    torch.set_num_threads(threads)
+    count = write_packages(work, Path(sysconfig.get_path("purelib")), one_in)
+    console.print(f"tokens of packages: {count}")
+    wanted = next(part.num_tokens for part in DRAFT_PARTS if part.name == SAMPLES)
+    model, _ = load_trained(work / "target.pt", TARGET, "cpu")
+    np.save(work / f"{SAMPLES}.npy", sample(model, np.load(work / "train.npy"), wanted))
+
+
 def distillation(work: Path, run: Run) -> Loss:
     teacher, _ = load_trained(work / "target.pt", TARGET, run.device)
     return distillation_loss(teacher, run)
 
 
+def target_text(work: Path) -> Tokens:
+    tokens: Tokens = np.load(work / "train.npy")
+    return tokens
+
+
 def training(
-    name: str, summary: str, recipe: Recipe, budget: float, loss: Callable[[Path, Run], Loss]
+    name: str,
+    summary: str,
+    recipe: Recipe,
+    budget: float,
+    text: Callable[[Path], Tokens],
+    loss: Callable[[Path, Run], Loss],
 ) -> Callable[..., None]:
     """A command that trains one model of the pair; both take the same options."""
 
@@ -80,7 +109,7 @@ def training(
         threads: Threads = 2,
     ) -> None:
         torch.set_num_threads(threads)
-        tokens = np.load(work / "train.npy")
+        tokens = text(work)
         if precision == "auto":
             precision = faster_precision(TARGET, device, tokens)
         run = Run(minutes, steps, device, precision)
@@ -94,9 +123,21 @@ def training(
 
 
 target = training(
-    "target", "Train the target on the text.", TARGET, 33.0, lambda work, run: text_loss
+    "target",
+    "Train the target on the text.",
+    TARGET,
+    33.0,
+    target_text,
+    lambda work, run: text_loss,
 )
-draft = training("draft", "Distil the draft from the trained target.", DRAFT, 6.0, distillation)
+draft = training(
+    "draft",
+    "Distil the draft from the trained target.",
+    DRAFT,
+    60.0,
+    lambda work: draft_text(work)[0],
+    distillation,
+)
 
 
 @app.command()
@@ -123,7 +164,7 @@ def run_all(
     work: Work = WORK,
     out: Out = OUT,
     minutes: Minutes = 33.0,
-    draft_minutes: Minutes = 6.0,
+    draft_minutes: Minutes = 60.0,
     device: Device = "cpu",
     precision: Precision = "auto",
     threads: Threads = 2,
@@ -132,6 +173,8 @@ def run_all(
     if not (work / "valid.npy").exists():
         corpus(work)
     target(work, minutes, 0, device, precision, threads)
+    if not (work / f"{SAMPLES}.npy").exists():
+        more(work, threads=threads)
     draft(work, draft_minutes, 0, device, precision, threads)
     export(work, out, threads)
 

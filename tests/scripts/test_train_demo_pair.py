@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scripts.demo_pair_card import export_pair, measure, window_figures
+from scripts.demo_pair_samples import (
+    PROMPT,
+    WINDOW,
+    Part,
+    draft_text,
+    package_files,
+    sample,
+    write_packages,
+)
 from scripts.demo_pair_text import (
     Tokens,
     corpus_files,
@@ -210,3 +220,45 @@ def test_the_pair_has_the_agreed_sizes() -> None:
     )
     assert 10e6 <= target <= 18e6
     assert 10 <= target / draft <= 30
+
+
+def test_a_draft_reads_the_shares_of_its_parts_and_leaves_out_what_is_not_there(
+    tmp_path: Path,
+) -> None:
+    rows = np.arange(6, dtype=np.int32).repeat(WINDOW)
+    np.save(tmp_path / "train.npy", rows)
+    np.save(tmp_path / "samples.npy", rows[:WINDOW] + 100)
+    parts = (Part("train", 4 * WINDOW), Part("packages", 5), Part("samples", 9 * WINDOW, 2))
+    text, words = draft_text(tmp_path, parts)
+    assert words == "2,048 tokens of train.npy, 512 tokens of samples.npy (2 times)"
+    windows_read = text.reshape(-1, WINDOW)
+    assert len(windows_read) == 6
+    assert all(len(set(window)) == 1 for window in windows_read)
+    assert len(set(windows_read[:4, 0])) == 4
+    assert windows_read[4:, 0].tolist() == [100, 100]
+
+
+def test_package_text_has_no_tests_and_ends_every_file(work: Path, tmp_path: Path) -> None:
+    source = (LIBRARY / "heapq.py").read_text()
+    for name in ("pack/code.py", "pack/more.py", "pack/tests/code.py", "pack/test_it.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source)
+    (tmp_path / "pack/short.py").write_text("x = 1\n")
+    assert package_files(tmp_path, 1) == [Path("pack/code.py"), Path("pack/more.py")]
+    shutil.copy(work / "tokenizer.json", tmp_path)
+    count = write_packages(tmp_path, tmp_path, 1)
+    written = np.load(tmp_path / "packages.npy")
+    assert len(written) == count
+    assert np.array_equal(written[: count // 2], written[count // 2 :])
+    assert written[-1] == 1
+
+
+def test_samples_go_on_behind_prompts_of_the_text(tokens: Tokens) -> None:
+    model = Trainer(replace(TINY, length=512), Run(), None).model.eval()
+    first, again = (sample(model, tokens, 1, batch=2) for _ in range(2))
+    assert np.array_equal(first, again)
+    rows = first.reshape(2, WINDOW)
+    prompts = [row[:PROMPT].tolist() for row in rows]
+    text = tokens.tolist()
+    assert all(any(text[i : i + PROMPT] == p for i in range(len(text))) for p in prompts)
+    assert not np.array_equal(rows[0, PROMPT:], rows[1, PROMPT:])
