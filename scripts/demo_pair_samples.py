@@ -37,7 +37,7 @@ class Part:
     repeats: int = 1
 
 
-DRAFT_PARTS = (Part("train", 1_200_000), Part(PACKAGES, 4_500_000), Part(SAMPLES, 750_000, 2))
+DRAFT_PARTS = (Part("train", 1_200_000), Part(PACKAGES, 4_500_000), Part(SAMPLES, 1408 * WINDOW, 2))
 
 
 def package_files(root: Path, one_in: int) -> list[Path]:
