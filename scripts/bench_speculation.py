@@ -6,17 +6,20 @@ every row of a group has been through its first round.
 
 Prediction, for decoding: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification
 cost) S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step, timed in
-every round. It is made twice: with every call timed alone, its model's weights in the processor's cache, and with the
-calls in turns as in service, gamma of the draft and one of the target, where each model pushes the other out. The first
-draft call of a turn feeds two tokens in the share alpha^gamma of steps, those behind a step that kept its whole draft,
-as in service; alone, every draft call feeds one. Plain steps have no draft beside them either way.
+every round. It is made twice: with every call timed alone and without a pause, its model's weights in the processor's
+cache, and with the calls in turns as in service, gamma of the draft and one of the target, where each model pushes the
+other out, each call behind the pause that the runtime made between its calls in this very round (plain steps likewise;
+``scripts/call_times.py`` says why). The first draft call of a turn feeds two tokens in the share alpha^gamma of steps,
+those behind a step that kept its whole draft, as in service; alone, every draft call feeds one. Plain steps have no
+draft beside them either way, and the time of the pauses counts nowhere: the formula's overhead is 0.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +41,11 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One gamma in one round."""
+    """One gamma in one round.
+
+    Attributes:
+        pause_s: from the end of one engine call to the start of the next.
+    """
 
     tokens_per_s: float
     decode_tokens_per_s: float
@@ -46,6 +53,7 @@ class Sample:
     num_trials: int
     num_output: int
     num_steps: int
+    pause_s: float
     engine_share: float
     sampling_share: float
 
@@ -90,6 +98,9 @@ def run_group(rig: Rig, group: Prompts, temperature: float, gamma: int, max_toke
         is_enabled=gamma > 0, drafter="model" if gamma else None, gamma=gamma
     )
     engine_before, sampling_before = rig.engine_s(), rig.sampler.total_s
+    engines = [engine for engine in (rig.target, rig.draft) if engine is not None]
+    for engine in engines:
+        engine.calls = []
     law = SamplingLaw(temperature=temperature)
     answers, wall_s = rig.answer(group, law, speculation, max_tokens)
     reports = [one.end.report for one in answers if isinstance(one.end, Finished)]
@@ -101,8 +112,17 @@ def run_group(rig: Rig, group: Prompts, temperature: float, gamma: int, max_toke
         num_trials=sum(num_trials(report) for report in reports),
         num_output=num_output,
         num_steps=sum(report.num_steps for report in reports),
+        pause_s=median_pause([call for engine in engines for call in engine.calls or ()]),
         engine_share=(rig.engine_s() - engine_before) / wall_s,
         sampling_share=(rig.sampler.total_s - sampling_before) / wall_s,
+    )
+
+
+def median_pause(calls: Iterable[tuple[float, float]]) -> float:
+    """Seconds from the end of one call to the start of the next; two calls, as (began, ended), at least."""
+    in_order = sorted(calls)
+    return statistics.median(
+        later[0] - earlier[1] for earlier, later in itertools.pairwise(in_order)
     )
 
 
@@ -129,6 +149,7 @@ def joined(samples: Sequence[Sample]) -> Sample:
             name: statistics.harmonic_mean([getattr(one, name) for one in samples])
             for name in rates
         },
+        pause_s=statistics.fmean(one.pause_s for one in samples),
         engine_share=statistics.fmean(one.engine_share for one in samples),
         sampling_share=statistics.fmean(one.sampling_share for one in samples),
     )
@@ -201,8 +222,8 @@ def main(
             run_round(rig, groups[:1], temperature, [0, *drafted], max_tokens)  # the first touch
             found = []
             for _ in range(rounds):
-                times.take(drafted)
                 found.append(run_round(rig, groups, temperature, [0, *drafted], max_tokens))
+                times.take({gamma: one.pause_s for gamma, one in found[-1].items()})
             for gamma in (0, *drafted):
                 cell = measured(batch, temperature, gamma, found)
                 row = row_of(cell, ("batch", "temperature", "gamma"), bundle=bundle.name)

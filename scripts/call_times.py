@@ -1,5 +1,9 @@
 """What bare engine calls cost in units of a plain step: alone, and in turns as in service.
 
+A call's time depends on what its threads did just before: plain steps of a small model that follow each other without
+a pause take up to a fifth longer than behind the tenth of a millisecond that the runtime spends between them, and
+verifications behind drafts do not. So calls in turns come behind the pauses that service has.
+
 In service the first draft call of a step feeds two tokens where the step before kept its whole draft: the last token of
 that draft, which the draft model has not seen, and the one that the target added. Turns are timed both ways.
 """
@@ -9,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,31 +50,37 @@ class CallTimes:
         # By gamma and tokens of the first draft call: seconds of all drafts of a turn, and of its verification.
         self._turns: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
 
-    def take(self, gammas: Sequence[int]) -> None:
-        """Time every call ``REPEATS`` times more."""
+    def take(self, pauses: Mapping[int, float]) -> None:
+        """Time every call ``REPEATS`` times more.
+
+        Args:
+            pauses: by gamma, 0 for plain steps, seconds from the end of one call to the start of the next in service.
+        """
         rig, rows = self._rig, self._num_rows
         assert rig.draft is not None
         # The longer context comes last: it is valid for both.
         behind_all = _call(rig.draft, rows, 2, self._context - 1)
         draft = _call(rig.draft, rows, 1, self._context)
         plain = _call(rig.target, rows, 1, self._context)
-        for gamma in gammas:
+        for gamma in (gamma for gamma in pauses if gamma):
             verify = _call(rig.target, rows, gamma + 1, self._context)
             for _ in range(REPEATS):
                 for name, call in (("plain", plain), ("draft", draft), ("verify", verify)):
                     call()
                     self._seconds[name, gamma].append(_time(call))
+                _time(plain, pauses[0])
+                self._seconds["plain in turns", gamma].append(_time(plain, pauses[0]))
                 for num_first, first in zip(FIRST_SPANS, (draft, behind_all), strict=True):
                     drafts = [first, *[draft] * (gamma - 1)]
                     # The first turn after these finds the caches as they left them, the second as in service.
                     for is_timed in (False, True):
-                        draft_s = sum(map(_time, drafts))
-                        verify_s = _time(verify)
+                        draft_s = sum(_time(one, pauses[gamma]) for one in drafts)
+                        verify_s = _time(verify, pauses[gamma])
                         if is_timed:
                             self._turns[gamma, num_first].append((draft_s / gamma, verify_s))
 
     def costs(self, gamma: int, *, share_whole: float) -> tuple[Costs, Costs]:
-        """Medians of calls timed alone, and of calls in turns, behind the context.
+        """Medians of calls timed alone, and of calls in turns behind pauses, each in plain steps timed likewise.
 
         Args:
             gamma: draft tokens per step.
@@ -86,14 +96,18 @@ class CallTimes:
             drafts, verifications = zip(*self._turns[gamma, num_first], strict=True)
             draft_s += share * statistics.median(drafts)
             verify_s += share * statistics.median(verifications)
-        plain = alone["plain"]
+        plain, plain_in_turns = alone["plain"], alone["plain in turns"]
         return (
             Costs(c=alone["draft"] / plain, v=alone["verify"] / plain),
-            Costs(c=draft_s / plain, v=verify_s / plain),
+            Costs(c=draft_s / plain_in_turns, v=verify_s / plain_in_turns),
         )
 
 
-def _time(call: Callable[[], object]) -> float:
+def _time(call: Callable[[], object], pause_s: float = 0.0) -> float:
+    """Seconds of a call behind a pause in which this thread is busy, as the host's work keeps it."""
+    ready = time.perf_counter() + pause_s
+    while time.perf_counter() < ready:
+        pass
     began = time.perf_counter()
     call()
     return time.perf_counter() - began

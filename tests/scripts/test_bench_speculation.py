@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scripts.bench_speculation import Sample, decode_rate, joined, measured, theory
+from scripts.bench_speculation import Sample, decode_rate, joined, measured, median_pause, theory
 from scripts.call_times import Costs
 
 
@@ -14,6 +14,11 @@ def test_decoding_is_counted_from_when_every_row_has_been_through_a_round() -> N
     # The second row's first round ends at 5 s, after both prompts; from then on tokens come at 6, 6 and 9.
     assert decode_rate([[1.0, 2.0, 2.0, 6.0], [3.0, 5.0, 6.0, 9.0]]) == pytest.approx(3 / 4)
     assert math.isnan(decode_rate([[1.0], [2.0]]))
+
+
+def test_pauses_are_between_calls_of_either_engine() -> None:
+    # Pauses of 1, 3 and 2 seconds.
+    assert median_pause([(6.0, 9.0), (11.0, 12.0), (0.0, 1.0), (2.0, 3.0)]) == 2.0
 
 
 def sample(rate: float, *, accepted: int = 0, trials: int = 0) -> Sample:
@@ -24,6 +29,7 @@ def sample(rate: float, *, accepted: int = 0, trials: int = 0) -> Sample:
         num_trials=trials,
         num_output=20,
         num_steps=10,
+        pause_s=1e-4,
         engine_share=0.9,
         sampling_share=0.02,
     )
