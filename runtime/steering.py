@@ -1,9 +1,9 @@
 """Between a step's requests and the controller: rows in, gammas out, and what became of them.
 
 Requests are rows by slot. A decision costs some tenths of a millisecond and is good for as long as
-the rows stay the same and little was learnt, so it is taken when rows change, and otherwise so
-rarely that it stays below a share of the decoding time; where nothing pays, what holds is remembered.
-One newcomer among several rows follows the others until the next decision. Rows whose prompt is being
+the rows stay alike and little was learnt, so it is taken when rows change, and otherwise so rarely
+that it stays below a share of the decoding time; where nothing pays, what holds is remembered. Newcomers
+follow the rows before them until the next decision where they are few, or drafts pay. Rows whose prompt is being
 read are decided on as if they decoded: what pays for one row alone does not once others have joined.
 
 A choice that fails harms no request: gammas are fixed for a while, and what was learnt of the rows
@@ -29,21 +29,19 @@ from runtime.drafters.base import Draft
 from runtime.row_evidence import RowEvidence
 from runtime.steering_rows import (
     Rest,
+    are_others,
     batch_of,
     bounded,
     catches_up,
     fixed_gammas,
     judged_rounds,
     known_gamma,
-    num_others,
     plain_step_s,
     situation_of,
 )
 
 logger = logging.getLogger(__name__)
 
-# Where no more than one row in so many came or went, the decision stands until the next is due.
-FEW = 4
 # Steps without drafts, in a row, after which what was seen before says less.
 LONG_IDLE = 16
 RETRY_S = 60.0
@@ -255,13 +253,13 @@ class Steering:
         self._rest = None
 
     def _must_decide(self) -> bool:
-        """Whether drafts are due to be tried, or the rows are others, beyond a few among many."""
-        if self._controller.is_due and not self._num_prefilling:
+        """Whether drafts are due to be tried, or the rows are others."""
+        controller = self._controller
+        if controller.is_due and not self._num_prefilling:
             return True
-        if not self._is_stale:
-            return False
-        live = self._rows.live
-        return num_others(live, self._decided) > len(live) // FEW
+        return self._is_stale and are_others(
+            self._rows.live, self._decided, is_drafting=controller.is_drafting
+        )
 
     def _align(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
         """Bring what is known of rows in line with the slots."""

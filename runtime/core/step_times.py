@@ -50,6 +50,8 @@ class StepTimes:
         self._noise = FIRST_NOISE
         self._means: dict[int, Rates] = {}
         self._covariances: dict[int, Rates] = {}
+        # Asked for at every step, and changed by ``learn`` alone.
+        self._scales: dict[int, Rates] = {}
 
     def learn(self, num_rows: int, longest: int, ratios: Sequence[float]) -> None:
         """Take in the times of steps of one kind.
@@ -73,11 +75,17 @@ class StepTimes:
         mean += gain * (seen - expected)
         covariance -= np.outer(gain, along)
         np.clip(mean, -MOST_LOG, MOST_LOG, out=mean)
+        # Of other numbers of rows, too: those without a filter of their own went by this one.
+        self._scales.clear()
 
     def scales(self, num_rows: int) -> Rates:
         """[G + 1] what to multiply tabled times with, by the longest draft."""
-        mean, _ = self._of(num_rows)
-        scales: Rates = np.exp(mean[0] + mean[1:])
+        key = _about(num_rows)
+        scales = self._scales.get(key)
+        if scales is None:
+            mean, _ = self._of(num_rows)
+            scales = self._scales[key] = np.exp(mean[0] + mean[1:])
+            scales.flags.writeable = False
         return scales
 
     def doubt(self, num_rows: int, longest: int) -> Rates:
@@ -109,7 +117,7 @@ class StepTimes:
 
     def _of(self, num_rows: int) -> tuple[Rates, Rates]:
         """The filter for about so many rows; a new one begins with what the nearest one knows."""
-        key = (num_rows - 1).bit_length()
+        key = _about(num_rows)
         if key not in self._means:
             known = min(self._means, key=lambda other: abs(other - key), default=None)
             self._means[key] = (
@@ -117,6 +125,11 @@ class StepTimes:
             )
             self._covariances[key] = self._prior.copy()
         return self._means[key], self._covariances[key]
+
+
+def _about(num_rows: int) -> int:
+    """The same for numbers of rows that one filter follows."""
+    return (num_rows - 1).bit_length()
 
 
 def _prior(max_gamma: int, spread: float) -> Rates:

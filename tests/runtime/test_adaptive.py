@@ -13,7 +13,9 @@ from engines.scripted import ScriptedEngine
 from runtime.core.costs import CostTable
 from runtime.core.params import Progressed
 from runtime.steering import RETRY_S
+from runtime.steering_rows import are_others
 from tests.core.test_controller import table
+from tests.core.test_request import request
 from tests.runtime.markov import Harness, counting_logits, limits
 from tests.runtime.test_step import answers, plain
 
@@ -305,3 +307,28 @@ def test_a_choice_that_fails_leaves_gamma_fixed_and_harms_nobody(
     assert one.tokens("later") == expected
     assert max(lengths(one, "later")) == 8
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_live", "num_kept", "is_drafting", "expected"),
+    [
+        (4, 3, False, True),  # one left, another came: two of four
+        (8, 7, False, False),  # two of eight
+        (4, 0, True, False),
+        (1, 0, True, False),
+        (7, 0, True, False),
+        (8, 4, True, True),  # twice as many as the four decided on
+    ],
+)
+def test_newcomers_follow_where_they_are_few_or_drafts_pay(
+    num_live: int, num_kept: int, is_drafting: bool, expected: bool
+) -> None:
+    num_decided = 4 if is_drafting else num_live
+    decided, newcomers = ([request() for _ in range(8)] for _ in range(2))
+    decided = decided[:num_decided]
+    live = [*decided[:num_kept], *newcomers[: num_live - num_kept]]
+    assert are_others(live, decided, is_drafting=is_drafting) is expected
+
+
+def test_nothing_decided_on_asks_for_a_decision() -> None:
+    assert are_others([request()], (), is_drafting=True)
