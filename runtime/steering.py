@@ -1,9 +1,9 @@
 """Between a step's requests and the controller: rows in, gammas out, and what became of them.
 
 Requests are rows by slot. A decision costs some tenths of a millisecond and is good for as long as
-the rows stay alike and little was learnt, so it is taken when rows change, and otherwise so rarely
-that it stays below a share of the decoding time; where nothing pays, what holds is remembered. Newcomers
-follow the rows before them until the next decision where they are few, or drafts pay. Rows whose prompt is being
+the rows stay the same and little was learnt, so it is taken when rows change, and otherwise so
+rarely that it stays below a share of the decoding time; where nothing pays, what holds is remembered.
+One newcomer among several rows follows the others until the next decision. Rows whose prompt is being
 read are decided on as if they decoded: what pays for one row alone does not once others have joined.
 
 A choice that fails harms no request: gammas are fixed for a while, and what was learnt of the rows
@@ -254,12 +254,9 @@ class Steering:
 
     def _must_decide(self) -> bool:
         """Whether drafts are due to be tried, or the rows are others."""
-        controller = self._controller
-        if controller.is_due and not self._num_prefilling:
+        if self._controller.is_due and not self._num_prefilling:
             return True
-        return self._is_stale and are_others(
-            self._rows.live, self._decided, is_drafting=controller.is_drafting
-        )
+        return self._is_stale and are_others(self._rows.live, self._decided)
 
     def _align(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
         """Bring what is known of rows in line with the slots."""

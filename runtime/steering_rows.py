@@ -17,8 +17,8 @@ from runtime.drafters.base import Draft
 
 # Steps at rest that are told at once: so many whatever may be due, and at most.
 LEAST_REST, MOST_REST = 16, 256
-# Part of the rows whose coming and going leaves a decision as it is; times as many rows that pay other prices.
-FEW, MANY_MORE = 4, 2
+# Part of the rows whose coming and going leaves a decision as it is.
+FEW = 4
 NEAR_END = 4
 """Tokens left to the longest row, from which on their number makes no difference to a situation."""
 
@@ -153,14 +153,8 @@ def judged_rounds(
     return rounds
 
 
-def are_others(live: Sequence[Request], decided: Sequence[Request], *, is_drafting: bool) -> bool:
-    """Whether the rows are so much others than those decided on that the decision no longer stands.
-
-    Where no more than one row in ``FEW`` came or went, it does; and while drafts are made, others that are
-    not many more follow those before until the next decision is due.
-    """
-    if is_drafting and len(live) < MANY_MORE * len(decided):
-        return False
+def are_others(live: Sequence[Request], decided: Sequence[Request]) -> bool:
+    """Whether more than one row in ``FEW`` came or went since a decision, which then no longer stands."""
     return len(set(map(id, live)) ^ set(map(id, decided))) > len(live) // FEW
 
 

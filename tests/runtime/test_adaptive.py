@@ -310,25 +310,12 @@ def test_a_choice_that_fails_leaves_gamma_fixed_and_harms_nobody(
 
 
 @pytest.mark.parametrize(
-    ("num_live", "num_kept", "is_drafting", "expected"),
-    [
-        (4, 3, False, True),  # one left, another came: two of four
-        (8, 7, False, False),  # two of eight
-        (4, 0, True, False),
-        (1, 0, True, False),
-        (7, 0, True, False),
-        (8, 4, True, True),  # twice as many as the four decided on
-    ],
+    ("num_decided", "num_left", "num_new", "expected"),
+    [(4, 0, 1, False), (4, 1, 1, True), (8, 1, 1, False), (1, 1, 1, True), (0, 0, 1, True)],
 )
-def test_newcomers_follow_where_they_are_few_or_drafts_pay(
-    num_live: int, num_kept: int, is_drafting: bool, expected: bool
+def test_a_decision_stands_while_few_rows_come_and_go(
+    num_decided: int, num_left: int, num_new: int, expected: bool
 ) -> None:
-    num_decided = 4 if is_drafting else num_live
-    decided, newcomers = ([request() for _ in range(8)] for _ in range(2))
-    decided = decided[:num_decided]
-    live = [*decided[:num_kept], *newcomers[: num_live - num_kept]]
-    assert are_others(live, decided, is_drafting=is_drafting) is expected
-
-
-def test_nothing_decided_on_asks_for_a_decision() -> None:
-    assert are_others([request()], (), is_drafting=True)
+    decided = [request() for _ in range(num_decided)]
+    live = decided[num_left:] + [request() for _ in range(num_new)]
+    assert are_others(live, decided) is expected
