@@ -99,14 +99,14 @@ MUTANTS = {
     ),
     "tokens follow a stop string": (
         request,
-        "if isinstance(shown, StopMatch) and not is_end:",
-        "if isinstance(shown, StopMatch) and not is_end and num_kept == len(run):",
+        "if not is_end:",
+        "if not is_end and num_kept == len(run):",
         "a_run_is_cut",
     ),
     "one token more than max_tokens": (
         request,
-        "self.num_output + num_kept >= self.max_output",
-        "self.num_output + num_kept > self.max_output",
+        "num_kept >= num_remaining",
+        "num_kept > num_remaining",
         "the_answer_ends_at_the_limit",
     ),
     "drafting goes on after an end token": (
