@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -78,15 +78,22 @@ class Run:
 
 @dataclass
 class State:
-    """How far training is: what a checkpoint holds besides weights and optimizer."""
+    """How far training is: what a checkpoint holds besides weights and optimizer.
+
+    Steps, seconds and tokens are of all goes together, the first ones those at which the present go began.
+    """
 
     step: int = 0
     elapsed_s: float = 0.0
     tokens: int = 0
+    first_step: int = 0
+    first_s: float = 0.0
 
     def progress(self, run: Run) -> float:
-        """Spent part of the budget; training is over at 1."""
-        return self.step / run.steps if run.steps else self.elapsed_s / (60 * run.minutes)
+        """Spent part of the go's budget; it is over at 1."""
+        if run.steps:
+            return (self.step - self.first_step) / run.steps
+        return (self.elapsed_s - self.first_s) / (60 * run.minutes)
 
 
 # (logits [B, T, V] float32, batch [B, T + 1] int64, progress in 0..1) -> scalar
@@ -118,13 +125,17 @@ def divergence(
     return (1 - late) * kl + 2 * late * variation
 
 
-def distillation_loss(target: LlamaForCausalLM, run: Run) -> Loss:
-    """Loss of a draft against the full next-token law of ``target`` on the text's prefixes."""
+def distillation_loss(target: LlamaForCausalLM, run: Run, least_late: float = 0.0) -> Loss:
+    """Loss of a draft against the full next-token law of ``target`` on the text's prefixes.
+
+    The total variation's part in it grows from ``least_late`` to 1.
+    """
 
     def loss(logits: torch.Tensor, batch: torch.Tensor, progress: float) -> torch.Tensor:
         with torch.no_grad(), run.autocast():
             target_logits = target(batch[:, :-1], use_cache=False).logits
-        return divergence(target_logits.float(), logits, progress)
+        late = least_late + (1 - least_late) * progress
+        return divergence(target_logits.float(), logits, late)
 
     return loss
 
@@ -172,6 +183,12 @@ class Trainer:
             for optimizer, saved in zip(self.optimizers, values["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             self.state = State(**values["state"])
+
+    def start_from(self, path: Path) -> None:
+        """Train on from the weights of a training that is over, as a go of its own."""
+        model, seen = load_trained(path, self.recipe, self.run.device)
+        self.model.load_state_dict(model.state_dict())
+        self.state = replace(seen, first_step=seen.step, first_s=seen.elapsed_s)
 
     def save(self) -> None:
         """Replace the checkpoint in one move, so that a killed run leaves the one before."""

@@ -14,11 +14,15 @@ that training ends annealed on any machine. With ``--steps`` and a named precisi
 depend only on the seed, the text, the libraries and the number of threads.
 
     python -m scripts.train_demo_pair all --minutes 33 --draft-minutes 60
+
+A draft that is annealed can be trained on in further goes, each with a budget of its own:
+
+    python -m scripts.train_demo_pair draft-on checkpoints/demo/draft.pt --work checkpoints/more
 """
 
 import sysconfig
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -80,9 +84,9 @@ def more(
     np.save(work / f"{SAMPLES}.npy", sample(model, np.load(work / "train.npy"), wanted))
 
 
-def distillation(work: Path, run: Run) -> Loss:
+def distillation(work: Path, run: Run, least_late: float = 0.0) -> Loss:
     teacher, _ = load_trained(work / "target.pt", TARGET, run.device)
-    return distillation_loss(teacher, run)
+    return distillation_loss(teacher, run, least_late)
 
 
 def target_text(work: Path) -> Tokens:
@@ -138,6 +142,28 @@ draft = training(
     lambda work: draft_text(work)[0],
     distillation,
 )
+
+
+@app.command("draft-on")
+def draft_on(
+    start: Annotated[Path, typer.Argument(help="Checkpoint of a draft whose training is over.")],
+    work: Work = WORK,
+    minutes: Minutes = 60.0,
+    steps: Steps = 0,
+    learning_rate: Annotated[float, typer.Option(help="Greatest of this go.")] = 2.5e-3,
+    variation: Annotated[float, typer.Option(help="Total variation's part at the start.")] = 0.5,
+    precision: Precision = "bf16",
+    threads: Threads = 2,
+) -> None:
+    """Train a draft on in another go, annealed in its turn; a stopped go begins anew."""
+    torch.set_num_threads(threads)
+    run = Run(minutes, steps, "cpu", precision)
+    loss_of = distillation(work, run, variation)
+    trainer = Trainer(replace(DRAFT, learning_rate=learning_rate), run, None)
+    trainer.start_from(start)
+    trainer.checkpoint = work / "draft.pt"
+    trainer.train(draft_text(work)[0], loss_of)
+    console.print(f"{trainer.state} in {precision}")
 
 
 @app.command()

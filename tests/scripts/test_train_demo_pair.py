@@ -135,6 +135,30 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(
         assert torch.equal(weight, model.state_dict()[name])
 
 
+def test_another_go_takes_the_weights_and_counts_on_with_a_budget_of_its_own(
+    tokens: Tokens, tmp_path: Path
+) -> None:
+    first = Trainer(TINY, Run(steps=5), tmp_path / "first.pt")
+    first.train(tokens, text_loss)
+    go = Trainer(replace(TINY, learning_rate=1e-3), Run(steps=3), None)
+    go.start_from(tmp_path / "first.pt")
+    for name, weight in first.model.state_dict().items():
+        assert torch.equal(weight, go.model.state_dict()[name])
+    assert go.state.progress(go.run) == 0
+    assert len(go.train(tokens, text_loss)) == 3
+    assert (go.state.step, go.state.tokens) == (8, 8 * 2 * 32)
+    assert go.state.elapsed_s > first.state.elapsed_s
+
+
+def test_the_part_of_the_variation_can_begin_above_nothing(tokens: Tokens) -> None:
+    target = Trainer(TINY, Run(steps=1), None).model.eval()
+    batch = torch.from_numpy(tokens[:33].astype(np.int64))[None]
+    logits = torch.randn(1, 32, VOCAB, generator=torch.Generator().manual_seed(0))
+    plain, half = (distillation_loss(target, Run(), part) for part in (0.0, 0.5))
+    assert half(logits, batch, 0.5) == plain(logits, batch, 0.75)
+    assert half(logits, batch, 0.0) != plain(logits, batch, 0.0)
+
+
 def test_a_time_budget_ends_with_the_step_that_spends_it(tokens: Tokens) -> None:
     trainer = Trainer(TINY, Run(minutes=0.002), None)
     trainer.train(tokens, text_loss)
