@@ -1,12 +1,12 @@
 """The exported directory: names of the tensors of its graphs, its manifest, and how it is checked.
 
 Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
-it, ``grouped.onnx`` over the same data where query heads share cache heads, ``tree.onnx`` likewise and
-``keep_path.onnx`` where trees are verified, and ``draft/`` in the same way; the device sampler's
-graphs, without weights, in ``sampler/``; TensorRT plans under ``plans/``. The manifest lists every
-other file with its size and SHA-256; a file that is missing, changed, unlisted or reached over a link
-is refused. Only under ``plans/`` an unlisted file is merely never read: a build that was killed leaves
-one behind. Knows no inference library.
+it, ``grouped.onnx`` over the same data where query heads share cache heads, ``half.onnx`` likewise where
+weights are float16, ``tree.onnx`` likewise and ``keep_path.onnx`` where trees are verified, and
+``draft/`` in the same way; the device sampler's graphs, without weights, in ``sampler/``; TensorRT plans
+under ``plans/``. The manifest lists every other file with its size and SHA-256; a file that is missing,
+changed, unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is merely
+never read: a build that was killed leaves one behind. Knows no inference library.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ SCHEMA_VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILE = "model.onnx"
 GROUPED_FILE = "grouped.onnx"
+HALF_FILE = "half.onnx"
 TREE_FILE = "tree.onnx"
 KEEP_PATH_FILE = "keep_path.onnx"
 
@@ -187,6 +188,11 @@ class Bundle:
         is_grouped = f"{entry.path}/{GROUPED_FILE}" in self.manifest.files
         return self.root / entry.path / GROUPED_FILE if is_grouped else self.model_path(entry)
 
+    def half_path(self, entry: ModelEntry) -> Path | None:
+        """Graph file that computes in float16, for accelerators; None where weights are others."""
+        has_halves = f"{entry.path}/{HALF_FILE}" in self.manifest.files
+        return self.root / entry.path / HALF_FILE if has_halves else None
+
     def tree_path(self, entry: ModelEntry) -> Path:
         """Graph file that verifies trees with one of the bundle's models, if it has one."""
         return self.root / entry.path / TREE_FILE
@@ -273,8 +279,8 @@ def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
     check_inside(entry.path)
     folder = PurePosixPath(entry.path)
     graphs = [MODEL_FILE]
-    if (folder / GROUPED_FILE).as_posix() in manifest.files:
-        graphs.append(GROUPED_FILE)
+    optional = (GROUPED_FILE, HALF_FILE)
+    graphs += [name for name in optional if (folder / name).as_posix() in manifest.files]
     if entry.max_tree_nodes:
         graphs += [TREE_FILE, KEEP_PATH_FILE]
     for name in graphs:

@@ -1,7 +1,8 @@
 """Canonical graphs on ONNX Runtime as plans: over memory of a device, on that device's one stream.
 
-The very graphs of ``engines.onnx_engine``. There a call's arrays lie on the host; here everything is
-on the device when the graph is enqueued, and nothing waits. So the provider of a GPU runs behind
+The very graphs of ``engines.onnx_engine``, and where weights are float16 one that computes so too. There
+a call's arrays lie on the host; here everything is on the device when the graph is enqueued, and
+nothing waits. So the provider of a GPU runs behind
 ``engines.plan_engine`` as TensorRT does, and on the CPU's provider the same code can be tested.
 """
 
@@ -12,7 +13,15 @@ from typing import Any
 
 from engines.base import BundleError, EngineLimits
 from engines.bound_session import BoundSession
-from engines.bundle import ANCESTORS, POSITIONS, TREE_FILE, Bundle, ModelEntry
+from engines.bundle import (
+    ANCESTORS,
+    HALF_FILE,
+    MODEL_FILE,
+    POSITIONS,
+    TREE_FILE,
+    Bundle,
+    ModelEntry,
+)
 from engines.kv_cache import MIN_SPAN, capacities
 from engines.onnx_session import check_graph, open_session, records_graphs
 from engines.plan_device import PlanDevice
@@ -24,6 +33,7 @@ from engines.row_buckets import row_sizes
 from engines.tree_plans import keep_profile, tree_profile
 
 _ANY = "any"
+_FLOAT32, _FLOAT16 = "float32", "float16"
 
 
 class OnnxPlan:
@@ -67,11 +77,13 @@ def open_on_device(
     max_batch: int | None = None,
     owns_device: bool = False,
     with_trees: bool = False,
+    computes_in_halves: bool | None = None,
     provider_options: Mapping[str, str] | None = None,
 ) -> PlanEngine:
     """Engine of a bundle's model over a device.
 
-    Spans are padded on the CPU's provider as ``OnnxEngine`` pads them, so that they have its bits.
+    In float32 spans are padded on the CPU's provider as ``OnnxEngine`` pads them, so that they have its
+    bits. A model with float16 weights has a graph that computes in float16; it takes chains alone.
 
     Args:
         bundle: from ``load_bundle``.
@@ -82,27 +94,30 @@ def open_on_device(
         owns_device: whether closing the engine closes the device.
         with_trees: load the graphs that take trees too, if there are any; their weights are on the
             device twice.
+        computes_in_halves: whether to run that graph; None for doing so on an accelerator.
         provider_options: of a GPU's provider, as ``open_session`` takes them.
 
     Raises:
-        BundleError: the graph does not fit its entry, or ``max_batch`` the bundle.
+        BundleError: the graph does not fit its entry, there is none in halves, or ``max_batch`` does
+            not fit the bundle.
         EngineError: the library cannot load it.
     """
     manifest = bundle.manifest
     if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
         raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
+    in_halves = _picks_halves(bundle, model, device, computes_in_halves)
     limits = EngineLimits(
         max_batch=max_batch or manifest.max_batch,
         max_context=manifest.max_context,
         max_extend=manifest.max_extend,
         vocab_size=model.vocab_size,
-        max_tree_nodes=model.max_tree_nodes if with_trees else 0,
+        max_tree_nodes=0 if in_halves or not with_trees else model.max_tree_nodes,
     )
     options = provider_options or {}
     opener = _Opener(bundle, model, device, limits, num_threads, options)
-    is_row_invariant = device.kind == "cpu"
+    is_row_invariant = device.kind == "cpu" and not in_halves
     return PlanEngine(
-        opener.chains(is_row_invariant),
+        opener.chains(is_row_invariant, in_halves=in_halves),
         device,
         model,
         limits,
@@ -111,6 +126,15 @@ def open_on_device(
         row_sizes=row_sizes(limits.max_batch) if records_graphs(options) else (),
         trees=opener.trees() if limits.max_tree_nodes else None,
     )
+
+
+def _picks_halves(
+    bundle: Bundle, model: ModelEntry, device: PlanDevice, asked: bool | None
+) -> bool:
+    has_halves = bundle.half_path(model) is not None
+    if asked and not has_halves:
+        raise BundleError(f"{model.path}: no {HALF_FILE}; export with --weights float16")
+    return has_halves and device.kind != "cpu" if asked is None else asked
 
 
 class _Opener:
@@ -135,12 +159,15 @@ class _Opener:
             "provider_options": provider_options,
         }
 
-    def chains(self, is_row_invariant: bool) -> list[OnnxPlan]:
-        """Plans of the canonical graph."""
-        session = open_session(self._bundle.model_path(self._model), **self._options)
-        check_graph(session, self._model)
+    def chains(self, is_row_invariant: bool, *, in_halves: bool) -> list[OnnxPlan]:
+        """Plans of the canonical graph, or of that which computes in float16."""
+        file, precision = (HALF_FILE, _FLOAT16) if in_halves else (MODEL_FILE, _FLOAT32)
+        path = self._bundle.model_path(self._model).with_name(file)
+        session = open_session(path, **self._options)
+        check_graph(session, self._model, file=file)
         max_recorded = max(MAX_STEP_TOKENS, self._bundle.manifest.max_gamma + 1)
-        return self._plans(session, _any_shape(self._limits, is_row_invariant), max_recorded)
+        profile = _any_shape(self._limits, is_row_invariant)
+        return self._plans(session, profile, max_recorded, precision)
 
     def trees(self) -> PlanTrees:
         """Plans of the graphs that take trees."""
@@ -157,11 +184,16 @@ class _Opener:
             last_position=self._limits.max_context - 1,
         )
 
-    def _plans(self, session: Any, profile: Profile, max_recorded: int) -> list[OnnxPlan]:
+    def _plans(
+        self, session: Any, profile: Profile, max_recorded: int, precision: str = _FLOAT32
+    ) -> list[OnnxPlan]:
         bound = BoundSession(session, self._device, records=self._records)
-        return [
-            OnnxPlan(bound, self._model, _entry(profile, capacity), max_recorded=max_recorded)
+        entries = [
+            _entry(profile, precision, capacity)
             for capacity in plan_capacities(capacities(self._limits))
+        ]
+        return [
+            OnnxPlan(bound, self._model, entry, max_recorded=max_recorded) for entry in entries
         ]
 
 
@@ -172,7 +204,7 @@ def _any_shape(limits: EngineLimits, is_row_invariant: bool) -> Profile:
     return Profile(name=_ANY, batch=Range(1, 1, limits.max_batch), tokens=tokens, wanted=tokens)
 
 
-def _entry(profile: Profile, capacity: int) -> PlanEntry:
+def _entry(profile: Profile, precision: str, capacity: int) -> PlanEntry:
     """What the manifest would say of a plan for these shapes."""
     return PlanEntry(
         path="",
@@ -180,7 +212,7 @@ def _entry(profile: Profile, capacity: int) -> PlanEntry:
         flavour=_ANY,
         version="",
         compute_capability="",
-        precision="float32",
+        precision=precision,
         capacity=capacity,
         profiles=(profile,),
     )

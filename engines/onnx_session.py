@@ -163,7 +163,8 @@ def _provider_options(
         if asked:
             raise EngineError(f"provider option {min(asked)}: the CPU's provider takes none")
         return {}
-    options = {"device_id": str(index), **asked}
+    # Float32 means float32; who wants the speed of fewer bits asks for them.
+    options = {"device_id": str(index), "use_tf32": "0", **asked}
     if stream:
         options["user_compute_stream"] = str(stream)
     return options

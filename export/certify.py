@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from engines.bundle import GROUPED_FILE, Bundle
+from engines.bundle import GROUPED_FILE, HALF_FILE, Bundle
 from export.checkpoint import ModelFacts, open_checkpoint
 from export.parity import FLOAT32_TOLERANCE, check_parity
 from export.tree_parity import check_tree_parity
@@ -22,7 +22,7 @@ def certify(
     max_tree_nodes: int,
     tolerance: float | None,
 ) -> dict[str, object]:
-    """Certificate of a graph, of the grouped graph beside it if there is one, and of the tree graphs.
+    """Certificate of a graph, of those beside it for CPUs and accelerators, and of the tree graphs.
 
     Args:
         model: the checkpoint's model, the reference.
@@ -36,11 +36,12 @@ def certify(
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
     certificate = dict(check_parity(model, path, facts, max_gamma=max_gamma, tolerance=tolerance))
-    grouped = path.with_name(GROUPED_FILE)
-    if grouped.exists():
-        certificate["grouped"] = check_parity(
-            model, grouped, facts, max_gamma=max_gamma, tolerance=tolerance
-        )
+    for name in (GROUPED_FILE, HALF_FILE):
+        other = path.with_name(name)
+        if other.exists():
+            certificate[other.stem] = check_parity(
+                model, other, facts, max_gamma=max_gamma, tolerance=tolerance
+            )
     if max_tree_nodes:
         certificate |= check_tree_parity(
             model, path, facts, max_tree_nodes=max_tree_nodes, tolerance=tolerance

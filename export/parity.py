@@ -25,6 +25,8 @@ from export.checkpoint import ModelFacts
 # Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
 FLOAT32_TOLERANCE = 1e-4
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
+# As the library calls them.
+_CACHE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,9 @@ class GraphRunner:
         shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
         layers = range(facts.num_layers)
         names = [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
+        kinds = {tensor.name: tensor.type for tensor in self._session.get_inputs()}
         # Not zeros: whatever lies beyond a row's length must not be seen.
-        self._caches = {name: np.full(shape, 7.0, np.float32) for name in names}
+        self._caches = {name: np.full(shape, 7.0, _CACHE_TYPES[kinds[name]]) for name in names}
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""

@@ -33,6 +33,7 @@ from export.checkpoint import (
     open_checkpoint,
 )
 from export.grouped_heads import derive_grouped_graph
+from export.half_graph import derive_half_graph
 from export.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
 from export.narrow_spans import NARROWEST_SPAN
 from export.parity import FLOAT32_TOLERANCE
@@ -200,6 +201,7 @@ def _export_part(
     elif weights == FLOAT16:
         progress(f"{name}: storing the weights as {weights}")
         store_float16(path)
+        derive_half_graph(path)
         certificate[weights] = certified(FLOAT16_TOLERANCE)
     entry = ModelEntry(
         path=name,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from export.tensorrt_graph import DATA_TYPES, derive_graph, fix_capacity, is_cache
+from export.half_products import is_cache
+from export.tensorrt_graph import DATA_TYPES, derive_graph, fix_capacity
 from export.tree_graph import give_tree_inputs
 
 

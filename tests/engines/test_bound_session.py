@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from engines import onnx_session
 from engines.base import EngineError
 from engines.bound_session import _MAX_RECORDINGS, BoundSession
 from engines.onnx_session import open_session, records_graphs
@@ -98,3 +99,9 @@ def test_options_that_cannot_be_given_are_refused_by_name(
 ) -> None:
     with pytest.raises(EngineError, match=reason):
         open_session(path, provider_options=options)
+
+
+def test_float32_on_a_gpu_is_not_rounded_to_tf32_unless_asked_for() -> None:
+    given = onnx_session._provider_options("cuda", 1, 77, {})
+    assert given == {"device_id": "1", "use_tf32": "0", "user_compute_stream": "77"}
+    assert onnx_session._provider_options("cuda", 0, 0, {"use_tf32": "1"})["use_tf32"] == "1"

@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines import open_engine
+from engines import onnx_session, open_engine
 from engines.base import BundleError, EngineError
 from engines.bundle import Bundle, load_bundle
 from engines.onnx_plan import open_on_device
 from engines.plan_engine import PlanEngine
 from engines.plan_uploads import GivenTokens
+from export.pipeline import export_bundle
 from tests.engines.contract import EngineContract, MakeEngine, extend_one, make_tokens, span
 from tests.engines.strict_device import StrictDevice
 from tests.engines.tree_contract import TreeContract
@@ -19,6 +20,16 @@ from tests.engines.tree_contract import TreeContract
 @pytest.fixture(scope="module")
 def bundle(tiny_bundle: Path) -> Bundle:
     return load_bundle(tiny_bundle)
+
+
+@pytest.fixture(scope="module")
+def halves(tiny_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The tiny pair with float16 weights."""
+    target, draft = tiny_checkpoints
+    out = tmp_path_factory.mktemp("halves") / "bundle"
+    sizes = {"max_context": 256, "max_batch": 4}
+    quiet = {"weights": "float16", "progress": lambda stage: None}
+    return export_bundle(target=target, draft=draft, out=out, **sizes, **quiet)
 
 
 def open_strictly(
@@ -42,6 +53,57 @@ class TestTreesOnDevice(TreeContract):
     @pytest.fixture
     def make_engine(self, bundle: Bundle) -> MakeEngine:
         return lambda: open_strictly(bundle, with_trees=True)[0]
+
+
+class TestHalvesOnDevice(EngineContract):
+    """What an accelerator runs of a bundle with float16 weights: products and caches of 16 bits."""
+
+    atol = 5e-2
+
+    @pytest.fixture
+    def make_engine(self, halves: Bundle) -> MakeEngine:
+        return lambda: open_on_device(
+            halves, halves.manifest.target, StrictDevice(), max_batch=3, computes_in_halves=True
+        )
+
+
+class Accelerator(StrictDevice):
+    """The host under another name."""
+
+    kind = "accelerator"
+
+
+def test_an_accelerator_computes_in_halves_where_weights_are_halves(
+    bundle: Bundle, halves: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(onnx_session._PROVIDERS, "accelerator", "CPUExecutionProvider")
+    entry = halves.manifest.target
+    on_host = open_on_device(halves, entry, StrictDevice(), with_trees=True)
+    assert on_host.precision == "float32"
+    assert on_host.is_row_invariant
+    assert on_host.limits.max_tree_nodes > 0
+    # Its tensors cannot be bound here; what it opened says enough.
+    elsewhere = open_on_device(halves, entry, Accelerator(), with_trees=True)
+    assert elsewhere.precision == "float16"
+    assert not elsewhere.is_row_invariant
+    assert elsewhere.limits.max_tree_nodes == 0
+    plain = open_on_device(bundle, bundle.manifest.target, Accelerator())
+    assert plain.precision == "float32"
+    with pytest.raises(BundleError, match=r"no half\.onnx; export with --weights float16"):
+        open_on_device(bundle, bundle.manifest.target, StrictDevice(), computes_in_halves=True)
+
+
+def test_halves_answer_nearly_as_the_host_does(halves: Bundle) -> None:
+    device = StrictDevice()
+    entry = halves.manifest.target
+    engine = open_on_device(halves, entry, device, max_batch=3, computes_in_halves=True)
+    host = open_engine(halves, "target", max_batch=3)
+    tokens = make_tokens(engine, 150, seed=1)
+    for begin, end in ((0, 100), (100, 101), (101, 106), (103, 104), (104, 150)):
+        found = extend_one(engine, 1, begin, tokens[begin:end])
+        expected = extend_one(host, 1, begin, tokens[begin:end])
+        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-2)
+    assert np.abs(found - expected).max() > 0
 
 
 def test_it_has_the_bits_of_the_host_engine(bundle: Bundle) -> None:

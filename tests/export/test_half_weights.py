@@ -9,6 +9,8 @@ import pytest
 from engines import open_engine
 from engines.base import BundleError, Span
 from engines.bundle import Bundle
+from engines.bundle_files import list_files
+from export.half_graph import derive_half_graph
 from export.half_weights import FLOAT16_TOLERANCE, store_float16
 from export.position_tables import is_position_table
 from export.tensorrt_graph import derive_graph
@@ -64,6 +66,38 @@ def test_a_plan_graph_takes_stored_halves_as_they_are(graph: Path, tmp_path: Pat
     np.testing.assert_allclose(logits, expected, rtol=0, atol=4e-2)
 
 
+def test_a_graph_for_accelerators_computes_in_halves_over_the_same_weights(graph: Path) -> None:
+    store_float16(graph)
+    derive_half_graph(graph)
+    half = graph.with_name("half.onnx")
+    plain = onnx.load(half, load_external_data=False)
+    weights = graph.with_name("model.onnx.data").stat()
+    # Everything of size stays where it is; the graph itself is small.
+    assert half.stat().st_size < 0.1 * weights.st_size
+    assert sorted(path.name for path in graph.parent.iterdir()) == [
+        "half.onnx",
+        "model.onnx",
+        "model.onnx.data",
+    ]
+    attentions = [node for node in plain.graph.node if node.op_type == "Attention"]
+    for node in attentions:
+        # Causal by lengths, no mask: what fused kernels want.
+        assert [bool(name) for name in node.input] == [True] * 3 + [False] * 3 + [True]
+        assert {one.name: one.i for one in node.attribute}["is_causal"] == 1
+    assert not any(node.op_type == "Pad" for node in plain.graph.node)
+    kinds = {value.name: value.data_type for value in plain.graph.initializer}
+    products = [node for node in plain.graph.node if node.op_type in ("MatMul", "Gemm")]
+    read = {node.input[1] for node in products} & kinds.keys()
+    assert len(read) >= 2 * 4
+    assert {kinds[name] for name in read} == {onnx.TensorProto.FLOAT16}
+    expected, found = run_graph(graph), run_graph(half)
+    assert found["logits"].dtype == np.float32
+    assert found["new_key.0"].dtype == np.float16
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=4e-2)
+    assert np.abs(found["logits"] - expected["logits"]).max() > 0
+
+
 def test_a_weight_beyond_float16_is_refused_by_name(graph: Path) -> None:
     model = onnx.load(graph)
     weight = next(value for value in model.graph.initializer if len(value.dims) == 2)
@@ -81,7 +115,10 @@ def test_a_bundle_of_halves_is_certified_and_served_with_its_trees(
     bundle = export_small(weights="float16", max_tree_nodes=16)
     assert bundle.manifest.target.weights == "float16"
     judged = bundle.manifest.certificate["target"]["float16"]
-    assert judged["tolerance"] == FLOAT16_TOLERANCE
+    assert judged["tolerance"] == judged["half"]["tolerance"] == FLOAT16_TOLERANCE
+    assert 0 < judged["half"]["rollback"]["max_difference"] < FLOAT16_TOLERANCE
+    assert "target/half.onnx" in list_files(bundle.root)
+    assert bundle.half_path(bundle.manifest.target) == bundle.root / "target" / "half.onnx"
     assert 0 < judged["verify"]["max_difference"] < FLOAT16_TOLERANCE
     engine = open_engine(bundle, "target", with_trees=True)
     chain = Span(slot=0, start=0, tokens=(1, 2, 3), num_logits=3)
