@@ -192,9 +192,7 @@ class _Opener:
             _entry(profile, precision, capacity)
             for capacity in plan_capacities(capacities(self._limits))
         ]
-        return [
-            OnnxPlan(bound, self._model, entry, max_recorded=max_recorded) for entry in entries
-        ]
+        return [OnnxPlan(bound, self._model, entry, max_recorded=max_recorded) for entry in entries]
 
 
 def _any_shape(limits: EngineLimits, is_row_invariant: bool) -> Profile:
