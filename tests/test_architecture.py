@@ -69,6 +69,10 @@ RULES: dict[str, set[str]] = {
     # A new file of runtime needs a line here.
     "runtime": set(),
     "runtime.core": PURE | CORE,
+    # Loops of a decision, compiled: numpy's calls on a few numbers cost more than a small model's token.
+    "runtime.core.choice_loops": PURE | {"numba", "engines.compiled"},
+    "runtime.core.evidence_loops": PURE | {"numba", "engines.compiled"},
+    "runtime.core.step_time_loops": PURE | {"numba", "engines.compiled"},
     "runtime.drafters": PURE | CORE | {"runtime.drafters"},
     "runtime.drafters.guarded": CORE | {"engines.spans", "runtime.drafters.base"},
     "runtime.propose": PURE | CORE | {"runtime.drafters.base", "runtime.drafters.Drafters"},
@@ -173,7 +177,14 @@ HEAVY: dict[str, set[str]] = {
     "optimum": {"export"},
     "onnx": {"export"},
     "onnxscript": {"export"},
-    "numba": {"engines.compiled", "engines.kernels", "engines.philox"},
+    "numba": {
+        "engines.compiled",
+        "engines.kernels",
+        "engines.philox",
+        "runtime.core.choice_loops",
+        "runtime.core.evidence_loops",
+        "runtime.core.step_time_loops",
+    },
     "onnxruntime": {
         "engines.onnx_engine",
         "engines.onnx_session",

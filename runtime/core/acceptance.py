@@ -19,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from runtime.core import evidence_loops
+
 Rates = npt.NDArray[np.float64]
 LEAST_RATE, MOST_RATE = 0.01, 0.99
 
@@ -77,9 +79,8 @@ class AcceptanceBook:
         self, *, num_rows: int, max_gamma: int, num_groups: int, fading: Fading | None = None
     ) -> None:
         self._fading = fading or Fading()
-        self._positions = np.arange(max_gamma)
         self._group_of = np.zeros(num_rows, dtype=np.int64)
-        # [.., G]: hits and trials side by side, so that they fade and grow in one operation.
+        # Hits and trials, by owner and position.
         self._rows = np.zeros((2, num_rows, max_gamma))
         self._traffic = np.zeros((2, num_groups, max_gamma))
 
@@ -98,41 +99,33 @@ class AcceptanceBook:
         told = [one for one in rounds if one.num_drafted]
         if not told:
             return
-        rows = np.array([one.row for one in told])
-        accepted = np.array([[one.num_accepted] for one in told])
-        reached = np.array([[min(one.num_accepted + 1, one.num_drafted)] for one in told])
-        seen = np.stack([self._positions < accepted, self._positions < reached]).astype(np.float64)
-        for index, one in enumerate(told):
-            if one.overlaps:
-                seen[0, index, : len(one.overlaps)] = one.overlaps
-        counts = np.bincount(rows, minlength=self._rows.shape[1])
-        self._rows *= self._fading.row_decay ** counts[:, None]
-        groups = self._group_of[rows]
-        counts = np.bincount(groups, minlength=self._traffic.shape[1])
-        self._traffic *= self._fading.traffic_decay ** counts[:, None]
-        for kind in (0, 1):
-            np.add.at(self._rows[kind], rows, seen[kind])
-            np.add.at(self._traffic[kind], groups, seen[kind])
+        fading = self._fading
+        evidence_loops.record(
+            np.array([(row, drafted, kept, len(seen)) for row, drafted, kept, seen in told]),
+            np.array([overlap for one in told for overlap in one.overlaps], dtype=np.float64),
+            self._group_of,
+            (fading.row_decay, fading.traffic_decay),
+            self._rows,
+            self._traffic,
+        )
 
     def rates(self, num_rows: int) -> Rates:
-        """[num_rows, G] probability that a position is kept, given that it is reached."""
+        """[num_rows, G] probability that a position is kept, given that it is reached.
+
+        A row that does better or worse than the traffic does so at every position: its odds are the
+        traffic's times one factor, pulled towards 1 while the row knows little.
+        """
         fading = self._fading
-        (hits, trials), groups = self._rows[:, :num_rows], self._group_of[:num_rows]
-        traffic = self.traffic_rates()[groups]
-        # A row that does better or worse than the traffic does so at every position: its odds are
-        # the traffic's times one factor, pulled towards 1 while the row knows little.
-        expected = (trials * traffic).sum(axis=1)
-        total, mean = trials.sum(axis=1), traffic.mean(axis=1)
-        good, bad = fading.traffic_weight * mean, fading.traffic_weight * (1.0 - mean)
-        found = hits.sum(axis=1)
-        factor = (found + good) * (total - expected + bad)
-        factor /= (np.maximum(total - found, 0.0) + bad) * (expected + good)
-        odds = traffic / (1.0 - traffic) * factor[:, None]
-        shifted = odds / (1.0 + odds)
-        weight = fading.position_weight
-        rates = (shifted * weight + hits) / (weight + trials)
-        clipped: Rates = np.clip(rates, LEAST_RATE, MOST_RATE)
-        return clipped
+        rates = np.empty((num_rows, self._rows.shape[2]))
+        evidence_loops.rate_rows(
+            self._rows,
+            self.traffic_rates(),
+            self._group_of,
+            (fading.traffic_weight, fading.position_weight),
+            (LEAST_RATE, MOST_RATE),
+            rates,
+        )
+        return rates
 
     def age(self, num_steps: int) -> None:
         """Drafts are made again after so many steps without: what was seen before says less of today."""
@@ -148,11 +141,11 @@ class AcceptanceBook:
     def traffic_rates(self) -> Rates:
         """[num_groups, G] the same for rows that know nothing of their own."""
         fading = self._fading
-        hits, trials = self._traffic
-        pooled = (hits.sum(axis=1) + fading.first_weight * fading.first_rate) / (
-            trials.sum(axis=1) + fading.first_weight
+        rates = np.empty(self._traffic.shape[1:])
+        evidence_loops.rate_traffic(
+            self._traffic,
+            (fading.first_rate, fading.first_weight, fading.position_weight),
+            (LEAST_RATE, MOST_RATE),
+            rates,
         )
-        weight = fading.position_weight
-        rates = (hits + weight * pooled[:, None]) / (trials + weight)
-        clipped: Rates = np.clip(rates, LEAST_RATE, MOST_RATE)
-        return clipped
+        return rates

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from operator import sub
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from runtime.core.decision import (
     StepKind,
     Taken,
     best_longest,
-    plain_tokens,
 )
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.ledger import ControlReport
@@ -160,33 +160,34 @@ class Controller:
     def _decided(self, batch: Batch, forecast: Forecast) -> Decision:
         """What is best, if there is credit for it, and what to try besides."""
         best, floor = self._best(forecast), forecast.floor
-        plain_s = float(forecast.fixed_s[0]) if floor == 0 else float(forecast.seconds[floor])
+        plain_s = float(forecast.fixed[1, 0] if floor == 0 else forecast.seconds[floor])
         account = self._observer.accounts.of(len(batch.caps), plain_s)
-        gammas = forecast.gammas[best]
-        bare = np.where(batch.is_fixed, gammas, 0)
-        longest = int((gammas * ~batch.is_fixed).max())
+        gammas, fixed = forecast.gammas[best].tolist(), batch.is_fixed.tolist()
+        bare = [gamma if is_fixed else 0 for gamma, is_fixed in zip(gammas, fixed, strict=True)]
+        longest = max(map(sub, gammas, bare))
         trial: Trial | None = None
         if longest and not account.is_open:
-            needed_s = REOPEN_STEPS * plain_s + self._forecaster.catch_up_all_s(batch, gammas)
+            catch_up_s = self._forecaster.catch_up_all_s(batch, forecast.gammas[best])
+            needed_s = REOPEN_STEPS * plain_s + catch_up_s
             account.is_open = account.credit_s >= needed_s
             if not account.is_open:
-                trial = Trial(gammas=bare.tolist(), cost_s=needed_s)
+                trial = Trial(gammas=bare, cost_s=needed_s)
                 gammas, longest, best = bare, 0, floor
         elif not longest:
             trial = plan_exploration(batch, forecast, self._settings, self._forecaster)
         if longest:
             trial = plan_trial(batch, forecast, self._observer.learnt, self._settings, best)
-        if (batch.caps[~batch.is_fixed] > 0).any():
+        if (batch.caps > 0)[~batch.is_fixed].any():
             self._longest = best
         return Decision(
             batch=batch,
             forecast=forecast,
             table_s=forecast.table_s.tolist(),
             plain_s=plain_s,
-            plain_tokens=plain_tokens(batch),
+            plain_tokens=forecast.plain_tokens,
             floor=floor,
-            gammas=gammas.tolist(),
-            bare=bare.tolist(),
+            gammas=gammas,
+            bare=bare,
             account=account,
             trial=trial,
             longest=longest,

@@ -216,10 +216,6 @@ def monotone(measured: Seconds) -> Seconds:
     Args:
         measured: [B, T] or [T] float64 seconds.
     """
-    if measured.ndim == 1:  # on the path of every choice
-        backwards = np.minimum.accumulate(measured[::-1])[::-1]
-        fitted: Seconds = (np.maximum.accumulate(measured) + backwards) / 2.0
-        return fitted
     above, below = measured, measured
     for axis in range(measured.ndim):
         above = np.maximum.accumulate(above, axis=axis)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-import numpy as np
-
+from runtime.core import choice_loops
 from runtime.core.acceptance import Rates
 from runtime.core.account import MOST_LOST, MOST_STEPS, Account, Accounts
 from runtime.core.forecast import Batch, Forecast, Settings
@@ -72,10 +71,10 @@ class Decision:
         """Credit kept at most."""
         return MOST_STEPS * self.plain_s
 
-    def hindsight(self) -> tuple[Rates, Rates]:
-        """[G + 1] tokens and seconds that fixed gammas would have brought in its steps."""
-        forecast, num_steps = self.forecast, self.num_steps
-        return forecast.fixed_tokens * num_steps, forecast.fixed_s * num_steps
+    def hindsight(self) -> Rates:
+        """[2, G + 1] tokens and seconds that fixed gammas would have brought in its steps."""
+        hindsight: Rates = self.forecast.fixed * self.num_steps
+        return hindsight
 
 
 class Taken(NamedTuple):
@@ -136,18 +135,7 @@ class Settled:
 
 def best_longest(forecast: Forecast, kept: int | None, settings: Settings) -> int:
     """The longest draft to take; ``kept``, the one in use, keeps its place until another promises a margin more."""
-    rates = forecast.rates
-    rates[forecast.floor] *= 1.0 + settings.lead * (forecast.gammas.shape[1] > 1)
-    best = int(rates.argmax())
-    if kept is None or kept == best or rates[kept] <= 0.0:
-        return best
-    return best if rates[best] > rates[kept] * (1.0 + settings.margin) else kept
-
-
-def plain_tokens(batch: Batch) -> float:
-    """Tokens that a step is expected to emit in which only rows of a fixed gamma draft."""
-    kept = sum(
-        float(batch.survival[row, : batch.caps[row]].sum())
-        for row in np.flatnonzero(batch.is_fixed)
-    )
-    return len(batch.caps) + kept
+    width, num_rows = forecast.gammas.shape
+    lead = settings.lead if num_rows > 1 else 0.0
+    in_use = width if kept is None else kept
+    return choice_loops.pick(forecast.figures, forecast.floor, in_use, lead, settings.margin)

@@ -12,13 +12,15 @@ revealed, on costs, and on the clock, and so leaves the law of the answer alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.core import choice_loops
 from runtime.core.acceptance import Rates
-from runtime.core.costs import CostTable, RowKind, monotone
+from runtime.core.costs import CostTable, RowKind
 
 Ints = npt.NDArray[np.int64]
 KINDS = tuple(RowKind)
@@ -91,28 +93,50 @@ class Forecast:
     """What every longest draft would bring; entry G of each array is for G = 0..max_gamma.
 
     Attributes:
-        tokens: [G + 1] expected emitted tokens of the step.
-        seconds: [G + 1] expected time of the step; infinite where it is not allowed.
-        table_s: [G + 1] the same as the table has it, for every G.
+        figures: [5, G + 1] float64: the properties below.
         gammas: [G + 1, n] each row's gamma.
         floor: longest draft of rows of a fixed gamma.
-        fixed_tokens: [G + 1] expected tokens if every row took G, or its cap.
-        fixed_s: [G + 1] expected time then.
+        plain_tokens: that a step is expected to emit in which only rows of a fixed gamma draft.
     """
 
-    tokens: Rates
-    seconds: Rates
-    table_s: Rates
+    figures: Rates
     gammas: Ints
     floor: int
-    fixed_tokens: Rates
-    fixed_s: Rates
+    plain_tokens: float
+
+    @property
+    def tokens(self) -> Rates:
+        """[G + 1] expected emitted tokens of the step."""
+        tokens: Rates = self.figures[choice_loops.TOKENS]
+        return tokens
+
+    @property
+    def seconds(self) -> Rates:
+        """[G + 1] expected time of the step; infinite where it is not allowed."""
+        seconds: Rates = self.figures[choice_loops.SECONDS]
+        return seconds
+
+    @property
+    def table_s(self) -> Rates:
+        """[G + 1] the same as the table has it, for every G."""
+        table_s: Rates = self.figures[choice_loops.TABLE_S]
+        return table_s
+
+    @property
+    def fixed(self) -> Rates:
+        """[2, G + 1] expected tokens and time if every row took G, or its cap."""
+        fixed: Rates = self.figures[choice_loops.FIXED_TOKENS :]
+        return fixed
 
     @property
     def rates(self) -> Rates:
         """[G + 1] tokens per second."""
         rates: Rates = self.tokens / self.seconds
         return rates
+
+    def rate(self, longest: int) -> float:
+        """Tokens per second of one of them."""
+        return float(self.tokens[longest] / self.seconds[longest])
 
 
 class Forecaster:
@@ -137,14 +161,15 @@ class Forecaster:
     ) -> None:
         self._table = table
         self._max_gamma = max_gamma
-        self._longest = np.arange(max_gamma + 1)
         self.shared = max_shared_missing
         self.chunk = chunk
-        self._settings = settings
+        self._catching = max_shared_missing, settings.horizon
         rows = [table.host.rows[kind] for kind in KINDS]
-        self._row_s = np.array([row.row_s for row in rows])
-        self._token_s = np.array([row.token_s for row in rows])
-        self._known: dict[tuple[int, int], tuple[Rates, float]] = {}
+        self._prices = np.array([[row.row_s for row in rows], [row.token_s for row in rows]])
+        self._catch_up = np.empty((2, 0))
+        if table.catch_up is not None:
+            self._catch_up = np.array([table.catch_up.tokens, table.catch_up.seconds[0]])
+        self._known: dict[tuple[int, int], Rates] = {}
 
     def forecast(self, batch: Batch, scales: Rates) -> Forecast:
         """Tokens, seconds and gammas for every longest draft.
@@ -153,53 +178,33 @@ class Forecaster:
             batch: at least one row.
             scales: [G + 1] measured over tabled time, by longest draft.
         """
-        num_rows = len(batch.caps)
-        floor = int((batch.caps * batch.is_fixed).max()) if batch.is_fixed.any() else 0
-        ceiling = int(batch.caps.max())
-        engine_s = self._engine_s(batch)
-        least_s = np.maximum(engine_s, engine_s[floor]) if floor else engine_s
-        token_s = self._token_s[batch.kinds]
-        once_s = self._catch_up_s(batch)
-        every = np.arange(num_rows)
-        kept = np.zeros((num_rows, self._max_gamma + 1))
-        np.cumsum(batch.survival, axis=1, out=kept[:, 1:])
-        pay = num_rows / float(engine_s[0] * scales[0])
-        gammas = self._gammas(batch, pay, token_s, once_s)
-        for is_last in (False, True):
-            table_s = least_s + gammas @ token_s
-            if once_s is not None:
-                table_s += (gammas > 0) @ once_s
-            seconds = monotone(table_s * scales)
-            seconds[ceiling + 1 :] = np.inf
-            seconds[:floor] = np.inf
-            self._heed_deadline(batch, seconds, floor)
-            tokens = num_rows + kept[every, gammas].sum(axis=1)
-            # At the best rate that these gammas reach, fewer or more may pay.
-            pay = float((tokens / seconds).max())
-            if is_last:
-                break
-            better = self._gammas(batch, pay, token_s, once_s)
-            if (better == gammas).all():
-                break
-            gammas = better
-        capped = np.minimum(self._longest[:, None], batch.caps)
-        return Forecast(
-            tokens=tokens,
-            seconds=seconds,
-            table_s=table_s,
-            gammas=gammas,
-            floor=floor,
-            fixed_tokens=num_rows + kept[every, capped].sum(axis=1),
-            fixed_s=(engine_s + capped @ token_s) * scales,
+        facts = np.array(
+            (
+                batch.caps,
+                batch.is_fixed,
+                batch.uses_model,
+                batch.kinds,
+                batch.num_missing,
+                batch.num_remaining,
+            ),
+            dtype=np.int64,
         )
-
-    def _engine_s(self, batch: Batch) -> Rates:
-        """[G + 1] tabled seconds of a step but for what its draft tokens cost their rows."""
-        verify_s, call_s = self._curves(batch.num_live, batch.num_cached)
-        engine_s = verify_s + (self._table.host.step_s + float(self._row_s[batch.kinds].sum()))
-        if (batch.uses_model & (batch.caps > 0)).any():
-            engine_s += self._longest * call_s
-        return engine_s
+        left_s = batch.time_left_s
+        figures = np.empty((5, self._max_gamma + 1))
+        gammas = np.zeros((self._max_gamma + 1, facts.shape[1]), dtype=np.int64)
+        floor, plain_tokens = choice_loops.predict(
+            facts,
+            np.ascontiguousarray(batch.survival),
+            self._curves(batch.num_live, batch.num_cached),
+            self._prices,
+            self._catch_up,
+            scales,
+            self._catching,
+            math.inf if left_s is None else left_s,
+            figures,
+            gammas,
+        )
+        return Forecast(figures=figures, gammas=gammas, floor=floor, plain_tokens=plain_tokens)
 
     def catch_up_s(self, num_missing: int) -> float:
         """Seconds to feed the draft model what one row misses, beyond what is fed along anyway."""
@@ -213,54 +218,17 @@ class Forecaster:
         fed = batch.num_missing[(gammas > 0) & batch.uses_model & ~batch.is_fixed]
         return sum(self.catch_up_s(int(missing)) for missing in fed)
 
-    def _gammas(self, batch: Batch, pay: float, token_s: Rates, once_s: Rates | None) -> Ints:
-        """[G + 1, n] the positions that pay at ``pay`` tokens per second, for every longest draft.
-
-        Survival falls with the position, so that those which pay are the first ones.
-        """
-        price = (pay * token_s)[:, None]
-        most = np.minimum((batch.survival > price).sum(axis=1), batch.caps)
-        gammas: Ints = np.minimum(most, self._longest[:, None])
-        if once_s is not None:
-            gained = np.zeros((len(most), self._max_gamma + 1))
-            np.cumsum(batch.survival - price, axis=1, out=gained[:, 1:])
-            pays = gained[np.arange(len(most)), gammas] > pay * once_s
-            gammas = np.where(pays, gammas, 0)
-        if batch.is_fixed.any():
-            gammas = np.where(batch.is_fixed, batch.caps, gammas)
-        return gammas
-
-    def _catch_up_s(self, batch: Batch) -> Rates | None:
-        """[n] seconds per step that catching up costs a row that goes on drafting after it; None for none."""
-        lagging = batch.num_missing > self.shared
-        table = self._table.catch_up
-        if table is None or not lagging.any():
-            return None
-        lagging &= batch.uses_model & ~batch.is_fixed & (batch.caps > 0)
-        tokens, seconds = table.tokens, table.seconds[0]
-        missing = batch.num_missing - 1
-        steps = np.clip(batch.num_remaining, 1, self._settings.horizon)
-        beyond_s = np.maximum(missing - tokens[-1], 0) * (seconds[-1] / tokens[-1])
-        once_s: Rates = (np.interp(missing, tokens, seconds) + beyond_s) / steps * lagging
-        return once_s
-
-    def _curves(self, num_live: int, num_cached: int) -> tuple[Rates, float]:
-        """[G + 1] seconds to verify every longest draft, and seconds of one draft call."""
+    def _curves(self, num_live: int, num_cached: int) -> Rates:
+        """[2, G + 1] seconds to verify every longest draft, and of its draft calls."""
         capacity = self._table.capacity_for(num_cached + self._max_gamma + 1)
         known = self._known.get((num_live, capacity))
         if known is None:
-            verify_s = [
-                self._table.target.extend_s(num_live, gamma + 1, capacity)
-                for gamma in range(self._max_gamma + 1)
-            ]
-            draft = self._table.draft
-            call_s = 0.0 if draft is None else draft.extend_s(num_live, 1, capacity)
-            known = np.array(verify_s), call_s + self._table.host.call_s
+            host, draft = self._table.host, self._table.draft
+            call_s = host.call_s + (draft.extend_s(num_live, 1, capacity) if draft else 0.0)
+            lengths = range(self._max_gamma + 1)
+            verify_s = [self._table.target.extend_s(num_live, 1 + g, capacity) for g in lengths]
+            known = np.array(
+                [[host.step_s + one for one in verify_s], [g * call_s for g in lengths]]
+            )
             self._known[(num_live, capacity)] = known
         return known
-
-    def _heed_deadline(self, batch: Batch, seconds: Rates, floor: int) -> None:
-        """Where a shorter step still meets the earliest deadline, no longer one is allowed."""
-        left = batch.time_left_s
-        if left is not None and seconds[floor] <= left:
-            seconds[seconds > left] = np.inf

@@ -51,23 +51,21 @@ class Ledger:
     def __init__(self, *, max_gamma: int) -> None:
         # Plain floats: a step must not wait for four numbers.
         self._emitted = self._seconds = self._plain_emitted = self._plain_s = 0.0
-        self._fixed_tokens = np.zeros(max_gamma + 1)
-        self._fixed_s = np.zeros(max_gamma + 1)
+        # [2, G + 1] tokens and seconds.
+        self._fixed = np.zeros((2, max_gamma + 1))
         self._kept = 1.0
         self._num_on = 0
         self._num_off = 0
         self._num_probes = 0
 
-    def consider(self, tokens: Rates, seconds: Rates) -> None:
+    def consider(self, fixed: Rates) -> None:
         """Add what fixed gammas would have brought in the steps recorded since the last call.
 
         Args:
-            tokens: [G + 1] expected.
-            seconds: [G + 1] expected.
+            fixed: [2, G + 1] tokens and seconds, expected.
         """
-        # New arrays: another thread may be reading the old ones.
-        self._fixed_tokens = self._fixed_tokens * self._kept + tokens
-        self._fixed_s = self._fixed_s * self._kept + seconds
+        # A new array: another thread may be reading the old one.
+        self._fixed = self._fixed * self._kept + fixed
         self._kept = 1.0
 
     def record(
@@ -92,15 +90,13 @@ class Ledger:
         self._num_off += num_steps * (not has_drafts)
         self._num_probes += num_steps * is_probe
 
-    def report(self, pending: tuple[Rates, Rates] | None = None) -> ControlReport:
+    def report(self, pending: Rates | None = None) -> ControlReport:
         """The sums as ratios; callable from any thread.
 
         Args:
             pending: as for ``consider``, of the steps recorded since.
         """
-        tokens, seconds_fixed = self._fixed_tokens, self._fixed_s
-        if pending is not None:
-            tokens, seconds_fixed = tokens + pending[0], seconds_fixed + pending[1]
+        tokens, seconds_fixed = self._fixed if pending is None else self._fixed + pending
         emitted, seconds = self._emitted, self._seconds
         plain_emitted, plain_s = self._plain_emitted, self._plain_s
         has_steps = seconds > 0.0 and plain_s > 0.0 and seconds_fixed[0] > 0.0

@@ -99,7 +99,7 @@ class Observer:
     def end(self, decision: Decision) -> None:
         """Hold the steps taken under a decision against what fixed gammas would have brought."""
         if decision.num_steps:
-            self._ledger.consider(*decision.hindsight())
+            self._ledger.consider(decision.hindsight())
             decision.num_steps = 0
 
     def learn(self, decision: Decision | None) -> None:

@@ -53,7 +53,6 @@ def probe_distance(forecast: Forecast, best: int, settings: Settings) -> int:
         best: longest draft in use.
         settings: of the controller.
     """
-    rates = forecast.rates
-    gain = max(float(rates[best] / rates[forecast.floor]) - 1.0, LEAST_GAIN)
+    gain = max(forecast.rate(best) / forecast.rate(forecast.floor) - 1.0, LEAST_GAIN)
     distance = gain / max(settings.probe_share, 1e-9)
     return int(min(max(distance, FIRST_PROBE), settings.probe_every))

@@ -13,28 +13,19 @@ A filter per power of two of rows, so that what was learnt of one load is kept f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from runtime.core import step_time_loops
 from runtime.core.acceptance import Rates
 
 LEAST_SPREAD = 0.2
 """Prior standard deviation of a table's errors where its measurements agreed."""
-# Standard deviations: of one step's time over its mean before any was seen, and at least; of the
-# level's wandering per step, and of the level before anything is known.
-FIRST_NOISE, LEAST_NOISE, WANDERING, FIRST_LEVEL = 0.3, 0.03, 0.02, 1.0
-# Share of a new scatter in the noise, per step.
-NOISE_SHARE = 0.03
-# Times what is expected that one step may count for.
-MOST_HELD_UP = 8.0
-MOST_WANDERING = 0.3
+# Standard deviations of one step's time over its mean before any was seen, and of the level.
+FIRST_NOISE, FIRST_LEVEL = 0.3, 1.0
 # Half of an error is common to all drafts; the rest is alike for neighbouring lengths.
 COMMON, LIKENESS = 0.5, 0.7
-# Share of the prior that returns per step: what was learnt ages, and is tried again.
-FORGETTING = 2e-4
-MOST_LOG = math.log(10.0)
 
 
 class StepTimes:
@@ -61,20 +52,11 @@ class StepTimes:
             longest: their longest draft.
             ratios: measured over tabled time of each, positive.
         """
-        count = len(ratios)
         mean, covariance = self._of(num_rows)
-        prior = self._prior
-        covariance += (FORGETTING * count) * (prior - covariance)
-        covariance[0, 0] += min(WANDERING**2 * count, MOST_WANDERING**2)
-        mean[1:] *= 1.0 - FORGETTING * count
-        at = 1 + longest
-        expected = float(mean[0] + mean[at])
-        seen, noise = self._seen(ratios, expected)
-        along = covariance[0] + covariance[at]
-        gain = along / (along[0] + along[at] + noise)
-        mean += gain * (seen - expected)
-        covariance -= np.outer(gain, along)
-        np.clip(mean, -MOST_LOG, MOST_LOG, out=mean)
+        told = np.array(ratios, dtype=np.float64)
+        self._noise = step_time_loops.take_in(
+            mean, covariance, self._prior, longest, told, self._noise
+        )
         # Of other numbers of rows, too: those without a filter of their own went by this one.
         self._scales.clear()
 
@@ -91,29 +73,9 @@ class StepTimes:
     def doubt(self, num_rows: int, longest: int) -> Rates:
         """[G + 1] standard deviation of the logarithm of each step's time over that of ``longest``."""
         _, covariance = self._of(num_rows)
-        errors = covariance[1:, 1:]
-        own = np.diagonal(errors)
-        variances = own + own[longest] - 2.0 * errors[longest]
-        doubt: Rates = np.sqrt(np.maximum(variances, 0.0))
+        doubt = np.empty(len(covariance) - 1)
+        step_time_loops.write_doubt(covariance, longest, doubt)
         return doubt
-
-    def _seen(self, ratios: Sequence[float], expected: float) -> tuple[float, float]:
-        """Logarithm of the mean, and its variance, from steps of one kind."""
-        count = len(ratios)
-        most = MOST_HELD_UP * max(math.exp(expected), min(ratios))
-        held = [min(ratio, most) for ratio in ratios]
-        mean = sum(held) / count
-        # A single step can only be held against what was expected.
-        middle = mean if count > 1 else math.exp(expected)
-        squares = sum((one - middle) ** 2 for one in held)
-        scatter = min(math.sqrt(squares / max(count - 1, 1)) / middle, MOST_HELD_UP)
-        share = min(0.5, NOISE_SHARE * count)
-        self._noise = max(LEAST_NOISE, self._noise + share * (scatter - self._noise))
-        if count == 1:
-            scatter = 0.0
-        variance = max(self._noise, scatter) ** 2 / count
-        # The logarithm of a mean of few is less than that of the mean, on average.
-        return math.log(mean) + variance / 2.0, variance
 
     def _of(self, num_rows: int) -> tuple[Rates, Rates]:
         """The filter for about so many rows; a new one begins with what the nearest one knows."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.core import choice_loops
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.step_times import StepTimes
 
@@ -41,13 +42,11 @@ def plan_trial(
         settings: of the controller.
         best: longest draft in use, at least 1.
     """
-    rates = forecast.rates
-    hopes = rates * np.exp(times.doubt(len(batch.caps), best))
-    hopes[[0, best]] = 0.0
-    other = int(hopes.argmax())
-    if not hopes[other] > rates[best] * (1.0 + settings.margin):
+    doubt = times.doubt(len(batch.caps), best)
+    other = choice_loops.pick_other(forecast.figures, doubt, best, settings.margin)
+    if other == best:
         return None
-    wasted = max(1.0 - float(rates[other] / rates[best]), LEAST_WASTE)
+    wasted = max(1.0 - forecast.rate(other) / forecast.rate(best), LEAST_WASTE)
     return Trial(
         gammas=forecast.gammas[other].tolist(),
         cost_s=wasted * float(forecast.seconds[other]),
@@ -66,7 +65,7 @@ def plan_exploration(
     missing = np.where(batch.uses_model, batch.num_missing, 0)
     lasts = batch.num_remaining > settings.explore_trials + missing // forecaster.chunk
     may = np.flatnonzero(~batch.is_fixed & (batch.caps > 0) & lasts)
-    if not len(may) or len(forecast.fixed_s) < 2:
+    if not len(may) or forecast.fixed.shape[1] < 2:
         return None
     missing = missing[may]
     order = np.argsort(missing, kind="stable")
@@ -76,8 +75,8 @@ def plan_exploration(
     steps = np.maximum(-(-settings.explore_trials // count), settings.explore_steps)
     steps += np.maximum(-(-fed // forecaster.chunk), 1) - 1
     once_s = np.cumsum([forecaster.catch_up_s(int(one)) for one in missing])
-    plain_s = float(forecast.fixed_s[0])
-    longer_s = float(forecast.fixed_s[1]) - plain_s
+    plain_s, longer_s = forecast.fixed[1, :2].tolist()
+    longer_s -= plain_s
     gained_s = np.cumsum(batch.survival[may, 0]) * plain_s / len(batch.caps)
     # However good the prospects: what is known to be bad is not tried for free. However bad they are
     # said to be: what says so may be wrong, and must not keep it from being tried.

@@ -1,0 +1,153 @@
+"""Acceptance by row and position, taken in and estimated by compiled loops.
+
+``core.acceptance`` says what is estimated, and from which source; here it is written number by number, since the
+arrays are as small as decisions are frequent. One file, because the functions call each other (``engines.compiled``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import float64, int64, types, void
+
+from engines.compiled import rule
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+HITS, TRIALS = range(2)
+# Columns of what a round reveals.
+ROW, DRAFTED, ACCEPTED, NUM_OVERLAPS = range(4)
+
+_EVIDENCE, _WIDE, _LINE, _INDICES = float64[:, :, ::1], float64[:, ::1], float64[::1], int64[::1]
+
+
+@rule(void(_EVIDENCE, float64, _INDICES))
+def fade(evidence: Floats, decay: float, counts: Ints) -> None:
+    """Let each owner's evidence fade as often as it is told something.
+
+    Args:
+        evidence: [2, owners, G].
+        decay: factor of one time.
+        counts: [owners] times.
+    """
+    for owner in range(evidence.shape[1]):
+        if counts[owner]:
+            factor = decay ** counts[owner]
+            for position in range(evidence.shape[2]):
+                evidence[HITS, owner, position] *= factor
+                evidence[TRIALS, owner, position] *= factor
+
+
+@rule(
+    void(int64[:, ::1], _LINE, _INDICES, types.UniTuple(float64, 2), _EVIDENCE, _EVIDENCE),
+)
+def record(
+    rounds: Ints,
+    overlaps: Floats,
+    group_of: Ints,
+    decays: tuple[float, float],
+    rows: Floats,
+    traffic: Floats,
+) -> None:
+    """Count what rounds revealed, after what was known has faded by as many.
+
+    Args:
+        rounds: [k, 4], each with a draft.
+        overlaps: of all rounds, one after the other.
+        group_of: [num_rows].
+        decays: per round, of a row's evidence and of a group's.
+        rows: [2, num_rows, G] changed.
+        traffic: [2, num_groups, G] changed.
+    """
+    by_row = np.zeros(rows.shape[1], dtype=np.int64)
+    by_group = np.zeros(traffic.shape[1], dtype=np.int64)
+    for told in range(len(rounds)):
+        by_row[rounds[told, ROW]] += 1
+        by_group[group_of[rounds[told, ROW]]] += 1
+    fade(rows, decays[0], by_row)
+    fade(traffic, decays[1], by_group)
+    used = 0
+    for told in range(len(rounds)):
+        row, accepted = rounds[told, ROW], rounds[told, ACCEPTED]
+        group, num_overlaps = group_of[row], rounds[told, NUM_OVERLAPS]
+        reached = min(accepted + 1, rounds[told, DRAFTED])
+        for position in range(rows.shape[2]):
+            hit = 1.0 if position < accepted else 0.0
+            if position < num_overlaps:
+                hit = overlaps[used + position]
+            rows[HITS, row, position] += hit
+            traffic[HITS, group, position] += hit
+            if position < reached:
+                rows[TRIALS, row, position] += 1.0
+                traffic[TRIALS, group, position] += 1.0
+        used += num_overlaps
+
+
+@rule(void(_EVIDENCE, types.UniTuple(float64, 3), types.UniTuple(float64, 2), _WIDE))
+def rate_traffic(
+    traffic: Floats,
+    prior: tuple[float, float, float],
+    bounds: tuple[float, float],
+    rates: Floats,
+) -> None:
+    """Write the rates of rows that know nothing of their own.
+
+    Args:
+        traffic: [2, num_groups, G].
+        prior: rate expected at first, its weight, and the weight of all positions against one.
+        bounds: least and greatest rate.
+        rates: [num_groups, G] overwritten.
+    """
+    first_rate, first_weight, weight = prior
+    for group in range(traffic.shape[1]):
+        hits, trials = 0.0, 0.0
+        for position in range(traffic.shape[2]):
+            hits += traffic[HITS, group, position]
+            trials += traffic[TRIALS, group, position]
+        pooled = (hits + first_weight * first_rate) / (trials + first_weight)
+        for position in range(traffic.shape[2]):
+            rate = traffic[HITS, group, position] + weight * pooled
+            rate /= traffic[TRIALS, group, position] + weight
+            rates[group, position] = min(max(rate, bounds[0]), bounds[1])
+
+
+@rule(
+    void(_EVIDENCE, _WIDE, _INDICES, types.UniTuple(float64, 2), types.UniTuple(float64, 2), _WIDE)
+)
+def rate_rows(
+    rows: Floats,
+    traffic_rates: Floats,
+    group_of: Ints,
+    weights: tuple[float, float],
+    bounds: tuple[float, float],
+    rates: Floats,
+) -> None:
+    """Write the rates of rows: their group's odds times one factor, and what each position showed.
+
+    Args:
+        rows: [2, num_rows, G].
+        traffic_rates: [num_groups, G] that ``rate_traffic`` wrote.
+        group_of: [num_rows].
+        weights: of the traffic, and of all positions against one.
+        bounds: least and greatest rate.
+        rates: [n, G] overwritten, of the first n rows.
+    """
+    traffic_weight, weight = weights
+    length = rates.shape[1]
+    for row in range(rates.shape[0]):
+        of_traffic = traffic_rates[group_of[row]]
+        found, total, expected, mean = 0.0, 0.0, 0.0, 0.0
+        for position in range(length):
+            found += rows[HITS, row, position]
+            total += rows[TRIALS, row, position]
+            expected += rows[TRIALS, row, position] * of_traffic[position]
+            mean += of_traffic[position] / length
+        good, bad = traffic_weight * mean, traffic_weight * (1.0 - mean)
+        factor = (found + good) * (total - expected + bad)
+        factor /= (max(total - found, 0.0) + bad) * (expected + good)
+        for position in range(length):
+            odds = of_traffic[position] / (1.0 - of_traffic[position]) * factor
+            rate = odds / (1.0 + odds) * weight + rows[HITS, row, position]
+            rate /= weight + rows[TRIALS, row, position]
+            rates[row, position] = min(max(rate, bounds[0]), bounds[1])

@@ -1,0 +1,170 @@
+"""What a decision computes, written with numpy as the formulas read: what its compiled loops are held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.core.acceptance import LEAST_RATE, MOST_RATE, Fading, Rates, Round
+from runtime.core.costs import CostTable, RowKind, monotone
+from runtime.core.forecast import Batch
+
+
+class NumpyForecast:
+    """The arrays of ``Forecast`` for every longest draft."""
+
+    def __init__(
+        self, table: CostTable, batch: Batch, scales: Rates, *, shared: int, horizon: int
+    ) -> None:
+        self.num_rows, self.max_gamma = batch.survival.shape
+        self.batch, self.longest = batch, np.arange(self.max_gamma + 1)
+        costs = [table.host.rows[kind] for kind in RowKind]
+        self.token_s = np.array([one.token_s for one in costs])[batch.kinds]
+        engine_s = self.engine_s(table, sum(costs[kind].row_s for kind in batch.kinds))
+        self.floor = int((batch.caps * batch.is_fixed).max())
+        least_s = np.maximum(engine_s, engine_s[self.floor]) if self.floor else engine_s
+        self.once_s = self.catch_up_s(table, shared, horizon)
+        kept = np.cumsum(np.pad(batch.survival, ((0, 0), (1, 0))), axis=1)
+        every = np.arange(self.num_rows)
+        gammas = self.paying(self.num_rows / (engine_s[0] * scales[0]))
+        for _ in range(2):
+            self.table_s = least_s + gammas @ self.token_s + (gammas > 0) @ self.once_s
+            seconds = monotone(self.table_s * scales)
+            seconds[batch.caps.max() + 1 :] = np.inf
+            seconds[: self.floor] = np.inf
+            left_s = batch.time_left_s
+            if left_s is not None and seconds[self.floor] <= left_s:
+                seconds[seconds > left_s] = np.inf
+            self.tokens, self.seconds = self.num_rows + kept[every, gammas].sum(axis=1), seconds
+            self.gammas = gammas
+            gammas = self.paying((self.tokens / seconds).max())
+        capped = np.minimum(self.longest[:, None], batch.caps)
+        fixed_s = (engine_s + capped @ self.token_s) * scales
+        self.fixed = np.stack([self.num_rows + kept[every, capped].sum(axis=1), fixed_s])
+        fixed_rows = np.flatnonzero(batch.is_fixed)
+        self.plain_tokens = self.num_rows + kept[fixed_rows, batch.caps[fixed_rows]].sum()
+
+    def engine_s(self, table: CostTable, rows_s: float) -> Rates:
+        batch = self.batch
+        capacity = table.capacity_for(batch.num_cached + self.max_gamma + 1)
+        verify_s = [table.target.extend_s(batch.num_live, 1 + g, capacity) for g in self.longest]
+        engine_s = np.array(verify_s) + table.host.step_s + rows_s
+        if (batch.uses_model & (batch.caps > 0)).any():
+            draft_s = table.draft.extend_s(batch.num_live, 1, capacity)
+            engine_s += self.longest * (draft_s + table.host.call_s)
+        return engine_s
+
+    def catch_up_s(self, table: CostTable, shared: int, horizon: int) -> Rates:
+        batch, fed = self.batch, table.catch_up
+        lagging = (batch.num_missing > shared) & batch.uses_model & ~batch.is_fixed
+        missing, last = batch.num_missing - 1, fed.tokens[-1]
+        beyond_s = np.maximum(missing - last, 0) * (fed.seconds[0][-1] / last)
+        seconds = np.interp(missing, fed.tokens, fed.seconds[0]) + beyond_s
+        return seconds / np.clip(batch.num_remaining, 1, horizon) * (lagging & (batch.caps > 0))
+
+    def paying(self, pay: float) -> np.ndarray:
+        batch = self.batch
+        price = (pay * self.token_s)[:, None]
+        most = np.minimum((batch.survival > price).sum(axis=1), batch.caps)
+        gammas = np.minimum(most, self.longest[:, None])
+        gained = np.cumsum(np.pad(batch.survival - price, ((0, 0), (1, 0))), axis=1)
+        pays = gained[np.arange(self.num_rows), gammas] > pay * self.once_s
+        return np.where(batch.is_fixed, batch.caps, np.where(pays, gammas, 0))
+
+    def best(self, in_use: int | None, lead: float, margin: float) -> int:
+        rates = self.tokens / self.seconds
+        rates[self.floor] *= 1.0 + lead * (self.num_rows > 1)
+        best = int(rates.argmax())
+        if in_use is None or rates[in_use] <= 0.0 or rates[best] > rates[in_use] * (1.0 + margin):
+            return best
+        return in_use
+
+    def other(self, doubt: Rates, best: int, margin: float) -> int | None:
+        rates = self.tokens / self.seconds
+        hopes = rates * np.exp(doubt)
+        hopes[[0, best]] = 0.0
+        return int(hopes.argmax()) if hopes.max() > rates[best] * (1.0 + margin) else None
+
+
+class NumpyBook:
+    """The estimates of ``AcceptanceBook``."""
+
+    def __init__(self, num_rows: int, max_gamma: int, num_groups: int) -> None:
+        self.fading = Fading()
+        self.group_of = np.zeros(num_rows, dtype=np.int64)
+        self.rows = np.zeros((2, num_rows, max_gamma))
+        self.traffic = np.zeros((2, num_groups, max_gamma))
+
+    def record(self, rounds: Sequence[Round]) -> None:
+        positions = np.arange(self.rows.shape[2])
+        told = [one for one in rounds if one.num_drafted]
+        for one in told:
+            self.rows[:, one.row] *= self.fading.row_decay
+            self.traffic[:, self.group_of[one.row]] *= self.fading.traffic_decay
+        for one in told:
+            reached = min(one.num_accepted + 1, one.num_drafted)
+            hits = (positions < one.num_accepted).astype(float)
+            hits[: len(one.overlaps)] = one.overlaps
+            for evidence, owner in ((self.rows, one.row), (self.traffic, self.group_of[one.row])):
+                evidence[0, owner] += hits
+                evidence[1, owner] += positions < reached
+
+    def traffic_rates(self) -> Rates:
+        fading, (hits, trials) = self.fading, self.traffic
+        prior = fading.first_weight * fading.first_rate
+        pooled = (hits.sum(axis=1) + prior) / (trials.sum(axis=1) + fading.first_weight)
+        weight = fading.position_weight
+        return np.clip((hits + weight * pooled[:, None]) / (trials + weight), LEAST_RATE, MOST_RATE)
+
+    def rates(self) -> Rates:
+        fading, (hits, trials) = self.fading, self.rows
+        traffic = self.traffic_rates()[self.group_of]
+        expected, mean = (trials * traffic).sum(axis=1), traffic.mean(axis=1)
+        good, bad = fading.traffic_weight * mean, fading.traffic_weight * (1.0 - mean)
+        found, total = hits.sum(axis=1), trials.sum(axis=1)
+        factor = (found + good) / (expected + good) * (total - expected + bad)
+        factor /= np.maximum(total - found, 0.0) + bad
+        odds = traffic / (1.0 - traffic) * factor[:, None]
+        weight = fading.position_weight
+        rates = (odds / (1.0 + odds) * weight + hits) / (weight + trials)
+        return np.clip(rates, LEAST_RATE, MOST_RATE)
+
+
+class NumpyFilter:
+    """The Kalman filter of ``StepTimes`` for one load, in matrices."""
+
+    def __init__(self, prior: Rates, noise: float) -> None:
+        self.prior, self.noise = prior, noise
+        self.mean, self.covariance = np.zeros(len(prior)), prior.copy()
+
+    def learn(self, longest: int, ratios: Sequence[float]) -> None:
+        count = len(ratios)
+        fresh = 2e-4 * count
+        self.covariance = (1.0 - fresh) * self.covariance + fresh * self.prior
+        self.covariance[0, 0] += min(0.02**2 * count, 0.3**2)
+        self.mean[1:] *= 1.0 - fresh
+        looks = np.zeros(len(self.mean))
+        looks[[0, 1 + longest]] = 1.0
+        expected = float(looks @ self.mean)
+        seen, variance = self.look(np.array(ratios), math.exp(expected))
+        gain = self.covariance @ looks / (looks @ self.covariance @ looks + variance)
+        self.mean = np.clip(self.mean + gain * (seen - expected), -math.log(10), math.log(10))
+        self.covariance = self.covariance - np.outer(gain, looks @ self.covariance)
+
+    def look(self, ratios: Rates, usual: float) -> tuple[float, float]:
+        count = len(ratios)
+        held = np.minimum(ratios, 8.0 * max(usual, ratios.min()))
+        mean = held.mean()
+        apart = held.std(ddof=1) / mean if count > 1 else abs(held[0] - usual) / usual
+        scatter = min(apart, 8.0)
+        self.noise += min(0.5, 0.03 * count) * (scatter - self.noise)
+        self.noise = max(0.03, self.noise)
+        variance = max(self.noise, scatter if count > 1 else 0.0) ** 2 / count
+        return math.log(mean) + variance / 2.0, variance
+
+    def doubt(self, longest: int) -> Rates:
+        to_log = np.eye(len(self.mean) - 1) - np.eye(len(self.mean) - 1)[longest]
+        variances = np.diagonal(to_log @ self.covariance[1:, 1:] @ to_log.T)
+        return np.sqrt(np.maximum(variances, 0.0))

@@ -1,0 +1,162 @@
+"""The compiled loops of a decision give the numbers of the formulas, on whatever they are given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from runtime.core.acceptance import AcceptanceBook, Round
+from runtime.core.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
+from runtime.core.decision import best_longest
+from runtime.core.forecast import KINDS, Batch, Forecaster, Settings
+from runtime.core.step_times import StepTimes
+from runtime.core.trials import plan_trial
+from tests.core.numpy_choice import NumpyBook, NumpyFilter, NumpyForecast
+
+MAX_GAMMA, SHARED = 8, 2
+SETTINGS = Settings()
+
+
+def random_costs(rng: np.random.Generator, *, batches: tuple[int, ...], scale: float) -> ModelCosts:
+    tokens = (1, 2, 5, 9, 64)
+    grid = np.cumsum(rng.uniform(0.0, scale, (len(batches), len(tokens))), axis=0)
+    return ModelCosts(
+        batches=batches,
+        tokens=tokens,
+        seconds=tuple(map(tuple, (scale + np.cumsum(grid, axis=1)).tolist())),
+        capacity=128,
+        position_s=float(rng.uniform(0.0, 1e-3 * scale)),
+    )
+
+
+def random_table(rng: np.random.Generator) -> CostTable:
+    rows = {
+        kind: RowCosts(row_s=rng.uniform(0.0, 1e-4), token_s=rng.uniform(0.0, 3e-4))
+        for kind in RowKind
+    }
+    return CostTable(
+        target=random_costs(rng, batches=(1, 4, 16), scale=2e-3),
+        draft=random_costs(rng, batches=(1, 4, 16), scale=2e-4),
+        catch_up=random_costs(rng, batches=(1,), scale=3e-4),
+        host=HostCosts(step_s=1e-4, call_s=2e-5, rows=rows),
+        capacities=(128, 512, 2048),
+    )
+
+
+def random_batch(rng: np.random.Generator) -> Batch:
+    n = int(rng.integers(1, 9))
+    return Batch(
+        caps=rng.choice([MAX_GAMMA, MAX_GAMMA, 3, 1, 0], n),
+        is_fixed=rng.random(n) < rng.choice([0.0, 0.3]),
+        uses_model=rng.random(n) < 0.8,
+        kinds=rng.integers(0, len(KINDS), n),
+        num_missing=rng.choice([0, 1, 2, 3, 20, 90], n),
+        num_remaining=rng.choice([1, 5, 40, 300], n),
+        survival=np.cumprod(rng.uniform(0.1, 1.0, (n, MAX_GAMMA)), axis=1),
+        num_live=n,
+        num_cached=int(rng.integers(1, 600)),
+        time_left_s=float(rng.uniform(1e-3, 2e-2)) if rng.random() < 0.3 else None,
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_every_longest_draft_brings(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    costs = random_table(rng)
+    forecaster = Forecaster(
+        costs, max_gamma=MAX_GAMMA, max_shared_missing=SHARED, settings=SETTINGS
+    )
+    num_drafting = 0
+    for _ in range(60):
+        batch, scales = random_batch(rng), rng.uniform(0.7, 1.4, MAX_GAMMA + 1)
+        found = forecaster.forecast(batch, scales)
+        expected = NumpyForecast(costs, batch, scales, shared=SHARED, horizon=SETTINGS.horizon)
+        assert found.floor == expected.floor
+        np.testing.assert_array_equal(found.gammas, expected.gammas)
+        for name in ("tokens", "seconds", "table_s", "fixed", "plain_tokens"):
+            np.testing.assert_allclose(
+                getattr(found, name), getattr(expected, name), rtol=1e-12, err_msg=name
+            )
+        in_use = None if rng.random() < 0.3 else int(rng.integers(0, MAX_GAMMA + 1))
+        best = best_longest(found, in_use, SETTINGS)
+        assert best == expected.best(in_use, SETTINGS.lead, SETTINGS.margin)
+        num_drafting += best > 0
+        assert found.rate(found.floor) == pytest.approx(found.rates[found.floor], rel=1e-15)
+    assert 10 < num_drafting < 60
+
+
+def test_a_trial_is_of_the_longest_draft_with_the_best_hope() -> None:
+    rng = np.random.default_rng(3)
+    costs = random_table(rng)
+    forecaster = Forecaster(
+        costs, max_gamma=MAX_GAMMA, max_shared_missing=SHARED, settings=SETTINGS
+    )
+    times = StepTimes(max_gamma=MAX_GAMMA, spread=0.05)
+    times.learn(1, 3, [1.0] * 20)
+    others = set()
+    for _ in range(60):
+        batch = replace(random_batch(rng), time_left_s=None)
+        times.learn(len(batch.caps), int(rng.integers(0, 9)), rng.uniform(0.9, 1.1, 12).tolist())
+        scales = times.scales(len(batch.caps))
+        found = forecaster.forecast(batch, scales)
+        expected = NumpyForecast(costs, batch, scales, shared=SHARED, horizon=SETTINGS.horizon)
+        best = best_longest(found, None, SETTINGS)
+        if best:
+            doubt = times.doubt(len(batch.caps), best)
+            other = expected.other(doubt, best, SETTINGS.margin)
+            trial = plan_trial(batch, found, times, SETTINGS, best)
+            others.add(other)
+            assert (trial is None) == (other is None)
+            assert trial is None or trial.gammas == expected.gammas[other].tolist()
+    assert None in others
+    assert len(others) > 3
+
+
+def random_rounds(rng: np.random.Generator, num_rows: int) -> list[Round]:
+    rounds = []
+    for _ in range(int(rng.integers(1, 12))):
+        drafted = int(rng.integers(0, MAX_GAMMA + 1))
+        accepted = int(rng.integers(0, drafted + 1))
+        overlaps = rng.random(min(accepted + 1, drafted)) if rng.random() < 0.5 else ()
+        rounds.append(Round(int(rng.integers(num_rows)), drafted, accepted, tuple(overlaps)))
+    return rounds
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_acceptance_of_rows_and_traffic(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    book = AcceptanceBook(num_rows=5, max_gamma=MAX_GAMMA, num_groups=3)
+    plain = NumpyBook(5, MAX_GAMMA, 3)
+    for row, group in enumerate((0, 2, 1, 2, 0)):
+        book.start(row, group)
+        plain.group_of[row] = group
+    for _ in range(40):
+        rounds = random_rounds(rng, 5)
+        book.record(rounds)
+        plain.record(rounds)
+        np.testing.assert_allclose(book.traffic_rates(), plain.traffic_rates(), rtol=1e-12)
+        np.testing.assert_allclose(book.rates(5), plain.rates(), rtol=1e-12)
+        np.testing.assert_allclose(
+            book.survival(3), np.cumprod(plain.rates(), axis=1)[:3], rtol=1e-12
+        )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_times_of_steps(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    times = StepTimes(max_gamma=MAX_GAMMA, spread=0.1)
+    times.scales(1)
+    plain = NumpyFilter(times._prior, times._noise)
+    for _ in range(60):
+        longest = int(rng.integers(0, MAX_GAMMA + 1))
+        held_up = rng.random() < 0.2
+        ratios = rng.lognormal(0.3, 0.5 if held_up else 0.05, int(rng.choice([1, 2, 30]))).tolist()
+        times.learn(1, longest, ratios)
+        plain.learn(longest, ratios)
+        scales = np.exp(plain.mean[0] + plain.mean[1:])
+        np.testing.assert_allclose(times.scales(1), scales, rtol=1e-9)
+        np.testing.assert_allclose(
+            times.doubt(1, longest), plain.doubt(longest), rtol=1e-7, atol=1e-9
+        )
