@@ -34,11 +34,11 @@ from runtime.steering_rows import (
     bounded,
     catches_up,
     fixed_gammas,
-    judged_rounds,
     known_gamma,
     plain_step_s,
     situation_of,
 )
+from runtime.untold_steps import MOST_UNTOLD, Untold, UntoldSteps
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class Steering:
             forecaster, max_gamma=max_gamma, settings=self._settings, spread=table.disagreement
         )
         self._rows = RowEvidence(num_slots, max_gamma)
+        self._untold = UntoldSteps()
         self._num_prefilling = 0
         self._are_fed: list[bool] = []
         self._most_missing = max_shared_missing
@@ -200,29 +201,16 @@ class Steering:
         if self._rest is not None and self._is_resting:
             self._rest.add(seconds)
             return
+        self._pace.serve(seconds)
+        drafted = drafts if self._is_drafting else None
+        self._untold.add(Untold(seconds, self._kind, self._catches_up, drafted, judged))
+        is_soon = self._controller.is_drafting and len(self._untold) < MOST_UNTOLD
+        if is_soon and not any(row.has_ended for row in live):
+            return
         try:
-            self._observe(live, drafts, judged, seconds)
+            self._untold.tell(self._controller, self._rows)
         except Exception as error:  # what was not learnt harms nobody
             self._give_up(error)
-
-    def _observe(
-        self,
-        live: Sequence[Request],
-        drafts: Sequence[Draft | None],
-        judged: Sequence[tuple[int, Verdict]],
-        seconds: float,
-    ) -> None:
-        rounds = judged_rounds(drafts, judged) if self._is_drafting else []
-        self._rows.add(rounds)
-        self._pace.serve(seconds)
-        self._controller.observe(
-            seconds,
-            max((one.num_drafted for one in rounds), default=0),
-            len(judged) + sum(one.num_accepted for one in rounds),
-            self._kind,
-            num_rows=len(judged),
-            catches_up=self._catches_up,
-        )
 
     def _end_rest(self) -> None:
         """Tell the controller of the steps that it was not asked about."""
@@ -237,7 +225,7 @@ class Steering:
         return self._num_plain
 
     def report(self) -> ControlReport:
-        """What the choices brought; callable from any thread."""
+        """What the choices brought, the last steps of requests that go on left out; callable from any thread."""
         rest, told = self._rest, self._controller.report()
         num_untold = 0 if rest is None else len(rest.seconds)
         return replace(
@@ -250,6 +238,7 @@ class Steering:
         self._retry_at_s = self._clock() + RETRY_S
         self._decided = ()
         self._rows.forget()
+        self._untold.clear()
         self._rest = None
 
     def _must_decide(self) -> bool:
@@ -269,10 +258,12 @@ class Steering:
         self._are_fed = [self._uses_model(row.speculation.drafter) for row in live]
 
     def _learn(self) -> None:
+        self._untold.tell(self._controller, self._rows)
         if self._rows.learn():
             self._controller.forget_settled()
 
     def _decide(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
+        self._untold.tell(self._controller, self._rows)
         began = self._clock()
         self._learn()
         self._decided = self._rows.live

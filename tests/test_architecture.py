@@ -135,6 +135,13 @@ RULES: dict[str, set[str]] = {
     "runtime.cost_store": CORE,
     "runtime.steering": PURE
     | CORE
+    | {
+        "runtime.drafters.base",
+        "runtime.row_evidence",
+        "runtime.steering_rows",
+        "runtime.untold_steps",
+    },
+    "runtime.untold_steps": CORE
     | {"runtime.drafters.base", "runtime.row_evidence", "runtime.steering_rows"},
     "runtime.row_evidence": PURE | CORE | {"runtime.steering_rows"},
     "runtime.steering_rows": PURE | CORE | {"runtime.drafters.base"},
