@@ -1,7 +1,8 @@
-"""Keys and values of all slots, in buffers that graphs read and write in place.
+"""Keys and values of all slots, in memory that graphs read and write in place.
 
-One buffer per layer for keys and one for values, [max_batch, H, S, D] float32, contiguous, so that
-the rows of any range of slots are one piece of memory too:
+Two buffers per layer, keys and values, each [max_batch, H, S, D] float32 and contiguous, so that
+the rows of any range of slots are one piece of memory too; all of them lie in one array, since what
+is done to a slot is done to all its layers at once:
 
     slots     [0 ........ a ............ b ........ max_batch)
     bound            [a's row ... b-1's row)
@@ -19,14 +20,13 @@ Invariants:
 * K2  Nothing but zeros lies beyond what the last extend of a slot wrote: a masked position has
   probability 0, but 0 times NaN or infinity is NaN, so garbage there would not stay unread.
 
-Knows neither a model nor a library: memory comes from an ``Allocator``.
+Knows neither a model nor a library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 
@@ -46,41 +46,12 @@ _FAR_TOO_LARGE = 8
 MIN_SPAN = 2
 
 
-class Buffer(Protocol):
-    """A contiguous float32 array on some device."""
-
-    @property
-    def pointer(self) -> int:
-        """Address of the first element."""
-        ...
-
-    def read(self) -> FloatArray:
-        """The array on the host; a view where the host is the device."""
-        ...
-
-    def write(self, values: FloatArray) -> None:
-        """Replace the content; free of charge for a view just changed."""
-        ...
+Allocator = Callable[[tuple[int, ...]], FloatArray]
 
 
-Allocator = Callable[[tuple[int, ...]], Buffer]
-
-
-class HostBuffer:
+def zeros(shape: tuple[int, ...]) -> FloatArray:
     """Zeroed memory of the host."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._values: FloatArray = np.zeros(shape, dtype=np.float32)
-        self.pointer = self._values.ctypes.data
-
-    def read(self) -> FloatArray:
-        """The array itself."""
-        return self._values
-
-    def write(self, values: FloatArray) -> None:
-        """Copy values in, unless they are this buffer."""
-        if values is not self._values:
-            self._values[...] = values
+    return np.zeros(shape, dtype=np.float32)
 
 
 def capacities(limits: EngineLimits) -> tuple[int, ...]:
@@ -106,7 +77,7 @@ class KvCache:
         num_kv_heads: H.
         head_size: D.
         limits: of the engine.
-        allocate: gives a zeroed buffer of a shape.
+        allocate: gives zeroed memory of a shape.
     """
 
     def __init__(
@@ -116,7 +87,7 @@ class KvCache:
         num_kv_heads: int,
         head_size: int,
         limits: EngineLimits,
-        allocate: Allocator = HostBuffer,
+        allocate: Allocator = zeros,
     ) -> None:
         self.lengths = [0] * limits.max_batch
         self._num_buffers = 2 * num_layers
@@ -127,7 +98,8 @@ class KvCache:
         self._written = [0] * limits.max_batch
         self._num_roomy = 0
         self._capacity = self._capacities[0]
-        self._buffers = [allocate(self._shape(self._capacity)) for _ in range(self._num_buffers)]
+        # [2 L, max_batch, H, S, D]: key.0, value.0, key.1, value.1 ...
+        self._values = allocate(self._shape(self._capacity))
 
     @property
     def capacity(self) -> int:
@@ -140,18 +112,18 @@ class KvCache:
 
     def pointers(self, slot: int) -> list[int]:
         """[2 L] addresses of a slot's row: key.0, value.0, key.1, value.1 ..."""
-        row_bytes = 4 * self._num_kv_heads * self._capacity * self._head_size
-        return [buffer.pointer + slot * row_bytes for buffer in self._buffers]
+        buffer_bytes, row_bytes = self._values.strides[:2]
+        first = self._values.ctypes.data + slot * row_bytes
+        return [first + index * buffer_bytes for index in range(self._num_buffers)]
 
     def reserve(self, num_tokens: int) -> bool:
-        """Make S at least ``num_tokens``; True if the buffers were replaced.
+        """Make S at least ``num_tokens``; True if the memory was replaced.
 
-        All new buffers are there, and filled, before the first is replaced: for a moment old and
-        new stand side by side, and if they cannot, nothing has changed.
+        For a moment old and new stand side by side, and if they cannot, nothing has changed.
 
         Raises:
             ValueError: more than the limits allow.
-            EngineError: larger buffers could not be had; what is cached stays valid.
+            EngineError: more memory could not be had; what is cached stays valid.
         """
         if num_tokens <= self._capacity:
             return False
@@ -163,14 +135,14 @@ class KvCache:
     def trim(self, lengths: Sequence[int]) -> bool:
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
 
-        Smaller buffers replace these where every slot could double in them, and they either are far
-        smaller or would have done for a while; only the tokens kept are copied.
+        Less memory replaces this where every slot could double in it, and it either is far
+        less or would have done for a while; only the tokens kept are copied.
 
         Returns:
-            Whether the buffers were replaced.
+            Whether the memory was replaced.
 
         Raises:
-            EngineError: smaller buffers could not be had; what was kept stays valid.
+            EngineError: the smaller memory could not be had; what was kept stays valid.
         """
         longest = max(self.lengths)
         kept = [min(held, length) for held, length in zip(self.lengths, lengths, strict=False)]
@@ -190,15 +162,12 @@ class KvCache:
         """Restore K2 for an extend about to write ``[start, start + num_tokens)`` of a slot."""
         end = start + num_tokens
         if end < self._written[slot]:
-            for buffer in self._buffers:
-                values = buffer.read()
-                values[slot, :, end : self._written[slot]] = 0.0
-                buffer.write(values)
+            self._values[:, slot, :, end : self._written[slot]] = 0.0
         self._written[slot] = end
 
     def read(self, slot: int, num_tokens: int) -> FloatArray:
         """[2 L, H, num_tokens, D] float32: a copy of what a slot holds first."""
-        return np.stack([buffer.read()[slot, :, :num_tokens] for buffer in self._buffers])
+        return self._values[:, slot, :, :num_tokens].copy()
 
     def clear(self, slot: int) -> None:
         """Forget all of a slot, and what was written of it."""
@@ -209,11 +178,9 @@ class KvCache:
         """Copy the first ``length`` tokens of one slot over another."""
         end = max(length, self._written[destination])
         if source != destination:
-            for buffer in self._buffers:
-                values = buffer.read()
-                values[destination, :, :length] = values[source, :, :length]
-                values[destination, :, length:end] = 0.0
-                buffer.write(values)
+            values = self._values
+            values[:, destination, :, :length] = values[:, source, :, :length]
+            values[:, destination, :, length:end] = 0.0
             self._written[destination] = length
         self.lengths[destination] = length
 
@@ -222,21 +189,18 @@ class KvCache:
         return next((size for size in self._capacities if size >= num_tokens), self._capacity)
 
     def _move_to(self, capacity: int, num_copied: Sequence[int]) -> None:
-        """Copy the first ``num_copied[s]`` tokens of each slot s to buffers of another capacity."""
-        shape = self._shape(capacity)
+        """Copy the first ``num_copied[s]`` tokens of each slot s to memory of another capacity."""
         try:
-            buffers = [self._allocate(shape) for _ in range(self._num_buffers)]
+            values = self._allocate(self._shape(capacity))
         except MemoryError as error:
             raise EngineError(f"no memory for a cache of {capacity} tokens") from error
-        for old, new in zip(self._buffers, buffers, strict=True):
-            values, old_values = new.read(), old.read()
-            for slot, length in enumerate(num_copied):
-                values[slot, :, :length] = old_values[slot, :, :length]
-            new.write(values)
-        self._capacity, self._buffers, self._num_roomy = capacity, buffers, 0
+        for slot, length in enumerate(num_copied):
+            values[:, slot, :, :length] = self._values[:, slot, :, :length]
+        self._capacity, self._values, self._num_roomy = capacity, values, 0
 
-    def _shape(self, capacity: int) -> tuple[int, int, int, int]:
-        return (len(self.lengths), self._num_kv_heads, capacity, self._head_size)
+    def _shape(self, capacity: int) -> tuple[int, ...]:
+        rows = (len(self.lengths), self._num_kv_heads, capacity, self._head_size)
+        return (self._num_buffers, *rows)
 
 
 def cache_names(

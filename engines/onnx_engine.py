@@ -2,7 +2,7 @@
 
 The cache's memory is bound both as the graph's past and as its present, so that a step writes its
 few new keys and values in place. What a call costs beside the graph is Python, so everything that
-depends on shapes only (a ``_Call``) is built once per shape and kept.
+depends on shapes only (an ``OnnxCall``) is built once per shape and kept.
 
 Bits: products of one row may take other kernels than products of many. Attention's are per row, and
 the graph sees to them (``ModelEntry.narrowest_span``), or else every call has two columns. Whether
@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnxruntime
 
-from engines.base import BundleError, EngineError, EngineLimits, FloatArray, IntArray, Span
+from engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
 from engines.bundle import (
     LOGIT_POSITIONS,
     LOGITS,
@@ -40,44 +40,19 @@ from engines.bundle import (
     value_name,
 )
 from engines.huge_pages import HugePages
-from engines.kv_cache import MIN_SPAN, HostBuffer, KvCache, cache_names
+from engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
+from engines.onnx_call import OnnxCall
 from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
 from engines.onnx_tree import TreeGraphs
-from engines.place_inputs import PLACE_INPUTS, PlaceInputs
+from engines.place_inputs import PLACE_INPUTS, PlaceInputs, elements
 from engines.single_rows import have_single_rows_same_bits
 from engines.spans import check_kept_path, check_move, check_spans, num_valid
-from engines.tree_inputs import TreeInputs
 
 # Logits of a call over all its rows.
 _MIN_WANTED = 2
 # A server sees few decode and verify shapes but many prefill tails; beyond this many the kept
 # calls are dropped and built anew.
 _MAX_CALLS = 512
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """Everything of a call that its shape fixes; the arrays are filled before each run.
-
-    Attributes:
-        tokens: [B, T] int64.
-        start: [B] int64.
-        logit_positions: [B, R] int64.
-        logits: [B, R, V] float32, where the answer will be.
-        wanted: per row its tokens and wanted logits when ``logit_positions`` was written.
-        tree: arrays of a call in which some row is a tree, else None.
-        places: arrays of a call of a graph that is told of places, else None.
-    """
-
-    session: onnxruntime.InferenceSession
-    binding: onnxruntime.IOBinding
-    tokens: IntArray
-    start: IntArray
-    logit_positions: IntArray
-    logits: FloatArray
-    wanted: list[tuple[int, int] | None]
-    tree: TreeInputs | None
-    places: PlaceInputs | None
 
 
 class OnnxEngine:
@@ -137,8 +112,8 @@ class OnnxEngine:
         )
         self._past_names = cache_names(entry.num_layers, key_name, value_name)
         self._present_names = cache_names(entry.num_layers, new_key_name, new_value_name)
-        self._calls: dict[tuple[int, int, int, int, bool], _Call] = {}
-        self._logits = HostBuffer((_MIN_WANTED * entry.vocab_size,))
+        self._calls: dict[tuple[int, int, int, int, bool], OnnxCall] = {}
+        self._logits = zeros((_MIN_WANTED * entry.vocab_size,))
         self._pads_single_row = False
         self._pads_single_row = self._narrowest_span == MIN_SPAN or not have_single_rows_same_bits(
             self.extend, self._cache, self._limits
@@ -175,25 +150,24 @@ class OnnxEngine:
         self._require_open()
         cache = self._cache
         longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
-        is_tree = any(span.parents is not None for span in spans)
+        is_tree, furthest = False, 0
+        for span in spans:
+            is_tree = is_tree or span.parents is not None
+            furthest = max(furthest, span.start)
         is_padded = len(spans) == 1 and self._pads_single_row
         least = MIN_SPAN if is_padded or is_tree else self._narrowest_span
         num_tokens = max(least, longest)
         num_wanted = max(_MIN_WANTED if is_padded else 1, most_wanted)
-        if cache.reserve(max(span.start for span in spans) + num_tokens):
+        if cache.reserve(furthest + num_tokens):
             self._calls.clear()
         call = self._call((spans[0].slot, len(spans), num_tokens, num_wanted, is_tree))
         for row, span in enumerate(spans):
-            _fill_row(call, row, span)
-            if call.tree is not None:
-                call.tree.fill_row(row, span, self._limits.max_context - 1)
+            call.fill_row(row, span)
             cache.begin_write(span.slot, span.start, num_tokens)
             cache.lengths[span.slot] = 0
             self._tree_spans.pop(span.slot, None)
-        if call.places is not None:
-            call.places.fill(call.start)
         try:
-            call.session.run_with_iobinding(call.binding)
+            call.run()
         except LIBRARY_ERRORS as error:
             raise EngineError(f"ONNX Runtime failed: {error}") from error
         for span in spans:
@@ -248,7 +222,7 @@ class OnnxEngine:
             raise EngineError("this engine is closed")
         return self._session
 
-    def _call(self, shape: tuple[int, int, int, int, bool]) -> _Call:
+    def _call(self, shape: tuple[int, int, int, int, bool]) -> OnnxCall:
         """The kept call of a shape (first slot, B, T, R, has a tree), for the capacity of now."""
         call = self._calls.get(shape)
         if call is None:
@@ -260,7 +234,7 @@ class OnnxEngine:
 
     def _build_call(
         self, slot: int, num_rows: int, num_tokens: int, num_wanted: int, is_tree: bool
-    ) -> _Call:
+    ) -> OnnxCall:
         logits_shape = (num_rows, num_wanted, self._limits.vocab_size)
         self._reserve_logits(math.prod(logits_shape))
         trees = self._trees if is_tree else None
@@ -274,23 +248,24 @@ class OnnxEngine:
                 capacity=self._cache.capacity,
                 last_position=self._limits.max_context - 1,
             )
-        call = _Call(
-            session=session,
-            binding=binding,
-            tokens=np.zeros((num_rows, num_tokens), dtype=np.int64),
-            start=np.zeros(num_rows, dtype=np.int64),
-            logit_positions=np.zeros((num_rows, num_wanted), dtype=np.int64),
-            logits=self._logits.read()[: math.prod(logits_shape)].reshape(logits_shape),
+        inputs = {
+            TOKENS: np.zeros((num_rows, num_tokens), dtype=np.int64),
+            START: np.zeros(num_rows, dtype=np.int64),
+            LOGIT_POSITIONS: np.zeros((num_rows, num_wanted), dtype=np.int64),
+        }
+        call = OnnxCall(
+            run=partial(session.run_with_iobinding, binding),
+            num_tokens=num_tokens,
+            tokens=elements(inputs[TOKENS]),
+            start=elements(inputs[START]),
+            logit_positions=elements(inputs[LOGIT_POSITIONS]),
+            logits=self._logits[: math.prod(logits_shape)].reshape(logits_shape),
             wanted=[None] * num_rows,
+            last_position=self._limits.max_context - 1,
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
             places=places,
         )
-        for name, array in {
-            TOKENS: call.tokens,
-            START: call.start,
-            LOGIT_POSITIONS: call.logit_positions,
-            **({} if places is None else places.feeds()),
-        }.items():
+        for name, array in {**inputs, **({} if places is None else places.feeds())}.items():
             binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
         rows = self._cache.slots_shape(num_rows)
         pointers = self._cache.pointers(slot)
@@ -299,25 +274,11 @@ class OnnxEngine:
         ):
             binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
             binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
-        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits_shape, self._logits.pointer)
+        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits_shape, call.logits.ctypes.data)
         return call
 
     def _reserve_logits(self, num_values: int) -> None:
         """Make the one buffer of logits, shared by all calls, large enough."""
-        if num_values > self._logits.read().size:
+        if num_values > self._logits.size:
             self._calls.clear()
-            self._logits = HostBuffer((num_values,))
-
-
-def _fill_row(call: _Call, row: int, span: Span) -> None:
-    """Write a span into a call, its last token and last wanted position repeated as padding."""
-    num_tokens, num_logits = len(span.tokens), span.num_logits
-    call.start[row] = span.start
-    num_padding = call.tokens.shape[1] - num_tokens
-    last = span.tokens[-1] if num_tokens else 0
-    call.tokens[row] = (*span.tokens, *(last,) * num_padding) if num_padding else span.tokens
-    if call.wanted[row] != (num_tokens, num_logits):
-        call.wanted[row] = (num_tokens, num_logits)
-        positions = call.logit_positions[row]
-        positions[:num_logits] = range(num_tokens - num_logits, num_tokens)
-        positions[num_logits:] = max(0, num_tokens - 1)
+            self._logits = zeros((num_values,))

@@ -16,5 +16,6 @@ def test_a_call_is_filled_in_place_again_and_again() -> None:
     places = PlaceInputs.empty(2, 2, capacity=8, last_position=7)
     bound = places.feeds()[POSITIONS]
     for start in (3, 1):
-        places.fill(np.array([start, start + 2]))
+        places.fill_row(0, start)
+        places.fill_row(1, start + 2)
         np.testing.assert_array_equal(bound, [[start, start + 1], [start + 2, start + 3]])

@@ -1,0 +1,66 @@
+"""One call of a graph on the CPU: what its shape fixes, and the few numbers written before each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engines.base import FloatArray, Span
+from engines.place_inputs import PlaceInputs
+from engines.tree_inputs import TreeInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxCall:
+    """A call of B rows of T tokens and R wanted logits each; see ``engines.place_inputs.elements``.
+
+    Attributes:
+        run: runs the graph over what is bound.
+        num_tokens: T.
+        tokens: elements of [B, T] int64.
+        start: elements of [B] int64.
+        logit_positions: elements of [B, R] int64.
+        logits: [B, R, V] float32, where the answer will be.
+        wanted: per row its tokens and wanted logits when ``logit_positions`` was written.
+        last_position: greatest that the model knows.
+        tree: arrays of a call in which some row is a tree, else None.
+        places: arrays of a call of a graph that is told of places, else None.
+    """
+
+    run: Callable[[], object]
+    num_tokens: int
+    tokens: memoryview[int]
+    start: memoryview[int]
+    logit_positions: memoryview[int]
+    logits: FloatArray
+    wanted: list[tuple[int, int] | None]
+    last_position: int
+    tree: TreeInputs | None
+    places: PlaceInputs | None
+
+    def fill_row(self, row: int, span: Span) -> None:
+        """Write a span, its last token and last wanted position repeated as padding."""
+        tokens, at = self.tokens, row * self.num_tokens
+        token = 0
+        for token in span.tokens:
+            tokens[at] = token
+            at += 1
+        for padding in range(at, (row + 1) * self.num_tokens):
+            tokens[padding] = token
+        self.start[row] = span.start
+        if self.places is not None:
+            self.places.fill_row(row, span.start)
+        if self.tree is not None:
+            self.tree.fill_row(row, span, self.last_position)
+        wanted = (len(span.tokens), span.num_logits)
+        if self.wanted[row] != wanted:
+            self.wanted[row] = wanted
+            self._want(row, *wanted)
+
+    def _want(self, row: int, num_tokens: int, num_logits: int) -> None:
+        """Want the logits of a row's last ``num_logits`` of ``num_tokens`` tokens."""
+        positions = self.logit_positions
+        num_wanted = len(positions) // len(self.wanted)
+        last = max(0, num_tokens - 1)
+        for at in range(num_wanted):
+            positions[row * num_wanted + at] = min(num_tokens - num_logits + at, last)
