@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from engines.laws import Verdict
 from runtime.core.controller import Controller, StepKind
+from runtime.core.decision import Taken
 from runtime.drafters.base import Draft
 from runtime.row_evidence import RowEvidence
 from runtime.steering_rows import judged_rounds
@@ -57,14 +58,15 @@ class UntoldSteps:
     def tell(self, controller: Controller, rows: RowEvidence) -> None:
         """Tell of them: the controller, whose last decision they were taken under, and its rows' evidence."""
         steps, self._steps = self._steps, []
+        taken = []
         for step in steps:
             rounds = [] if step.drafts is None else judged_rounds(step.drafts, step.judged)
             rows.add(rounds)
-            controller.observe(
-                step.seconds,
-                max((one.num_drafted for one in rounds), default=0),
-                len(step.judged) + sum(one.num_accepted for one in rounds),
-                step.kind,
-                num_rows=len(step.judged),
-                catches_up=step.catches_up,
+            longest = max((one.num_drafted for one in rounds), default=0)
+            num_rows = len(step.judged)
+            num_emitted = num_rows + sum(one.num_accepted for one in rounds)
+            taken.append(
+                Taken(step.seconds, longest, num_emitted, num_rows, step.kind, step.catches_up)
             )
+        if taken:
+            controller.observe_all(taken)

@@ -22,7 +22,7 @@ from operator import sub
 import numpy as np
 
 from runtime.core.acceptance import Rates
-from runtime.core.account import REOPEN_STEPS
+from runtime.core.account import MOST_LOST, REOPEN_STEPS
 from runtime.core.decision import (
     Decision,
     Settled,
@@ -129,8 +129,11 @@ class Controller:
 
     def charge(self, seconds: float) -> None:
         """Have the rows last decided on pay for the time that deciding took."""
-        if self._decision is not None:
-            self._decision.account.settle(0.0, seconds, self._decision.most_s)
+        decision = self._decision
+        if decision is not None:
+            # Beyond that much the machine was elsewhere.
+            seconds = min(seconds, MOST_LOST * decision.plain_s)
+            decision.account.settle(0.0, seconds, decision.most_s)
 
     def decide(self, batch: Batch, *, situation: Hashable = None, may_try: bool = True) -> None:
         """Choose for these rows until the next decision.
@@ -242,35 +245,16 @@ class Controller:
         num_rows: int | None = None,
         catches_up: bool = False,
     ) -> None:
-        """Learn from the time of a step over the rows last decided on.
-
-        Args:
-            seconds: it took.
-            longest: greatest draft that was verified.
-            num_emitted: tokens it emitted.
-            kind: what it was for.
-            num_rows: that decoded, if others than those decided on.
-            catches_up: whether its time holds what a draft model was fed that it had missed, and so
-                says nothing of the table.
-        """
-        decision = self._decision
-        assert decision is not None, "decide comes first"
-        is_timed = seconds > 0.0  # else the clock is too coarse to tell
-        if not is_timed:
-            seconds = decision.table_s[longest]
-        elif not catches_up:
-            is_timed = self._observer.is_known(decision.batch.num_live, longest)
-        scales = self._observer.scales(self._num_rows)
+        """Learn from one step; see ``Taken``, and ``num_rows`` None for the rows last decided on."""
         taken = Taken(
-            seconds=seconds,
-            expected_s=decision.table_s[longest] * float(scales[longest]),
-            longest=longest,
-            num_emitted=num_emitted,
-            num_rows=num_rows or len(decision.gammas),
-            catches_up=catches_up,
-            is_timed=is_timed,
+            seconds, longest, num_emitted, num_rows or self._num_rows, kind, catches_up=catches_up
         )
-        self._observer.step(decision, taken, is_probe=kind is StepKind.PROBE)
+        self.observe_all((taken,))
+
+    def observe_all(self, steps: Sequence[Taken]) -> None:
+        """Learn from steps in a row over the rows last decided on."""
+        assert self._decision is not None, "decide comes first"
+        self._observer.steps(self._decision, steps)
 
     def observe_rest(self, seconds: Sequence[float], *, num_rows: int) -> None:
         """Learn from steps in a row that were all like the last: without drafts, and known to the engines.

@@ -78,37 +78,46 @@ class Decision:
 
 
 class Taken(NamedTuple):
-    """A step that was taken, with drafts or catching up.
+    """A step that was taken over the rows last decided on.
 
     Attributes:
-        seconds: it took.
-        expected_s: that such a step takes where no draft model catches up.
+        seconds: it took; 0 where the clock is too coarse to tell.
         longest: greatest draft that was verified.
         num_emitted: tokens it emitted.
         num_rows: that decoded.
-        catches_up: whether its time holds what a draft model was fed that it had missed.
-        is_timed: whether its time was taken, and the engines had run such a step before.
+        kind: what it was for.
+        catches_up: whether its time holds what a draft model was fed that it had missed, and so says
+            nothing of the table.
     """
 
     seconds: float
-    expected_s: float
     longest: int
     num_emitted: int
     num_rows: int
-    catches_up: bool
-    is_timed: bool
+    kind: StepKind
+    catches_up: bool = False
 
 
-def pay(accounts: Accounts, decision: Decision, step: Taken) -> None:
-    """Settle what a step lost, or gained, against plain decoding."""
+def pay(
+    accounts: Accounts, decision: Decision, step: Taken, seconds: float, expected_s: float
+) -> None:
+    """Settle what a step lost, or gained, against plain decoding.
+
+    Args:
+        accounts: of all loads.
+        decision: it was taken under.
+        step: with drafts, or catching up.
+        seconds: it took.
+        expected_s: that such a step takes where no draft model catches up.
+    """
     invested_s = 0.0
     if step.catches_up and decision.longest:
-        invested_s = max(0.0, step.seconds - step.expected_s)
+        invested_s = max(0.0, seconds - expected_s)
     plain_tokens = decision.plain_tokens * step.num_rows / len(decision.gammas)
-    lost_s = step.seconds - invested_s - step.num_emitted / plain_tokens * decision.plain_s
+    lost_s = seconds - invested_s - step.num_emitted / plain_tokens * decision.plain_s
     if not step.catches_up:
         lost_s = min(lost_s, MOST_LOST * decision.plain_s)
-    accounts.settle_drafts(decision.account, step.seconds, lost_s, invested_s, decision.most_s)
+    accounts.settle_drafts(decision.account, seconds, lost_s, invested_s, decision.most_s)
 
 
 class Settled:

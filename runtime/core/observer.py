@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from runtime.core.acceptance import Rates
 from runtime.core.account import Accounts
-from runtime.core.decision import Decision, Taken, pay
+from runtime.core.decision import Decision, StepKind, Taken, pay
 from runtime.core.ledger import ControlReport, Ledger
 from runtime.core.step_times import StepTimes
 from runtime.core.timed_steps import TimedSteps
@@ -45,36 +45,45 @@ class Observer:
         """[G + 1] measured over tabled time of a step over so many rows."""
         return self._timed.learnt.scales(num_rows)
 
-    def step(self, decision: Decision, taken: Taken, *, is_probe: bool) -> None:
-        """Learn from one step."""
-        seconds, longest = taken.seconds, taken.longest
+    def steps(self, decision: Decision, steps: Sequence[Taken]) -> None:
+        """Learn from steps in a row.
+
+        Of several their times teach first what a plain step takes by now, against which they are held then:
+        a machine that is slower than its table is no loss by drafts.
+        """
+        timed, num_rows = self._timed, len(decision.gammas)
+        for step in steps:
+            tells = step.seconds > 0.0 and not step.catches_up
+            # The first step of a shape allocates and plans.
+            if tells and timed.is_known(decision.batch.num_live, step.longest):
+                ratio = step.seconds / decision.table_s[step.longest]
+                timed.add(num_rows, step.longest, (ratio,))
+        if len(steps) > 1 or timed.is_full:
+            self.learn(decision)
+        scales = self.scales(num_rows)
+        for step in steps:
+            self._settle(decision, step, scales)
+
+    def _settle(self, decision: Decision, step: Taken, scales: Rates) -> None:
+        """Hold one step against plain decoding."""
+        longest = step.longest
+        seconds = step.seconds or decision.table_s[longest]
         decision.num_steps += 1
-        has_drafts = longest > decision.floor
-        if not taken.catches_up and taken.is_timed:
-            self._timed.add(len(decision.gammas), longest, (seconds / decision.table_s[longest],))
-            if self._timed.is_full:
-                self.learn(decision)
-        if not has_drafts and not taken.catches_up:
-            self.accounts.settle_plain(
-                decision.account,
-                seconds,
-                decision.most_s,
-                is_probe=decision.longest > 0,
-            )
+        if longest > decision.floor or step.catches_up:
+            expected_s = decision.table_s[longest] * float(scales[longest])
+            pay(self.accounts, decision, step, seconds, expected_s)
         else:
-            pay(self.accounts, decision, taken)
+            self.accounts.settle_plain(
+                decision.account, seconds, decision.most_s, is_probe=decision.longest > 0
+            )
         self._ledger.record(
             seconds=seconds,
-            num_emitted=taken.num_emitted,
-            num_rows=taken.num_rows,
+            num_emitted=step.num_emitted,
+            num_rows=step.num_rows,
             plain_s=decision.plain_s,
             has_drafts=longest > 0,
-            is_probe=is_probe,
+            is_probe=step.kind is StepKind.PROBE,
         )
-
-    def is_known(self, num_live: int, longest: int) -> bool:
-        """Whether engines have run such a step before: the first of a shape allocates and plans."""
-        return self._timed.is_known(num_live, longest)
 
     def rest(self, decision: Decision, seconds: Sequence[float], num_rows: int) -> None:
         """Learn from steps in a row without drafts, over so many rows; each took so long."""

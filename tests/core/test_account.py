@@ -16,6 +16,7 @@ from runtime.core.account import (
     Accounts,
 )
 from runtime.core.controller import Controller, StepKind
+from runtime.core.decision import Taken
 from tests.core.test_controller import batch, controller, table
 
 SHARE = 0.005
@@ -149,12 +150,47 @@ def test_an_account_closes_when_it_is_overdrawn_and_stays_closed() -> None:
 def test_the_time_of_deciding_is_paid_for() -> None:
     one = controller(table(c=0.4))
     one.decide(batch(0.1))
-    one.charge(1e6)
+    for _ in range(1000):
+        one.charge(1.0)
     for _ in range(1000):
         assert not one.is_due
         gammas, kind = one.next_step()
         assert (gammas, kind) == ([0], StepKind.NO_GAIN)
         one.observe(1.0, 0, 1, kind)
+
+
+def test_a_decision_that_was_held_up_costs_two_plain_steps_at_most() -> None:
+    """Its time is somebody else's, and must not keep drafts away for long."""
+    one = controller(table(c=0.05))
+    one.decide(batch(0.9))
+    credit_s = one._decision.account.credit_s
+    one.charge(1e6)
+    assert one._decision.account.credit_s == credit_s - 2.0
+
+
+def served(one: Controller, slowness: float, *, steps: int) -> bool:
+    """Whether drafts are in use after steps with them that were told at once, on a slower machine."""
+    one.decide(batch(0.9))
+    longest = max(one.next_step()[0])
+    emitted = round(1.0 + sum(0.9**position for position in range(1, longest + 1)))
+    seconds = slowness * (1.0 + 0.05 * longest)
+    # The first step of a shape says nothing of times.
+    one.observe_all([Taken(seconds, longest, emitted, 1, StepKind.GAIN)] * steps)
+    one.decide(batch(0.9))
+    return one.is_drafting
+
+
+@pytest.mark.parametrize("slowness", [1.0, 3.0, 8.0])
+def test_a_machine_slower_than_its_table_is_no_loss_by_drafts(slowness: float) -> None:
+    one = controller(table(c=0.05))
+    assert served(one, slowness, steps=16)
+    assert one._decision.account.is_open
+    # What is known by now does not excuse drafts that emit nothing but what plain steps would.
+    longest = max(one.next_step()[0])
+    for _ in range(30):
+        one.observe_all([Taken(2.0 * slowness, longest, 1, 1, StepKind.GAIN)] * 4)
+        one.observe_all([Taken(slowness, 0, 1, 1, StepKind.PROBE)] * 2)
+    assert not one._decision.account.is_open
 
 
 def test_more_rows_are_tried_at_once_where_that_tells_more_for_its_price() -> None:

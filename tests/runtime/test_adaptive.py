@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from engines.base import FloatArray
 from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
 from runtime.core.costs import CostTable
+from runtime.core.decision import Taken
 from runtime.core.params import Progressed
 from runtime.steering import RETRY_S
 from runtime.steering_rows import are_others
@@ -124,13 +125,13 @@ def test_what_a_draft_is_fed_to_catch_up_is_no_part_of_a_steps_cost(
     one = harness(costly(0.01))
     controller = one.worker._parts.steering._controller
     flags: list[bool] = []
-    observe = controller.observe
+    observe = controller.observe_all
 
-    def noted(*arguments: object, catches_up: bool, **options: object) -> None:
-        flags.append(catches_up)
-        observe(*arguments, catches_up=catches_up, **options)
+    def noted(steps: Sequence[Taken]) -> None:
+        flags.extend(step.catches_up for step in steps)
+        observe(steps)
 
-    monkeypatch.setattr(controller, "observe", noted)
+    monkeypatch.setattr(controller, "observe_all", noted)
     one.submit("a", (1, 2, 3, 4), max_tokens=40)
     for _ in range(3):
         one.worker.run_step()
@@ -274,7 +275,7 @@ class Broken:
     [
         ("_controller", "decide"),
         ("_controller", "next_step"),
-        ("_controller", "observe"),
+        ("_controller", "observe_all"),
         ("_rows", "align"),
         ("_rows", "learn"),
     ],
