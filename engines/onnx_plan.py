@@ -22,7 +22,7 @@ from engines.bundle import (
     Bundle,
     ModelEntry,
 )
-from engines.kv_cache import MIN_SPAN, capacities
+from engines.kv_cache import MIN_SPAN, coarse_capacities
 from engines.onnx_session import check_graph, open_session, records_graphs
 from engines.plan_device import PlanDevice
 from engines.plan_engine import PlanEngine
@@ -190,7 +190,7 @@ class _Opener:
         bound = BoundSession(session, self._device, records=self._records)
         entries = [
             _entry(profile, precision, capacity)
-            for capacity in plan_capacities(capacities(self._limits))
+            for capacity in plan_capacities(coarse_capacities(self._limits))
         ]
         return [OnnxPlan(bound, self._model, entry, max_recorded=max_recorded) for entry in entries]
 

@@ -16,7 +16,7 @@ from engines.base import BundleError, EngineError
 from engines.bundle import Bundle, load_bundle, write_manifest
 from engines.bundle_files import fingerprint
 from engines.cuda_device import compute_capability
-from engines.kv_cache import capacities
+from engines.kv_cache import coarse_capacities
 from engines.plans import DEFAULT_OPT_BATCH, PLANS_FOLDER, PlanEntry, plan_capacities
 from engines.tensorrt_api import TensorRtApi, find_api
 from export.quantize import BITS
@@ -181,7 +181,7 @@ def _kind(plan: PlanEntry) -> PlanEntry:
 
 
 def _check_capacities(bundle: Bundle, wanted: Sequence[int]) -> tuple[int, ...]:
-    allowed = plan_capacities(capacities(bundle.limits()))
+    allowed = plan_capacities(coarse_capacities(bundle.limits()))
     for size in wanted:
         if size not in allowed:
             raise BundleError(

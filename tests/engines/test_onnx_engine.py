@@ -9,7 +9,7 @@ import pytest
 from engines import open_engine
 from engines.base import BundleError, Engine, EngineError, EngineLimits, FloatArray
 from engines.bundle import Bundle, load_bundle
-from engines.kv_cache import KvCache, capacities, zeros
+from engines.kv_cache import KvCache, capacities, coarse_capacities, zeros
 from engines.onnx_engine import OnnxEngine
 from export.pipeline import export_bundle
 from tests.engines.contract import extend_one, make_tokens, span, wanted_logits
@@ -54,7 +54,7 @@ def grow(engine: OnnxEngine, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 9, 40])
 @pytest.mark.parametrize("batch", [1, 2, 3])
-@pytest.mark.parametrize("long", [0, LONG, 290])
+@pytest.mark.parametrize("long", [0, 150, LONG, 290])
 def test_rows_have_the_same_bits_in_every_shape(
     bundle: Bundle, num_tokens: int, batch: int, long: int
 ) -> None:
@@ -63,7 +63,7 @@ def test_rows_have_the_same_bits_in_every_shape(
     expected = [reference(engine, tokens) for tokens in rows]
     assert engine.capacity == 128
     grow(engine, long)
-    assert engine.capacity == {0: 128, LONG: 256, 290: 340}[long]
+    assert engine.capacity == {0: 128, 150: 192, LONG: 256, 290: 340}[long]
     for at in range(0, 80, num_tokens):
         spans = [span(row, at, rows[row][at : at + num_tokens]) for row in range(batch)]
         for row, found in enumerate(wanted_logits(engine, spans)):
@@ -170,6 +170,8 @@ def test_capacities_hold_every_extend_the_limits_allow() -> None:
         sizes = capacities(limits)
         assert sizes[-1] == max_context + max_extend
         assert list(sizes) == sorted(set(sizes))
+        assert set(coarse_capacities(limits)) <= set(sizes)
+    assert sizes == (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 4608)
 
 
 def test_a_grown_cache_keeps_what_was_written() -> None:
@@ -210,7 +212,7 @@ def test_a_cache_keeps_room_for_what_stays_to_double(bundle: Bundle) -> None:
     engine = OnnxEngine(bundle, bundle.manifest.target)
     grow(engine, LONG)
     last = engine.limits.max_batch - 1
-    for num_kept, capacity in ((65, 256), (64, 128)):
+    for num_kept, capacity in ((97, 256), (96, 192), (64, 128)):
         for _ in range(6):
             engine.trim([*[0] * last, num_kept])
         assert engine.capacity == capacity
@@ -226,11 +228,11 @@ def test_a_cache_that_requests_keep_needing_stays() -> None:
         cache.trim([])
         return cache.capacity
 
-    assert [serve(180) for _ in range(6)] == [256] * 6
+    assert [serve(180) for _ in range(6)] == [192] * 6
     # Far too large for nothing at all, it goes at once; a little too large, after some requests.
-    assert [serve(length) for length in (1000, 180, 180)] == [128, 256, 256]
-    assert [serve(400), *(serve(180) for _ in range(5))] == [512, 512, 512, 512, 256, 256]
-    assert [serve(180), serve(60), serve(60), serve(180), serve(60)] == [256] * 5
+    assert [serve(length) for length in (1100, 180, 180)] == [128, 192, 192]
+    assert [serve(400), *(serve(180) for _ in range(5))] == [512, 512, 512, 512, 192, 192]
+    assert [serve(180), serve(60), serve(60), serve(180), serve(60)] == [192] * 5
 
 
 class ScarceMemory:
@@ -275,7 +277,7 @@ def test_without_memory_for_a_larger_cache_the_smaller_one_goes_on(bundle: Bundl
     cache = engine._cache
     memory = cache._allocate = ScarceMemory(0)
     before = cache.pointers(0)
-    with pytest.raises(EngineError, match="no memory for a cache of 256 tokens"):
+    with pytest.raises(EngineError, match="no memory for a cache of 192 tokens"):
         extend_one(engine, 0, 100, tokens[100:])
     assert (engine.capacity, cache.pointers(0), cache.lengths[:2]) == (128, before, [100, 10])
     np.testing.assert_array_equal(extend_one(engine, 1, 10, tokens[10:14]), expected[10:14])

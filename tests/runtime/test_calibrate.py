@@ -96,7 +96,7 @@ def test_the_table_gives_back_what_the_engines_took() -> None:
     assert table.target.extend_s(4, 2, 512) == pytest.approx(5.0 + 0.001 * 4 * 384)
     assert table.draft.extend_s(2, 2, 512) == pytest.approx(1.2)
     assert table.catch_up.extend_s(1, 40, 128) == pytest.approx(3.0)
-    assert table.capacities == (128, 256, 512, 900)
+    assert table.capacities == (128, 192, 256, 384, 512, 768, 900)
     assert set(table.host.rows) == set(RowKind)
 
 
