@@ -12,7 +12,7 @@ from runtime.core.params import Failed, Finished, FinishReason, RequestSpec, Ste
 from runtime.metrics import Metrics
 from runtime.outbox import Batch, Outbox
 from runtime.serving import Serving
-from runtime.wire import finish_of, step_of, token_of
+from runtime.wire import add_tokens, finish_of, step_of
 
 
 class CompletionStream:
@@ -66,10 +66,8 @@ class CompletionStream:
             raise errors.SlowConsumer from error
 
     def _response(self, batch: Batch) -> wire.GenerateResponse:
-        has_provenance = self._request.return_provenance
-        response = wire.GenerateResponse(
-            text=batch.text, tokens=[token_of(token, has_provenance) for token in batch.tokens]
-        )
+        response = wire.GenerateResponse(text=batch.text)
+        add_tokens(response, batch.tokens, self._request.return_provenance)
         if self._request.return_trace:
             response.steps.extend(self._step(step) for step in batch.steps)
         if isinstance(batch.end, Finished):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeVar
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from outrider.v1 import inference_pb2 as wire
 
@@ -82,19 +85,23 @@ def fields_of(request: wire.GenerateRequest) -> GenerateFields:
         skip_special_tokens=_optional(request, "skip_special_tokens", True),
         speculation=_speculation(request.speculation),
         beams=beams,
-        options={path: _option(request, path, only) for path, only in ALL_VALUES.items()},
+        options=_options(request),
     )
 
 
-def token_of(token: EmittedToken, has_provenance: bool) -> wire.Token:
-    """One token of the answer."""
-    message = wire.Token(id=token.token)
-    if has_provenance:
-        message.provenance = PROVENANCES[token.provenance]
-    if token.logprobs is not None:
-        message.logprob = token.logprobs.logprob
-        message.top.extend(wire.TopToken(id=i, logprob=value) for i, value in token.logprobs.top)
-    return message
+def add_tokens(
+    response: wire.GenerateResponse, tokens: Sequence[EmittedToken], has_provenance: bool
+) -> None:
+    """Append tokens of the answer; made in their place, which takes half the time of copies."""
+    add = response.tokens.add
+    for token in tokens:
+        message = add(id=token.token)
+        if has_provenance:
+            message.provenance = PROVENANCES[token.provenance]
+        if token.logprobs is not None:
+            message.logprob = token.logprobs.logprob
+            for i, value in token.logprobs.top:
+                message.top.add(id=i, logprob=value)
 
 
 def step_of(step: StepTrace, drafted_text: list[str], next_text: str) -> wire.Step:
@@ -203,18 +210,22 @@ def _report(report: SpeculationReport) -> wire.SpeculationReport:
     )
 
 
-def _option(request: wire.GenerateRequest, path: str, default: object) -> Any:
-    """Value of a field of the request or of a message in it."""
-    message: Message = request
-    *parents, name = path.split(".")
-    for parent in parents:
-        message = getattr(message, parent)
-    return _optional(message, name, default)
+def _options(request: wire.GenerateRequest) -> dict[str, object]:
+    """Those of ``ALL_VALUES`` that were given, by name."""
+    given = {field.name: value for field, value in request.ListFields()}
+    if nested := given.get("speculation"):
+        given |= {f"speculation.{field.name}": value for field, value in nested.ListFields()}
+    return {path: given[path] for path in ALL_VALUES if path in given}
 
 
 def _optional(message: Message, name: str, default: object) -> Any:
     """Value of a field, or the default where presence says that it was left out."""
-    field = message.DESCRIPTOR.fields_by_name[name]
-    if field.has_presence and not message.HasField(name):
+    if _has_presence(message.DESCRIPTOR, name) and not message.HasField(name):
         return default
     return getattr(message, name)
+
+
+@cache
+def _has_presence(kind: Descriptor, name: str) -> bool:
+    """Whether a field says that it was left out; a descriptor is slow to ask."""
+    return bool(kind.fields_by_name[name].has_presence)

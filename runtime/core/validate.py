@@ -296,7 +296,9 @@ def _check_drawable(
     banned = {words[-1] for words in bad_words}
     if law.min_tokens > 0:
         banned.update(end_token_ids)
+    # Nothing as long as the vocabulary is made: this runs on the event loop.
+    num_drawable = len(set(law.allowed_token_ids)) or vocab_size
     drawable = law.allowed_token_ids or range(vocab_size)
-    if len(banned) >= len(set(drawable)) and banned.issuperset(drawable):
+    if len(banned) >= num_drawable and banned.issuperset(drawable):
         rule = "must leave a token that bad_words and min_tokens do not ban"
         raise RequestError("sampling.allowed_token_ids", rule)
