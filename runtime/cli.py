@@ -155,7 +155,7 @@ def serve(
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
     message_interval_s: Annotated[
         float, typer.Option(help="Between two messages of a stream, at least.")
-    ] = 0.025,
+    ] = 0.04,
     threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
     sampler: Annotated[
         str, typer.Option(help="Where drafts are judged: auto, host or device.")

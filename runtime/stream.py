@@ -45,25 +45,29 @@ class CompletionStream:
         Raises:
             ServingError: it did not end well.
         """
+        # One for all responses: it costs a third of one for each.
+        try:
+            async with asyncio.timeout(None) as stall:
+                return await self._run(outbox, stall)
+        except TimeoutError as error:
+            raise errors.SlowConsumer from error
+
+    async def _run(self, outbox: Outbox, stall: asyncio.Timeout) -> FinishReason:
+        loop, stall_s = asyncio.get_running_loop(), self._serving.stall_timeout_s
         while True:
             batch = await outbox.take()
             end = batch.end
             if isinstance(end, Finished) or batch.tokens:
-                await self._write(self._response(batch))
-                self._observe(batch)
+                data = self._response(batch).SerializeToString()
+                # Counted while the response is on its way.
+                loop.call_soon(self._count, batch)
+                stall.reschedule(loop.time() + stall_s)
+                await self._context.write(data)
+                stall.reschedule(None)
             if isinstance(end, Failed):
                 raise end.error
             if isinstance(end, Finished):
-                self._metrics.request_s.observe(self._serving.clock() - self._started_s)
-                self._metrics.count_speculation(end.report)
                 return end.reason
-
-    async def _write(self, response: wire.GenerateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._serving.stall_timeout_s):
-                await self._context.write(response.SerializeToString())
-        except TimeoutError as error:
-            raise errors.SlowConsumer from error
 
     def _response(self, batch: Batch) -> wire.GenerateResponse:
         response = wire.GenerateResponse(text=batch.text)
@@ -86,7 +90,7 @@ class CompletionStream:
     def _text(self, token: int) -> str:
         return self._serving.codec.decode((token,), skip_special_tokens=False)
 
-    def _observe(self, batch: Batch) -> None:
+    def _count(self, batch: Batch) -> None:
         now_s = self._serving.clock()
         num_tokens = len(batch.tokens)
         if isinstance(batch.end, Finished) and batch.end.beams:
@@ -99,3 +103,6 @@ class CompletionStream:
             else:
                 self._metrics.gap_s.observe(now_s - self._last_s)
             self._last_s = now_s
+        if isinstance(batch.end, Finished):
+            self._metrics.request_s.observe(now_s - self._started_s)
+            self._metrics.count_speculation(batch.end.report)

@@ -59,7 +59,7 @@ class ServerConfig:
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0
     lb_delay_s: float = 5.0
-    message_interval_s: float = 0.025
+    message_interval_s: float = 0.04
     max_unsent_chunks: int = 2048
     retry_after_s: float = 1.0
     num_threads: int = 2
