@@ -154,8 +154,8 @@ def serve(
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
     message_interval_s: Annotated[
-        float, typer.Option(help="Between two messages of a stream, at least.")
-    ] = 0.04,
+        float, typer.Option(help="Between two messages of a stream, where steps are short.")
+    ] = 0.05,
     threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
     sampler: Annotated[
         str, typer.Option(help="Where drafts are judged: auto, host or device.")

@@ -3,7 +3,8 @@
 It coalesces instead of blocking, so the worker never waits for a client: who reads slowly gets
 fewer, larger deltas, who does not read at all is reported as overflowing. A message costs more than
 the step of a small model takes, so tokens that follow a message within the interval are kept for
-the next.
+the next. Tokens that follow one another slowly are not: a message is cheap beside such a step, and
+waiting would make the text halt.
 
 A wake-up of the loop costs a system call, and takes interpreter and processor from the engines'
 threads. So all events of one step share one, events that are kept back anyway cause none, and the
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,8 +90,10 @@ class Outbox:
         max_events: events that may wait for a reader; one more calls ``on_overflow``, once. Those of
             an interval are kept back from the reader, and do not count.
         on_overflow: called on the loop; expected to make the worker end the request.
-        interval_s: seconds from one ``take`` during which only the terminal event ends another; up to
-            a half more or less, so that the intervals of all outboxes end together.
+        interval_s: seconds from one ``take`` during which only the terminal event ends another, or one
+            that comes more than half of them after the event before it; up to a half more or less, so
+            that the intervals of all outboxes end together.
+        clock: seconds.
     """
 
     def __init__(
@@ -98,9 +103,14 @@ class Outbox:
         on_overflow: Callable[[], None],
         *,
         interval_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._post = post
         self._interval_s = interval_s
+        self._clock = clock
+        self._delivered_s = (
+            math.inf
+        )  # when progress was last delivered; the worker's thread alone asks
         # Set while events are kept back; the worker's thread asks too.
         self._pause: asyncio.TimerHandle | None = None
         self._keeps_back = False
@@ -119,10 +129,16 @@ class Outbox:
 
     def deliver(self, event: Event) -> None:
         """Hand over an event on the worker's thread; it arrives once the post is sent, or the interval ends."""
-        if isinstance(event, Progressed):
-            self._post.put(self._put, event, may_wait=lambda: self._pause is not None)
+        if not isinstance(event, Progressed):
+            self._post.put(self._put_at_once, event)
+            return
+        now_s = self._clock()
+        is_late = now_s - self._delivered_s > self._interval_s / 2
+        self._delivered_s = now_s
+        if is_late:
+            self._post.put(self._put_at_once, event)
         else:
-            self._post.put(self._put, event)
+            self._post.put(self._put, event, may_wait=lambda: self._pause is not None)
 
     async def take(self) -> Batch:
         """Wait for events and return all there are as one batch."""
@@ -150,11 +166,14 @@ class Outbox:
                 self._count_waiting()
         else:
             self._end = event
-            if self._pause is not None:
-                self._pause.cancel()
-                self._pause = None
-            self._keeps_back = False
             self._has_events.set()
+
+    def _put_at_once(self, event: Event) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._keeps_back = False
+        self._put(event)
 
     def _end_pause(self) -> None:
         self._pause = None

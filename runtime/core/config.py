@@ -38,7 +38,8 @@ class ServerConfig:
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
         lb_delay_s: seconds between "not ready" and refusing, for load balancers to notice.
         message_interval_s: seconds between two messages of one stream: tokens decoded meanwhile travel
-            together. The first message and the last never wait, and the second may wait half as long.
+            together, unless steps take more than half of it. The first message and the last never
+            wait, and the second may wait half as long, or half as long again.
         max_unsent_chunks: chunks of one stream waiting to be read before it is cut off.
         retry_after_s: seconds a refused caller is told to wait.
         num_threads: threads of a CPU backend.
@@ -59,7 +60,7 @@ class ServerConfig:
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0
     lb_delay_s: float = 5.0
-    message_interval_s: float = 0.04
+    message_interval_s: float = 0.05
     max_unsent_chunks: int = 2048
     retry_after_s: float = 1.0
     num_threads: int = 2

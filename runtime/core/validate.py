@@ -175,16 +175,16 @@ def build_spec(
     max_tokens = _resolve_max_tokens(
         fields.max_tokens, len(admission.prompt_tokens), limits, model.max_context
     )
-    law = fields.law
-    check_range("sampling.min_tokens", law.min_tokens, 0, max_tokens)
+    check_range("sampling.min_tokens", fields.law.min_tokens, 0, max_tokens)
     eos = () if fields.ignore_eos else model.eos_token_ids
     end_token_ids = tuple(dict.fromkeys((*eos, *fields.stop_token_ids)))
-    _check_drawable(law, admission.bad_words, end_token_ids, model.vocab_size)
+    law = replace(fields.law, bad_words=admission.bad_words, end_token_ids=end_token_ids)
+    _check_drawable(law, model.vocab_size)
     return RequestSpec(
         internal_id=admission.internal_id,
         request_id=admission.request_id,
         prompt_tokens=admission.prompt_tokens,
-        law=replace(law, bad_words=admission.bad_words, end_token_ids=end_token_ids),
+        law=law,
         seed=admission.seed,
         max_tokens=max_tokens,
         stop_strings=fields.stop_strings,
@@ -286,19 +286,13 @@ def _check_context(num_prompt: int, max_context: int) -> None:
         raise ContextTooLong("prompt", rule, limit=max_context - 1, given=num_prompt)
 
 
-def _check_drawable(
-    law: SamplingLaw,
-    bad_words: tuple[tuple[int, ...], ...],
-    end_token_ids: tuple[int, ...],
-    vocab_size: int,
-) -> None:
+def _check_drawable(law: SamplingLaw, vocab_size: int) -> None:
     """Refuse a law under which some step might have no token left to draw."""
-    banned = {words[-1] for words in bad_words}
+    banned = {words[-1] for words in law.bad_words}
     if law.min_tokens > 0:
-        banned.update(end_token_ids)
+        banned.update(law.end_token_ids)
     # Nothing as long as the vocabulary is made: this runs on the event loop.
-    num_drawable = len(set(law.allowed_token_ids)) or vocab_size
-    drawable = law.allowed_token_ids or range(vocab_size)
-    if len(banned) >= num_drawable and banned.issuperset(drawable):
+    drawable = set(law.allowed_token_ids) or range(vocab_size)
+    if len(banned) >= len(drawable) and banned.issuperset(drawable):
         rule = "must leave a token that bad_words and min_tokens do not ban"
         raise RequestError("sampling.allowed_token_ids", rule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -80,11 +81,21 @@ async def test_events_for_a_closed_loop_are_dropped() -> None:
 
 
 def streaming(
-    interval_s: float, max_tokens: int, max_events: int = 100
+    interval_s: float, max_tokens: int, max_events: int = 100, step_s: float = 0.0
 ) -> tuple[Harness, Outbox, list[bool]]:
-    """A request whose steps send one token each, its outbox, and what it reports of the reader."""
+    """A request whose steps send one token each, its outbox, and what it reports of the reader.
+
+    Steps take ``step_s`` seconds of the outbox's clock.
+    """
     post, overflows = Post(asyncio.get_running_loop()), []
-    outbox = Outbox(post, max_events, lambda: overflows.append(True), interval_s=interval_s)
+    steps = count()
+    outbox = Outbox(
+        post,
+        max_events,
+        lambda: overflows.append(True),
+        interval_s=interval_s,
+        clock=lambda: next(steps) * step_s,
+    )
     harness = Harness("F3")
     harness.worker.after_step(post.send)
     harness.worker.submit(spec("a", (1,), max_tokens=max_tokens, gamma=0), outbox.deliver)
@@ -119,6 +130,25 @@ async def test_tokens_kept_back_leave_when_the_interval_has_passed() -> None:
         batch = await outbox.take()
     assert len(batch.tokens) == 4
     assert batch.end is None
+    assert not overflows
+
+
+@pytest.mark.parametrize("step_s", [1799.0, 1801.0])
+async def test_tokens_that_follow_one_another_slowly_are_not_kept_back(
+    wake_ups: list[Callable[..., object]], step_s: float
+) -> None:
+    harness, outbox, overflows = streaming(3600.0, max_tokens=9, max_events=2, step_s=step_s)
+    is_slow = step_s > 1800.0
+    received = []
+    for number in range(8):
+        harness.worker.run_step()
+        if is_slow or number == 0:
+            received.append(len((await outbox.take()).tokens))
+        assert len(wake_ups) == (number + 1 if is_slow else 1)
+    harness.worker.run_step()
+    last = await outbox.take()
+    assert [*received, len(last.tokens)] == ([1] * 9 if is_slow else [1, 8])
+    assert isinstance(last.end, Finished)
     assert not overflows
 
 
