@@ -28,11 +28,13 @@ from runtime.core.request import Request
 from runtime.drafters.base import Draft
 from runtime.row_evidence import RowEvidence
 from runtime.steering_rows import (
+    Course,
     Rest,
     are_others,
     batch_of,
     bounded,
     catches_up,
+    course_of,
     fixed_gammas,
     known_gamma,
     plain_step_s,
@@ -79,6 +81,7 @@ class Steering:
         self._began_s = 0.0
         self._held_back: list[int] = []
         self._rest: Rest | None = None
+        self._course: Course | None = None
         forecaster = Forecaster(
             table,
             max_gamma=max_gamma,
@@ -105,7 +108,7 @@ class Steering:
         self._pace = Pace(self._settings)
         self._retry_at_s: float | None = None
         self._plain_s = [plain_step_s(table, rows) for rows in range(num_slots + 1)]
-        self._num_plain = 0.0
+        self._num_plain = self._served_s = 0.0
 
     def choose(
         self, live: Sequence[Request], caps: tuple[int | None, ...]
@@ -117,7 +120,9 @@ class Steering:
             caps: per slot, the most draft tokens it may take; None for rows that do not decode.
         """
         self._began_s = self._clock()
-        rest = self._rest
+        course, rest = self._course, self._rest
+        if course is not None and course.holds(live, caps):
+            return course.gammas
         self._is_resting = rest is not None and rest.holds(live, caps)
         if rest is not None and self._is_resting:
             if caps != rest.caps:
@@ -135,7 +140,7 @@ class Steering:
     def _choose(
         self, live: Sequence[Request], caps: tuple[int | None, ...]
     ) -> tuple[int | None, ...]:
-        self._end_rest()
+        self._end_alike()
         self._align(live, caps)
         self._is_steering = self._rows.has_adaptive
         if not self._is_steering:
@@ -145,8 +150,7 @@ class Steering:
         controller = self._controller
         is_known = self._is_stale and controller.recall(situation_of(live, self._rows.groups.of))
         if is_known:
-            self._decided = self._rows.live
-            self._is_stale = False
+            self._decided, self._is_stale = self._rows.live, False
         if self._must_decide() or self._pace.may_decide(is_drafting=controller.is_drafting):
             self._decide(live, caps)
             is_known = False
@@ -170,6 +174,9 @@ class Steering:
             self._catches_up = catches_up(
                 self._rows.live, self._are_fed, chosen, self._most_missing
             )
+            if kind is StepKind.GAIN and not (self._catches_up or self._is_stale):
+                alike, left_s = controller.num_alike, self._pace.course_s
+                self._course = course_of(live, caps, chosen, alike, left_s)
         elif not (self._num_prefilling or self._is_stale) and controller.is_at_rest:
             left_s = min(controller.rest_s, self._pace.rest_s)
             self._rest = Rest(tuple(live), caps, chosen, left_s)
@@ -201,19 +208,27 @@ class Steering:
         if self._rest is not None and self._is_resting:
             self._rest.add(seconds)
             return
-        self._pace.serve(seconds)
+        self._served_s += seconds
         drafted = drafts if self._is_drafting else None
         self._untold.add(Untold(seconds, self._kind, self._catches_up, drafted, judged))
-        is_soon = self._controller.is_drafting and len(self._untold) < MOST_UNTOLD
-        if is_soon and not any(row.has_ended for row in live):
+        course = self._course
+        if course is not None:
+            course.left_s -= seconds
+        may_wait = self._controller.is_drafting and len(self._untold) < MOST_UNTOLD
+        if (course is not None or may_wait) and not any(row.has_ended for row in live):
             return
         try:
             self._untold.tell(self._controller, self._rows)
         except Exception as error:  # what was not learnt harms nobody
             self._give_up(error)
 
-    def _end_rest(self) -> None:
-        """Tell the controller of the steps that it was not asked about."""
+    def _end_alike(self) -> None:
+        """Tell of the steps since rows were last looked at."""
+        course, self._course = self._course, None
+        if course is not None:
+            self._controller.skip(course.num_taken)
+        self._pace.serve(self._served_s)
+        self._served_s = 0.0
         rest, self._rest = self._rest, None
         if rest is not None and rest.seconds:
             self._pace.serve(sum(rest.seconds))
@@ -239,7 +254,7 @@ class Steering:
         self._decided = ()
         self._rows.forget()
         self._untold.clear()
-        self._rest = None
+        self._rest = self._course = None
 
     def _must_decide(self) -> bool:
         """Whether drafts are due to be tried, or the rows are others."""

@@ -17,6 +17,8 @@ from runtime.drafters.base import Draft
 
 # Steps at rest that are told at once: so many whatever may be due, and at most.
 LEAST_REST, MOST_REST = 16, 256
+# Steps with drafts that are answered alike at most.
+MOST_COURSE = 16
 # Part of the rows whose coming and going leaves a decision as it is.
 FEW = 4
 NEAR_END = 4
@@ -55,6 +57,48 @@ class Rest:
         """One of them is over."""
         self.seconds.append(seconds)
         self.left_s -= seconds
+
+
+@dataclass(slots=True)
+class Course:
+    """Steps alike, with drafts: rows are not looked at, and the controller is not asked, until it ends.
+
+    Attributes:
+        live: request i holds slot i.
+        caps: as ``Steering.choose`` was given.
+        gammas: that it answered.
+        num_left: steps that it may still answer so.
+        left_s: seconds until it is time to decide.
+        num_taken: steps so far.
+    """
+
+    live: Sequence[Request]
+    caps: tuple[int | None, ...]
+    gammas: tuple[int | None, ...]
+    num_left: int
+    left_s: float
+    num_taken: int = 0
+
+    def holds(self, live: Sequence[Request], caps: tuple[int | None, ...]) -> bool:
+        """Whether the next step is one of them; then it is taken."""
+        if not self.num_left or self.left_s <= 0.0 or caps != self.caps or live != self.live:
+            return False
+        self.num_left -= 1
+        self.num_taken += 1
+        return True
+
+
+def course_of(
+    live: Sequence[Request],
+    caps: tuple[int | None, ...],
+    gammas: tuple[int | None, ...],
+    num_alike: int,
+    left_s: float,
+) -> Course | None:
+    """The course that begins after a step; None where the next may be another, or rows' prompts are being read."""
+    if num_alike <= 0 or left_s <= 0.0 or None in caps:
+        return None
+    return Course(tuple(live), caps, gammas, min(num_alike, MOST_COURSE), left_s)
 
 
 def batch_of(

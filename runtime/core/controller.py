@@ -235,6 +235,24 @@ class Controller:
             return decision.trial.gammas, StepKind.EXPLORE
         return decision.gammas, StepKind.GAIN
 
+    @property
+    def num_alike(self) -> int:
+        """Steps to come that drafts of the best choice are made in, whether they are asked about or not."""
+        decision = self._decision
+        if decision is None or decision.longest == 0:
+            return 0
+        num_steps = self._probes.num_before(decision)
+        if decision.trial is not None and decision.saved_s > 0.0:
+            missing_s = decision.trial.cost_s - self._trial_credit
+            num_steps = min(num_steps, math.ceil(missing_s / decision.saved_s) - 1)
+        return max(0, num_steps)
+
+    def skip(self, num_steps: int) -> None:
+        """So many of them were taken without ``next_step``."""
+        assert self._decision is not None, "decide comes first"
+        self._probes.skip(num_steps)
+        self._trial_credit += num_steps * self._decision.saved_s
+
     def observe(
         self,
         seconds: float,

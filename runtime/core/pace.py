@@ -27,8 +27,13 @@ class Pace:
 
     @property
     def rest_s(self) -> float:
-        """Until it is time to think it over, while nothing is drafted."""
+        """Until it is time to think it over, while nothing is drafted; negative where it is past."""
         return self._decision_s / self._settings.idle_share - self._since_s
+
+    @property
+    def course_s(self) -> float:
+        """The same while drafts are made."""
+        return self._decision_s / self._settings.cost_share - self._since_s
 
     def serve(self, seconds: float) -> None:
         """Steps took so long."""
@@ -43,6 +48,4 @@ class Pace:
 
     def may_decide(self, *, is_drafting: bool) -> bool:
         """Whether enough was served since the last decision."""
-        settings = self._settings
-        share = settings.cost_share if is_drafting else settings.idle_share
-        return self._decision_s <= share * self._since_s
+        return (self.course_s if is_drafting else self.rest_s) <= 0.0

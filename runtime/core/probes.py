@@ -29,20 +29,30 @@ class Probes:
 
     def is_next(self, decision: Decision) -> bool:
         """Whether the next step is a probe; called once per step with drafts in use."""
+        distance = self._distance(decision)
+        self._since += 1
+        if self._since <= distance:
+            return False
+        self._since, self._wanted = 0, 2 * distance
+        return True
+
+    def num_before(self, decision: Decision) -> int:
+        """Steps with drafts until the next probe, as things stand."""
+        return max(0, self._distance(decision) - self._since)
+
+    def skip(self, num_steps: int) -> None:
+        """So many steps with drafts were taken that were not asked about."""
+        self._since += num_steps
+
+    def _distance(self, decision: Decision) -> int:
         was_proven = self._is_proven
         self._is_proven = decision.account.credit_s >= PROVEN * decision.most_s
         if was_proven and not self._is_proven:
             self._wanted = FIRST_PROBE
         usual = decision.probe_every
         if self._is_proven:
-            distance = min(max(self._wanted, usual // EARLIER), usual)
-        else:
-            distance = min(self._wanted, usual, UNPROVEN)
-        self._since += 1
-        if self._since <= distance:
-            return False
-        self._since, self._wanted = 0, 2 * distance
-        return True
+            return min(max(self._wanted, usual // EARLIER), usual)
+        return min(self._wanted, usual, UNPROVEN)
 
 
 def probe_distance(forecast: Forecast, best: int, settings: Settings) -> int:

@@ -82,3 +82,26 @@ def test_thinking_keeps_to_its_share_of_the_time() -> None:
     pace.serve(pace.rest_s + 1e-6)
     assert pace.may_decide(is_drafting=False)
     assert pace.share == pytest.approx(50e-3 / 1.0, rel=0.01)
+
+
+@pytest.mark.parametrize("trial_share", [0.0, 0.01])
+def test_steps_alike_may_be_taken_without_asking(trial_share: float) -> None:
+    """Just as many as would be answered alike, and the one after them is what it would have been."""
+    asked, skipped = (
+        controller(table(c=0.05), probe_share=0.02, trial_share=trial_share) for _ in range(2)
+    )
+    kinds, lengths = set(), []
+    for one in (asked, skipped):
+        one.decide(batch(0.8))
+    for _ in range(12):
+        assert skipped.num_alike == asked.num_alike
+        lengths.append(skipped.num_alike)
+        skipped.skip(lengths[-1])
+        for _ in range(lengths[-1]):
+            assert asked.next_step()[1] is StepKind.GAIN
+        following = asked.next_step()
+        assert following == skipped.next_step()
+        kinds.add(following[1])
+    assert max(lengths) > 1
+    assert StepKind.GAIN not in kinds
+    assert (StepKind.EXPLORE in kinds) is (trial_share > 0.0)

@@ -161,6 +161,42 @@ def test_rows_are_looked_at_anew_only_when_they_change(monkeypatch: pytest.Monke
     assert 1 <= count <= 3
 
 
+def test_where_drafts_pay_the_controller_is_asked_about_few_steps_and_told_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = harness(costly(0.01))
+    steering = one.worker._parts.steering
+    controller, num_asked, num_told = steering._controller, 0, 0
+    ask, tell = controller.next_step, controller.observe_all
+
+    def asked() -> object:
+        nonlocal num_asked
+        num_asked += 1
+        return ask()
+
+    def told(steps: Sequence[Taken]) -> None:
+        nonlocal num_told
+        num_told += len(steps)
+        tell(steps)
+
+    monkeypatch.setattr(controller, "next_step", asked)
+    monkeypatch.setattr(controller, "observe_all", told)
+    # A clock that stands still makes every decision due at once.
+    monkeypatch.setattr(type(steering._pace), "course_s", 1e9)
+    names = [f"r{index}" for index in range(6)]
+    for name in names:
+        one.submit(name, (3,), max_tokens=600)
+        one.run()
+    passes = [lengths(one, name) for name in names]
+    num_steps = sum(map(len, passes))
+    assert num_asked < num_steps / 2
+    assert num_told == num_steps
+    report = steering.report()
+    assert report.num_steps_on + report.num_steps_off == num_steps
+    assert report.num_probes > 0
+    assert sum(length > 0 for each in passes for length in each) == report.num_steps_on
+
+
 def test_fixed_and_disabled_requests_are_left_as_they_are() -> None:
     one = harness(costly(0.9), draft=wrong_logits)
     one.submit("auto", max_tokens=LENGTH)
