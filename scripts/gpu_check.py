@@ -11,7 +11,7 @@ device, versions and date. ``--device cpu`` runs the same code on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,7 @@ import pytest
 import typer
 
 from engines import choose_device, open_engine, open_pair
-from engines.base import Engine, SpeculativeError
+from engines.base import BundleError, Engine, SpeculativeError
 from engines.bundle import Bundle, load_bundle
 from engines.devices import Device
 from engines.pair import AUTO, DEVICE, Pair
@@ -34,10 +34,12 @@ from scripts.gpu_times import time_shapes
 from scripts.widen_pair import PAIRS
 
 CONTRACT = Path(__file__).parents[1] / "tests" / "engines" / "device_contract.py"
+CONTRACT_SLOTS = 3
 # Texts that are teacher-forced, and tokens of each.
 PARITY_PROMPTS, PARITY_TOKENS = 50, 128
 FALSE_ALARM = 1e-6
 _ROUND_PROMPTS, _ROUND_TOKENS = 8, 64
+_SPEED_GAMMAS = (2, 4)
 
 
 def run_contract(
@@ -54,7 +56,7 @@ def run_contract(
                 bundle,
                 request.param,
                 device=device,
-                max_batch=3,
+                max_batch=CONTRACT_SLOTS,
                 with_trees=True,
                 provider_options=options,
             )
@@ -79,6 +81,7 @@ def measure(
     device: Device,
     options: Mapping[str, str],
     *,
+    gammas: Sequence[int],
     repeats: int,
     num_prompts: int,
     num_tokens: int,
@@ -88,7 +91,7 @@ def measure(
     if found.rates is None:
         found.rates = measure_rates(device, precision_of(pair.target))
     found.timings[bundle.root.name] = time_shapes(bundle, pair, found.rates, repeats=repeats)
-    gammas = [gamma for gamma in (2, 4) if gamma <= bundle.manifest.max_gamma]
+    gammas = [gamma for gamma in gammas if gamma <= bundle.manifest.max_gamma]
     if pair.draft is not None and gammas:
         for temperature in (0.0, 1.0):
             found.speeds += measure_speed(
@@ -99,6 +102,7 @@ def measure(
                 temperature=temperature,
                 num_prompts=num_prompts,
                 num_tokens=num_tokens,
+                repeats=repeats,
             )
     pair.close()
 
@@ -121,10 +125,17 @@ def main(
     samples: Annotated[int, typer.Option(min=1, help="Draws per check of the sampler.")] = 2000,
     repeats: Annotated[int, typer.Option(min=1, help="Timed calls of a shape.")] = 50,
     speed_prompts: Annotated[int, typer.Option(min=1, help="Of a speed-up, per row.")] = 8,
+    speed_gamma: Annotated[
+        list[int] | None, typer.Option(min=1, help="Draft tokens per step of a speed-up: 2 and 4.")
+    ] = None,
     speed_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 96,
 ) -> None:
     """Check and time a bundle on a device; the exit code says whether all checks passed."""
     loaded = load_bundle(bundle)
+    if loaded.manifest.max_batch < CONTRACT_SLOTS:
+        raise BundleError(
+            f"max_batch {loaded.manifest.max_batch}: the engine contract takes {CONTRACT_SLOTS} slots"
+        )
     choice = choose_device(device, loaded)
     name, options = str(choice.device), _options(provider_option or [])
     checkpoints = {"target": target} | ({} if loaded.manifest.draft is None else {"draft": draft})
@@ -158,10 +169,11 @@ def main(
     )
     typer.echo(found.sampler.table())
     sizes = {"repeats": repeats, "num_prompts": speed_prompts, "num_tokens": speed_tokens}
-    measure(found, loaded, choice.device, options, **sizes)
+    gammas = speed_gamma or _SPEED_GAMMAS
+    measure(found, loaded, choice.device, options, gammas=gammas, **sizes)
     for size in pair or ():
         made = load_bundle(make_pair(size, work, choice.device))
-        measure(found, made, choice.device, options, **sizes)
+        measure(found, made, choice.device, options, gammas=gammas, **sizes)
     text = render(found)
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(text, encoding="utf-8")

@@ -19,7 +19,6 @@ LEAST_SHARE = 0.9
 # Of a step beside its engine calls.
 ALLOWED_OVERHEAD = 0.05
 _ROUNDS = 3
-_REPEATS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +73,7 @@ def measure_speed(
     temperature: float,
     num_prompts: int,
     num_tokens: int,
+    repeats: int,
 ) -> list[Speed]:
     """Every cell; needs a pair with a draft model.
 
@@ -85,6 +85,7 @@ def measure_speed(
         temperature: of all requests.
         num_prompts: per row.
         num_tokens: of each answer.
+        repeats: timed calls of the engines alone, per shape.
     """
     codec = TokenizersCodec(bundle.root / TOKENIZER_FILE)
     vocab_size = pair.target.limits.vocab_size
@@ -108,7 +109,8 @@ def measure_speed(
                     )
                 )
         cells += [
-            _cell(bundle, pair, batch, gamma, temperature, runs[0], runs[gamma]) for gamma in gammas
+            _cell(bundle, pair, (batch, gamma, temperature, repeats), runs[0], runs[gamma])
+            for gamma in gammas
         ]
     return cells
 
@@ -116,19 +118,18 @@ def measure_speed(
 def _cell(
     bundle: Bundle,
     pair: Pair,
-    batch: int,
-    gamma: int,
-    temperature: float,
+    sizes: tuple[int, int, float, int],
     off: Sequence[Served],
     on: Sequence[Served],
 ) -> Speed:
     assert pair.draft is not None
+    batch, gamma, temperature, repeats = sizes
     context = min(CONTEXT, pair.target.limits.max_context - gamma - 1)
     for engine in (pair.target, pair.draft):
         fill(engine, batch, context)
-    plain_s = time_call(pair.target, batch, 1, context, _REPEATS)[1]
-    verify_s = time_call(pair.target, batch, gamma + 1, context, _REPEATS)[1]
-    draft_s = time_call(pair.draft, batch, 1, context, _REPEATS)[1]
+    plain_s = time_call(pair.target, batch, 1, context, repeats)[1]
+    verify_s = time_call(pair.target, batch, gamma + 1, context, repeats)[1]
+    draft_s = time_call(pair.draft, batch, 1, context, repeats)[1]
     reports = [report for served in on for report in served.reports]
     trials = sum(
         sum(report.drafted_by_position[:1]) + sum(report.accepted_by_position[:-1])

@@ -53,6 +53,13 @@ class Timing:
         """Times the floor."""
         return self.device_s / self.floor_s
 
+    @property
+    def is_fast(self) -> bool | None:
+        """Whether it is as near its floor as a target's step of one row is to be; None of others."""
+        if (self.part, self.batch, self.tokens) != ("target", 1, 1):
+            return None
+        return self.over_floor <= ALLOWED_OVER_FLOOR
+
 
 def time_shapes(bundle: Bundle, pair: Pair, rates: Rates, *, repeats: int) -> list[Timing]:
     """Step and verify shapes of both models, at one row and at the most."""

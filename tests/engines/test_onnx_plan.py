@@ -1,5 +1,6 @@
 """The canonical graphs over a device's memory: the CUDA provider's code, on the CPU's provider."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from engines.bundle import Bundle, load_bundle
 from engines.onnx_plan import open_on_device
 from engines.plan_engine import PlanEngine
 from engines.plan_uploads import GivenTokens
-from export.pipeline import export_bundle
 from tests.engines.contract import EngineContract, MakeEngine, extend_one, make_tokens, span
+from tests.engines.halves import halve_bundle
 from tests.engines.strict_device import StrictDevice
 from tests.engines.tree_contract import TreeContract
 
@@ -23,13 +24,9 @@ def bundle(tiny_bundle: Path) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def halves(tiny_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def halves(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The tiny pair with float16 weights."""
-    target, draft = tiny_checkpoints
-    out = tmp_path_factory.mktemp("halves") / "bundle"
-    sizes = {"max_context": 256, "max_batch": 4}
-    quiet = {"weights": "float16", "progress": lambda stage: None}
-    return export_bundle(target=target, draft=draft, out=out, **sizes, **quiet)
+    return halve_bundle(tiny_bundle, tmp_path_factory.mktemp("halves") / "bundle")
 
 
 def open_strictly(
@@ -78,12 +75,12 @@ def test_an_accelerator_computes_in_halves_where_weights_are_halves(
 ) -> None:
     monkeypatch.setitem(onnx_session._PROVIDERS, "accelerator", "CPUExecutionProvider")
     entry = halves.manifest.target
-    on_host = open_on_device(halves, entry, StrictDevice(), with_trees=True)
+    on_host = open_on_device(halves, entry, StrictDevice())
     assert on_host.precision == "float32"
     assert on_host.is_row_invariant
-    assert on_host.limits.max_tree_nodes > 0
-    # Its tensors cannot be bound here; what it opened says enough.
-    elsewhere = open_on_device(halves, entry, Accelerator(), with_trees=True)
+    # Its tensors cannot be bound here; what it opened says enough. Trees it could not take.
+    with_trees = replace(entry, max_tree_nodes=16)
+    elsewhere = open_on_device(halves, with_trees, Accelerator(), with_trees=True)
     assert elsewhere.precision == "float16"
     assert not elsewhere.is_row_invariant
     assert elsewhere.limits.max_tree_nodes == 0

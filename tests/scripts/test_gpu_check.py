@@ -4,22 +4,29 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engines.bundle import load_bundle
+from engines.base import BundleError
+from engines.bundle import Bundle, load_bundle
 from engines.devices import Device
+from export.tensorrt_parts import MODELS
+from export.to_tensorrt import BuildOptions, build_plans
 from runtime.verify_report import Check, VerifyReport
+from scripts.gpu_check import main
 from scripts.gpu_machine import Rates, measure_rates
 from scripts.gpu_pairs import pair_commands
 from scripts.gpu_parity import Parity
 from scripts.gpu_report import Findings, render
 from scripts.gpu_rounds import RoundsCheck
 from scripts.gpu_speed import Speed
-from scripts.gpu_times import floor_seconds
+from scripts.gpu_times import Timing, floor_seconds
 from scripts.widen_pair import PAIRS
+from tests.emulation.install import emulate
+from tests.engines.halves import halve_bundle
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -29,6 +36,7 @@ SMALL = {
     "--repeats": "2",
     "--speed-prompts": "1",
     "--speed-tokens": "8",
+    "--speed-gamma": "3",
 }
 
 
@@ -64,8 +72,64 @@ def test_the_check_runs_on_the_host_and_writes_its_report(
     assert all(min(one["floor_s"], one["call_s"], one["device_s"]) > 0 for one in timings)
     assert math.isfinite(figures["rates"]["products_per_s"])
     cells = [(one["batch"], one["temperature"], one["gamma"]) for one in figures["speed"]]
-    assert cells == [(b, t, g) for t in (0.0, 1.0) for b in (1, 4) for g in (2, 4)]
+    assert cells == [(b, t, 3) for t in (0.0, 1.0) for b in (1, 4)]
     assert all(one["on_tokens_per_s"] > 0 and one["predicted"] > 0 for one in figures["speed"])
+
+
+@pytest.fixture(scope="module")
+def planned(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair with float16 weights and emulated plans."""
+    root = tmp_path_factory.mktemp("planned") / "1b-50m.bundle"
+    halve_bundle(tiny_bundle, root, max_batch=3)
+    with pytest.MonkeyPatch.context() as patch:
+        emulate(patch)
+        build_plans(root, BuildOptions(parts=(*MODELS, "sampler")), report=lambda *step: None)
+    return root
+
+
+def test_the_check_runs_on_both_backends_of_an_emulated_gpu(
+    planned: Path, tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Every line that a GPU machine will run; what it finds says nothing of a GPU."""
+    target, draft = map(str, tiny_checkpoints)
+    least = SMALL | {"--samples": "20", "--repeats": "1", "--speed-tokens": "4"}
+    command = [sys.executable, "-m", "tests.emulation.gpu_check"]
+    reports = {device: tmp_path / f"{device}.md" for device in ("tensorrt:0", "cuda:0")}
+    for device, report in reports.items():
+        command += [str(planned), "--device", device, "--report", str(report)]
+        command += ["--target", target, "--draft", draft]
+        command += [part for option in least.items() for part in option]
+        if device == "tensorrt:0":
+            # A pair that was made before is not made again.
+            command += ["--pair", "1b-50m", "--work", str(planned.parent), "--"]
+        else:
+            command += ["--provider-option", "enable_cuda_graph=1"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    for device, report in reports.items():
+        text = report.read_text(encoding="utf-8")
+        assert f"* device: {device}" in text
+        assert "* gpu: Emulated GPU (compute capability 8.0)" in text
+        assert ("* flavours: rtx" in text) == (device == "tensorrt:0")
+        assert "* engine contract: passed" in text
+        assert "* the sampler's exactness: passed" in text
+        assert "1.00 copies to the host and 1.00 waits" in text
+        assert "* in all: passed" in text
+        figures = json.loads(text.split("```json")[1].split("```")[0])
+        assert [one["precision"] for one in figures["parity"]] == ["float16", "float16"]
+        assert all(one["half_difference"] > 0 for one in figures["parity"])
+        assert figures["rounds"]["num_equal"] == figures["rounds"]["num_compared"] > 0
+        assert math.isfinite(figures["rates"]["products_per_s"])
+        # Twice measured: as the bundle, and as a pair made for the purpose.
+        assert len(figures["speed"]) == (8 if device == "tensorrt:0" else 4)
+
+
+def test_a_bundle_too_small_for_the_contract_is_refused_before_any_work(
+    export_small: Callable[..., Bundle],
+) -> None:
+    bundle = export_small(max_batch=2)
+    with pytest.raises(BundleError, match="max_batch 2: the engine contract takes 3 slots"):
+        main(bundle.root, device="cpu")
 
 
 PARITY = Parity(
@@ -132,9 +196,28 @@ SPEED = Speed(
 )
 
 
-def test_a_speed_up_of_nine_tenths_of_the_prediction_will_do() -> None:
+TIMING = Timing(
+    part="target", batch=1, tokens=1, context=200, call_s=2.0, device_s=1.3, floor_s=1.0
+)
+
+
+def test_times_that_miss_their_aims_are_named() -> None:
     assert SPEED.reaches_prediction
     assert SPEED.is_lean
+    found = Findings(facts={}, reason="", has_kept_contract=True)
+    found.speeds = [SPEED, replace(SPEED, on_tokens_per_s=170.0), replace(SPEED, overhead=0.5)]
+    found.timings = {"pair": [TIMING, replace(TIMING, device_s=1.4), replace(TIMING, batch=8)]}
+    assert found.missed_aims() == [
+        "pair: a target step of one row takes 1.40 floors",
+        "pair, 1 rows, temperature 0, gamma 4: 0.85 of the predicted speed-up",
+        "pair, 1 rows, temperature 0, gamma 4: 50 % beside the engine calls",
+    ]
+    text = render(found)
+    assert "* in all: passed" in text
+    assert "* aims missed: pair: a target step" in text
+    assert "| 1.40 | NO |" in text
+    assert "| 1.30 | yes |" in text
+    assert "| 1.30 |  |" in text
     assert not replace(SPEED, on_tokens_per_s=179.0).reaches_prediction
     assert not replace(SPEED, overhead=0.06).is_lean
 

@@ -1,0 +1,43 @@
+"""``scripts.gpu_check`` on an emulated GPU, in a process of its own: python -m tests.emulation.gpu_check.
+
+... BUNDLE --device tensorrt:0 OPTIONS -- BUNDLE --device cuda:0 OPTIONS
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from engines.devices import CPU, CUDA
+from tests.emulation.install import emulate
+
+
+def main(arguments: list[str]) -> int:
+    """Check after check; the exit code is that of the first that fails."""
+    patch = pytest.MonkeyPatch()
+    emulate(patch)
+    from scripts import gpu_machine
+    from scripts.gpu_check import main as check
+
+    # A GPU's copies and products are too large for the host that plays it.
+    for sizes in (gpu_machine._COPY_BYTES, gpu_machine._SIZES):
+        patch.setitem(sizes, CUDA, min(sizes[CPU], 1 << 20))
+
+    app = typer.Typer()
+    app.command()(check)
+    for is_end, part in groupby(arguments, lambda word: word == "--"):
+        if is_end:
+            continue
+        result = CliRunner().invoke(app, list(part), catch_exceptions=False)
+        print(result.output)
+        if result.exit_code:
+            return result.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
