@@ -2,16 +2,16 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engines.base import BundleError
-from engines.bundle import Bundle, load_bundle
+from engines.bundle import load_bundle, write_manifest
 from engines.devices import Device
 from export.tensorrt_parts import MODELS
 from export.to_tensorrt import BuildOptions, build_plans
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = {
     "--num-prompts": "2",
     "--num-tokens": "16",
-    "--samples": "40",
+    "--samples": "20",
     "--repeats": "2",
     "--speed-prompts": "1",
     "--speed-tokens": "8",
@@ -92,7 +92,7 @@ def test_the_check_runs_on_both_backends_of_an_emulated_gpu(
 ) -> None:
     """Every line that a GPU machine will run; what it finds says nothing of a GPU."""
     target, draft = map(str, tiny_checkpoints)
-    least = SMALL | {"--samples": "20", "--repeats": "1", "--speed-tokens": "4"}
+    least = SMALL | {"--samples": "5", "--repeats": "1", "--speed-tokens": "4"}
     command = [sys.executable, "-m", "tests.emulation.gpu_check"]
     reports = {device: tmp_path / f"{device}.md" for device in ("tensorrt:0", "cuda:0")}
     for device, report in reports.items():
@@ -125,11 +125,12 @@ def test_the_check_runs_on_both_backends_of_an_emulated_gpu(
 
 
 def test_a_bundle_too_small_for_the_contract_is_refused_before_any_work(
-    export_small: Callable[..., Bundle],
+    tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    bundle = export_small(max_batch=2)
+    root = Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+    write_manifest(root, replace(load_bundle(root).manifest, max_batch=2))
     with pytest.raises(BundleError, match="max_batch 2: the engine contract takes 3 slots"):
-        main(bundle.root, device="cpu")
+        main(root, device="cpu")
 
 
 PARITY = Parity(
