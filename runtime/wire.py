@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 from outrider.v1 import inference_pb2 as wire
 
@@ -65,27 +63,29 @@ def fields_of(request: wire.GenerateRequest) -> GenerateFields:
     Raises:
         RequestError: the exactness mode is not one that this version knows.
     """
-    prompt = request.WhichOneof("prompt")
-    beams = _beams(request)
+    given = _given(request)
+    sampling = _given(request.sampling)
+    speculation = _given(request.speculation)
+    beams = _beams(given, speculation)
     return GenerateFields(
-        text=request.text if prompt == "text" else None,
-        tokens=tuple(request.tokens.ids) if prompt == "tokens" else None,
-        request_id=request.request_id,
-        model=request.model,
+        text=given.get("text"),
+        tokens=tuple(request.tokens.ids) if "tokens" in given else None,
+        request_id=given.get("request_id", ""),
+        model=given.get("model", ""),
         # A beam search draws nothing: what is left out is no wish to draw.
-        law=_law(request.sampling, 1.0 if beams is None else 0.0),
-        bad_words=tuple(request.sampling.bad_words),
-        seed=_optional(request.sampling, "seed", None),
-        max_tokens=_optional(request, "max_tokens", None),
-        stop_strings=tuple(request.stop),
-        stop_token_ids=tuple(request.stop_token_ids),
-        include_stop=request.include_stop_str_in_output,
-        ignore_eos=request.ignore_eos,
-        num_logprobs=_optional(request, "logprobs", None),
-        skip_special_tokens=_optional(request, "skip_special_tokens", True),
-        speculation=_speculation(request.speculation),
+        law=_law(sampling, 1.0 if beams is None else 0.0),
+        bad_words=tuple(sampling.get("bad_words", ())),
+        seed=sampling.get("seed"),
+        max_tokens=given.get("max_tokens"),
+        stop_strings=tuple(given.get("stop", ())),
+        stop_token_ids=tuple(given.get("stop_token_ids", ())),
+        include_stop=given.get("include_stop_str_in_output", False),
+        ignore_eos=given.get("ignore_eos", False),
+        num_logprobs=given.get("logprobs"),
+        skip_special_tokens=given.get("skip_special_tokens", True),
+        speculation=_speculation(speculation),
         beams=beams,
-        options=_options(request),
+        options=_options(given, speculation),
     )
 
 
@@ -129,17 +129,26 @@ def finish_of(end: Finished, seed: int, request_id: str) -> wire.Finish:
     )
 
 
-def _beams(request: wire.GenerateRequest) -> BeamParams | None:
-    num_beams = _optional(request, "num_beams", 1)
+def _given(message: Message) -> dict[str, Any]:
+    """Values of the fields that were given, by name.
+
+    One call for all of them: a field by itself, and whether it was given, is slow to ask. A field without presence is
+    absent where it has its default.
+    """
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def _beams(given: Mapping[str, Any], speculation: Mapping[str, Any]) -> BeamParams | None:
+    num_beams = given.get("num_beams", 1)
     if num_beams == 1:
         return None
     return BeamParams(
         num_beams=num_beams,
-        num_results=_optional(request, "n", 1),
-        length_penalty=_optional(request, "length_penalty", 1.0),
-        stops_early=request.early_stopping,
-        is_exhaustive=request.exhaustive_search,
-        width=_optional(request.speculation, "beam_width", 0),
+        num_results=given.get("n", 1),
+        length_penalty=given.get("length_penalty", 1.0),
+        stops_early=given.get("early_stopping", False),
+        is_exhaustive=given.get("exhaustive_search", False),
+        width=speculation.get("beam_width", 0),
     )
 
 
@@ -154,38 +163,45 @@ def _beam(answer: BeamAnswer) -> wire.Beam:
     )
 
 
-def _law(sampling: wire.Sampling, default_temperature: float) -> SamplingLaw:
+def _law(sampling: Mapping[str, Any], default_temperature: float) -> SamplingLaw:
     return SamplingLaw(
-        temperature=_optional(sampling, "temperature", default_temperature),
-        top_k=sampling.top_k,
-        top_p=_optional(sampling, "top_p", 1.0),
-        min_p=sampling.min_p,
-        repetition_penalty=_optional(sampling, "repetition_penalty", 1.0),
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=tuple(sorted(sampling.logit_bias.items())),
-        allowed_token_ids=tuple(sampling.allowed_token_ids),
-        min_tokens=sampling.min_tokens,
+        temperature=sampling.get("temperature", default_temperature),
+        top_k=sampling.get("top_k", 0),
+        top_p=sampling.get("top_p", 1.0),
+        min_p=sampling.get("min_p", 0.0),
+        repetition_penalty=sampling.get("repetition_penalty", 1.0),
+        presence_penalty=sampling.get("presence_penalty", 0.0),
+        frequency_penalty=sampling.get("frequency_penalty", 0.0),
+        logit_bias=tuple(sorted(sampling.get("logit_bias", {}).items())),
+        allowed_token_ids=tuple(sampling.get("allowed_token_ids", ())),
+        min_tokens=sampling.get("min_tokens", 0),
     )
 
 
-def _speculation(speculation: wire.Speculation) -> SpeculationParams:
-    if speculation.mode not in MODES:
+def _speculation(given: Mapping[str, Any]) -> SpeculationParams:
+    mode = given.get("mode", wire.EXACTNESS_MODE_UNSPECIFIED)
+    if mode not in MODES:
         raise RequestError("speculation.mode", "must be a known mode")
     return SpeculationParams(
-        is_enabled=_optional(speculation, "enabled", True),
-        drafter=speculation.drafter or None,
-        gamma=_optional(speculation, "gamma", None),
-        is_adaptive=_optional(speculation, "adaptive", None),
-        mode=MODES[speculation.mode],
-        lenience=_optional(speculation, "lenience", 1.0),
-        verifies_block=_optional(speculation, "block_verification", None),
-        phrase_length=_optional(speculation, "phrase_length", None),
-        num_phrases=_optional(speculation, "num_phrases", None),
-        window=_optional(speculation, "window", None),
-        branching=tuple(speculation.branching),
-        reference=speculation.reference,
+        is_enabled=given.get("enabled", True),
+        drafter=given.get("drafter"),
+        gamma=given.get("gamma"),
+        is_adaptive=given.get("adaptive"),
+        mode=MODES[mode],
+        lenience=given.get("lenience", 1.0),
+        verifies_block=given.get("block_verification"),
+        phrase_length=given.get("phrase_length"),
+        num_phrases=given.get("num_phrases"),
+        window=given.get("window"),
+        branching=tuple(given.get("branching", ())),
+        reference=given.get("reference", ""),
     )
+
+
+def _options(given: dict[str, Any], speculation: dict[str, Any]) -> dict[str, object]:
+    """Those of ``ALL_VALUES`` that were given, by name."""
+    named = given | {f"speculation.{name}": value for name, value in speculation.items()}
+    return {path: named[path] for path in ALL_VALUES if path in named}
 
 
 def _report(report: SpeculationReport) -> wire.SpeculationReport:
@@ -208,24 +224,3 @@ def _report(report: SpeculationReport) -> wire.SpeculationReport:
         block_verification=report.verifies_block,
         is_exact=report.mode is not ExactnessMode.LENIENT,
     )
-
-
-def _options(request: wire.GenerateRequest) -> dict[str, object]:
-    """Those of ``ALL_VALUES`` that were given, by name."""
-    given = {field.name: value for field, value in request.ListFields()}
-    if nested := given.get("speculation"):
-        given |= {f"speculation.{field.name}": value for field, value in nested.ListFields()}
-    return {path: given[path] for path in ALL_VALUES if path in given}
-
-
-def _optional(message: Message, name: str, default: object) -> Any:
-    """Value of a field, or the default where presence says that it was left out."""
-    if _has_presence(message.DESCRIPTOR, name) and not message.HasField(name):
-        return default
-    return getattr(message, name)
-
-
-@cache
-def _has_presence(kind: Descriptor, name: str) -> bool:
-    """Whether a field says that it was left out; a descriptor is slow to ask."""
-    return bool(kind.fields_by_name[name].has_presence)
