@@ -1,4 +1,4 @@
-"""Rows with a law over the whole vocabulary, proposed and judged in one compiled call each.
+"""Rows with a law over the whole vocabulary and plain greedy ones, proposed and judged in one compiled call each.
 
 The rules are ``engines.kernels``'; here rows become their arguments, and their answers verdicts.
 """
@@ -14,16 +14,25 @@ from engines.base import FloatArray
 from engines.draft_laws import DraftLaws
 from engines.kernels import WideArray
 from engines.laws import SamplingRow, Verdict
+from engines.small_arrays import TokenArrays
 
 _SEED_MASK = (1 << 64) - 1
 
 
 class Work(NamedTuple):
-    """What a judgement writes in: weights [V] and scratch [V] float32, overlaps [max_gamma] float64."""
+    """What a judgement writes in.
+
+    Attributes:
+        weights: [V] float32.
+        scratch: [V] float32.
+        overlaps: [max_gamma] float64.
+        drafts: draft tokens.
+    """
 
     weights: FloatArray
     scratch: FloatArray
     overlaps: WideArray
+    drafts: TokenArrays
 
 
 def propose_compiled(logits: FloatArray, row: SamplingRow, kept: DraftLaws) -> int:
@@ -64,7 +73,7 @@ def judge_compiled(
     law, gamma = row.law, len(row.draft_tokens)
     num_accepted, token, num_fallbacks = kernels.judge_draft(
         np.ascontiguousarray(logits),
-        np.array(row.draft_tokens, dtype=np.int64),
+        work.drafts.of(row.draft_tokens),
         kept.rows,
         kept.totals,
         law.inverse_temperature,
@@ -73,7 +82,9 @@ def judge_compiled(
         lenience,
         row.seed & _SEED_MASK,
         len(row.history),
-        *work,
+        work.weights,
+        work.scratch,
+        work.overlaps,
     )
     if token < 0:
         return Verdict(num_accepted=0, next_token=None)
@@ -86,25 +97,39 @@ def judge_compiled(
     )
 
 
-def match_compiled(logits: FloatArray, row: SamplingRow, weights: FloatArray) -> Verdict:
+def match_compiled(logits: FloatArray, row: SamplingRow, work: Work) -> Verdict:
     """Draw the target's own token at each position, as long as the draft agrees; plain decoding without one.
 
     Args:
         logits: [R, V] float32 of the row.
         row: of no shared noise, its law dense.
-        weights: [V] float32 to write in.
+        work: overwritten.
     """
     law = row.law
     num_accepted, token = kernels.match_draft(
         np.ascontiguousarray(logits),
-        np.array(row.draft_tokens, dtype=np.int64),
+        work.drafts.of(row.draft_tokens),
         law.inverse_temperature,
         law.top_p,
         law.min_p,
         row.seed & _SEED_MASK,
         len(row.history),
-        weights,
+        work.weights,
     )
     if token < 0:
         return Verdict(num_accepted=0, next_token=None)
     return Verdict(num_accepted=num_accepted, next_token=token)
+
+
+def judge_plain_greedy(logits: FloatArray, row: SamplingRow, work: Work) -> Verdict:
+    """Keep draft tokens as long as they are the greatest.
+
+    Args:
+        logits: [R, V] float32 of the row.
+        row: plain greedy (``engines.laws.are_plain_greedy``).
+        work: overwritten.
+    """
+    num_accepted, token = kernels.judge_greedy(
+        np.ascontiguousarray(logits), work.drafts.of(row.draft_tokens)
+    )
+    return Verdict(num_accepted=num_accepted, next_token=token if token >= 0 else None)

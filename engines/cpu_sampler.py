@@ -23,14 +23,20 @@ import numpy as np
 from engines.adjust import adjusted_law, greatest_token, logits_at
 from engines.base import FloatArray
 from engines.block_judge import BlockDraft, judge_block
-from engines.compiled_rows import Work, judge_compiled, match_compiled, propose_compiled
+from engines.compiled_rows import (
+    Work,
+    judge_compiled,
+    judge_plain_greedy,
+    match_compiled,
+    propose_compiled,
+)
 from engines.draft_laws import DraftLaws
 from engines.draws import choices_of, in_place, raw_logprobs
-from engines.kernels import is_kept
+from engines.kernels import greatest, is_kept
 from engines.laws import ExactnessMode, OfferPoint, SamplingRow, Verdict, are_plain_greedy
 from engines.noise import CounterNoise, NoiseSource, Purpose
-from engines.plain_greedy import judge_plain_greedy
 from engines.row_offers import RowOffers
+from engines.small_arrays import TokenArrays
 from engines.token_law import TokenLaw, point_mass, residual_law, shared_weights
 
 
@@ -54,7 +60,9 @@ class CpuSampler:
         self._noise: NoiseSource = CounterNoise() if noise is None else noise
         self._target_row: FloatArray = np.zeros(vocab_size, dtype=np.float32)
         self._scratch: FloatArray = np.zeros(vocab_size, dtype=np.float32)
-        self._work = Work(self._target_row, self._scratch, np.zeros(max_gamma))
+        self._work = Work(
+            self._target_row, self._scratch, np.zeros(max_gamma), TokenArrays(max_gamma)
+        )
         self._is_compiled = noise is None
         # [max_gamma, V] float32 each, allocated when the slot first drafts: 64 slots of 8 rows of a large vocabulary
         # are 300 MB that greedy and retrieved drafts never need.
@@ -76,8 +84,7 @@ class CpuSampler:
         """
         logits = in_place(logits)
         if are_plain_greedy(rows):
-            greatest = logits[:, 0, :vocab_size].argmax(axis=-1).tolist()
-            return [greatest[row.index] for row in rows]
+            return [max(greatest(logits[row.index, 0, :vocab_size]), 0) for row in rows]
         return [self._propose_row(logits[row.index, 0, :vocab_size], row) for row in rows]
 
     def offer(
@@ -102,7 +109,7 @@ class CpuSampler:
         """
         logits = in_place(logits)
         if are_plain_greedy(rows):
-            verdicts = judge_plain_greedy(logits, rows)
+            verdicts = [judge_plain_greedy(logits[row.index], row, self._work) for row in rows]
         else:
             verdicts = [self._judge_row(logits[row.index], row) for row in rows]
         return [
@@ -141,7 +148,7 @@ class CpuSampler:
         is_race = row.mode is ExactnessMode.SEED_STABLE
         if is_race or not row.draft_tokens or not (row.is_sampled_draft or is_lenient):
             if is_compiled and not is_race:
-                return match_compiled(logits, row, self._target_row)
+                return match_compiled(logits, row, self._work)
             return self._judge_by_match(logits, row)
         if row.verifies_block and row.mode is ExactnessMode.MAX_ACCEPT:
             return self._judge_block(logits, row)

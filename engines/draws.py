@@ -21,10 +21,10 @@ def in_place(logits: FloatArray) -> FloatArray:
     Args:
         logits: [..., V] of any engine.
     """
-    are_readable = (
-        logits.dtype == np.float32
-        and logits.flags.writeable
-        and logits.strides[-1] == logits.itemsize
+    flags = logits.flags
+    are_readable = logits.dtype == np.float32 and (
+        # The usual case first: in order, aligned and writable.
+        flags.carray or (flags.writeable and logits.strides[-1] == logits.itemsize)
     )
     return logits if are_readable else np.array(logits, dtype=np.float32, order="C")
 

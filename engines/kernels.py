@@ -120,6 +120,25 @@ def _peak(logits: FloatArray) -> float:
     return float(found.view(np.float32)[0])
 
 
+@kernel(int64(_ROW))
+def greatest(logits: FloatArray) -> int:
+    """Lowest id of the greatest logit [V]; -1 where the row holds NaN, +inf or nothing but -inf."""
+    peak = _peak(logits)
+    if not np.isfinite(peak):
+        return -1
+    top = np.float32(peak)
+    for start in range(0, logits.shape[0], _BLOCK):
+        block = logits[start : start + _BLOCK]
+        num_equal = 0
+        for i in range(block.shape[0]):
+            num_equal += block[i] == top
+        if num_equal > 0:
+            for i in range(block.shape[0]):
+                if block[i] == top:
+                    return start + i
+    return -1
+
+
 @kernel(float64(_ROW, float64, _ROW))
 def write_law(logits: FloatArray, inverse_temperature: float, weights: FloatArray) -> float:
     """Write exp((z - peak) / temperature) for the row's own peak; see ``write_weights``.
@@ -576,3 +595,24 @@ def match_draft(
         if i == gamma or drawn != tokens[i]:
             return i, drawn
     return gamma, drawn
+
+
+@rule(types.UniTuple(int64, 2)(_ROWS, _IDS))
+def judge_greedy(logits: FloatArray, tokens: IdArray) -> tuple[int, int]:
+    """Keep draft tokens as long as they are the greatest.
+
+    Args:
+        logits: [at least G + 1, V] of the target.
+        tokens: [G] the draft.
+
+    Returns:
+        How many tokens are kept, and the next one; -1 where logits are not finite.
+    """
+    gamma, best = tokens.shape[0], -1
+    for i in range(gamma + 1):
+        best = greatest(logits[i])
+        if best < 0:
+            return 0, -1
+        if i == gamma or best != tokens[i]:
+            return i, best
+    return gamma, best

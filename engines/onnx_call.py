@@ -12,7 +12,7 @@ from engines.tree_inputs import TreeInputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxCall:
-    """A call of B rows of T tokens and R wanted logits each; see ``engines.place_inputs.elements``.
+    """A call of B rows of T tokens and R wanted logits each; see ``engines.small_arrays.elements``.
 
     Attributes:
         run: runs the graph over what is bound.

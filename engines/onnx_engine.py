@@ -44,8 +44,9 @@ from engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
 from engines.onnx_call import OnnxCall
 from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
 from engines.onnx_tree import TreeGraphs
-from engines.place_inputs import PLACE_INPUTS, PlaceInputs, elements
+from engines.place_inputs import PLACE_INPUTS, PlaceInputs
 from engines.single_rows import have_single_rows_same_bits
+from engines.small_arrays import elements
 from engines.spans import check_kept_path, check_move, check_spans, num_valid
 
 # Logits of a call over all its rows.

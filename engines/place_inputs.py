@@ -15,18 +15,10 @@ import numpy as np
 
 from engines.base import IntArray
 from engines.bundle import CACHE_COLUMNS, POSITIONS
+from engines.small_arrays import elements
 
 PLACE_INPUTS = frozenset({POSITIONS, CACHE_COLUMNS})
 """Inputs of ``grouped.onnx`` beside those of ``model.onnx``; graphs of before lack them."""
-
-
-def elements(array: IntArray) -> memoryview[int]:
-    """The elements of an int64 array without gaps, in order, to be written one by one.
-
-    A few numbers take a view of memory a tenth of a microsecond each; numpy takes one to five microseconds per call,
-    and ten times that where a model's call has pushed its code out of the processor's caches.
-    """
-    return array.data.cast("B").cast("q")
 
 
 @dataclass(frozen=True, slots=True)
