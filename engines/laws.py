@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from engines.base import FloatArray, IntArray
+from engines.base import FloatArray, IntArray, step_value
 
 _SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
@@ -87,7 +87,7 @@ class SamplingLaw:
         object.__setattr__(self, "inverse_temperature", inverse_temperature)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class SamplingRow:
     """One row to draw for or to judge.
 
@@ -216,7 +216,7 @@ class Continuations:
     log_probs: npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Verdict:
     """What one verification yields for one row.
 

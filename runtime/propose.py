@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engines.base import EngineError
+from engines.base import EngineError, step_value
 from engines.laws import ExactnessMode, SamplingRow, Verdict
 from runtime.core.drafting import HistoryScope, scope_of
 from runtime.core.params import RequestSpec
@@ -62,7 +62,7 @@ class DraftRules:
         return self.prices.of_step(gammas)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Proposals:
     """Drafts of one step.
 

@@ -7,9 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from engines.base import BundleError
+from runtime.core.text import REPLACEMENT
 
 # Streams decode the last token or two again and again: half of a step's work on text. A pair takes 310 bytes.
 _SHORT = 2
@@ -33,7 +34,7 @@ class TextCodec(Protocol):
 
 
 class TokenizersCodec:
-    """``TextCodec`` over the tokenizers library.
+    """``TextCodec`` over the tokenizers library, and the ``PieceDecoder`` of ``runtime.core.text``.
 
     Args:
         path: a ``tokenizer.json``.
@@ -51,6 +52,10 @@ class TokenizersCodec:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._decode_short = lru_cache(_MOST_SHORT_TEXTS)(self._decode)
+        # Tokens that stand for bytes are joined as they are; other decoders look at neighbours, or at the beginning.
+        self._has_pieces = isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+        # At most one of each token of the vocabulary.
+        self._pieces: tuple[dict[int, str | None], dict[int, str | None]] = ({}, {})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text."""
@@ -60,6 +65,14 @@ class TokenizersCodec:
         """Text of token ids; bytes that form no character become U+FFFD."""
         decode = self._decode_short if len(ids) <= _SHORT else self._decode
         return decode(tuple(ids), skip_special_tokens)
+
+    def piece(self, token: int, skip_special_tokens: bool) -> str | None:
+        """Text of a token of whole characters, the same behind any text; None for any other token."""
+        pieces = self._pieces[skip_special_tokens]
+        if token not in pieces:
+            text = self._decode((token,), skip_special_tokens) if self._has_pieces else REPLACEMENT
+            pieces[token] = None if REPLACEMENT in text else text
+        return pieces[token]
 
     def _decode(self, ids: tuple[int, ...], skip_special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

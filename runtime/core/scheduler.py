@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engines.base import Span
+from engines.base import Span, step_value
 
 MOST_PADDING = 16
 """Tokens that a row is padded by at most to be fed in one call with others.
@@ -82,7 +82,7 @@ class Prefill:
         return self.lengths[index] if 0 <= index < len(self.lengths) else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class StepPlan:
     """One step.
 

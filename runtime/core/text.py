@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 NUM_CONTEXT_TOKENS = 6
 """Prompt tokens decoded along, for tokenizers whose first token loses its leading space."""
@@ -29,6 +29,15 @@ class Decoder(Protocol):
         ...
 
 
+@runtime_checkable
+class PieceDecoder(Decoder, Protocol):
+    """A tokenizer that may know of a token what it adds to any text, whatever stands beside it."""
+
+    def piece(self, token: int, skip_special_tokens: bool) -> str | None:
+        """Text of a token of whole characters, the same behind any text; None for any other token."""
+        ...
+
+
 class IncrementalDecoder:
     """Decodes one token after another, never showing half a character."""
 
@@ -36,12 +45,19 @@ class IncrementalDecoder:
         self, decoder: Decoder, prompt_tokens: Sequence[int], *, skip_special_tokens: bool
     ) -> None:
         self._decode = partial(decoder.decode, skip_special_tokens=skip_special_tokens)
+        self._piece = decoder.piece if isinstance(decoder, PieceDecoder) else None
+        self._skips_special = skip_special_tokens
         self._window = tuple(prompt_tokens[-NUM_CONTEXT_TOKENS:])
         self._num_clean = len(self._window)
         self._num_shown = len(self._decode(self._window))
 
     def push(self, token: int) -> str:
         """The characters that ``token`` completed."""
+        if self._piece is not None and self._num_clean == len(self._window):
+            piece = self._piece(token, self._skips_special)
+            if piece:
+                self._window, self._num_clean, self._num_shown = (token,), 1, len(piece)
+                return piece
         window = self._window = (*self._window, token)
         text, num_shown = self._decode(window), self._num_shown
         is_clean = not text.endswith(REPLACEMENT) or len(window) > MAX_WINDOW

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from engines.base import Engine
+from engines.base import Engine, step_value
 from engines.laws import OfferingSampler, Sampler, SamplingRow
 from runtime.core.drafting import DraftingConfig
 from runtime.core.params import SpeculationParams
@@ -57,7 +57,7 @@ class Traits:
     wants_outcomes: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class DraftRow:
     """A live row as a drafter sees it.
 
@@ -101,7 +101,7 @@ class DraftRow:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Draft:
     """What a drafter proposes for one row.
 
@@ -125,7 +125,7 @@ class Draft:
     is_without_replacement: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Outcome:
     """What became of one row's draft, after the commit.
 

@@ -12,10 +12,9 @@ that enter come one chunk of the target's per step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from engines.base import Engine, Span
+from engines.base import Engine, Span, step_value
 from engines.laws import ExactnessMode, Sampler
 from runtime.core.scheduler import alike_neighbours
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
@@ -24,7 +23,7 @@ MAX_SHARED_MISSING = 2
 """Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Ready:
     """Where rows stand before a model drafts for them.
 
