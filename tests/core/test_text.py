@@ -28,6 +28,14 @@ class ByteDecoder:
         return parts.decode("utf-8", errors="replace")
 
 
+class BytePieces(ByteDecoder):
+    """Knows tokens that are whole characters by themselves."""
+
+    def piece(self, token: int, skip_special_tokens: bool) -> str | None:
+        text = self.decode((token,), skip_special_tokens)
+        return None if "\ufffd" in text else text
+
+
 def decoder(prompt: Sequence[int] = (), *, skip: bool = True) -> IncrementalDecoder:
     return IncrementalDecoder(ByteDecoder(), prompt, skip_special_tokens=skip)
 
@@ -68,6 +76,27 @@ def test_any_bytes_add_up_to_their_lossy_text_or_nearly(data: bytes) -> None:
     assert shown.replace("\ufffd", "") == data.decode("utf-8", errors="replace").replace(
         "\ufffd", ""
     )
+
+
+@given(
+    st.lists(st.integers(0, SPECIAL), max_size=2 * MAX_WINDOW),
+    st.lists(st.integers(0, SPECIAL), max_size=9),
+    st.booleans(),
+)
+def test_knowing_pieces_changes_nothing(tokens: list[int], prompt: list[int], skip: bool) -> None:
+    plain = IncrementalDecoder(ByteDecoder(), prompt, skip_special_tokens=skip)
+    quick = IncrementalDecoder(BytePieces(), prompt, skip_special_tokens=skip)
+    assert [quick.push(token) for token in tokens] == [plain.push(token) for token in tokens]
+    assert quick.flush() == plain.flush()
+
+
+def test_a_known_piece_is_not_decoded() -> None:
+    class Silent(BytePieces):
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+            return "" if len(ids) != 1 else super().decode(ids, skip_special_tokens)
+
+    quick = IncrementalDecoder(Silent(), (), skip_special_tokens=True)
+    assert "".join(quick.push(byte) for byte in b"abc") == "abc"
 
 
 def test_an_incomplete_character_is_shown_only_at_the_end() -> None:

@@ -64,6 +64,25 @@ def test_a_row_that_is_not_finite_has_no_law(size, bad):
     assert kernels.write_law(np.full(size, -np.inf, dtype=np.float32), 1.0, law) == 0.0
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("step", [0.0, 1.0])
+def test_the_greatest_is_the_first_of_its_equals(size, step):
+    for shift in (-40.0, 0.0):
+        logits = row_of(size, 5.0, step=step) + np.float32(shift)
+        assert kernels.greatest(logits) == logits.argmax()
+    assert kernels.greatest(np.array([-1.0, -0.0, 0.0], dtype=np.float32)) == 1
+
+
+@pytest.mark.parametrize("size", [1, 5, 700])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
+def test_a_row_that_is_not_finite_has_no_greatest(size, bad):
+    for at in {0, size // 2, size - 1}:
+        logits = row_of(size, 2.0)
+        logits[at] = bad
+        assert kernels.greatest(logits) == -1
+    assert kernels.greatest(np.full(size, -np.inf, dtype=np.float32)) == -1
+
+
 def test_peaks_of_either_sign():
     for peak in (-5.0, -0.0, 0.0, 1e-40, 3e38):
         logits = np.array([-np.inf, peak - 1.0, peak, -3e38], dtype=np.float32)
