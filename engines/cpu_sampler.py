@@ -112,12 +112,11 @@ class CpuSampler:
             verdicts = [judge_plain_greedy(logits[row.index], row, self._work) for row in rows]
         else:
             verdicts = [self._judge_row(logits[row.index], row) for row in rows]
-        return [
-            _with_choices(_with_logprobs(verdict, logits[row.index], row), logits[row.index], row)
-            if row.num_logprobs is not None or row.num_choices
-            else verdict
-            for verdict, row in zip(verdicts, rows, strict=True)
-        ]
+        for at, row in enumerate(rows):
+            if row.num_logprobs is not None or row.num_choices:
+                here = logits[row.index]
+                verdicts[at] = _with_choices(_with_logprobs(verdicts[at], here, row), here, row)
+        return verdicts
 
     def _propose_row(self, logits: FloatArray, row: SamplingRow) -> int:
         num_drafted = len(row.draft_tokens)

@@ -52,6 +52,8 @@ class DraftRules:
         Chains have the bits of plain decoding, and so has the leading chain of a tree; its side
         branches are summed in another order, and may turn where two tokens nearly tie.
         """
+        if self.max_nodes == 0:
+            return 0
         is_fixed = spec.law.is_greedy or spec.speculation.mode is ExactnessMode.SEED_STABLE
         return 0 if is_fixed and not self.trees_may_round_differently else self.max_nodes
 

@@ -68,10 +68,7 @@ class Settlement:
         for name, error in result.asked.items():
             if error is not None:
                 logger.error("drafter %s failed; going on without", name, exc_info=error)
-        ended = [request for request, _, ending in result.progressed if ending is not None]
-        ended += [request for request, _ in result.searched]
-        ended += [request for request, _ in result.failed]
-        lost = self._free(ended) if ended else []
+        lost = self._free_ended(result)
         with self._guard:
             receivers = [self._inbox.deliver_to(request) for request, _, _ in result.progressed]
         for (request, progressed, ending), deliver in zip(
@@ -90,7 +87,15 @@ class Settlement:
             self._end(request, finished)
         if result.failed:
             self.end_with_errors(self._explain(result))
-        self.end_with_errors(lost)
+        if lost:
+            self.end_with_errors(lost)
+
+    def _free_ended(self, result: StepResult) -> list[tuple[Request, Exception]]:
+        """Give back the slots of what ended; the answer is that of ``_free``."""
+        ended = [request for request, _, ending in result.progressed if ending is not None]
+        ended += [request for request, _ in result.searched]
+        ended += [request for request, _ in result.failed]
+        return self._free(ended) if ended else []
 
     def _explain(self, result: StepResult) -> list[tuple[Request, Exception]]:
         error_id = new_error_id()

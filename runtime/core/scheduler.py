@@ -97,7 +97,7 @@ class StepPlan:
     @property
     def has_decode(self) -> bool:
         """Whether any row decodes."""
-        return any(gamma is not None for gamma in self.gammas)
+        return self.gammas.count(None) < len(self.gammas)
 
 
 def num_to_admit(queued: Sequence[int], num_free: int) -> int:

@@ -11,7 +11,7 @@ that enter come one chunk of the target's per step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
 from engines.base import Engine, Span, step_value
@@ -117,10 +117,10 @@ class ModelDrafter:
         self, live: Sequence[DraftRow], slots: Sequence[int], computed: list[int]
     ) -> None:
         # Those that miss least are ready first; a stream that lags never waits for a prompt.
-        lagging = sorted(
-            (s for s in slots if _num_missing(live, s, computed) > self.max_shared_missing),
-            key=lambda s: _num_missing(live, s, computed),
-        )
+        lagging = [s for s in slots if _num_missing(live, s, computed) > self.max_shared_missing]
+        if not lagging:
+            return
+        lagging.sort(key=lambda s: _num_missing(live, s, computed))
         shared = self._chunk
         lengths: dict[int, int] = {}
         for slot in lagging:
@@ -164,11 +164,7 @@ class ModelDrafter:
             slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
         }
         while fed:
-            spans = [
-                Span(slot=slot, start=start, tokens=fed.get(slot, ()), num_logits=int(slot in fed))
-                for slot, start in enumerate(computed[: max(fed) + 1])
-            ]
-            logits = self._engine.extend(spans)
+            logits = self._engine.extend(_spans(fed, computed))
             tokens = self._sampler.propose(
                 logits, [rows[slot] for slot in fed], vocab_size=self._target_vocab_size
             )
@@ -181,6 +177,16 @@ class ModelDrafter:
                     following[slot] = (token,)
             fed = following
         return drafted
+
+
+def _spans(fed: Mapping[int, tuple[int, ...]], computed: Sequence[int]) -> list[Span]:
+    """Spans of tokens to feed, by slot; the last logits of each are wanted."""
+    spans = []
+    for slot in range(max(fed) + 1):
+        tokens = fed.get(slot, ())
+        wanted = 1 if tokens else 0
+        spans.append(Span(slot=slot, start=computed[slot], tokens=tokens, num_logits=wanted))
+    return spans
 
 
 def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -> int:
