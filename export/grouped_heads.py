@@ -12,14 +12,13 @@ accelerators want causal attention by lengths, without a mask. Of G*T >= 2 rows 
 so no query is padded.
 
 Positions [B, T] and the numbers of the cache's columns [S] are inputs: what works them out in the graph
-is a dozen nodes for a few numbers, a tenth of a small model's call. Rotations look their angles up by position
-themselves, which spares two more (a thirtieth of the demo draft's call).
+is a dozen nodes for a few numbers, a tenth of a small model's call.
 
 Requires Attention on queries [B, G*H, T, D] of known head counts. Ensures the same function of positions
 start + t; the mask is made once per call, as numbers that are added to the scores: 0 where seen, else
 minus infinity.
 
-Source: ONNX operators Attention-24, RotaryEmbedding-23.
+Source: ONNX operator Attention-24.
 """
 
 from __future__ import annotations
@@ -31,15 +30,13 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from engines import bundle
-from export.graph_edits import constant, put, put_input, source
+from export.graph_edits import put, put_input
 from export.kv_export import POSITIONS_VALUE
 from export.narrow_spans import drop_query_padding
 
 # Inputs of Attention-24.
 _MASK_INPUT, _LENGTHS_INPUT = 3, 6
 _HEADS_AXIS, _SIZE_AXIS = 1, 3
-# Input of RotaryEmbedding-23.
-_POSITIONS_INPUT = 3
 
 
 def derive_grouped_graph(path: Path) -> bool:
@@ -53,9 +50,7 @@ def derive_grouped_graph(path: Path) -> bool:
     nodes = attention_nodes(model.graph)
     if not nodes or not all(is_plainly_causal(node) and _group_size(node) > 1 for node in nodes):
         return False
-    positions = give_positions(model.graph)
-    rotate_by_position(model.graph, positions)
-    give_mask(nodes, _causal_mask(model.graph, positions))
+    give_mask(nodes, _causal_mask(model.graph, give_positions(model.graph)))
     group_heads(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.
@@ -69,25 +64,6 @@ def give_positions(graph: ir.Graph) -> ir.Value:
     if (found := span_positions(graph)) is not None:
         found.replace_all_uses_with(positions)
     return positions
-
-
-def rotate_by_position(graph: ir.Graph, positions: ir.Value) -> None:
-    """Give rotations the tables of ``export.position_tables`` and positions, instead of the tables' rows."""
-    for node in [node for node in graph if node.op_type == "RotaryEmbedding"]:
-        tables = [_table_read_at(value, positions) for value in node.inputs[1:]]
-        if len(tables) == 2 and None not in tables:
-            node.resize_inputs(_POSITIONS_INPUT + 1)
-            for index, value in enumerate((*tables, positions), 1):
-                node.replace_input_with(index, value)
-
-
-def _table_read_at(rows: ir.Value | None, positions: ir.Value) -> ir.Value | None:
-    """The table [P, width] whose rows at ``positions`` a value is, if it is that."""
-    node = source(rows, "Gather")
-    if node is None or node.inputs[1] is not positions or node.attributes.get_int("axis", 0) != 0:
-        return None
-    table = constant(node.inputs[0])
-    return node.inputs[0] if table is not None and table.ndim == 2 else None
 
 
 def span_positions(graph: ir.Graph) -> ir.Value | None:

@@ -127,18 +127,6 @@ def test_grouped_graph_names_the_weights_of_the_model(graphs: tuple[Path, Path])
     assert [path.name for path in graphs[0].parent.glob("*.data")] == [f"{MODEL_FILE}.data"]
 
 
-def test_rotations_look_their_angles_up_themselves(graphs: tuple[Path, Path]) -> None:
-    counts = []
-    for path in graphs:
-        graph = onnx.load(path, load_external_data=False).graph
-        rotations = [node for node in graph.node if node.op_type == "RotaryEmbedding"]
-        counts.append(sum(node.op_type == "Gather" for node in graph.node))
-        for node in rotations:
-            assert list(node.input[3:]) == ([names.POSITIONS] if path is graphs[1] else [])
-        assert len(rotations) == 2
-    assert counts[1] == counts[0] - 2
-
-
 def see_one_more(graph: onnx.GraphProto) -> None:
     node = next(node for node in graph.node if node.op_type == "LessOrEqual")
     node.op_type = "Less"
