@@ -42,8 +42,12 @@ class RowEvidence:
         """Bring the book's rows in line with the slots; what waits must have been learnt."""
         known = {id(owner): row for row, owner in enumerate(self.live)}
         former = dict(zip(map(id, self.live), self._speculations, strict=True))
+        stayed = zip(live, self.live, self._speculations, strict=False)
+        have_stayed = [new is old and new.speculation is one for new, old, one in stayed]
         # Slots move downwards only, so that ascending order never overwrites a row still needed.
         for slot, request in enumerate(live):
+            if slot < len(have_stayed) and have_stayed[slot]:
+                continue
             source = known.get(id(request))
             if source is None or former[id(request)] is not request.speculation:
                 self._book.start(slot, self.groups.of(request))

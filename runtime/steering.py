@@ -270,7 +270,9 @@ class Steering:
         self._learn()
         self._rows.align(live)
         self._is_stale = True
-        self._are_fed = [self._uses_model(row.speculation.drafter) for row in live]
+        names = [row.speculation.drafter for row in live]
+        are_fed = {name: self._uses_model(name) for name in set(names)}
+        self._are_fed = [are_fed[name] for name in names]
 
     def _learn(self) -> None:
         self._untold.tell(self._controller, self._rows)

@@ -9,6 +9,7 @@ tokens, by the kind of law that is sampled.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -274,11 +275,14 @@ def fit_host(samples: Sequence[tuple[RowKind, int, int, float]]) -> HostCosts:
 
 def _interpolate(axis: Sequence[int], values: Sequence[float], at: int) -> float:
     """Piecewise linear; constant below the axis, the last slope beyond it."""
-    if at <= axis[-1] or len(axis) == 1:
-        inside = float(np.interp(at, axis, values))
-        return inside if at <= axis[-1] else inside * at / axis[-1]
-    slope = (values[-1] - values[-2]) / (axis[-1] - axis[-2])
-    return float(values[-1] + slope * (at - axis[-1]))
+    if at <= axis[0]:
+        return values[0]
+    if len(axis) == 1:
+        return values[0] * at / axis[0]
+    after = min(bisect_left(axis, at), len(axis) - 1)
+    before = after - 1
+    slope = (values[after] - values[before]) / (axis[after] - axis[before])
+    return values[before] + slope * (at - axis[before])
 
 
 def _model_fields(costs: ModelCosts) -> dict[str, Any]:

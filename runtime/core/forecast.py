@@ -206,17 +206,27 @@ class Forecaster:
         )
         return Forecast(figures=figures, gammas=gammas, floor=floor, plain_tokens=plain_tokens)
 
-    def catch_up_s(self, num_missing: int) -> float:
-        """Seconds to feed the draft model what one row misses, beyond what is fed along anyway."""
-        table = self._table.catch_up
-        if table is None or num_missing <= self.shared:
-            return 0.0
-        return table.extend_s(1, num_missing - 1, table.capacity)
+    def catch_up_each_s(self, num_missing: Ints) -> Rates:
+        """[n] seconds to feed the draft model what each row misses, beyond what is fed along anyway.
+
+        Args:
+            num_missing: [n] tokens.
+        """
+        tokens, seconds = self._catch_up
+        if not len(tokens):
+            return np.zeros(len(num_missing))
+        fed = num_missing - 1
+        each_s = np.interp(fed, tokens, seconds)
+        if len(tokens) > 1:
+            last_slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
+            each_s += np.maximum(fed - tokens[-1], 0.0) * last_slope
+        each_s[num_missing <= self.shared] = 0.0
+        return each_s
 
     def catch_up_all_s(self, batch: Batch, gammas: Ints) -> float:
         """Seconds to feed it all that rows which are to draft miss."""
         fed = batch.num_missing[(gammas > 0) & batch.uses_model & ~batch.is_fixed]
-        return sum(self.catch_up_s(int(missing)) for missing in fed)
+        return float(self.catch_up_each_s(fed).sum())
 
     def _curves(self, num_live: int, num_cached: int) -> Rates:
         """[2, G + 1] seconds to verify every longest draft, and of its draft calls."""

@@ -74,7 +74,7 @@ def plan_exploration(
     fed = np.cumsum(np.where(missing > forecaster.shared, missing - 1, 0))
     steps = np.maximum(-(-settings.explore_trials // count), settings.explore_steps)
     steps += np.maximum(-(-fed // forecaster.chunk), 1) - 1
-    once_s = np.cumsum([forecaster.catch_up_s(int(one)) for one in missing])
+    once_s = np.cumsum(forecaster.catch_up_each_s(missing))
     plain_s, longer_s = forecast.fixed[1, :2].tolist()
     longer_s -= plain_s
     gained_s = np.cumsum(batch.survival[may, 0]) * plain_s / len(batch.caps)

@@ -160,3 +160,22 @@ def test_times_of_steps(seed: int) -> None:
         np.testing.assert_allclose(
             times.doubt(1, longest), plain.doubt(longest), rtol=1e-7, atol=1e-9
         )
+
+
+def test_what_rows_miss_is_priced_as_the_table_has_it() -> None:
+    rng = np.random.default_rng(1)
+    costs = random_table(rng)
+    forecaster = Forecaster(
+        costs, max_gamma=MAX_GAMMA, max_shared_missing=SHARED, settings=SETTINGS
+    )
+    missing = np.array([0, 1, SHARED, SHARED + 1, 7, 65, 66, 500])
+    fed = costs.catch_up
+    expected = [fed.extend_s(1, int(m) - 1, 1) if m > SHARED else 0.0 for m in missing]
+    np.testing.assert_allclose(forecaster.catch_up_each_s(missing), expected, rtol=1e-12)
+    without = Forecaster(
+        replace(costs, catch_up=None),
+        max_gamma=MAX_GAMMA,
+        max_shared_missing=SHARED,
+        settings=SETTINGS,
+    )
+    assert not without.catch_up_each_s(missing).any()
