@@ -283,8 +283,7 @@ class Steering:
         self._untold.tell(self._controller, self._rows)
         began = self._clock()
         self._learn()
-        self._decided = self._rows.live
-        self._is_stale = False
+        self._decided, self._is_stale = self._rows.live, False
         self._num_cached = max(self._num_cached, *(request.num_known for request in live))
         batch = batch_of(
             live,
