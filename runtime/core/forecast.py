@@ -55,7 +55,7 @@ class Settings:
     trial_share: float = 0.01
     explore_trials: int = 8
     explore_steps: int = 2
-    cost_share: float = 0.005
+    cost_share: float = 0.0025
     idle_share: float = 0.001
 
 

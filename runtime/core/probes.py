@@ -15,8 +15,9 @@ LEAST_GAIN = 0.02
 # Steps with drafts before the first probe, doubled each time up to the usual distance; at most while no gain is
 # proven; and the fraction of the usual distance that they begin with once one is.
 FIRST_PROBE, UNPROVEN, EARLIER = 4, 128, 16
-PROVEN = 0.75
-"""Share of the most that an account may hold, from which on a gain is."""
+PROVEN, DOUBTED = 0.75, 0.5
+"""Shares of the most that an account may hold, from which on a gain is, and below which it is no longer: the most grows
+with a plain step's time, and a machine whose steps take a third longer refutes nothing."""
 
 
 class Probes:
@@ -46,7 +47,8 @@ class Probes:
 
     def _distance(self, decision: Decision) -> int:
         was_proven = self._is_proven
-        self._is_proven = decision.account.credit_s >= PROVEN * decision.most_s
+        least = DOUBTED if was_proven else PROVEN
+        self._is_proven = decision.account.credit_s >= least * decision.most_s
         if was_proven and not self._is_proven:
             self._wanted = FIRST_PROBE
         usual = decision.probe_every
