@@ -73,23 +73,31 @@ class TensorRtApi:
         context: trt.IExecutionContext | None = engine.create_execution_context(config)
         return context
 
+    def check_compute_capability(self, compute_capability: str) -> None:
+        """Refuse GPUs that a flavour which builds ahead of time does not build for.
+
+        Raises:
+            EngineError: it is no compute capability such as "8.0", or none of those; names them.
+        """
+        names = [name for name in self.trt.ComputeCapability.__members__ if name.startswith("SM")]
+        known = [f"{name[2:-1]}.{name[-1]}" for name in sorted(names, key=_number)]
+        if compute_capability not in known:
+            raise EngineError(
+                f"compute capability {compute_capability}: TensorRT-RTX {self.version} builds "
+                f"for {', '.join(known)}; --flavour tensorrt builds for the GPU it runs on"
+            )
+
     def set_compute_capability(self, config: trt.IBuilderConfig, compute_capability: str) -> None:
         """Build for GPUs of a compute capability such as "8.0".
 
         Raises:
-            EngineError: the flavour does not build for it; names those it does.
+            EngineError: as ``check_compute_capability``.
         """
+        self.check_compute_capability(compute_capability)
         kinds = self.trt.ComputeCapability
-        wanted = f"SM{compute_capability.replace('.', '')}"
-        names = sorted(name for name in kinds.__members__ if name.startswith("SM"))
-        if wanted not in names:
-            known = ", ".join(f"{name[2:-1]}.{name[-1]}" for name in sorted(names, key=_number))
-            raise EngineError(
-                f"compute capability {compute_capability}: TensorRT-RTX {self.version} builds "
-                f"for {known}"
-            )
+        name = f"SM{compute_capability.replace('.', '')}"
         config.num_compute_capabilities = 1
-        config.set_compute_capability(kinds.__members__[wanted], 0)
+        config.set_compute_capability(kinds.__members__[name], 0)
 
 
 def find_api(flavour: str | None = None) -> TensorRtApi:

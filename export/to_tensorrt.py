@@ -73,10 +73,7 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
     """
     bundle = load_bundle(root)
     api = find_api(options.flavour)
-    if options.precision not in PRECISIONS:
-        raise BundleError(
-            f"precision {options.precision!r}: must be one of {', '.join(PRECISIONS)}"
-        )
+    _check_precision(options.precision)
     capabilities = _check_capabilities(api, options.compute_capabilities)
     _check_float8(options.precision, capabilities)
     sizes = _check_capacities(bundle, options.capacities)
@@ -190,6 +187,16 @@ def _check_capacities(bundle: Bundle, wanted: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({*wanted, allowed[-1]}))
 
 
+def _check_precision(precision: str) -> None:
+    if precision in BITS:
+        raise BundleError(
+            f"precision {precision!r}: weights of integers are the bundle's own; export with "
+            f"--weights {precision} and build that bundle with --precision float16"
+        )
+    if precision not in PRECISIONS:
+        raise BundleError(f"precision {precision!r}: must be one of {', '.join(PRECISIONS)}")
+
+
 def _check_float8(precision: str, capabilities: Sequence[str]) -> None:
     """Refuse 8-bit floats for GPUs that have none."""
     for capability in capabilities:
@@ -207,6 +214,8 @@ def _number(capability: str) -> tuple[int, ...]:
 def _check_capabilities(api: TensorRtApi, wanted: Sequence[str]) -> tuple[str, ...]:
     """Capabilities to build for, after refusing what the flavour cannot build here."""
     if wanted and api.builds_ahead_of_time:
+        for capability in wanted:
+            api.check_compute_capability(capability)
         return tuple(dict.fromkeys(wanted))
     found = _capability_at_hand(api)
     for capability in wanted:

@@ -10,8 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engines.base import BundleError, EngineError, FloatArray
+from engines.bundle import load_bundle
 from engines.plans import derive_profiles
-from engines.tensorrt_api import RTX, find_api, make_logger
+from engines.sampler_plans import sampler_profile
+from engines.tensorrt_api import RTX, TensorRtApi, find_api, make_logger
 from export.position_tables import is_position_table
 from export.quantize import quantize_file
 from export.tensorrt_graph import derive_graph
@@ -286,6 +288,44 @@ def test_a_misunderstood_network_is_refused_by_layer(
 ) -> None:
     with pytest.raises(EngineError, match=reason):
         check_network(NetworkFacts(attentions=attentions, cache_updates=updates), 1)
+
+
+class KeepingApi(TensorRtApi):
+    """TensorRT-RTX as if it kept measured kernel choices; its own calls for that do nothing."""
+
+    has_timing_cache = True
+
+
+@pytest.mark.filterwarnings("ignore:.*Timing cache operations:DeprecationWarning")
+def test_measured_kernel_choices_are_given_back_to_the_next_build(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = load_bundle(tiny_bundle)
+    found = find_api(RTX)
+    api = KeepingApi(flavour=found.flavour, version=found.version, trt=found.trt)
+    assert (find_api(RTX).has_timing_cache, api.has_timing_cache) == (False, True)
+    file = tmp_path / "cache" / "timing.cache"
+    given: list[bytes] = []
+    create = found.trt.IBuilderConfig.create_timing_cache
+    monkeypatch.setattr(
+        found.trt.IBuilderConfig,
+        "create_timing_cache",
+        lambda config, data: (given.append(bytes(data)), create(config, data))[1],
+    )
+    asked = PlanJob(
+        graph=tiny_bundle / "sampler" / "propose_greedy.onnx",
+        num_layers=0,
+        profiles=(sampler_profile(bundle.manifest, gamma=2, opt_batch=2),),
+        precision="float32",
+        compute_capability="8.0",
+        timing_cache=file,
+    )
+    for _ in range(2):
+        build_plan(api, asked, lambda *step: None)
+        kept = file.read_bytes()
+        assert kept
+    assert given == [b"", kept]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
 def test_a_graph_that_the_parser_refuses_is_named_by_node(graphs: dict[str, Path]) -> None:

@@ -198,6 +198,21 @@ def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:
         ({"flavour": "cudnn"}, EngineError, "must be one of tensorrt, rtx"),
         ({"compute_capabilities": ("9.9",)}, EngineError, r"builds for 7\.5, 8\.0"),
         (
+            {"compute_capabilities": ("8.0", "9.0")},
+            EngineError,
+            r"9\.0: .* builds for .*; --flavour tensorrt builds for the GPU it runs on",
+        ),
+        (
+            {"compute_capabilities": ("abc",), "precision": "float8"},
+            EngineError,
+            r"compute capability abc: .* builds for 7\.5",
+        ),
+        (
+            {"precision": "int4"},
+            BundleError,
+            "'int4': weights of integers are the bundle's own; export with --weights int4",
+        ),
+        (
             {"precision": "float8"},
             EngineError,
             r"8\.0: float8 needs 8\.9 or later; build with --precision float16",
