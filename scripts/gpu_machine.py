@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import torch
 from onnx import TensorProto, helper
 
 from engines.base import EngineError
@@ -65,7 +66,7 @@ def open_memory(device: Device) -> PlanDevice:
 
 
 def measure_rates(device: Device, precision: str) -> Rates:
-    """Rates of a device; products in a precision, on ONNX Runtime's provider for it.
+    """Rates of a device; products in a precision, on ONNX Runtime's provider for it, else PyTorch's.
 
     Args:
         device: which.
@@ -82,8 +83,11 @@ def measure_rates(device: Device, precision: str) -> Rates:
     copy_s = per_call_s(copy, memory.wait, _REPEATS)
     for piece in pieces:
         memory.free(piece)
-    missing = why_unavailable(CPU if device.kind == CPU else CUDA)
-    products = float("inf") if missing else _products_per_s(memory, precision)
+    missing, products = why_unavailable(CPU if device.kind == CPU else CUDA), float("inf")
+    if not missing:
+        products = _products_per_s(memory, precision)
+    elif torch.cuda.is_available():
+        missing, products = "", torch_products_per_s(f"cuda:{device.index}", precision)
     memory.close()
     return Rates(bytes_per_s=2 * num_bytes / copy_s, products_per_s=products, missing=missing)
 
@@ -113,6 +117,26 @@ def _products_per_s(memory: PlanDevice, precision: str) -> float:
     session.close()
     for piece in pieces:
         memory.free(piece)
+    return size**3 / seconds
+
+
+def torch_products_per_s(where: str, precision: str) -> float:
+    """The same by PyTorch: for machines that have no CUDA provider beside TensorRT.
+
+    Args:
+        where: device as PyTorch calls it.
+        precision: of the products; 16 bits of any kind count as float16.
+    """
+    device = torch.device(where)
+    size = _SIZES[device.type]
+    kind = torch.float32 if precision == "float32" or device.type == CPU else torch.float16
+    matrices = [torch.ones(size, size, dtype=kind, device=device) for _ in range(3)]
+
+    def wait() -> None:
+        if device.type != CPU:
+            torch.cuda.synchronize(device)
+
+    seconds = per_call_s(lambda: torch.matmul(*matrices[:2], out=matrices[2]), wait, _REPEATS)
     return size**3 / seconds
 
 

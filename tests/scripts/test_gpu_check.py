@@ -17,7 +17,7 @@ from export.tensorrt_parts import MODELS
 from export.to_tensorrt import BuildOptions, build_plans
 from runtime.verify_report import Check, VerifyReport
 from scripts.gpu_check import main
-from scripts.gpu_machine import Rates, measure_rates
+from scripts.gpu_machine import Rates, measure_rates, torch_products_per_s
 from scripts.gpu_pairs import pair_commands
 from scripts.gpu_parity import Parity
 from scripts.gpu_report import Findings, render
@@ -246,6 +246,7 @@ def test_rates_of_the_host_are_measured_by_the_code_of_a_device() -> None:
     assert 1e8 < rates.bytes_per_s < 1e13
     assert 1e8 < rates.products_per_s < 1e15
     assert rates.missing == ""
+    assert 1e8 < torch_products_per_s("cpu", "float16") < 1e15
 
 
 @pytest.mark.parametrize("name", PAIRS)
