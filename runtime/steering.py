@@ -1,10 +1,10 @@
 """Between a step's requests and the controller: rows in, gammas out, and what became of them.
 
-Requests are rows by slot. A decision costs some tenths of a millisecond and is good for as long as
-the rows stay the same and little was learnt, so it is taken when rows change, and otherwise so
-rarely that it stays below a share of the decoding time; where nothing pays, what holds is remembered.
-One newcomer among several rows follows the others until the next decision. Rows whose prompt is being
-read are decided on as if they decoded: what pays for one row alone does not once others have joined.
+Requests are rows by slot. A decision costs a tenth of a millisecond and more, and is good for as long
+as the rows stay the same and little was learnt, so it is taken when rows change, and otherwise so rarely
+that it stays below a share of the decoding time; where nothing pays, what holds is remembered. Steps
+alike are answered without looking (``Rest``, ``Course``) and learnt from together. Rows whose prompt is
+being read are decided on as if they decoded: what pays for one alone does not once others have joined.
 
 A choice that fails harms no request: gammas are fixed for a while, and what was learnt of the rows
 is forgotten.
