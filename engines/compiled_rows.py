@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from engines import kernels
 from engines.base import FloatArray
 from engines.draft_laws import DraftLaws
@@ -72,7 +70,7 @@ def judge_compiled(
     """
     law, gamma = row.law, len(row.draft_tokens)
     num_accepted, token, num_fallbacks = kernels.judge_draft(
-        np.ascontiguousarray(logits),
+        logits,
         work.drafts.of(row.draft_tokens),
         kept.rows,
         kept.totals,
@@ -107,7 +105,7 @@ def match_compiled(logits: FloatArray, row: SamplingRow, work: Work) -> Verdict:
     """
     law = row.law
     num_accepted, token = kernels.match_draft(
-        np.ascontiguousarray(logits),
+        logits,
         work.drafts.of(row.draft_tokens),
         law.inverse_temperature,
         law.top_p,
@@ -129,7 +127,5 @@ def judge_plain_greedy(logits: FloatArray, row: SamplingRow, work: Work) -> Verd
         row: plain greedy (``engines.laws.are_plain_greedy``).
         work: overwritten.
     """
-    num_accepted, token = kernels.judge_greedy(
-        np.ascontiguousarray(logits), work.drafts.of(row.draft_tokens)
-    )
+    num_accepted, token = kernels.judge_greedy(logits, work.drafts.of(row.draft_tokens))
     return Verdict(num_accepted=num_accepted, next_token=token if token >= 0 else None)

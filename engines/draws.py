@@ -16,16 +16,13 @@ from engines.laws import TokenLogprobs
 def in_place(logits: FloatArray) -> FloatArray:
     """Logits as the compiled loops take them: where they lie if they can be read there, else a copy.
 
-    The loops write to no logits, but they are compiled for float32 rows without gaps, in memory that may be written to.
+    The loops write to no logits, but they are compiled for float32 without gaps, in memory that may be written to.
 
     Args:
         logits: [..., V] of any engine.
     """
-    flags = logits.flags
-    are_readable = logits.dtype == np.float32 and (
-        # The usual case first: in order, aligned and writable.
-        flags.carray or (flags.writeable and logits.strides[-1] == logits.itemsize)
-    )
+    # In order, aligned and writable.
+    are_readable = logits.dtype == np.float32 and logits.flags.carray
     return logits if are_readable else np.array(logits, dtype=np.float32, order="C")
 
 

@@ -168,7 +168,11 @@ class KvCache:
         return True
 
     def begin_write(self, slot: int, start: int, num_tokens: int) -> None:
-        """Restore K2 for an extend about to write ``[start, start + num_tokens)`` of a slot."""
+        """Restore K2 for an extend about to write ``[start, start + num_tokens)`` of a slot.
+
+        Nothing of the slot is valid until the caller says what has become of it (``lengths``).
+        """
+        self.lengths[slot] = 0
         end = start + num_tokens
         if end < self._written[slot]:
             self._values[:, slot, :, end : self._written[slot]] = 0.0
@@ -181,7 +185,6 @@ class KvCache:
     def clear(self, slot: int) -> None:
         """Forget all of a slot, and what was written of it."""
         self.begin_write(slot, 0, 0)
-        self.lengths[slot] = 0
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot over another."""

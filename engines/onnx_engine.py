@@ -165,8 +165,8 @@ class OnnxEngine:
         for row, span in enumerate(spans):
             call.fill_row(row, span)
             cache.begin_write(span.slot, span.start, num_tokens)
-            cache.lengths[span.slot] = 0
-            self._tree_spans.pop(span.slot, None)
+            if self._tree_spans:
+                self._tree_spans.pop(span.slot, None)
         try:
             call.run()
         except LIBRARY_ERRORS as error:
