@@ -5,6 +5,9 @@ Each peer lives in an environment of its own (``scripts/peers/setup PEER``) and 
 do, and a peer that cannot be set up, is listed with the reason. Prompts are cut to one length, so that nobody pads, and
 no token ends an answer, so that all make the same number of tokens. ``same_tokens`` compares with Transformers' plain
 answers in float32, or where those are missing with our own.
+
+``--processor-time`` counts seconds of processors instead of the clock's: what others do on the machine then hardly
+matters, but waiting costs nothing and every thread that spins counts, so it wants ``--threads 1``.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ class Job:
         weights: float32 or int8.
         gamma: draft tokens per step; 0 is plain decoding.
         prompts: token ids, all equally many.
+        counts_processor: whether seconds are those of the process on processors.
     """
 
     target: str
@@ -57,6 +61,7 @@ class Job:
     batch: int
     prompts: Sequence[Sequence[int]]
     max_tokens: int
+    counts_processor: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +205,7 @@ def main(
     max_tokens: int = 64,
     rounds: int = 3,
     threads: int = 2,
+    processor_time: bool = False,
     json_out: Path | None = None,
 ) -> None:
     """Run every peer in every way, in turns, and print median speeds or reasons."""
@@ -231,14 +237,14 @@ def main(
             job = Job(
                 target=str(target.resolve()), draft=str(draft.resolve()),
                 work=str(work.resolve() / cell.who), weights=cell.weights, threads=threads, gamma=cell.gamma,
-                batch=cell.batch, prompts=prompts, max_tokens=max_tokens,
+                batch=cell.batch, prompts=prompts, max_tokens=max_tokens, counts_processor=processor_time,
             )  # fmt: skip
             answers[cell].append(ask(cell.who, python, job))
     rows = [row_of_cell(cell, answers[cell], reference_of(answers, cell.batch)) for cell in cells]
     Console(width=140).print(show(rows))
     settings = {
         "target": target.name, "num_prompts": num_prompts, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens,
-        "rounds": rounds,
+        "rounds": rounds, "processor_time": processor_time,
     }  # fmt: skip
     recorder.write(json_out, rows, settings)
 
