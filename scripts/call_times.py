@@ -2,7 +2,9 @@
 
 A call's time depends on what its threads did just before: plain steps of a small model that follow each other without
 a pause take up to a fifth longer than behind the tenth of a millisecond that the runtime spends between them, and
-verifications behind drafts do not. So calls in turns come behind the pauses that service has.
+verifications behind drafts do not. So calls in turns come behind the pauses that service has, and plain steps behind plain
+steps: the first ones after drafts, which leave other things in the processor's caches, take up to a third longer (int8
+weights, half a millisecond a step).
 
 In service the first draft call of a step feeds two tokens where the step before kept its whole draft: the last token of
 that draft, which the draft model has not seen, and the one that the target added. Turns are timed both ways.
@@ -23,6 +25,8 @@ from scripts.bench_common import Rig
 
 REPEATS = 6
 """Of every call, in every round."""
+PLAIN_BEFORE = 8
+"""Plain steps in a row before those that are timed."""
 FIRST_SPANS = (1, 2)
 """Tokens of a step's first draft call: behind a step that rejected some of its draft, and behind one that did not."""
 
@@ -68,8 +72,8 @@ class CallTimes:
                 for name, call in (("plain", plain), ("draft", draft), ("verify", verify)):
                     call()
                     self._seconds[name, gamma].append(_time(call))
-                _time(plain, pauses[0])
-                self._seconds["plain in turns", gamma].append(_time(plain, pauses[0]))
+                in_a_row = [_time(plain, pauses[0]) for _ in range(PLAIN_BEFORE + 2)]
+                self._seconds["plain in turns", gamma] += in_a_row[PLAIN_BEFORE:]
                 for num_first, first in zip(FIRST_SPANS, (draft, behind_all), strict=True):
                     drafts = [first, *[draft] * (gamma - 1)]
                     # The first turn after these finds the caches as they left them, the second as in service.

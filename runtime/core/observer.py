@@ -48,21 +48,20 @@ class Observer:
     def steps(self, decision: Decision, steps: Sequence[Taken]) -> None:
         """Learn from steps in a row.
 
-        Of several their times teach first what a plain step takes by now, against which they are held then:
-        a machine that is slower than its table is no loss by drafts.
+        They are held against what was known before them: times of steps with drafts alone would pass for those of
+        a slow machine, on which plain steps would be slow as well, and drafts that lose would be held to gain.
         """
         timed, num_rows = self._timed, len(decision.gammas)
+        scales = self.scales(num_rows)
         for step in steps:
+            self._settle(decision, step, scales)
             tells = step.seconds > 0.0 and not step.catches_up
             # The first step of a shape allocates and plans.
             if tells and timed.is_known(decision.batch.num_live, step.longest):
                 ratio = step.seconds / decision.table_s[step.longest]
                 timed.add(num_rows, step.longest, (ratio,))
-        if len(steps) > 1 or timed.is_full:
+        if timed.is_full:
             self.learn(decision)
-        scales = self.scales(num_rows)
-        for step in steps:
-            self._settle(decision, step, scales)
 
     def _settle(self, decision: Decision, step: Taken, scales: Rates) -> None:
         """Hold one step against plain decoding."""
