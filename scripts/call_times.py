@@ -2,9 +2,9 @@
 
 A call's time depends on what its threads did just before: plain steps of a small model that follow each other without
 a pause take up to a fifth longer than behind the tenth of a millisecond that the runtime spends between them, and
-verifications behind drafts do not. So calls in turns come behind the pauses that service has, and plain steps behind plain
-steps: the first ones after drafts, which leave other things in the processor's caches, take up to a third longer (int8
-weights, half a millisecond a step).
+verifications behind drafts do not. So calls in turns come behind the pauses that service has, and plain steps behind
+plain steps: the first ones after drafts, which leave other things in the processor's caches, take up to a third longer
+(int8 weights, half a millisecond a step).
 
 In service the first draft call of a step feeds two tokens where the step before kept its whole draft: the last token of
 that draft, which the draft model has not seen, and the one that the target added. Turns are timed both ways.
