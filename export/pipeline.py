@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engines.base import BundleError
 from engines.bundle import (
+    HALF_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
     Bundle,
@@ -202,7 +203,13 @@ def _export_part(
         progress(f"{name}: storing the weights as {weights}")
         store_float16(path)
         derive_half_graph(path)
-        certificate[weights] = certified(FLOAT16_TOLERANCE)
+        try:
+            certificate[weights] = certified(FLOAT16_TOLERANCE)
+        except BundleError as error:
+            # Activations beyond 16 bits, say: the canonical graph computes in 32.
+            path.with_name(HALF_FILE).unlink()
+            certificate[weights] = certified(FLOAT16_TOLERANCE)
+            progress(f"{name}: no {HALF_FILE}, accelerators compute in float32: {error}")
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,

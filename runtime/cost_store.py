@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runtime.core.costs import CostTable
 
-SCHEMA = 4
+SCHEMA = 5
 
 log = logging.getLogger(__name__)
 

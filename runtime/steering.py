@@ -122,6 +122,8 @@ class Steering:
         self._began_s = self._clock()
         course, rest = self._course, self._rest
         if course is not None and course.holds(live, caps):
+            # One whose drafter had other ideas for a while has left the draft model behind.
+            self._catches_up = catches_up(live, self._are_fed, course.gammas, self._most_missing)
             return course.gammas
         self._is_resting = rest is not None and rest.holds(live, caps)
         if rest is not None and self._is_resting:
@@ -148,6 +150,9 @@ class Steering:
                 self._rest = Rest(self._rows.live, caps, caps, math.inf)
             return caps
         controller = self._controller
+        if self._is_stale:
+            # What waits was taken under the decision that may be left now.
+            self._untold.tell(controller, self._rows)
         is_known = self._is_stale and controller.recall(situation_of(live, self._rows.groups.of))
         if is_known:
             self._decided, self._is_stale = self._rows.live, False
@@ -201,7 +206,7 @@ class Steering:
         """
         seconds = self._clock() - self._began_s
         self._num_plain += seconds / self._plain_s[len(judged)]
-        if not self._is_steering:
+        if not (self._is_steering and judged):
             return
         for slot in self._held_back:
             live[slot].stats.num_off += 1

@@ -12,7 +12,7 @@ from engines.trees import tree_layout
 from runtime.core.acceptance import Rates, Round
 from runtime.core.costs import CostTable, RowKind
 from runtime.core.forecast import KINDS, Batch
-from runtime.core.request import Request
+from runtime.core.request import Request, Speculation
 from runtime.drafters.base import Draft
 
 # Steps at rest that are told at once: so many whatever may be due, and at most.
@@ -65,6 +65,7 @@ class Course:
 
     Attributes:
         live: request i holds slot i.
+        drafted: how each is drafted for; a drafter that fails or pauses leaves its requests another.
         caps: as ``Steering.choose`` was given.
         gammas: that it answered.
         num_left: steps that it may still answer so.
@@ -73,6 +74,7 @@ class Course:
     """
 
     live: Sequence[Request]
+    drafted: Sequence[Speculation]
     caps: tuple[int | None, ...]
     gammas: tuple[int | None, ...]
     num_left: int
@@ -82,6 +84,8 @@ class Course:
     def holds(self, live: Sequence[Request], caps: tuple[int | None, ...]) -> bool:
         """Whether the next step is one of them; then it is taken."""
         if not self.num_left or self.left_s <= 0.0 or caps != self.caps or live != self.live:
+            return False
+        if any(row.speculation is not one for row, one in zip(live, self.drafted, strict=True)):
             return False
         self.num_left -= 1
         self.num_taken += 1
@@ -98,7 +102,8 @@ def course_of(
     """The course that begins after a step; None where the next may be another, or rows' prompts are being read."""
     if num_alike <= 0 or left_s <= 0.0 or None in caps:
         return None
-    return Course(tuple(live), caps, gammas, min(num_alike, MOST_COURSE), left_s)
+    drafted = [row.speculation for row in live]
+    return Course(tuple(live), drafted, caps, gammas, min(num_alike, MOST_COURSE), left_s)
 
 
 def batch_of(

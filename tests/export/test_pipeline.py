@@ -1,11 +1,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 
 from engines.base import BundleError
-from engines.bundle import Bundle, load_bundle
+from engines.bundle import HALF_FILE, LOGITS, Bundle, load_bundle
 from engines.sampler_tensors import Variant, judge_file, propose_file
+from export import pipeline
+from export.half_graph import derive_half_graph
 
 
 def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
@@ -75,3 +78,30 @@ def test_existing_folder_is_never_overwritten(
 ) -> None:
     with pytest.raises(BundleError, match="exists already"):
         export_small(out=tiny_bundle, progress=pytest.fail)
+
+
+def test_a_graph_in_halves_that_strays_is_left_out_and_the_bundle_is_none_the_worse(
+    export_small: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def derive_and_spoil(path: Path) -> None:
+        derive_half_graph(path)
+        half = path.with_name(HALF_FILE)
+        model = onnx.load(half, load_external_data=False)
+        last = next(node for node in model.graph.node if LOGITS in node.output)
+        last.output[:] = [f"{LOGITS}.exact"]
+        doubled = [f"{LOGITS}.exact", f"{LOGITS}.exact"]
+        model.graph.node.append(onnx.helper.make_node("Add", doubled, [LOGITS]))
+        onnx.save(model, half)
+
+    stages: list[str] = []
+    whole = export_small(weights="float16", progress=stages.append)
+    assert whole.half_path(whole.manifest.target) is not None
+    assert not [stage for stage in stages if "float32" in stage]
+    monkeypatch.setattr(pipeline, "derive_half_graph", derive_and_spoil)
+    spoilt = export_small(
+        out=whole.root.with_name("spoilt"), weights="float16", progress=stages.append
+    )
+    assert spoilt.half_path(spoilt.manifest.target) is None
+    assert not [name for name in spoilt.manifest.files if HALF_FILE in name]
+    assert "half" not in spoilt.manifest.certificate["target"]["float16"]
+    assert sum("accelerators compute in float32" in stage for stage in stages) == 1

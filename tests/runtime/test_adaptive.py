@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -356,3 +357,34 @@ def test_a_decision_stands_while_few_rows_come_and_go(
     decided = [request() for _ in range(num_decided)]
     live = decided[num_left:] + [request() for _ in range(num_new)]
     assert are_others(live, decided) is expected
+
+
+def test_a_row_that_lost_its_drafter_ends_the_steps_that_are_answered_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = harness(costly(0.01))
+    steering = one.worker._parts.steering
+    # A clock that stands still makes every decision due at once.
+    monkeypatch.setattr(type(steering._pace), "course_s", 1e9)
+    one.submit("a", (3,), max_tokens=600)
+    while steering._course is None:
+        assert one.worker.run_step()
+    course, live = steering._course, tuple(one.worker._rows.requests)
+    assert replace(course).holds(live, course.caps)
+    live[0].degrade(None)
+    assert not course.holds(live, course.caps)
+
+
+def test_a_step_that_judged_nobody_teaches_nothing_and_disturbs_no_choice() -> None:
+    """The first step of a request catches up; here the target's logits are not finite in it."""
+
+    def spoilt(prefix: tuple[int, ...]) -> FloatArray:
+        return counting_logits(prefix) * (np.nan if prefix[0] == 3 else 1.0)
+
+    one = harness(costly(0.01), target=ScriptedEngine(spoilt, limits(10)))
+    one.submit("bad", (3,), max_tokens=LENGTH)
+    one.run()
+    assert one.worker._parts.steering._retry_at_s is None
+    one.submit("good", (4,), max_tokens=LENGTH)
+    one.run()
+    assert one.finished("good").report.is_on
