@@ -1,10 +1,19 @@
 """Outrider beside what a user would pick instead: same weights, prompts, threads, lengths; greedy; batch 1 and 8.
 
 Each peer lives in an environment of its own (``scripts/peers/setup PEER``) and answers jobs there
-(``scripts/peers/PEER/run.py``); every run is a fresh process, and peers take turns within a round. What a peer cannot
-do, and a peer that cannot be set up, is listed with the reason. Prompts are cut to one length, so that nobody pads, and
-no token ends an answer, so that all make the same number of tokens. ``same_tokens`` compares with Transformers' plain
-answers in float32, or where those are missing with our own.
+(``scripts/peers/PEER/run.py``); every run is a fresh process. What a peer cannot do, and a peer that cannot be set up,
+is listed with the reason. Prompts are cut to one length, so that nobody pads, and no token ends an answer, so that all
+make the same number of tokens. ``same_tokens`` compares with Transformers' plain answers in float32, or where those are
+missing with our own.
+
+Every side drafts in every way it has, at every gamma: ours with ``--drafters``, peers with those of ``--peer-drafters``
+that they have. Cells of one batch size and weights run in turns, round by round, every other round backwards; after the
+first round only each side's ``--keep`` fastest drafting cells go on. A second table names each side's best plain, best
+drafting and best cell, with our speed through each peer's round by round.
+
+Some of our drafters learn from earlier answers, such as ``suffix``. They start each run knowing nothing, in a fresh
+process; what warms it up has other prompts, and then each prompt comes once, so that nothing is answered from memory:
+what a later prompt gains from earlier answers, it would gain in a server too.
 
 ``--processor-time`` counts seconds of processors instead of the clock's: what others do on the machine then hardly
 matters, but waiting costs nothing and every thread that spins counts, so it wants ``--threads 1``.
@@ -12,13 +21,8 @@ matters, but waiting costs nothing and every thread that spins counts, so it wan
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,142 +32,60 @@ from rich.progress import track
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from runtime.core.drafting import AUTO_DRAFTERS
 from scripts.bench_common import code_prompts
 from scripts.bench_results import ROOT, Recorder, Row
+from scripts.peer_cells import (
+    PEER_DRAFTERS,
+    Cell,
+    best_rows,
+    cells_of,
+    contenders,
+    reference_of,
+    row_of_cell,
+)
+from scripts.peer_jobs import OURS, PEERS, Job, ask, python_of
 
-OURS = "outrider"
-PEERS = (OURS, "transformers", "openvino", "genai", "llamacpp")
-FOLDER = ROOT / "scripts" / "peers"
-_REASON_CHARACTERS = 160
-_LIMIT_S = 600.0
+TABLE_CHARACTERS = 150
+
+Asking = Callable[[Cell], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What one process is asked; token ids in, token ids out.
+@dataclass(slots=True)
+class Rounds:
+    """Answers of all cells, round by round.
 
     Attributes:
-        target: checkpoint folder.
-        draft: checkpoint folder of the draft.
-        work: folder where the peer may keep what it made of the checkpoints.
-        weights: float32 or int8.
-        gamma: draft tokens per step; 0 is plain decoding.
-        prompts: token ids, all equally many.
-        counts_processor: whether seconds are those of the process on processors.
+        ask: answers a cell.
+        answers: by cell and round; a drafter that a side lacks has one cell, of gamma 0.
     """
 
-    target: str
-    draft: str
-    work: str
-    weights: str
-    threads: int
-    gamma: int
-    batch: int
-    prompts: Sequence[Sequence[int]]
-    max_tokens: int
-    counts_processor: bool = False
+    ask: Asking
+    answers: dict[Cell, dict[int, dict[str, Any]]] = field(default_factory=dict)
 
+    def run(self, cells: Iterable[Cell], number: int) -> None:
+        """Ask the cells for one round; those that could not answer in an earlier one are left alone."""
+        for cell in cells:
+            known = [self.answers.get(one, {}) for one in (cell, cell.at_any_gamma)]
+            if any("reason" in answer for found in known for answer in found.values()):
+                continue
+            answer = self.ask(cell)
+            kept = cell.at_any_gamma if answer.get("is_unable") else cell
+            self.answers.setdefault(kept, {})[number] = answer
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One line of the result."""
+    def run_all(self, cells: Sequence[Cell], rounds: int, keep: int) -> None:
+        """Ask the cells of one batch size and weights in all rounds."""
+        for number in range(rounds):
+            chosen = cells if number == 0 else contenders(cells, self.answers, keep)
+            turned = chosen[::-1] if number % 2 else chosen
+            self.run(track(turned, description=f"round {number + 1}", transient=True), number)
 
-    who: str
-    weights: str
-    batch: int
-    gamma: int
-
-    @property
-    def way(self) -> str:
-        """The cell's way of decoding, in words."""
-        return f"gamma {self.gamma}" if self.gamma else "plain"
-
-
-def python_of(peer: str) -> tuple[str | None, str]:
-    """A peer's Python, its environment made where it is missing; None, and why, where that fails."""
-    if peer == OURS:
-        return sys.executable, ""
-    done = subprocess.run(
-        ["bash", str(FOLDER / "setup"), peer], capture_output=True, text=True, cwd=ROOT
-    )
-    if done.returncode:
-        return None, f"cannot be installed: {_last_line(done.stderr)}"
-    return done.stdout.strip().splitlines()[-1], ""
-
-
-def ask(peer: str, python: str, job: Job) -> dict[str, Any]:
-    """A peer's answer to a job: ``seconds`` and ``outputs``, or a ``reason``."""
-    work = Path(job.work)
-    work.mkdir(parents=True, exist_ok=True)
-    question, answer = work / "job.json", work / "answer.json"
-    question.write_text(json.dumps(asdict(job)))
-    answer.unlink(missing_ok=True)
-    command = [python, str(FOLDER / peer / "run.py"), str(question), str(answer)]
-    places = [FOLDER / "shared", *([ROOT] if peer == OURS else [])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places))}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_LIMIT_S, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return {"reason": f"no answer within {_LIMIT_S:.0f} s"}
-    if done.returncode:
-        return {"reason": f"failed: {_last_line(done.stderr)}"}
-    found: dict[str, Any] = json.loads(answer.read_text())
-    lengths = {len(output) for output in found.get("outputs", [])}
-    if lengths - {job.max_tokens}:
-        return {"reason": f"made {sorted(lengths)} tokens instead of {job.max_tokens}"}
-    return found
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:_REASON_CHARACTERS] if lines else "without a word"
-
-
-def reference_of(
-    answers: Mapping[Cell, Sequence[Mapping[str, Any]]], batch: int
-) -> list[list[int]] | None:
-    """Plain float32 answers that others are compared with."""
-    for who in ("transformers", OURS):
-        cell = Cell(who=who, weights="float32", batch=batch, gamma=0)
-        for answer in answers.get(cell, ()):
-            if "outputs" in answer:
-                outputs: list[list[int]] = answer["outputs"]
-                return outputs
-    return None
-
-
-def row_of_cell(
-    cell: Cell, answers: Sequence[Mapping[str, Any]], reference: list[list[int]] | None
-) -> Row:
-    """Median speed over the rounds, or the reason why there is none."""
-    case = {"who": cell.who, "way": cell.way, "weights": cell.weights, "batch": cell.batch}
-    good = [answer for answer in answers if "seconds" in answer]
-    if not good:
-        return Row(case=case, figures={"tokens_per_s": None, "reason": answers[0]["reason"]})
-    outputs = good[0]["outputs"]
-    num_tokens = sum(len(output) for output in outputs)
-    speeds = [num_tokens / answer["seconds"] for answer in good]
-    return Row(
-        case=case,
-        figures={
-            "tokens_per_s": statistics.median(speeds), "least": min(speeds), "most": max(speeds),
-            "same_tokens": None if reference is None else same_share(outputs, reference), "reason": None,
-        },
-    )  # fmt: skip
-
-
-def same_share(outputs: Sequence[Sequence[int]], reference: Sequence[Sequence[int]]) -> float:
-    """Share of tokens up to each answer's first difference."""
-    same = total = 0
-    for ours, theirs in zip(outputs, reference, strict=True):
-        total += len(theirs)
-        for one, other in zip(ours, theirs, strict=True):
-            if one != other:
-                break
-            same += 1
-    return same / total
+    def rows(self) -> list[Row]:
+        """Every cell's row, in the order in which they were first run."""
+        return [
+            row_of_cell(cell, found, reference_of(self.answers, cell.batch))
+            for cell, found in self.answers.items()
+        ]
 
 
 def prompts_of(target: Path, count: int, num_tokens: int) -> list[list[int]]:
@@ -181,15 +103,74 @@ def prompts_of(target: Path, count: int, num_tokens: int) -> list[list[int]]:
 
 
 def show(rows: Sequence[Row]) -> Table:
-    """The rows as a table."""
-    table = Table("who", "way", "weights", "batch", "tokens/s", "same tokens", "reason")
+    """The rows of all cells as a table."""
+    table = Table(
+        "who", "way", "weights", "batch", "tokens/s", "rounds", "same tokens", "reason", title="cells"
+    )  # fmt: skip
     for row in rows:
         speed, same = row.figures["tokens_per_s"], row.figures.get("same_tokens")
         table.add_row(
             *(str(value) for value in row.case.values()), "-" if speed is None else f"{speed:.1f}",
-            "" if same is None else f"{same:.0%}", str(row.figures["reason"] or ""),
+            str(row.figures.get("rounds", "")), "" if same is None else f"{same:.0%}", str(row.figures["reason"] or ""),
         )  # fmt: skip
     return table
+
+
+def show_best(rows: Sequence[Row]) -> Table:
+    """The rows of each side's best cells as a table; the fastest peer's ratio is the one that counts."""
+    table = Table(
+        "who", "way", "weights", "batch", "best of", "tokens/s", "ours / this (range)", "fastest peer",
+        title="each side's best setting",
+    )  # fmt: skip
+    for row in rows:
+        figures = row.figures
+        ratio = ""
+        if figures["ours_to_this"] is not None:
+            ratio = f"{figures['ours_to_this']:.2f} ({figures['ratio_least']:.2f}-{figures['ratio_most']:.2f})"
+        mark = "yes" if figures["is_fastest_peer"] else ""
+        speed = f"{figures['tokens_per_s']:.1f}"
+        table.add_row(*(str(value) for value in row.case.values()), speed, ratio, mark)
+    return table
+
+
+def names_of(text: str, known: Sequence[str] | None = None) -> list[str]:
+    """The names of a comma-separated list, each once.
+
+    Raises:
+        typer.BadParameter: one is not among those known.
+    """
+    names = list(dict.fromkeys(name for name in text.split(",") if name))
+    if known is not None and (unknown := set(names) - set(known)):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
+    return names
+
+
+def numbers_of(text: str) -> list[int]:
+    """The numbers of a comma-separated list, each at least 1.
+
+    Raises:
+        typer.BadParameter: one is not.
+    """
+    names = names_of(text)
+    if wrong := [name for name in names if not name.isdecimal() or int(name) < 1]:
+        raise typer.BadParameter(f"{', '.join(wrong)}: must be whole numbers of at least 1")
+    return [int(name) for name in names]
+
+
+def asking(pythons: Mapping[str, tuple[str | None, str]], work: Path, settings: dict[str, Any]) -> Asking:  # fmt: skip
+    """Answers a cell in a process of its side; ``settings`` are the fields of ``Job`` that all share."""
+
+    def answer(cell: Cell) -> dict[str, Any]:
+        python, reason = pythons[cell.who]
+        if python is None:
+            return {"reason": reason}
+        job = Job(
+            work=str(work.resolve() / cell.who), weights=cell.weights, drafter=cell.drafter, gamma=cell.gamma,
+            batch=cell.batch, **settings,
+        )  # fmt: skip
+        return ask(cell.who, python, job)
+
+    return answer
 
 
 def main(
@@ -198,55 +179,51 @@ def main(
     draft: Annotated[Path, typer.Option(help="checkpoint")] = ROOT / "demo" / "draft",
     peers: Annotated[str, typer.Option(help="comma-separated")] = ",".join(PEERS),
     weights: str = "float32,int8",
+    drafters: Annotated[str, typer.Option(help="ours")] = ",".join(AUTO_DRAFTERS),
+    peer_drafters: Annotated[str, typer.Option(help="peers', as far as each has them")] = ",".join(PEER_DRAFTERS),
+    ngram: Annotated[int, typer.Option(min=2, help="longest n-gram of peers' prompt lookup")] = 3,
     gammas: Annotated[str, typer.Option(help="draft tokens; plain is always run")] = "2,4",
     batches: str = "1,8",
     num_prompts: int = 8,
     prompt_tokens: int = 64,
     max_tokens: int = 64,
-    rounds: int = 3,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    keep: Annotated[int, typer.Option(min=1, help="drafting cells per side after round 1")] = 3,
     threads: int = 2,
     processor_time: bool = False,
     json_out: Path | None = None,
-) -> None:
-    """Run every peer in every way, in turns, and print median speeds or reasons."""
+) -> None:  # fmt: skip
+    """Run every side in every way, in turns; print median speeds or reasons, and each side's best beside ours."""
     recorder = Recorder("peers", "side by side with other engines, greedy", threads)
-    names = peers.split(",")
-    if unknown := set(names) - set(PEERS):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: not among {', '.join(PEERS)}")
-    sizes = [int(one) for one in batches.split(",")]
+    ours, theirs = names_of(drafters), names_of(peer_drafters, PEER_DRAFTERS)
+    ways = {who: ours if who == OURS else theirs for who in names_of(peers, PEERS)}
+    sizes = numbers_of(batches)
     if num_prompts < max(sizes):
         raise typer.BadParameter(f"num-prompts must be at least {max(sizes)}")
-    cells = [
-        Cell(who=who, weights=kind, batch=batch, gamma=gamma)
-        for kind in weights.split(",")
+    groups = [
+        cells_of(ways, kind, batch, numbers_of(gammas))
+        for kind in names_of(weights, ("float32", "int8"))
         for batch in sizes
-        for gamma in (0, *(int(one) for one in gammas.split(",") if one))
-        for who in names
     ]
-    prompts = prompts_of(target, num_prompts, prompt_tokens)
-    pythons = {who: python_of(who) for who in track(names, description="setting up")}
-    answers: dict[Cell, list[dict[str, Any]]] = {cell: [] for cell in cells}
-    for _ in range(rounds):
-        for cell in track(cells, description="running"):
-            python, reason = pythons[cell.who]
-            if python is None:
-                answers[cell].append({"reason": reason})
-                continue
-            if any("reason" in answer for answer in answers[cell]):
-                continue  # it will not be able to in a later round either
-            job = Job(
-                target=str(target.resolve()), draft=str(draft.resolve()),
-                work=str(work.resolve() / cell.who), weights=cell.weights, threads=threads, gamma=cell.gamma,
-                batch=cell.batch, prompts=prompts, max_tokens=max_tokens, counts_processor=processor_time,
-            )  # fmt: skip
-            answers[cell].append(ask(cell.who, python, job))
-    rows = [row_of_cell(cell, answers[cell], reference_of(answers, cell.batch)) for cell in cells]
-    Console(width=140).print(show(rows))
     settings = {
-        "target": target.name, "num_prompts": num_prompts, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens,
-        "rounds": rounds, "processor_time": processor_time,
+        "target": str(target.resolve()), "draft": str(draft.resolve()), "threads": threads, "ngram": ngram,
+        "prompts": prompts_of(target, num_prompts, prompt_tokens), "max_tokens": max_tokens,
+        "counts_processor": processor_time,
     }  # fmt: skip
-    recorder.write(json_out, rows, settings)
+    pythons = {who: python_of(who) for who in track(ways, description="setting up")}
+    found = Rounds(asking(pythons, work, settings))
+    for cells in groups:
+        found.run_all(cells, rounds, keep)
+    rows = found.rows()
+    best = [row for cells in groups for row in best_rows(cells, found.answers)]
+    console = Console(width=TABLE_CHARACTERS)
+    console.print(show(rows))
+    console.print(show_best(best))
+    told = {
+        "target": target.name, "num_prompts": num_prompts, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens,
+        "rounds": rounds, "keep": keep, "ngram": ngram, "processor_time": processor_time,
+    }  # fmt: skip
+    recorder.write(json_out, [*rows, *best], told)
 
 
 if __name__ == "__main__":

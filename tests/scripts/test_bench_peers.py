@@ -10,27 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
-import scripts.bench_peers
-from scripts.bench_peers import (
-    FOLDER,
-    PEERS,
-    Cell,
-    Job,
-    ask,
-    python_of,
-    reference_of,
-    row_of_cell,
-    same_share,
-)
+import scripts.peer_jobs
+from scripts.bench_peers import Rounds, names_of, numbers_of, show, show_best
+from scripts.bench_results import Recorder, parse_result
+from scripts.peer_cells import Cell, best_rows, cells_of
+from scripts.peer_jobs import FOLDER, PEERS, Job, ask, python_of
 
 PROMPTS = [[5, 9, 31, 7, 100, 12], [200, 44, 3, 8, 8, 61]]
 ECHO = """
-from peer_job import UnableError, main
+from peer_job import main, refuse_unless
 
 def load(job):
     if job["gamma"] == 3:
-        raise UnableError("three is too many")
+        refuse_unless(job, "lookup")
     if job["gamma"] == 5:
         raise RuntimeError("the engine broke")
     return lambda prompts: [prompt[: job["max_tokens"] - job["gamma"]] for prompt in prompts]
@@ -41,8 +35,9 @@ main(load)
 
 def job_of(work: Path, *, gamma: int = 0, batch: int = 1, **changes: Any) -> Job:
     values = {
-        "target": "", "draft": "", "work": str(work), "weights": "float32", "threads": 1, "gamma": gamma,
-        "batch": batch, "prompts": PROMPTS, "max_tokens": 4,
+        "target": "", "draft": "", "work": str(work), "weights": "float32", "threads": 1,
+        "drafter": "model" if gamma else None, "gamma": gamma, "ngram": 2, "batch": batch, "prompts": PROMPTS,
+        "max_tokens": 4,
     }  # fmt: skip
     return Job(**{**values, **changes})
 
@@ -53,7 +48,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "peers" / "echo").mkdir(parents=True)
     (tmp_path / "peers" / "shared").symlink_to(FOLDER / "shared")
     (tmp_path / "peers" / "echo" / "run.py").write_text(ECHO)
-    monkeypatch.setattr(scripts.bench_peers, "FOLDER", tmp_path / "peers")
+    monkeypatch.setattr(scripts.peer_jobs, "FOLDER", tmp_path / "peers")
     return "echo"
 
 
@@ -79,15 +74,17 @@ def test_a_peer_answers_every_prompt_in_batches(echo: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("gamma", "reason"),
+    ("gamma", "answer"),
     [
-        (3, "three is too many"),
-        (5, "failed: RuntimeError: the engine broke"),
-        (1, "made [3] tokens instead of 4"),
+        (3, {"reason": "has no drafter model", "is_unable": True}),
+        (5, {"reason": "failed: RuntimeError: the engine broke"}),
+        (1, {"reason": "made [3] tokens instead of 4"}),
     ],
 )
-def test_a_peer_that_cannot_says_why(echo: str, tmp_path: Path, gamma: int, reason: str) -> None:
-    assert ask(echo, sys.executable, job_of(tmp_path, gamma=gamma)) == {"reason": reason}
+def test_a_peer_that_cannot_says_why(
+    echo: str, tmp_path: Path, gamma: int, answer: dict[str, Any]
+) -> None:
+    assert ask(echo, sys.executable, job_of(tmp_path, gamma=gamma)) == answer
 
 
 def test_a_peer_that_cannot_be_set_up_is_a_reason() -> None:
@@ -102,30 +99,63 @@ def test_every_peer_has_what_setting_up_and_running_need() -> None:
         assert peer == "outrider" or (FOLDER / peer / "requirements.txt").exists()
 
 
-def test_speeds_are_medians_and_tokens_are_compared_to_the_first_difference() -> None:
-    plain = Cell(who="outrider", weights="float32", batch=1, gamma=0)
-    drafted = Cell(who="outrider", weights="float32", batch=1, gamma=2)
-    answers = {
-        plain: [{"seconds": 1.0, "outputs": [[1, 2, 3, 4], [5, 6, 7, 8]]}],
-        drafted: [
-            {"seconds": seconds, "outputs": [[1, 2, 3, 4], [5, 0, 7, 8]]} for seconds in (2, 1, 4)
-        ],
-    }
-    reference = reference_of(answers, 1)
-    assert reference == answers[plain][0]["outputs"]
-    assert same_share([[1, 2, 3, 4], [5, 0, 7, 8]], reference) == 5 / 8
-    row = row_of_cell(drafted, answers[drafted], reference)
-    assert row.case["way"] == "gamma 2"
-    assert row.figures == {
-        "tokens_per_s": 4.0, "least": 2.0, "most": 8.0, "same_tokens": 5 / 8, "reason": None,
-    }  # fmt: skip
-    refused = row_of_cell(plain, [{"reason": "no"}], None)
-    assert refused.figures == {"tokens_per_s": None, "reason": "no"}
-    assert reference_of({plain: [{"reason": "no"}]}, 1) is None
+def test_a_round_asks_nobody_again_who_could_not() -> None:
+    asked = []
+
+    def answer(cell: Cell) -> dict[str, Any]:
+        asked.append(cell)
+        if cell.drafter == "lookup":
+            return {"reason": "has no drafter lookup", "is_unable": True}
+        if cell.gamma == 3:
+            return {"reason": "failed: three"}
+        return {"seconds": 1.0, "outputs": [[1] * (1 + cell.gamma)]}
+
+    cells = cells_of({"genai": ["model", "lookup"]}, "float32", 1, [2, 3])
+    found = Rounds(answer)
+    found.run_all(cells, rounds=2, keep=1)
+    ways = [cell.way for cell in asked]
+    first = ["plain", "model gamma 2", "lookup gamma 2", "model gamma 3"]
+    assert ways == [*first, "model gamma 2", "plain"]
+    told = {str(row.case["way"]): row.figures for row in found.rows()}
+    assert list(told) == ["plain", "model gamma 2", "lookup", "model gamma 3"]
+    assert told["model gamma 2"]["rounds"] == 2
+    assert told["model gamma 2"]["tokens_per_s"] == 3.0
+    assert told["lookup"] == {"tokens_per_s": None, "reason": "has no drafter lookup"}
+    assert told["model gamma 3"]["reason"] == "failed: three"
+
+
+def test_what_all_rounds_found_is_one_result_and_two_tables() -> None:
+    seconds = {"outrider": 1.0, "genai": 2.0}
+
+    def answer(cell: Cell) -> dict[str, Any]:
+        return {"seconds": seconds[cell.who], "outputs": [[1, 2, 3, 4]]}
+
+    cells = cells_of({"outrider": ["suffix+model"], "genai": ["model"]}, "float32", 8, [4])
+    found = Rounds(answer)
+    found.run_all(cells, rounds=1, keep=1)
+    best = best_rows(cells, found.answers)
+    assert show(found.rows()).row_count == 4
+    assert list(show_best(best).columns[4].cells) == ["plain"] * 2 + ["drafting"] * 2 + ["any"] * 2
+    assert list(show_best(best).columns[6].cells) == ["", "2.00 (2.00-2.00)"] * 3
+    assert list(show_best(best).columns[7].cells) == ["", "yes"] * 3
+    result = Recorder("peers", "side by side", 1).result([*found.rows(), *best], {})
+    assert parse_result(json.loads(json.dumps(asdict(result)))).rows == result.rows
+
+
+def test_lists_of_the_command_line_are_checked() -> None:
+    assert names_of("model,lookup+model,model") == ["model", "lookup+model"]
+    assert numbers_of("2,4,2") == [2, 4]
+    assert numbers_of("") == []
+    with pytest.raises(typer.BadParameter, match="eagle: not among model, lookup"):
+        names_of("model,eagle", ("model", "lookup"))
+    for text in ("2,x", "0", "-1"):
+        with pytest.raises(typer.BadParameter, match="must be whole numbers of at least 1"):
+            numbers_of(text)
 
 
 def peer_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER / "shared"))
+    for folder in ("shared", name):
+        monkeypatch.syspath_prepend(str(FOLDER / folder))
     spec = importlib.util.spec_from_file_location(f"peer_{name}", FOLDER / name / "run.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -133,7 +163,7 @@ def peer_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_ours_and_transformers_make_the_same_tokens_with_and_without_draft(
+def test_ours_and_transformers_make_the_same_tokens_in_every_way(
     tiny_checkpoints: tuple[Path, Path],
     tiny_bundle: Path,
     tmp_path: Path,
@@ -146,20 +176,17 @@ def test_ours_and_transformers_make_the_same_tokens_with_and_without_draft(
     sizes = {"max_tokens": 12, "threads": torch.get_num_threads()}
     pair = {"target": str(tiny_checkpoints[0]), "draft": str(tiny_checkpoints[1])}
     module = peer_module("transformers", monkeypatch)
+    plain, drafted, looked_up = (None, 0), ("model", 2), ("lookup", 3)
     found = {}
-    for gamma, batch in ((0, 1), (2, 1), (2, 2)):
-        job = job_of(tmp_path / "outrider", gamma=gamma, batch=batch, **sizes, **pair)
-        found["outrider", gamma, batch] = ask("outrider", sys.executable, job)["outputs"]
-    for gamma, batch in ((0, 1), (2, 1), (0, 2)):
-        run = module.load(asdict(job_of(tmp_path, gamma=gamma, batch=batch, **sizes, **pair)))
+    for way, batch in ((plain, 1), (drafted, 1), (("suffix+model", 2), 2)):
+        job = job_of(
+            tmp_path / "outrider", drafter=way[0], gamma=way[1], batch=batch, **sizes, **pair
+        )
+        found["outrider", way, batch] = ask("outrider", sys.executable, job)["outputs"]
+    for way, batch in ((plain, 1), (drafted, 1), (looked_up, 1), (plain, 2)):
+        job = job_of(tmp_path, drafter=way[0], gamma=way[1], batch=batch, **sizes, **pair)
+        run = module.load(asdict(job))
         outputs = [run(PROMPTS[first : first + batch]) for first in range(0, 2, batch)]
-        found["transformers", gamma, batch] = [row for rows in outputs for row in rows]
+        found["transformers", way, batch] = [row for rows in outputs for row in rows]
     assert all(len(output) == 12 for outputs in found.values() for output in outputs)
     assert len({json.dumps(outputs) for outputs in found.values()}) == 1
-
-
-def test_transformers_says_what_it_has_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = peer_module("transformers", monkeypatch)
-    for changes in ({"weights": "int8"}, {"gamma": 2, "batch": 2}):
-        with pytest.raises(module.UnableError):
-            module.load(asdict(job_of(tmp_path, **changes)))

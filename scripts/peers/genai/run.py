@@ -1,4 +1,4 @@
-"""onnxruntime-genai, plain and with a draft model."""
+"""onnxruntime-genai, plain, with a draft model, and with prompt lookup."""
 
 import json
 import os
@@ -7,21 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime_genai as og
-from peer_job import UnableError, converted, main
+from genai_ways import check, parts_of, speculative_block
+from peer_job import converted, main
 
 
 def load(job):
-    if job["gamma"] and job["batch"] > 1:
-        raise UnableError("speculative decoding takes one sequence")
+    check(job)
 
     def build(checkpoint, out):
         subprocess.run(
             ["bash", Path(__file__).with_name("build"), checkpoint, out, job["weights"]], check=True
         )
 
-    parts = ("target", "draft") if job["gamma"] else ("target",)
-    folders = {part: converted(job, part, build) for part in parts}
-    folder = Path(job["work"]) / f"run-{job['weights']}-{job['gamma']}-{job['threads']}"
+    folders = {part: converted(job, part, build) for part in parts_of(job)}
+    way = f"{job['drafter'] or 'plain'}-{job['gamma']}-{job['ngram']}"
+    folder = Path(job["work"]) / f"run-{job['weights']}-{way}-{job['threads']}"
     compose(folder, folders, job)
     model = og.Model(str(folder))
 
@@ -29,8 +29,6 @@ def load(job):
         params = og.GeneratorParams(model)
         length = len(prompts[0]) + job["max_tokens"]
         params.set_search_options(do_sample=False, max_length=length, batch_size=len(prompts))
-        if job["gamma"]:
-            params.set_speculative_options(max_draft_tokens=job["gamma"])
         generator = og.Generator(model, params)
         generator.append_tokens(np.array(prompts, dtype=np.int32))
         while not generator.is_done():
@@ -63,7 +61,8 @@ def compose(folder, parts, job):
         config["model"][blocks[part]] = block
     if "draft" in parts:
         config["model"]["type"] = "speculative"
-        config["speculative"] = {"max_draft_tokens": job["gamma"]}
+    if block := speculative_block(job):
+        config["speculative"] = block
     config["model"]["eos_token_id"] = []  # no token ends an answer
     (folder / "genai_config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):

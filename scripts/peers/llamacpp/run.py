@@ -1,33 +1,32 @@
-"""llama.cpp through llama-cpp-python, plain and with a draft model."""
+"""llama.cpp through llama-cpp-python, plain, with a draft model, and with prompt lookup."""
 
 from itertools import islice
 
 import llama_cpp
 import numpy as np
-from llama_cpp.llama_speculative import LlamaDraftModel
-from peer_job import UnableError, converted, main
+from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+from llamacpp_ways import check, lookup_options, model_options
+from peer_job import converted, main
 from to_gguf import convert
-
-GGML_TYPE_F32 = 0
 
 
 def load(job):
-    if job["batch"] > 1:
-        raise UnableError("Llama of llama-cpp-python generates one sequence")
-    draft = Draft(open_model(job, "draft"), job["gamma"]) if job["gamma"] else None
-    target = open_model(job, "target", draft_model=draft)
+    check(job)
+    target = open_model(job, "target", draft_model=drafter_of(job))
     return lambda prompts: [greedy(target, prompt, job["max_tokens"]) for prompt in prompts]
+
+
+def drafter_of(job):
+    if job["drafter"] is None:
+        return None
+    if job["drafter"] == "lookup":
+        return LlamaPromptLookupDecoding(**lookup_options(job))
+    return Draft(open_model(job, "draft"), job["gamma"])
 
 
 def open_model(job, part, **options):
     folder = converted(job, part, lambda source, out: convert(source, out, job["weights"]))
-    cache = (
-        {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32} if job["weights"] == "float32" else {}
-    )
-    return llama_cpp.Llama(
-        str(folder / "model.gguf"), n_ctx=len(job["prompts"][0]) + job["max_tokens"] + 32, n_threads=job["threads"],
-        n_threads_batch=job["threads"], verbose=False, **cache, **options,
-    )  # fmt: skip
+    return llama_cpp.Llama(str(folder / "model.gguf"), **model_options(job), **options)
 
 
 def greedy(model, prompt, num_tokens):

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, plain and with a draft model."""
+"""OpenVINO GenAI, plain, with a draft model, and with prompt lookup."""
 
 import subprocess
 import sys
@@ -7,29 +7,30 @@ from pathlib import Path
 import numpy as np
 import openvino
 import openvino_genai
+from openvino_ways import (
+    WEIGHT_FORMATS,
+    check,
+    device_options,
+    generation_settings,
+    pipeline_options,
+)
 from peer_job import converted, main
-
-FORMATS = {"float32": "fp32", "int8": "int8"}
 
 
 def load(job):
     def export(checkpoint, out):
         command = [
             Path(sys.executable).with_name("optimum-cli"), "export", "openvino", "--model", checkpoint,
-            "--task", "text-generation-with-past", "--weight-format", FORMATS[job["weights"]], out,
+            "--task", "text-generation-with-past", "--weight-format", WEIGHT_FORMATS[job["weights"]], out,
         ]  # fmt: skip
         subprocess.run(command, check=True)
 
-    options = {"INFERENCE_NUM_THREADS": job["threads"]}
-    if job["weights"] == "float32":
-        options |= {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
+    check(job)
     config = openvino_genai.GenerationConfig()
-    config.max_new_tokens = job["max_tokens"]
-    config.ignore_eos = True
-    config.do_sample = False
-    more = {}
-    if job["gamma"]:
-        config.num_assistant_tokens = job["gamma"]
+    for name, value in generation_settings(job).items():
+        setattr(config, name, value)
+    options, more = device_options(job), pipeline_options(job)
+    if job["drafter"] == "model":
         more["draft_model"] = openvino_genai.draft_model(
             str(converted(job, "draft", export)), "CPU", **options
         )

@@ -1,4 +1,4 @@
-"""Outrider itself, in process, as one of the peers."""
+"""Outrider itself, in process, as one of the peers, with any of its drafters."""
 
 from pathlib import Path
 
@@ -20,9 +20,8 @@ def load(job):
 
     bundle = converted(job, "target", export) / "bundle"
     rig = open_rig(bundle, max_batch=job["batch"], num_threads=job["threads"])
-    gamma = job["gamma"]
     speculation = SpeculationParams(
-        is_enabled=gamma > 0, drafter="model" if gamma else None, gamma=gamma
+        is_enabled=job["drafter"] is not None, drafter=job["drafter"], gamma=job["gamma"]
     )
 
     def run(prompts):

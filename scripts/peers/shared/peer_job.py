@@ -1,8 +1,8 @@
 """What every peer's run.py shares: read a job, load, run it once to warm up and once on the clock, write what came out.
 
-Standard library only: this runs in each peer's own environment. A job is a JSON object (``scripts/bench_peers.py`` says
+Standard library only: this runs in each peer's own environment. A job is a JSON object (``scripts/peer_jobs.py`` says
 what is in it), the answer another: ``seconds`` and ``outputs`` (token ids, one list a prompt), or the ``reason`` why
-this peer cannot do this.
+this peer cannot do this, with ``is_unable`` where that holds for every gamma.
 """
 
 from __future__ import annotations
@@ -20,7 +20,17 @@ Run = Callable[[Sequence[Sequence[int]]], Tokens]
 
 
 class UnableError(Exception):
-    """The peer has no such feature; the text says which."""
+    """The peer has no such feature, at no gamma; the text says which."""
+
+
+def refuse_unless(job: Mapping[str, Any], *drafters: str) -> None:
+    """Hold the job's drafter against those that the peer has.
+
+    Raises:
+        UnableError: it has not.
+    """
+    if job["drafter"] is not None and job["drafter"] not in drafters:
+        raise UnableError(f"has no drafter {job['drafter']}")
 
 
 def take(job: Mapping[str, Any], run: Run) -> dict[str, Any]:
@@ -44,7 +54,7 @@ def main(load: Callable[[Mapping[str, Any]], Run]) -> None:
     try:
         answer = take(job, load(job))
     except UnableError as error:
-        answer = {"reason": str(error)}
+        answer = {"reason": str(error), "is_unable": True}
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
 

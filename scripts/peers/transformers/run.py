@@ -1,23 +1,20 @@
-"""Transformers' generate and assisted generation."""
+"""Transformers' generate, assisted by a draft model or by prompt lookup."""
 
 import torch
-from peer_job import UnableError, main
+from peer_job import main
 from transformers import AutoModelForCausalLM
+from transformers_ways import assistant_settings, check, generate_options
 
 
 def load(job):
-    if job["weights"] != "float32":
-        raise UnableError("torch on the CPU has no weights in blocks")
-    if job["gamma"] and job["batch"] > 1:
-        raise UnableError("assisted generation takes one sequence")
+    check(job)
     torch.set_num_threads(job["threads"])
-    options = {"max_new_tokens": job["max_tokens"], "do_sample": False, "pad_token_id": 0}
+    options = generate_options(job)
     target = open_model(job["target"])
-    if job["gamma"]:
+    if job["drafter"] == "model":
         draft = open_model(job["draft"])
-        draft.generation_config.num_assistant_tokens = job["gamma"]
-        draft.generation_config.num_assistant_tokens_schedule = "constant"
-        draft.generation_config.assistant_confidence_threshold = 0.0
+        for name, value in assistant_settings(job).items():
+            setattr(draft.generation_config, name, value)
         options["assistant_model"] = draft
 
     def run(prompts):
