@@ -7,9 +7,12 @@ make the same number of tokens. ``same_tokens`` compares with Transformers' plai
 missing with our own.
 
 Every side drafts in every way it has, at every gamma: ours with ``--drafters``, peers with those of ``--peer-drafters``
-that they have. Cells of one batch size and weights run in turns, round by round, every other round backwards; after the
-first round only each side's ``--keep`` fastest drafting cells go on. A second table names each side's best plain, best
-drafting and best cell, with our speed through each peer's round by round.
+that they have. With gamma ``auto`` a side chooses itself, where it can; for that ours needs to know what steps cost,
+which the first such run measures before its clock starts and keeps in ``WORK/outrider/costs``.
+
+Cells of one batch size and weights run in turns, round by round, every other round backwards; after the first round
+only each side's ``--keep`` fastest drafting cells go on. A second table names each side's best plain, best drafting and
+best cell, with our speed through each peer's round by round. The result is written after every batch size and weights.
 
 Some of our drafters learn from earlier answers, such as ``suffix``. They start each run knowing nothing, in a fresh
 process; what warms it up has other prompts, and then each prompt comes once, so that nothing is answered from memory:
@@ -36,6 +39,7 @@ from runtime.core.drafting import AUTO_DRAFTERS
 from scripts.bench_common import code_prompts
 from scripts.bench_results import ROOT, Recorder, Row
 from scripts.peer_cells import (
+    CHOSEN,
     PEER_DRAFTERS,
     Cell,
     best_rows,
@@ -157,6 +161,19 @@ def numbers_of(text: str) -> list[int]:
     return [int(name) for name in names]
 
 
+def gammas_of(text: str) -> list[int | None]:
+    """The gammas of a comma-separated list; None for ``auto``.
+
+    Raises:
+        typer.BadParameter: one is neither ``auto`` nor a number of at least 1.
+    """
+    return [
+        None if name == CHOSEN else one
+        for name in names_of(text)
+        for one in numbers_of("1" if name == CHOSEN else name)
+    ]
+
+
 def asking(pythons: Mapping[str, tuple[str | None, str]], work: Path, settings: dict[str, Any]) -> Asking:  # fmt: skip
     """Answers a cell in a process of its side; ``settings`` are the fields of ``Job`` that all share."""
 
@@ -182,7 +199,7 @@ def main(
     drafters: Annotated[str, typer.Option(help="ours")] = ",".join(AUTO_DRAFTERS),
     peer_drafters: Annotated[str, typer.Option(help="peers', as far as each has them")] = ",".join(PEER_DRAFTERS),
     ngram: Annotated[int, typer.Option(min=2, help="longest n-gram of peers' prompt lookup")] = 3,
-    gammas: Annotated[str, typer.Option(help="draft tokens; plain is always run")] = "2,4",
+    gammas: Annotated[str, typer.Option(help="draft tokens, or auto; plain is always run")] = "2,4,auto",
     batches: str = "1,8",
     num_prompts: int = 8,
     prompt_tokens: int = 64,
@@ -201,7 +218,7 @@ def main(
     if num_prompts < max(sizes):
         raise typer.BadParameter(f"num-prompts must be at least {max(sizes)}")
     groups = [
-        cells_of(ways, kind, batch, numbers_of(gammas))
+        cells_of(ways, kind, batch, gammas_of(gammas))
         for kind in names_of(weights, ("float32", "int8"))
         for batch in sizes
     ]
@@ -212,18 +229,19 @@ def main(
     }  # fmt: skip
     pythons = {who: python_of(who) for who in track(ways, description="setting up")}
     found = Rounds(asking(pythons, work, settings))
-    for cells in groups:
-        found.run_all(cells, rounds, keep)
-    rows = found.rows()
-    best = [row for cells in groups for row in best_rows(cells, found.answers)]
-    console = Console(width=TABLE_CHARACTERS)
-    console.print(show(rows))
-    console.print(show_best(best))
     told = {
         "target": target.name, "num_prompts": num_prompts, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens,
         "rounds": rounds, "keep": keep, "ngram": ngram, "processor_time": processor_time,
     }  # fmt: skip
-    recorder.write(json_out, [*rows, *best], told)
+    rows: list[Row] = []
+    best: list[Row] = []
+    for cells in groups:
+        found.run_all(cells, rounds, keep)
+        rows, best = found.rows(), [*best, *best_rows(cells, found.answers)]
+        recorder.write(json_out, [*rows, *best], told)
+    console = Console(width=TABLE_CHARACTERS)
+    console.print(show(rows))
+    console.print(show_best(best))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ PEER_DRAFTERS = ("model", "lookup", "chained-lookup")
 """Ways to draft that a peer may have: a draft model, prompt lookup, prompt lookup that goes on from what it found."""
 
 PLAIN, DRAFTING, ANY = "plain", "drafting", "any"
+CHOSEN = "auto"
+"""A gamma that the side chooses itself."""
 
 Answer = Mapping[str, Any]
 Answers = Mapping["Cell", Mapping[int, Answer]]
@@ -26,19 +28,26 @@ Answers = Mapping["Cell", Mapping[int, Answer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One side's one way of decoding; of a drafter that a side lacks, gamma 0 stands for every gamma."""
+    """One side's one way of decoding.
+
+    Attributes:
+        drafter: None is plain decoding.
+        gamma: None where the side chooses; of a drafter that it lacks, 0 stands for every gamma.
+    """
 
     who: str
     weights: str
     batch: int
     drafter: str | None = None
-    gamma: int = 0
+    gamma: int | None = 0
 
     @property
     def way(self) -> str:
         """The cell's way of decoding, in words."""
         if self.drafter is None:
             return PLAIN
+        if self.gamma is None:
+            return f"{self.drafter} gamma {CHOSEN}"
         return f"{self.drafter} gamma {self.gamma}" if self.gamma else self.drafter
 
     @property
@@ -53,7 +62,7 @@ class Cell:
 
 
 def cells_of(
-    drafters: Mapping[str, Sequence[str]], weights: str, batch: int, gammas: Sequence[int]
+    drafters: Mapping[str, Sequence[str]], weights: str, batch: int, gammas: Sequence[int | None]
 ) -> list[Cell]:
     """All cells of one batch size and weights, sides taking turns: their plain cells, then one drafting cell each.
 
@@ -61,7 +70,7 @@ def cells_of(
         drafters: of each side, in the order of the sides.
         weights: of every cell.
         batch: of every cell.
-        gammas: of each drafter.
+        gammas: of each drafter; None where sides choose.
     """
     plain = [Cell(who=who, weights=weights, batch=batch) for who in drafters]
     sides = [

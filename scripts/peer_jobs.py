@@ -30,7 +30,7 @@ class Job:
         work: folder where the peer may keep what it made of the checkpoints.
         weights: float32 or int8.
         drafter: what proposes; None is plain decoding.
-        gamma: draft tokens per step; 0 is plain decoding.
+        gamma: draft tokens per step; 0 is plain decoding, None leaves the choice to the side.
         ngram: tokens that a peer's prompt lookup matches, at most; ours has its own setting.
         prompts: token ids, all equally many.
         counts_processor: whether seconds are those of the process on processors.
@@ -42,7 +42,7 @@ class Job:
     weights: str
     threads: int
     drafter: str | None
-    gamma: int
+    gamma: int | None
     ngram: int
     batch: int
     prompts: Sequence[Sequence[int]]
@@ -65,7 +65,7 @@ def python_of(peer: str) -> tuple[str | None, str]:
 def ask(peer: str, python: str, job: Job) -> dict[str, Any]:
     """A peer's answer to a job: ``seconds`` and ``outputs``, or a ``reason``.
 
-    A reason comes with ``is_unable`` where the peer has no such way at all, whatever gamma.
+    A reason comes with ``is_unable`` where the peer has no such way at all, whatever gamma is.
     """
     work = Path(job.work)
     work.mkdir(parents=True, exist_ok=True)

@@ -13,18 +13,20 @@ import torch
 import typer
 
 import scripts.peer_jobs
-from scripts.bench_peers import Rounds, names_of, numbers_of, show, show_best
+from scripts.bench_peers import Rounds, gammas_of, names_of, numbers_of, show, show_best
 from scripts.bench_results import Recorder, parse_result
 from scripts.peer_cells import Cell, best_rows, cells_of
 from scripts.peer_jobs import FOLDER, PEERS, Job, ask, python_of
 
 PROMPTS = [[5, 9, 31, 7, 100, 12], [200, 44, 3, 8, 8, 61]]
 ECHO = """
-from peer_job import main, refuse_unless
+from peer_job import FixedGammaError, main, refuse_unless
 
 def load(job):
     if job["gamma"] == 3:
         refuse_unless(job, "lookup")
+    if job["gamma"] == 6:
+        raise FixedGammaError
     if job["gamma"] == 5:
         raise RuntimeError("the engine broke")
     return lambda prompts: [prompt[: job["max_tokens"] - job["gamma"]] for prompt in prompts]
@@ -77,6 +79,7 @@ def test_a_peer_answers_every_prompt_in_batches(echo: str, tmp_path: Path) -> No
     ("gamma", "answer"),
     [
         (3, {"reason": "has no drafter model", "is_unable": True}),
+        (6, {"reason": "does not choose gamma of drafter model"}),
         (5, {"reason": "failed: RuntimeError: the engine broke"}),
         (1, {"reason": "made [3] tokens instead of 4"}),
     ],
@@ -146,11 +149,14 @@ def test_lists_of_the_command_line_are_checked() -> None:
     assert names_of("model,lookup+model,model") == ["model", "lookup+model"]
     assert numbers_of("2,4,2") == [2, 4]
     assert numbers_of("") == []
+    assert gammas_of("2,auto") == [2, None]
     with pytest.raises(typer.BadParameter, match="eagle: not among model, lookup"):
         names_of("model,eagle", ("model", "lookup"))
     for text in ("2,x", "0", "-1"):
         with pytest.raises(typer.BadParameter, match="must be whole numbers of at least 1"):
             numbers_of(text)
+        with pytest.raises(typer.BadParameter, match="must be whole numbers of at least 1"):
+            gammas_of(text)
 
 
 def peer_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -178,7 +184,7 @@ def test_ours_and_transformers_make_the_same_tokens_in_every_way(
     module = peer_module("transformers", monkeypatch)
     plain, drafted, looked_up = (None, 0), ("model", 2), ("lookup", 3)
     found = {}
-    for way, batch in ((plain, 1), (drafted, 1), (("suffix+model", 2), 2)):
+    for way, batch in ((plain, 1), (drafted, 1), (("suffix+model", 2), 2), (("model", None), 1)):
         job = job_of(
             tmp_path / "outrider", drafter=way[0], gamma=way[1], batch=batch, **sizes, **pair
         )

@@ -20,7 +20,7 @@ TOKENS = [[1, 2, 3, 4], [5, 6, 7, 8]]
 Told = dict[int, dict[str, Any]]
 
 
-def cell(who: str, drafter: str | None = None, gamma: int = 0) -> Cell:
+def cell(who: str, drafter: str | None = None, gamma: int | None = 0) -> Cell:
     return Cell(who=who, weights="float32", batch=1, drafter=drafter, gamma=gamma)
 
 
@@ -37,6 +37,7 @@ def test_a_way_says_drafter_and_gamma() -> None:
     drafted = cell("outrider", "suffix+model", 4)
     assert drafted.way == "suffix+model gamma 4"
     assert drafted.at_any_gamma.way == "suffix+model"
+    assert cell("outrider", "lookup", None).way == "lookup gamma auto"
 
 
 def test_sides_take_turns_and_plain_cells_stand_together() -> None:

@@ -18,6 +18,9 @@ UNABLE = {
     "genai": set(),
     "llamacpp": {"chained-lookup"},
 }
+CHOOSERS = {
+    ("transformers", "model"), ("openvino", "model"), ("genai", "model"), ("genai", "lookup"),
+}  # fmt: skip
 
 
 def job(drafter: str | None = None, **changes: Any) -> dict[str, Any]:
@@ -72,6 +75,20 @@ def test_a_peer_refuses_batches_and_weights_that_it_cannot(
     assert str(caught.value) == reason
 
 
+@pytest.mark.parametrize("peer", OTHERS)
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_a_peer_that_chooses_no_gamma_says_so(
+    peer: str, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = ways_of(peer, monkeypatch)
+    fixed = importlib.import_module("peer_job").FixedGammaError
+    if (peer, drafter) in CHOOSERS:
+        ways.check(job(drafter, gamma=None))
+    else:
+        with pytest.raises(fixed):
+            ways.check(job(drafter, gamma=None))
+
+
 @pytest.mark.parametrize("peer", ["transformers", "genai", "openvino"])
 def test_peers_that_batch_do_so_plainly(peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ways_of(peer, monkeypatch).check(job(batch=8))
@@ -84,6 +101,7 @@ def test_transformers_options(monkeypatch: pytest.MonkeyPatch) -> None:
     looking = {**plain, "prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 3}
     assert ways.generate_options(job("lookup")) == looking
     assert ways.assistant_settings(job("model"))["num_assistant_tokens"] == 5
+    assert ways.assistant_settings(job("model", gamma=None)) == {}
 
 
 def test_openvino_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +109,8 @@ def test_openvino_options(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = {"max_new_tokens": 7, "ignore_eos": True, "do_sample": False}
     assert ways.generation_settings(job()) == plain
     assert ways.generation_settings(job("model")) == {**plain, "num_assistant_tokens": 5}
+    sure = {**plain, "assistant_confidence_threshold": ways.CONFIDENCE}
+    assert ways.generation_settings(job("model", gamma=None)) == sure
     looking = {**plain, "num_assistant_tokens": 5, "max_ngram_size": 3}
     assert ways.generation_settings(job("lookup")) == looking
     assert ways.pipeline_options(job("lookup")) == {"prompt_lookup": True}
@@ -103,6 +123,8 @@ def test_onnxruntime_genai_options(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = ways_of("genai", monkeypatch)
     assert ways.speculative_block(job()) is None
     assert ways.speculative_block(job("model")) == {"max_draft_tokens": 5}
+    adapting = {"max_draft_tokens": ways.MOST_ADAPTIVE, "min_adaptive_k": 1}
+    assert ways.speculative_block(job("model", gamma=None)) == adapting
     for drafter, is_chained in (("lookup", False), ("chained-lookup", True)):
         block = {"max_draft_tokens": 5, "ngram_size": 3, "ngram_chained_lookup": is_chained}
         assert ways.speculative_block(job(drafter)) == block

@@ -2,6 +2,9 @@
 
 from peer_job import UnableError, refuse_unless
 
+MOST_ADAPTIVE = 8
+"""Draft tokens at most where the library adapts their number."""
+
 
 def check(job):
     """Refuse what onnxruntime-genai cannot do here."""
@@ -23,6 +26,8 @@ def speculative_block(job):
     if job["drafter"] is None:
         return None
     block = {"max_draft_tokens": job["gamma"]}
+    if job["gamma"] is None:
+        block = {"max_draft_tokens": MOST_ADAPTIVE, "min_adaptive_k": 1}
     if job["drafter"] != "model":
         block["ngram_size"] = job["ngram"]
         block["ngram_chained_lookup"] = job["drafter"] == "chained-lookup"

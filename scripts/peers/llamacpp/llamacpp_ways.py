@@ -1,6 +1,6 @@
 """A job's way of decoding in llama-cpp-python's options; knows nothing of llama.cpp."""
 
-from peer_job import UnableError, refuse_unless
+from peer_job import FixedGammaError, UnableError, refuse_unless
 
 GGML_TYPE_F32 = 0
 
@@ -10,6 +10,8 @@ def check(job):
     refuse_unless(job, "model", "lookup")
     if job["batch"] > 1:
         raise UnableError("Llama of llama-cpp-python generates one sequence")
+    if job["gamma"] is None:
+        raise FixedGammaError
 
 
 def model_options(job):

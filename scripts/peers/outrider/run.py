@@ -19,7 +19,9 @@ def load(job):
         )  # fmt: skip
 
     bundle = converted(job, "target", export) / "bundle"
-    rig = open_rig(bundle, max_batch=job["batch"], num_threads=job["threads"])
+    # What steps cost is measured once and kept; only a gamma that is chosen asks for it.
+    costs = Path(job["work"]) / "costs" if job["drafter"] and job["gamma"] is None else None
+    rig = open_rig(bundle, max_batch=job["batch"], num_threads=job["threads"], costs=costs)
     speculation = SpeculationParams(
         is_enabled=job["drafter"] is not None, drafter=job["drafter"], gamma=job["gamma"]
     )

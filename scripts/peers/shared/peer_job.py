@@ -23,6 +23,10 @@ class UnableError(Exception):
     """The peer has no such feature, at no gamma; the text says which."""
 
 
+class FixedGammaError(Exception):
+    """The peer leaves gamma to its user."""
+
+
 def refuse_unless(job: Mapping[str, Any], *drafters: str) -> None:
     """Hold the job's drafter against those that the peer has.
 
@@ -55,6 +59,8 @@ def main(load: Callable[[Mapping[str, Any]], Run]) -> None:
         answer = take(job, load(job))
     except UnableError as error:
         answer = {"reason": str(error), "is_unable": True}
+    except FixedGammaError:
+        answer = {"reason": f"does not choose gamma of drafter {job['drafter']}"}
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
 

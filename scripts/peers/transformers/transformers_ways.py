@@ -1,6 +1,6 @@
 """A job's way of decoding in Transformers' options; knows neither torch nor Transformers."""
 
-from peer_job import UnableError, refuse_unless
+from peer_job import FixedGammaError, UnableError, refuse_unless
 
 
 def check(job):
@@ -10,6 +10,8 @@ def check(job):
     refuse_unless(job, "model", "lookup")
     if job["drafter"] and job["batch"] > 1:
         raise UnableError("assisted generation takes one sequence")
+    if job["drafter"] == "lookup" and job["gamma"] is None:
+        raise FixedGammaError
 
 
 def generate_options(job):
@@ -22,7 +24,12 @@ def generate_options(job):
 
 
 def assistant_settings(job):
-    """Fields of the draft model's generation configuration: gamma tokens each time, however sure it is."""
+    """Fields of the draft model's generation configuration: gamma tokens each time, however sure it is.
+
+    Left to itself, it drafts until it is unsure.
+    """
+    if job["gamma"] is None:
+        return {}
     return {
         "num_assistant_tokens": job["gamma"],
         "num_assistant_tokens_schedule": "constant",
