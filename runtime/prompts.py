@@ -1,6 +1,7 @@
 """Feeds prompts to the target: the chunk of this step, and ahead of time that of the next.
 
 A chunk is of one prompt or of several that neighbour and miss about as much, in one call (``core.scheduler``).
+Where the host judges, a chunk that ends a prompt yields the answer's first token, drawn as in a step without drafts.
 
 While the device runs a round, the host knows already what the next step feeds first: which prompts those
 are does not depend on any verdict, for rows that decode have none left to feed. So that chunk is
@@ -13,15 +14,32 @@ Invariants:
 
 * P1  A step has one chunk at most, whenever it was fed: streams wait for one chunk.
 * P2  What was fed ahead counts only once its round went well: a failed round leaves every cache undefined.
+* P3  So do first tokens: they are committed with those of the step that they belong to, and where its verification
+  fails, their prompts are fed again and give the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from engines.base import Engine, EngineError, Span
+from engines.laws import Sampler, SamplingRow, Verdict
 from runtime.core.request import Request
 from runtime.core.scheduler import Prefill, StepLimits, plan_prefill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fed:
+    """What became of a chunk.
+
+    Attributes:
+        firsts: by slot, the verdicts on the first tokens of rows whose prompts it ended; still to commit.
+        failed: requests that could not be fed, and the error: their caches are undefined.
+    """
+
+    firsts: Sequence[tuple[int, Verdict]] = ()
+    failed: Sequence[tuple[Request, EngineError]] = field(default_factory=list)
 
 
 class PromptFeeder:
@@ -29,29 +47,42 @@ class PromptFeeder:
 
     Args:
         target: what is fed.
+        sampler: draws first tokens where the limits have chunks answer prompts.
         limits: of a step.
     """
 
-    def __init__(self, target: Engine, limits: StepLimits) -> None:
+    def __init__(self, target: Engine, sampler: Sampler, limits: StepLimits) -> None:
         self._target = target
+        self._sampler = sampler
         self._limits = limits
         self._ahead: list[tuple[Request, int]] = []
         self._error: EngineError | None = None
         self._has_fed = False
 
-    def feed(self, live: Sequence[Request], planned: Prefill) -> list[tuple[Request, EngineError]]:
-        """Feed the next tokens of some prompts; ``live[i]`` holds slot i.
-
-        Returns:
-            Where the target failed, the requests and its error: their caches are undefined.
-        """
+    def feed(self, live: Sequence[Request], planned: Prefill) -> Fed:
+        """Feed the next tokens of some prompts; ``live[i]`` holds slot i."""
+        ends = _ends(live, planned)
+        rows = [
+            replace(request.undrafted, index=index)
+            for index, (request, end) in enumerate(ends)
+            if end == request.num_known
+        ]
         try:
-            self._target.extend(self._spans(live, planned))
+            verdicts = self._answered(self._spans(live, planned), rows)
         except EngineError as error:
-            return [(request, error) for request, _ in _ends(live, planned)]
-        for request, end in _ends(live, planned):
+            return Fed(failed=[(request, error) for request, _ in ends])
+        for request, end in ends:
             request.commit_prefill(end)
-        return []
+        return Fed(firsts=[(row.slot, one) for row, one in zip(rows, verdicts, strict=True)])
+
+    def _answered(self, spans: Sequence[Span], rows: Sequence[SamplingRow]) -> Sequence[Verdict]:
+        """Feed spans; what the sampler draws behind some of them.
+
+        Raises:
+            EngineError: the target or the sampler failed.
+        """
+        logits = self._target.extend(spans)
+        return self._sampler.judge(logits, rows) if rows else ()
 
     def feed_ahead(self, live: Sequence[Request]) -> None:
         """Enqueue the next step's chunk behind a round that is under way; ``live[i]`` holds slot i."""
@@ -90,11 +121,18 @@ class PromptFeeder:
 
     @staticmethod
     def _spans(live: Sequence[Request], planned: Prefill) -> list[Span]:
-        """Spans that are fed without a wait."""
+        """Spans that are fed without a wait, but for those that end a prompt."""
         spans = []
         for slot, (request, end) in enumerate(_ends(live, planned), start=planned.slot):
             tokens = tuple(request.history[request.num_computed : end].tolist())
-            spans.append(Span(slot=slot, start=request.num_computed, tokens=tokens, num_logits=0))
+            spans.append(
+                Span(
+                    slot=slot,
+                    start=request.num_computed,
+                    tokens=tokens,
+                    num_logits=int(end == request.num_known),
+                )
+            )
         return spans
 
 

@@ -27,6 +27,7 @@ from runtime.drafters.base import Draft, DrafterParts
 from runtime.drafters.model import MAX_SHARED_MISSING
 from runtime.prompts import PromptFeeder
 from runtime.propose import (
+    NO_DRAFT,
     DraftRules,
     Proposals,
     num_choices,
@@ -119,6 +120,7 @@ def step_parts(
         max_gamma=min(max_gamma, target.limits.max_extend - 1),
         prefill_chunk=chunk,
         prefill_rows=target.limits.max_prompt_rows or target.limits.max_batch,
+        answers_prompts=rounds is None,
     )
     drafters = build_drafters(
         DrafterParts(
@@ -146,7 +148,7 @@ def step_parts(
             node_cost=None if costs is None else costs.node_cost(config.drafting.tree_nodes),
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
-        prompts=PromptFeeder(target, limits),
+        prompts=PromptFeeder(target, sampler, limits),
         rounds=rounds,
         meanwhile=meanwhile,
         steering=None
@@ -175,11 +177,15 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     """
     result = StepResult()
     plan = plan_step(live, parts.limits, has_fed=parts.prompts.take_fed())
+    firsts: Sequence[tuple[int, Verdict]] = ()
     if plan.prefill is not None:
-        result.failed += parts.prompts.feed(live, plan.prefill)
+        fed = parts.prompts.feed(live, plan.prefill)
+        firsts = fed.firsts
+        result.failed += fed.failed
         if result.failed:
             return result
     if not plan.has_decode:
+        _commit_firsts(parts.target, live, firsts, result)
         return result
     steering = parts.steering
     gammas = plan.gammas if steering is None else steering.choose(live, plan.gammas)
@@ -189,6 +195,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         _fail(live, gammas, error, result)
         return result
     result.failed += parts.prompts.commit_ahead()
+    _commit_firsts(parts.target, live, firsts, result)
     for slot, verdict in verdicts:
         draft = proposals.drafts[slot]
         assert draft is not None
@@ -270,6 +277,17 @@ def _fail(
             request.lose_cache()
         else:
             result.failed.append((request, error))
+
+
+def _commit_firsts(
+    target: Engine,
+    live: Sequence[Request],
+    firsts: Sequence[tuple[int, Verdict]],
+    result: StepResult,
+) -> None:
+    """Commit the first tokens that came with this step's chunk of prompt (P3 of ``runtime.prompts``)."""
+    for slot, verdict in firsts:
+        _commit(target, live[slot], NO_DRAFT, verdict, result)
 
 
 def _commit(

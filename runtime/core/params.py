@@ -136,11 +136,16 @@ class EmittedToken:
 
 @step_value
 class StepTrace:
-    """One target pass of a request, for ``--trace``: what was drafted and how it was judged."""
+    """One target pass of a request, for ``--trace``: what was drafted and how it was judged.
+
+    Attributes:
+        is_prompt: whether the pass read the prompt's end, had nothing to verify, and counts as no target pass.
+    """
 
     draft_tokens: tuple[int, ...]
     num_accepted: int
     next_token: int | None
+    is_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +156,9 @@ class SpeculationReport:
         alpha_hat: accepted / trials reached, an estimate of the paper's alpha unless whole blocks
             were judged; None without trials.
         draft_utilization: accepted / drafted (not alpha); None without drafts.
-        tokens_per_step: mean emitted tokens per target pass.
+        num_steps: target passes that verified; one that read a prompt and gave the first token is none.
+        num_emitted: tokens that they emitted: the answer's, less a first token that came with the prompt.
+        tokens_per_step: mean emitted tokens per target pass; None without passes.
         accepted_by_position: entry i counts rounds whose draft token i was accepted.
         drafted_by_position: entry i counts rounds that drafted at least i + 1 tokens.
         off_reason: why speculation was off or degraded for (part of) the request; None when it was on throughout.
@@ -165,6 +172,7 @@ class SpeculationReport:
     mode: ExactnessMode
     lenience: float
     num_steps: int
+    num_emitted: int
     num_drafted: int
     num_accepted: int
     alpha_hat: float | None

@@ -2,7 +2,8 @@
 
 Invariants between steps, where n is ``num_known``:
 
-* R1  A decoding request has ``num_computed == n - 1``: the last committed token has no keys yet.
+* R1  A decoding request has ``num_computed == n - 1``: the last committed token has no keys yet. The first token of an
+  answer may come out of the pass over the prompt's end: its commit takes the request from prefilling to decoding.
 * R2  ``draft_computed <= n - 1``.
 * R3  A request holds a slot exactly while it is prefilling or decoding.
 
@@ -183,7 +184,7 @@ class Request:
         self._note_prompt_computed()
 
     def commit_prefill(self, num_computed: int) -> None:
-        """Move the target's pointer over prompt tokens that were fed."""
+        """Move the target's pointer over prompt tokens that were fed; past the last, a first token follows."""
         self.num_computed = num_computed
         self._note_prompt_computed()
 
@@ -215,6 +216,8 @@ class Request:
     ) -> tuple[Progressed, Ending | None]:
         """Append what was verified, up to the first stop; everything after it is discarded.
 
+        A request that was prefilling has its first token now, and decodes; no round of speculation is counted.
+
         Args:
             draft_tokens: the whole draft; of a tree the chain that was tried.
             verdict: its judgement, with a next token.
@@ -226,17 +229,21 @@ class Request:
         assert verdict.next_token is not None
         run = (*draft_tokens[: verdict.num_accepted], verdict.next_token)
         text, num_kept, ending = self._cut(run)
+        is_prompt = self.state is State.PREFILLING
         self._tokens[self.num_known : self.num_known + num_kept] = run[:num_kept]
         self.num_known += num_kept
         self.num_computed = self.num_known - 1
         self.last_token = run[num_kept - 1]
-        self.stats.record(
-            gamma=len(draft_tokens),
-            num_accepted=verdict.num_accepted,
-            num_emitted=num_kept,
-            num_fallbacks=verdict.num_fallbacks,
-            num_drafted=num_drafted,
-        )
+        if is_prompt:
+            self.transition(Happening.PROMPT_COMPUTED)
+        else:
+            self.stats.record(
+                gamma=len(draft_tokens),
+                num_accepted=verdict.num_accepted,
+                num_emitted=num_kept,
+                num_fallbacks=verdict.num_fallbacks,
+                num_drafted=num_drafted,
+            )
         if ending is not None:
             self.transition(Happening.STOPPED)
         progress = Progressed(
@@ -246,6 +253,7 @@ class Request:
                 draft_tokens=draft_tokens,
                 num_accepted=verdict.num_accepted,
                 next_token=verdict.next_token,
+                is_prompt=is_prompt,
             ),
         )
         return progress, ending

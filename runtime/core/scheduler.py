@@ -5,6 +5,10 @@ feeds at most one chunk of prompt, so that running streams wait for one chunk at
 first token waits longer for prompts beside its own: of the row admitted first, and of neighbours that
 miss about as much and fit into the chunk with it. Then every decoding row is verified together, each
 with its own gamma.
+
+Where the host judges (``StepLimits.answers_prompts``), the chunk that ends a prompt takes its last token too, and the
+row's first token comes out of that call: the row decodes from the next step on. A row whose prompt is one token, or has
+one left behind its chunks, decodes at once, as rows do.
 """
 
 from __future__ import annotations
@@ -56,17 +60,20 @@ class StepLimits:
         max_gamma: draft tokens of one row.
         prefill_chunk: prompt tokens of one step, padding included.
         prefill_rows: rows that one step feeds prompts to.
+        answers_prompts: whether a chunk that ends a prompt yields the first token of the answer; else all of the
+            prompt but its last token is fed, and that decodes.
     """
 
     max_context: int
     max_gamma: int
     prefill_chunk: int
     prefill_rows: int = 1
+    answers_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """Feed known tokens to neighbouring rows in one call; no logits are wanted.
+    """Feed known tokens to neighbouring rows in one call.
 
     Attributes:
         slot: the first of them.
@@ -127,7 +134,7 @@ def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = F
             nobody would wait for it.
 
     Returns:
-        A plan in which a row whose prefill ends this step decodes in the same step.
+        A plan in which a row that misses one token behind this step's chunk decodes in the same step.
     """
     plan = _plan_decode(rows, limits, None)
     # Steps between two prompts cost no second look.
@@ -140,7 +147,7 @@ def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None
     """The chunk of prompt to feed next; rows that decode have no say in it."""
     chunk = limits.prefill_chunk
     lengths = {
-        slot: min(missing, chunk)
+        slot: min(missing + limits.answers_prompts, chunk)
         for slot, row in enumerate(rows)
         if (missing := row.num_known - 1 - row.num_computed) > 0
     }

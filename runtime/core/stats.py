@@ -18,6 +18,10 @@ NO_GAIN = "NO_EXPECTED_GAIN"
 class SpeculationStats:
     """Counts rounds and builds a ``SpeculationReport``.
 
+    A round is a pass of the target that decodes, with drafts or without. A first token that came out
+    of the pass over the prompt belongs to none: no draft was possible there, and counted as a round it
+    would pass for one that drafted badly.
+
     alpha_hat is the maximum-likelihood estimate for the truncated geometric law of the number
     accepted A: sum of A over sum of min(A + 1, gamma) (Leviathan et al. 2023, arXiv:2211.17192,
     section 3.1 defines alpha; the estimator counts the positions that were reached).
@@ -84,6 +88,7 @@ class SpeculationStats:
             mode=mode,
             lenience=lenience,
             num_steps=self.num_steps,
+            num_emitted=self.num_emitted,
             num_drafted=self.num_drafted,
             num_accepted=self.num_accepted,
             alpha_hat=_ratio(self.num_accepted, self._num_trials),

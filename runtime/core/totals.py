@@ -70,6 +70,8 @@ class Totals:
         """Add one row's step; tokens after a cut count nowhere."""
         num_accepted = min(progressed.trace.num_accepted, len(progressed.tokens))
         self.num_emitted += len(progressed.tokens)
+        if progressed.trace.is_prompt:
+            return
         self.count_pass(len(progressed.trace.draft_tokens), num_accepted)
 
     def count_pass(self, num_drafted: int, num_accepted: int) -> None:
