@@ -30,13 +30,13 @@ class Tally:
 
     speeds: list[float] = field(default_factory=list)
     per_pass: list[float] = field(default_factory=list)
-    num_output: int = 0
+    num_emitted: int = 0
     num_passes: int = 0
 
     @property
     def tokens_per_pass(self) -> float:
         """Over all requests."""
-        return self.num_output / self.num_passes
+        return self.num_emitted / self.num_passes
 
 
 def measure(
@@ -56,9 +56,9 @@ def measure(
                 continue
             tally = tallies[name]
             tally.speeds.append(sum(one.num_output for one in finished) / took_s)
-            tally.num_output += sum(one.num_output for one in finished)
+            tally.num_emitted += sum(one.report.num_emitted for one in finished)
             tally.num_passes += sum(one.report.num_steps for one in finished)
-            tally.per_pass += [one.num_output / one.report.num_steps for one in finished]
+            tally.per_pass += [one.report.num_emitted / one.report.num_steps for one in finished]
     return tallies
 
 
@@ -86,7 +86,7 @@ def main(
     gammas: Annotated[str, typer.Option(help="Draft tokens per pass.")] = "2,4,8",
     temperature: Annotated[float, typer.Option(min=0.01, help="Above 0.")] = 1.0,
     num_prompts: Annotated[int, typer.Option(min=2, help="In one batch.")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Per request.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Per request.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Counted.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="Of the CPU backend.")] = 2,
     out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,

@@ -44,6 +44,7 @@ class Sample:
     """One gamma in one round.
 
     Attributes:
+        num_emitted: tokens of ``num_output`` that passes of the target emitted, which ``num_steps`` counts.
         pause_s: from the end of one engine call to the start of the next.
     """
 
@@ -52,6 +53,7 @@ class Sample:
     num_accepted: int
     num_trials: int
     num_output: int
+    num_emitted: int
     num_steps: int
     pause_s: float
     engine_share: float
@@ -111,6 +113,7 @@ def run_group(rig: Rig, group: Prompts, temperature: float, gamma: int, max_toke
         num_accepted=sum(report.num_accepted for report in reports),
         num_trials=sum(num_trials(report) for report in reports),
         num_output=num_output,
+        num_emitted=sum(report.num_emitted for report in reports),
         num_steps=sum(report.num_steps for report in reports),
         pause_s=median_pause([call for engine in engines for call in engine.calls or ()]),
         engine_share=(rig.engine_s() - engine_before) / wall_s,
@@ -141,7 +144,7 @@ def decode_rate(arrivals: Sequence[Sequence[float]]) -> float:
 
 def joined(samples: Sequence[Sample]) -> Sample:
     """Sums of counts, and means of rates and shares over groups of about equal work."""
-    counts = ("num_accepted", "num_trials", "num_output", "num_steps")
+    counts = ("num_accepted", "num_trials", "num_output", "num_emitted", "num_steps")
     rates = ("tokens_per_s", "decode_tokens_per_s")
     return Sample(
         **{name: sum(getattr(one, name) for one in samples) for name in counts},
@@ -172,7 +175,7 @@ def measured(
             one[gamma].decode_tokens_per_s / one[0].decode_tokens_per_s for one in rounds
         ),
         alpha_hat=sum(one.num_accepted for one in samples) / trials if trials else None,
-        tokens_per_step=sum(one.num_output for one in samples)
+        tokens_per_step=sum(one.num_emitted for one in samples)
         / sum(one.num_steps for one in samples),
         engine_share=statistics.median(one.engine_share for one in samples),
         sampling_share=statistics.median(one.sampling_share for one in samples),

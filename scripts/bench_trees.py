@@ -63,14 +63,14 @@ class Tally:
     """What one way did over all rounds."""
 
     speeds: list[float] = field(default_factory=list)
-    num_output: int = 0
+    num_emitted: int = 0
     num_passes: int = 0
     num_drafted: int = 0
 
     def figures(self) -> dict[str, float | None]:
         """What is told of it."""
         return {
-            "tokens_per_pass": self.num_output / self.num_passes,
+            "tokens_per_pass": self.num_emitted / self.num_passes,
             "nodes_per_pass": self.num_drafted / self.num_passes,
             "tokens_per_s": statistics.median(self.speeds),
         }
@@ -101,9 +101,8 @@ def measure(
             finished, took_s = rig.run(
                 prompts, law, params, num_tokens, first_seed=number * len(prompts)
             )
-            num_output = sum(one.num_output for one in finished)
-            tally.speeds.append(num_output / took_s)
-            tally.num_output += num_output
+            tally.speeds.append(sum(one.num_output for one in finished) / took_s)
+            tally.num_emitted += sum(one.report.num_emitted for one in finished)
             tally.num_passes += sum(one.report.num_steps for one in finished)
             tally.num_drafted += sum(one.report.num_drafted for one in finished)
     return tallies
@@ -115,7 +114,7 @@ def main(
     shapes: Annotated[str, typer.Option(help="Candidates per level.")] = SHAPES,
     temperature: Annotated[float, typer.Option(min=0.01, help="Above 0.")] = 1.0,
     num_prompts: Annotated[int, typer.Option(min=1, help="In one batch.")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Per request.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Per request.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Counted.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Of the CPU backend.")] = 2,
     out: Annotated[Path | None, typer.Option(help="JSON to write.")] = None,

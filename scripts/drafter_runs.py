@@ -69,12 +69,14 @@ class Tally:
     Attributes:
         wall_s: seconds of the rig's clock.
         host_s: seconds in drafting and its bookkeeping, without engine and sampler.
+        num_emitted: tokens of ``num_output`` that the passes counted emitted.
         draft_rows: calls of the draft model, times the rows of the batch.
     """
 
     wall_s: float = 0.0
     host_s: float = 0.0
     num_output: int = 0
+    num_emitted: int = 0
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -92,8 +94,8 @@ class Tally:
 
     @property
     def tokens_per_step(self) -> float:
-        """Output tokens per pass of the target and row."""
-        return self.num_output / self.num_steps
+        """Emitted tokens per pass of the target and row."""
+        return self.num_emitted / self.num_steps
 
     def figures(self) -> dict[str, float | None]:
         """What is told of it; None where there is no such figure."""
@@ -165,6 +167,7 @@ class Bench:
             wall_s=wall_s,
             host_s=self.host_s - host_before,
             num_output=sum(one.num_output for one in finished),
+            num_emitted=sum(one.num_emitted for one in reports),
             num_steps=sum(one.num_steps for one in reports),
             num_drafted=sum(one.num_drafted for one in reports),
             num_accepted=sum(one.num_accepted for one in reports),

@@ -48,8 +48,9 @@ class MeasureOptions:
         Raises:
             ConfigError: names the option and the rule.
         """
-        for key in ("max_tokens", "batch", "rounds"):
-            check_option(getattr(self, key) >= 1, key, "must be at least 1")
+        for key, least in {"max_tokens": 2, "batch": 1, "rounds": 1}.items():
+            # An answer of one token comes with its prompt: no pass of the target could be counted.
+            check_option(getattr(self, key) >= least, key, f"must be at least {least}")
         check_distinct("gammas", self.gammas)
         check_option(min(self.gammas) >= 1, "gammas", "must be at least 1")
 

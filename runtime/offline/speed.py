@@ -31,8 +31,9 @@ class Measured:
     Attributes:
         tokens_per_s: median over rounds; every round's rate is in ``rounds``.
         alpha_hat: accepted / trials reached, over all rounds; None without trials.
-        tokens_per_step: emitted tokens per target pass, over all rounds.
-        operations: tokens that the target computed per token emitted, over all rounds.
+        tokens_per_step: tokens emitted per target pass, over all rounds; prompts, and the first tokens that come
+            with them, count in neither.
+        operations: tokens that the target computed per token emitted, in the same passes.
     """
 
     tokens_per_s: float
@@ -109,11 +110,11 @@ def _measured(rates: Sequence[float], finished: Sequence[Finished]) -> Measured:
     accepted = sum(report.num_accepted for report in reports)
     num_steps = sum(report.num_steps for report in reports)
     num_drafted = sum(report.num_drafted for report in reports)
-    num_output = sum(one.num_output for one in finished)
+    num_emitted = sum(report.num_emitted for report in reports)
     return Measured(
         tokens_per_s=statistics.median(rates),
         rounds=tuple(rates),
         alpha_hat=accepted / trials if trials else None,
-        tokens_per_step=num_output / num_steps,
-        operations=(num_drafted + num_steps) / num_output,
+        tokens_per_step=num_emitted / num_steps,
+        operations=(num_drafted + num_steps) / num_emitted,
     )

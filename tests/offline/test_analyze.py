@@ -91,8 +91,8 @@ def test_what_was_counted_fits_together(found: dict):
         assert 1.0 <= row["operations"] <= row["gamma"] + 1
     assert found["seconds"] == "wall"
     plain = next(trace for trace in found["traces"] if trace["gamma"] == 0)
-    # One pass reads the prompt but for its last token.
-    assert len(plain["target_ms"]) == 1 + 6 and plain["draft_ms"] == []
+    # One pass reads the prompt and gives the first token.
+    assert len(plain["target_ms"]) == 1 + 5 and plain["draft_ms"] == []
     assert all(trace["draft_ms"] for trace in found["traces"] if trace["gamma"])
 
 
@@ -198,7 +198,7 @@ def test_a_speed_up_is_the_median_of_paired_rounds():
 def test_trials_are_first_tokens_and_those_behind_an_accepted_one():
     report = SpeculationReport(
         is_on=True, off_reason=None, drafter="model", mode="max_accept", lenience=1.0, num_steps=5,
-        num_drafted=9, num_accepted=4, alpha_hat=None, draft_utilization=None, tokens_per_step=None,
+        num_emitted=9, num_drafted=9, num_accepted=4, alpha_hat=None, draft_utilization=None, tokens_per_step=None,
         accepted_by_position=(3, 1, 0), drafted_by_position=(5, 2, 2), num_fallbacks=0,
     )  # fmt: skip
     assert num_trials(report) == 5 + 2 + 1

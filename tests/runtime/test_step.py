@@ -86,7 +86,8 @@ def test_speculation_saves_target_passes() -> None:
     harness.submit("a", max_tokens=12, drafter="model", gamma=2)
     harness.submit("b", max_tokens=12, is_enabled=False)
     harness.run()
-    assert harness.finished("b").report.num_steps == 12
+    # The first token of each came with its prompt.
+    assert harness.finished("b").report.num_steps == 11
     assert harness.finished("a").report.num_steps < 9
 
 
@@ -141,7 +142,9 @@ def test_the_draft_cache_never_falls_behind_in_a_long_run() -> None:
         harness.check_invariants()
         # Where fewer than gamma tokens remain, the last steps draft less, and not at all at one.
         deficits |= {
-            r.num_known - 1 - r.draft_computed for r in harness.live if r.num_remaining > 1
+            r.num_known - 1 - r.draft_computed
+            for r in harness.live
+            if r.num_remaining > 1 and r.stats.num_steps
         }
     assert deficits == {0, 1}
     assert len(harness.tokens("a")) == 80
@@ -163,16 +166,21 @@ def test_a_long_prompt_delays_a_running_stream_by_one_chunk_at_a_time() -> None:
 
 def test_prompts_that_wait_together_are_fed_in_one_call_and_begin_in_one_step() -> None:
     harness = Harness("F3", prefill_chunk=16)
-    for name, length in (("a", 5), ("b", 6), ("c", 5), ("late", 5)):
+    lengths = {"a": 4, "b": 5, "c": 4, "late": 4}
+    for name, length in lengths.items():
         harness.submit(name, range_prompt(length), drafter="model", gamma=2, max_tokens=9)
     harness.worker.run_step()
     harness.check_invariants()
-    # One call for the prompts of three, and one that verifies; none has padding of the fourth.
-    assert harness.target.num_extends == 2
-    assert harness.draft.num_extends == 1 + 2
-    assert [bool(harness.events[name]) for name in ("a", "b", "c", "late")] == [True] * 3 + [False]
+    # One call for the prompts of three, which answers them; it has no room for the fourth.
+    assert (harness.target.num_extends, harness.draft.num_extends) == (1, 0)
+    assert [len(harness.tokens(name)) for name in lengths] == [1, 1, 1, 0]
+    harness.worker.run_step()
+    harness.check_invariants()
+    # One for the fourth, and one that verifies the drafts of the three; the draft model reads their prompts in one.
+    assert (harness.target.num_extends, harness.draft.num_extends) == (1 + 2, 1 + 2)
+    assert len(harness.tokens("late")) == 1
     harness.run()
-    for name, first in (("a", 5), ("b", 6), ("c", 5), ("late", 5)):
+    for name, first in lengths.items():
         assert harness.tokens(name) == [(first + i) % 10 for i in range(9)]
 
 
@@ -181,13 +189,13 @@ def test_prompts_that_fail_together_end_together_and_nobody_else_does() -> None:
     harness.submit("stream", max_tokens=20, is_enabled=False)
     harness.worker.run_step()
     for name in ("a", "b", "later"):
-        harness.submit(name, range_prompt(5), max_tokens=4, is_enabled=False)
+        harness.submit(name, range_prompt(4), max_tokens=4, is_enabled=False)
     harness.target.fail_at(harness.target.num_extends)
     harness.run()
     assert isinstance(harness.error("a"), RequestFailed)
     assert isinstance(harness.error("b"), RequestFailed)
     assert len(harness.tokens("stream")) == 20
-    assert harness.tokens("later") == [5, 6, 7, 8]
+    assert harness.tokens("later") == [4, 5, 6, 7]
     harness.check_is_idle()
 
 
@@ -257,7 +265,8 @@ def test_what_was_rejected_or_cut_reaches_no_figure() -> None:
     assert finished.num_output == 5
     assert all(token.logprobs is not None for token in emitted)
     assert all(token.logprobs.top[0][0] == token.token for token in emitted)
-    assert finished.report.tokens_per_step == 5 / finished.report.num_steps
+    assert finished.report.num_emitted == 4
+    assert finished.report.tokens_per_step == 4 / finished.report.num_steps
     assert sum(finished.report.accepted_by_position) == finished.report.num_accepted <= 5
 
 
@@ -291,9 +300,10 @@ def test_drafting_stops_after_an_end_token() -> None:
     harness = Harness("F3", draft=ScriptedEngine(counting_logits, limits(10)))
     harness.submit("a", drafter="model", gamma=8, end_tokens=(6,), max_tokens=20)
     harness.run()
-    (event,) = [e for e in harness.events["a"] if isinstance(e, Progressed)]
-    assert event.trace.draft_tokens == (4, 5, 6)
-    assert [t.token for t in event.tokens] == [4, 5, 6]
+    first, event = (e for e in harness.events["a"] if isinstance(e, Progressed))
+    assert [t.token for t in first.tokens] == [4]
+    assert event.trace.draft_tokens == (5, 6)
+    assert [t.token for t in event.tokens] == [5, 6]
 
 
 def test_repetition_penalty_sees_the_drafted_prefix() -> None:

@@ -8,8 +8,10 @@ from scripts.bench_block import Tally, row_of
 
 
 def test_figures_are_of_all_requests_and_of_pairs():
-    token_wise = Tally(speeds=[10.0, 20.0, 30.0], per_pass=[1.0, 2.0], num_output=30, num_passes=20)
-    block = Tally(speeds=[20.0, 20.0, 45.0], per_pass=[1.5, 3.5], num_output=30, num_passes=12)
+    token_wise = Tally(
+        speeds=[10.0, 20.0, 30.0], per_pass=[1.0, 2.0], num_emitted=30, num_passes=20
+    )
+    block = Tally(speeds=[20.0, 20.0, 45.0], per_pass=[1.5, 3.5], num_emitted=30, num_passes=12)
     row = row_of(4, 1.0, {"token-wise": token_wise, "block": block})
     assert row.case == {"gamma": 4, "temperature": 1.0}
     assert row.figures["token_wise_tokens_per_pass"] == 1.5

@@ -28,6 +28,7 @@ def sample(rate: float, *, accepted: int = 0, trials: int = 0) -> Sample:
         num_accepted=accepted,
         num_trials=trials,
         num_output=20,
+        num_emitted=20,
         num_steps=10,
         pause_s=1e-4,
         engine_share=0.9,

@@ -49,7 +49,7 @@ def test_every_shape_is_run_under_every_rule_beside_the_chain() -> None:
 
 
 def test_figures_are_of_all_rounds() -> None:
-    tally = Tally(speeds=[10.0, 30.0, 20.0], num_output=30, num_passes=20, num_drafted=60)
+    tally = Tally(speeds=[10.0, 30.0, 20.0], num_emitted=30, num_passes=20, num_drafted=60)
     assert tally.figures() == pytest.approx(
         {"tokens_per_pass": 1.5, "nodes_per_pass": 3.0, "tokens_per_s": 20.0}
     )
