@@ -64,7 +64,7 @@ def plain(pair: str, temperature: float, mode: ExactnessMode) -> list[list[int]]
             "only",
             prompt,
             seed=index,
-            max_tokens=10 + index,
+            max_tokens=11 + index,
             is_enabled=False,
             temperature=temperature,
             mode=mode,
@@ -130,7 +130,7 @@ def check_equality(
                     label,
                     PROMPTS[index],
                     seed=index,
-                    max_tokens=10 + index,
+                    max_tokens=11 + index,
                     temperature=temperature,
                     speculation=params,
                 )

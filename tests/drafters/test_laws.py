@@ -88,7 +88,8 @@ def answer(noise, drafting: DraftingConfig, params: SpeculationParams, max_nodes
         target=ScriptedEngine(logits_of(TABLE), bounds),
         draft=ScriptedEngine(logits_of(draft_table), bounds),
         sampler=Trailing(noise),
-        config=ServerConfig(prefill_chunk=16, drafting=drafting),
+        # One token is left behind the chunk, so that the first of the answer may be drafted too.
+        config=ServerConfig(prefill_chunk=len(PROMPT) - 1, drafting=drafting),
         max_gamma=8,
         decoder=LetterDecoder(),
     )

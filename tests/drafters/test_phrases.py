@@ -174,7 +174,7 @@ def test_phrases_lengthen_the_draft_beyond_the_models_tokens() -> None:
     for key, phrase in POOLS["perfect"]:
         shared.put(key, phrase)
     params = SpeculationParams(drafter="ouroboros", gamma=5, phrase_length=3, num_phrases=2)
-    harness.submit("a", (1, 2, 3, 4), max_tokens=12, speculation=params)
+    harness.submit("a", (1, 2, 3), max_tokens=12, speculation=params)
     harness.run()
     first = next(
         e for e in harness.events["a"] if isinstance(e, Progressed) and e.trace.draft_tokens

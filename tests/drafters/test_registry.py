@@ -46,9 +46,9 @@ def test_the_documented_drafter_is_found_and_serves(
     assert "successor" in harness.worker.drafter_names
     assert "successor" in harness.worker.guesser_names
     prompt = [*range(10), 0]
-    harness.submit("plain", prompt, max_tokens=20, is_enabled=False)
+    harness.submit("plain", prompt, max_tokens=21, is_enabled=False)
     for name in ("successor", "model/successor", "successor+model"):
-        harness.submit(name, prompt, max_tokens=20, drafter=name, gamma=4)
+        harness.submit(name, prompt, max_tokens=21, drafter=name, gamma=4)
     harness.run()
     for name in ("successor", "model/successor", "successor+model"):
         assert harness.tokens(name) == harness.tokens("plain")
@@ -158,7 +158,7 @@ def test_a_drafter_the_server_lacks_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "left", "num_steps"), [("model+lookup", "lookup", 6), ("model/lookup", None, 20)]
+    ("name", "left", "num_steps"), [("model+lookup", "lookup", 6), ("model/lookup", None, 19)]
 )
 def test_a_chain_goes_on_with_what_is_left_when_the_draft_model_fails(
     name: str, left: str | None, num_steps: int

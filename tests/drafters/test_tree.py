@@ -228,7 +228,7 @@ def served(mode: ExactnessMode, *, drafter: str = "tree", max_nodes: int = 32, *
     )
     requests = [
         replace(
-            one := spec(str(n), (n, 5), max_tokens=30, temperature=1.0, seed=n, speculation=params),
+            one := spec(str(n), (n, 5), max_tokens=31, temperature=1.0, seed=n, speculation=params),
             law=replace(one.law, **law),
         )
         for n in range(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from runtime.core.config import ServerConfig
 from runtime.core.costs import CostTable
 from runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec, SpeculationParams
 from runtime.core.request import Request
+from runtime.prompts import PromptFeeder
 from runtime.worker import Worker
 
 MAX_GAMMA = 8
@@ -71,6 +73,14 @@ PAIRS = {
     "F3": (10, counting_logits, erring_logits),
     "F4": (4, markov_logits(1), markov_logits(2, like=1)),
 }
+
+
+def feed_all_but_last_tokens(worker: Worker) -> None:
+    """Have the last token of a prompt decode, as where steps run on a device."""
+    parts = worker._parts
+    bounds = replace(parts.limits, answers_prompts=False)
+    prompts = PromptFeeder(parts.target, parts.sampler, bounds)
+    worker._parts = replace(parts, limits=bounds, prompts=prompts)
 
 
 class Harness:

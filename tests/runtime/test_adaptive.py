@@ -42,9 +42,11 @@ def harness(costs: CostTable, draft=counting_logits, **options: object) -> Harne
 
 
 def lengths(one: Harness, name: str) -> list[int]:
-    """Draft tokens of every pass of a request."""
+    """Draft tokens of every pass of a request that verified."""
     return [
-        len(event.trace.draft_tokens) for event in one.events[name] if isinstance(event, Progressed)
+        len(event.trace.draft_tokens)
+        for event in one.events[name]
+        if isinstance(event, Progressed) and not event.trace.is_prompt
     ]
 
 

@@ -28,7 +28,7 @@ from runtime.core.params import Event, Failed, Progressed, RequestSpec, Speculat
 from runtime.core.request import Request
 from runtime.rounds import TREES
 from tests.engines.strict_device import StrictDevice
-from tests.runtime.markov import spec
+from tests.runtime.markov import feed_all_but_last_tokens, spec
 from tests.runtime.pair import PairHarness
 
 CHUNK = 16
@@ -173,6 +173,7 @@ def test_answers_and_figures_are_those_of_the_host(
     host: PairHarness, device: PairHarness, drafters: tuple[str, ...]
 ) -> None:
     name = "-".join(drafters)
+    feed_all_but_last_tokens(host.worker)
     assert run_with_arrivals(device, name, drafters) == run_with_arrivals(host, name, drafters)
     assert set(device.worker.snapshot().host_reasons) == {""}
 
@@ -194,7 +195,7 @@ def test_prompts_fed_together_leave_every_answer_as_it_is_alone(
     extend = harness.pair.target.extend
 
     def counting(spans: Sequence[Span]) -> FloatArray:
-        if not any(span.num_logits for span in spans):
+        if any(span.num_logits < len(span.tokens) for span in spans):
             calls.append(len(spans))
         return extend(spans)
 

@@ -32,7 +32,7 @@ from runtime.opening import ServeOptions, open_serving
 from runtime.rounds import BLOCKS, DRAFT_FAILED, HOST_SERVES
 from tests.engines.contract import extend_one
 from tests.engines.strict_device import StrictDevice
-from tests.runtime.markov import spec
+from tests.runtime.markov import feed_all_but_last_tokens, spec
 from tests.runtime.pair import PairHarness
 
 STABLE, MAX_ACCEPT = ExactnessMode.SEED_STABLE, ExactnessMode.MAX_ACCEPT
@@ -50,6 +50,14 @@ def host(tiny_bundle: Path) -> Iterator[PairHarness]:
     harness = PairHarness(tiny_bundle, HOST)
     yield harness
     harness.close()
+
+
+@pytest.fixture(scope="module")
+def alike(tiny_bundle: Path, host: PairHarness) -> PairHarness:
+    """The host in as many passes as the device, whose prompts' last tokens decode."""
+    harness = PairHarness.over(host.pair, load_bundle(tiny_bundle), max_running=4)
+    feed_all_but_last_tokens(harness.worker)
+    return harness
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +104,19 @@ def reports(harness: PairHarness, asked: list[RequestSpec]) -> list[object]:
     ids="-".join,
 )
 def test_answers_and_figures_are_those_of_the_host(
-    host: PairHarness, device: PairHarness, drafters: tuple[str, ...], temperature: float
+    host: PairHarness,
+    alike: PairHarness,
+    device: PairHarness,
+    drafters: tuple[str, ...],
+    temperature: float,
 ) -> None:
     before = Counter(device.worker.snapshot().host_reasons)
     for gamma in (1, 4):
         name = f"{drafters}-{temperature}-{gamma}"
         options = {"drafters": drafters, "temperature": temperature, "gamma": gamma}
         asked = requests(name, mode=STABLE, **options)
-        assert device.answers(asked) == host.answers(asked)
-        assert reports(device, asked) == reports(host, asked)
+        assert device.answers(asked) == host.answers(asked) == alike.answers(asked)
+        assert reports(device, asked) == reports(alike, asked)
         assert sum(report.num_drafted for report in reports(device, asked)) > 0
     places = Counter(device.worker.snapshot().host_reasons) - before
     composed = "drafter model/lookup reads the draft model's tokens on the host"
@@ -140,14 +152,16 @@ def test_processors_and_logprobs_are_those_of_the_host(
             assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
 
 
-def test_a_draft_ends_where_the_answer_does(host: PairHarness, device: PairHarness) -> None:
+def test_a_draft_ends_where_the_answer_does(
+    host: PairHarness, alike: PairHarness, device: PairHarness
+) -> None:
     """The device drafts on behind an end token; nobody hears of it."""
     options = {"mode": STABLE, "temperature": 1.0, "gamma": 6}
     plain = host.answers(requests("whole", **options))
     ends = tuple({tokens[at] for tokens in plain for at in (2, 5)})
     asked = requests("cut", end_tokens=ends, **options)
-    assert device.answers(asked) == host.answers(asked)
-    assert reports(device, asked) == reports(host, asked)
+    assert device.answers(asked) == host.answers(asked) == alike.answers(asked)
+    assert reports(device, asked) == reports(alike, asked)
     assert any(len(device.tokens(one.request_id)) < one.max_tokens for one in asked)
 
 

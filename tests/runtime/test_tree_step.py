@@ -233,7 +233,7 @@ def test_figures_count_depths_tried_and_nodes_drafted() -> None:
 
     harness = tree_harness("F3")
     harness.worker._parts.drafters._single["branches"] = RightOnce(10)
-    harness.submit("a", (1, 2, 3), drafter="branches", gamma=2, max_tokens=6)
+    harness.submit("a", (3,), drafter="branches", gamma=2, max_tokens=6)
     harness.run()
     report = harness.finished("a").report
     assert harness.tokens("a") == [4, 5, 6, 7, 8, 9]
@@ -354,7 +354,8 @@ def test_trees_of_adaptive_requests_follow_what_a_node_costs_beside_the_others()
         for index in range(batch):
             gamma = {"gamma": 4} if index == 1 else {}
             harness.submit(str(index), (index, 1, 2), drafter="branches", max_tokens=40, **gamma)
-        for _ in range(batch):
+        # One to read each prompt, and two in which all decode.
+        for _ in range(batch + 2):
             harness.worker.run_step()
         drafter = drafter_of(harness)
         drafter.rows.clear()
