@@ -82,6 +82,31 @@ def test_a_prompt_decodes_once_all_but_its_last_token_is_computed() -> None:
     assert made.state is State.DECODING
 
 
+def test_a_first_token_out_of_the_prompts_pass_begins_decoding_and_counts_as_no_pass() -> None:
+    made = request((5, 6, 7))
+    made.admit(slot=0, order=0)
+    made.commit_prefill(3)
+    assert made.state is State.PREFILLING
+    progressed, ending = made.commit((), Verdict(num_accepted=0, next_token=8))
+    assert ending is None
+    assert made.state is State.DECODING
+    assert made.num_computed == 3 == made.num_known - 1
+    assert progressed.trace.is_prompt
+    assert (made.report().num_steps, made.report().num_emitted) == (0, 0)
+    progressed, _ = made.commit((9,), Verdict(num_accepted=1, next_token=0))
+    assert not progressed.trace.is_prompt
+    assert (made.report().num_steps, made.report().num_emitted) == (1, 2)
+
+
+def test_a_first_token_that_stops_ends_the_request() -> None:
+    made = request((5, 6, 7), end_tokens=(2,))
+    made.admit(slot=0, order=0)
+    made.commit_prefill(3)
+    _, ending = made.commit((), Verdict(num_accepted=0, next_token=2))
+    assert ending is not None and ending.reason is FinishReason.STOP_TOKEN
+    assert made.state is State.FINISHED
+
+
 def test_a_commit_moves_tokens_pointer_and_text() -> None:
     made = decoding()
     progressed, ending = made.commit((4, 5, 9), Verdict(num_accepted=2, next_token=6))

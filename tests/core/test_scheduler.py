@@ -56,6 +56,29 @@ def test_the_last_chunk_leaves_one_token_and_the_row_decodes_at_once() -> None:
     assert plan.gammas == (3,)
 
 
+@pytest.mark.parametrize(
+    ("missing", "lengths", "gammas"),
+    [(1, None, (3,)), (2, (2,), (None,)), (4, (4,), (None,)), (5, (4,), (3,)), (9, (4,), (None,))],
+)
+def test_a_chunk_that_answers_takes_the_last_token_too(
+    missing: int, lengths: tuple[int, ...] | None, gammas: tuple[int | None, ...]
+) -> None:
+    """A row decodes from the next step on, or at once where one token is left behind the chunk."""
+    answering = replace(LIMITS, answers_prompts=True)
+    plan = plan_step([Row(10, 10 - missing)], answering)
+    assert plan.prefill == (None if lengths is None else Prefill(slot=0, lengths=lengths))
+    assert plan.gammas == gammas
+
+
+def test_the_bound_of_a_chunk_counts_last_tokens() -> None:
+    rows = [Row(5, 0), Row(5, 0), Row(5, 0)]
+    for answers, fed in ((False, (4, 4, 4)), (True, (5, 5))):
+        bounds = replace(
+            LIMITS, prefill_chunk=14, prefill_rows=3, max_context=20, answers_prompts=answers
+        )
+        assert plan_prefill(rows, bounds) == Prefill(slot=0, lengths=fed)
+
+
 def test_nothing_decodes_while_the_only_row_prefills() -> None:
     assert not plan_step([Row(10, 0)], LIMITS).has_decode
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 import tests.drafters.test_model as model_tests
+import tests.runtime.test_first_tokens as first_token_tests
 import tests.runtime.test_step as step_tests
 from engines import token_slots
 from engines.base import EngineError
-from runtime import step
-from runtime.core import request
+from runtime import prompts, step
+from runtime.core import request, scheduler
 from runtime.core.params import FinishReason
 from runtime.drafters import model
 from tests.mutants import assert_caught, put_in
@@ -38,6 +39,22 @@ KILLERS = {
     "rows_in_lockstep": model_tests.test_rows_draft_in_lockstep_and_drop_out,
     "a_failing_verification_spares": (
         step_tests.test_a_failing_verification_spares_rows_that_still_prefill
+    ),
+}
+
+KILLERS |= {
+    "first_tokens_equal": lambda: first_token_tests.test_answers_are_those_of_steps_of_their_own(
+        first_token_tests.LAWS["sampled"], first_token_tests.STABLE
+    ),
+    "first_tokens_beside_a_stream": (
+        first_token_tests.test_a_row_takes_no_part_in_decoding_in_the_step_of_its_first_token
+    ),
+    "prompts_are_read_again": first_token_tests.test_a_failing_verification_has_the_prompt_read_again,
+    "figures_without_first_tokens": first_token_tests.test_figures_leave_first_tokens_out,
+    "calls_of_an_answer": lambda: (
+        first_token_tests.test_an_answer_costs_a_call_per_chunk_and_one_per_token_behind_the_first(
+            4, 6
+        )
     ),
 }
 
@@ -120,6 +137,42 @@ MUTANTS = {
         "if gamma is None:",
         "if False:",
         "a_failing_verification_spares",
+    ),
+    "a prompt's last token is fed in a call of its own": (
+        scheduler,
+        "missing + limits.answers_prompts",
+        "missing",
+        "calls_of_an_answer",
+    ),
+    "a first token is drawn from another row's logits": (
+        prompts,
+        "replace(request.undrafted, index=index)",
+        "replace(request.undrafted, index=0)",
+        "first_tokens_equal",
+    ),
+    "a first token is looked for at its slot": (
+        prompts,
+        "replace(request.undrafted, index=index)",
+        "replace(request.undrafted, index=request.slot)",
+        "first_tokens_beside_a_stream",
+    ),
+    "the chunk of a prompt is not counted as computed": (
+        prompts,
+        "        for request, end in ends:\n            request.commit_prefill(end)\n        return Fed",
+        "        return Fed",
+        "first_tokens_beside_a_stream",
+    ),
+    "a first token is committed before its step went well": (
+        step,
+        "        firsts = fed.firsts\n",
+        "        _commit_firsts(parts.target, live, fed.firsts, result)\n",
+        "prompts_are_read_again",
+    ),
+    "a first token counts as a pass": (
+        request,
+        "is_prompt = self.state is State.PREFILLING",
+        "is_prompt = self.state is State.PREFILLING and self.transition(Happening.PROMPT_COMPUTED)",
+        "figures_without_first_tokens",
     ),
     "a lost cache is taken for valid": (
         request,
