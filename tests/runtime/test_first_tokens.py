@@ -23,9 +23,12 @@ from tests.runtime.markov import Harness, counting_logits, feed_all_but_last_tok
 from tests.runtime.pair import PairHarness
 
 CHUNK = 4
+# Prompts are read one by one, and three in one call.
+CHUNKS = (CHUNK, 16)
 STABLE, MAX_ACCEPT = ExactnessMode.SEED_STABLE, ExactnessMode.MAX_ACCEPT
-GENERATOR = np.random.default_rng(6)
-# Of one token, of a chunk and less, with one token left behind a chunk, and of several chunks.
+GENERATOR = np.random.default_rng(5)
+# Of one token, of a chunk and less, with one token left behind a chunk, and of several chunks; those that are read in
+# one call end in tokens of their own.
 PROMPTS = [GENERATOR.integers(4, size=length).tolist() for length in (1, 2, 4, 5, 11)]
 LAWS = {
     "greedy": SamplingLaw(temperature=0.0),
@@ -41,9 +44,9 @@ LAWS = {
 }
 
 
-def harness(*, is_apart: bool = False, **options: object) -> Harness:
+def harness(chunk: int = CHUNK, *, is_apart: bool = False) -> Harness:
     """Over F4; ``is_apart`` has the last tokens of prompts decode in steps of their own."""
-    one = Harness("F4", prefill_chunk=CHUNK, **options)
+    one = Harness("F4", prefill_chunk=chunk)
     if is_apart:
         feed_all_but_last_tokens(one.worker)
     return one
@@ -71,21 +74,26 @@ def told(one: Harness, names: Sequence[int], **options: object) -> dict[int, obj
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("mode", [STABLE, MAX_ACCEPT])
-def test_answers_are_those_of_steps_of_their_own(law: SamplingLaw, mode: ExactnessMode) -> None:
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_answers_are_those_of_steps_of_their_own(
+    law: SamplingLaw, mode: ExactnessMode, chunk: int
+) -> None:
     options = {"law": law, "mode": mode, "is_enabled": False}
     everyone = range(len(PROMPTS))
-    apart = told(harness(is_apart=True), everyone, **options)
-    assert told(harness(), everyone, **options) == apart
-    assert told(harness(), everyone[::-1], **options) == apart
+    apart = told(harness(chunk, is_apart=True), everyone, **options)
+    assert told(harness(chunk), everyone, **options) == apart
+    assert told(harness(chunk), everyone[::-1], **options) == apart
     for name in everyone:
-        assert told(harness(), [name], **options) == {name: apart[name]}
+        assert told(harness(chunk), [name], **options) == {name: apart[name]}
 
 
 @pytest.mark.parametrize("law", [LAWS["greedy"], LAWS["sampled"], LAWS["penalties"]])
-def test_answers_with_drafts_are_those_of_steps_of_their_own(law: SamplingLaw) -> None:
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_answers_with_drafts_are_those_of_steps_of_their_own(law: SamplingLaw, chunk: int) -> None:
     options = {"law": law, "mode": STABLE, "drafter": "model", "gamma": 3}
     everyone = range(len(PROMPTS))
-    assert told(harness(), everyone, **options) == told(harness(is_apart=True), everyone, **options)
+    apart = told(harness(chunk, is_apart=True), everyone, **options)
+    assert told(harness(chunk), everyone, **options) == apart
 
 
 def test_a_first_token_does_not_depend_on_drafts() -> None:
@@ -118,14 +126,14 @@ def test_the_draft_model_reads_nothing_before_the_first_token() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["model", "lookup", "model/lookup"])
+@pytest.mark.parametrize("chunk", CHUNKS)
 def test_a_sampled_answer_does_not_depend_on_whose_prompts_were_read_beside_its_own(
-    drafter: str,
+    drafter: str, chunk: int
 ) -> None:
     options = {"temperature": 1.0, "drafter": drafter, "gamma": 2}
-    alone = [told(harness(), [name], **options)[name] for name in range(len(PROMPTS))]
+    alone = [told(harness(chunk), [name], **options)[name] for name in range(len(PROMPTS))]
     for order in ((0, 1, 2, 3, 4), (4, 2, 1, 0, 3)):
-        one = Harness("F4", prefill_chunk=CHUNK)
-        assert told(one, order, **options) == {name: alone[name] for name in order}
+        assert told(harness(chunk), order, **options) == {name: alone[name] for name in order}
 
 
 @pytest.mark.parametrize(
@@ -189,6 +197,21 @@ def test_a_row_takes_no_part_in_decoding_in_the_step_of_its_first_token() -> Non
     one.run()
     assert one.tokens("a") == [4, 5, 6, 7, 8, 9]
     assert one.tokens("stream") == [index % 10 for index in range(20)]
+
+
+def test_a_row_in_front_of_rows_that_decode_keeps_all_that_was_read() -> None:
+    """It is padding in the call that verifies the others: what it was fed, the last token included, stays."""
+    one = Harness("F3", prefill_chunk=CHUNK)
+    one.submit("a", range(6), max_tokens=6, gamma=2)
+    one.submit("stream", (8,), max_tokens=20, gamma=2)
+    for _ in range(2):
+        one.worker.run_step()
+        one.check_invariants()
+    assert one.tokens("a") == [6]
+    assert one.live[0].num_computed == 6
+    assert len(one.tokens("stream")) > 1
+    one.run()
+    assert one.tokens("a") == [6, 7, 8, 9, 0, 1]
 
 
 def test_a_failing_verification_has_the_prompt_read_again() -> None:

@@ -44,10 +44,13 @@ KILLERS = {
 
 KILLERS |= {
     "first_tokens_equal": lambda: first_token_tests.test_answers_are_those_of_steps_of_their_own(
-        first_token_tests.LAWS["sampled"], first_token_tests.STABLE
+        first_token_tests.LAWS["sampled"], first_token_tests.STABLE, first_token_tests.CHUNKS[1]
     ),
     "first_tokens_beside_a_stream": (
         first_token_tests.test_a_row_takes_no_part_in_decoding_in_the_step_of_its_first_token
+    ),
+    "first_tokens_in_front": (
+        first_token_tests.test_a_row_in_front_of_rows_that_decode_keeps_all_that_was_read
     ),
     "prompts_are_read_again": first_token_tests.test_a_failing_verification_has_the_prompt_read_again,
     "figures_without_first_tokens": first_token_tests.test_figures_leave_first_tokens_out,
@@ -160,7 +163,7 @@ MUTANTS = {
         prompts,
         "        for request, end in ends:\n            request.commit_prefill(end)\n        return Fed",
         "        return Fed",
-        "first_tokens_beside_a_stream",
+        "first_tokens_in_front",
     ),
     "a first token is committed before its step went well": (
         step,
