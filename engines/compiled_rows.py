@@ -117,15 +117,3 @@ def match_compiled(logits: FloatArray, row: SamplingRow, work: Work) -> Verdict:
     if token < 0:
         return Verdict(num_accepted=0, next_token=None)
     return Verdict(num_accepted=num_accepted, next_token=token)
-
-
-def judge_plain_greedy(logits: FloatArray, row: SamplingRow, work: Work) -> Verdict:
-    """Keep draft tokens as long as they are the greatest.
-
-    Args:
-        logits: [R, V] float32 of the row.
-        row: plain greedy (``engines.laws.are_plain_greedy``).
-        work: overwritten.
-    """
-    num_accepted, token = kernels.judge_greedy(logits, work.drafts.of(row.draft_tokens))
-    return Verdict(num_accepted=num_accepted, next_token=token if token >= 0 else None)

@@ -26,13 +26,13 @@ from engines.block_judge import BlockDraft, judge_block
 from engines.compiled_rows import (
     Work,
     judge_compiled,
-    judge_plain_greedy,
     match_compiled,
     propose_compiled,
 )
 from engines.draft_laws import DraftLaws
 from engines.draws import choices_of, in_place, raw_logprobs
-from engines.kernels import greatest, is_kept
+from engines.greedy_rows import GreedyRows
+from engines.kernels import is_kept
 from engines.laws import ExactnessMode, OfferPoint, SamplingRow, Verdict, are_plain_greedy
 from engines.noise import CounterNoise, NoiseSource, Purpose
 from engines.row_offers import RowOffers
@@ -63,6 +63,7 @@ class CpuSampler:
         self._work = Work(
             self._target_row, self._scratch, np.zeros(max_gamma), TokenArrays(max_gamma)
         )
+        self._greedy = GreedyRows(max_batch, max_gamma)
         self._is_compiled = noise is None
         # [max_gamma, V] float32 each, allocated when the slot first drafts: 64 slots of 8 rows of a large vocabulary
         # are 300 MB that greedy and retrieved drafts never need.
@@ -84,7 +85,7 @@ class CpuSampler:
         """
         logits = in_place(logits)
         if are_plain_greedy(rows):
-            return [max(greatest(logits[row.index, 0, :vocab_size]), 0) for row in rows]
+            return self._greedy.propose(logits, rows, vocab_size=vocab_size)
         return [self._propose_row(logits[row.index, 0, :vocab_size], row) for row in rows]
 
     def offer(
@@ -109,7 +110,7 @@ class CpuSampler:
         """
         logits = in_place(logits)
         if are_plain_greedy(rows):
-            verdicts = [judge_plain_greedy(logits[row.index], row, self._work) for row in rows]
+            verdicts = self._greedy.judge(logits, rows)
         else:
             verdicts = [self._judge_row(logits[row.index], row) for row in rows]
         for at, row in enumerate(rows):

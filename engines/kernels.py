@@ -59,6 +59,10 @@ _ROW = float32[::1]
 _ROWS = float32[:, ::1]
 _WIDE = float64[::1]
 _IDS = int64[::1]
+_BATCH = float32[:, :, ::1]
+
+# Columns of a table of greedy rows (``judge_greedy``).
+ROW, DRAFTED, KEPT, TOKEN, DRAFT = range(5)
 
 
 @kernel(void(_ROW, float64, float64, _ROW), void(_WIDE, float64, float64, _ROW))
@@ -597,22 +601,38 @@ def match_draft(
     return gamma, drawn
 
 
-@rule(types.UniTuple(int64, 2)(_ROWS, _IDS))
-def judge_greedy(logits: FloatArray, tokens: IdArray) -> tuple[int, int]:
-    """Keep draft tokens as long as they are the greatest.
+@rule(void(_BATCH, int64[:, ::1], int64, int64))
+def propose_greedy(logits: FloatArray, table: IdArray, count: int, vocab_size: int) -> None:
+    """Write each row's greatest token, 0 where its logits are not finite.
 
     Args:
-        logits: [at least G + 1, V] of the target.
-        tokens: [G] the draft.
-
-    Returns:
-        How many tokens are kept, and the next one; -1 where logits are not finite.
+        logits: [B, at least 1, at least V] of the draft; column 0 of each row is used.
+        table: as for ``judge_greedy``; reads ROW, writes TOKEN.
+        count: of rows.
+        vocab_size: V of the target.
     """
-    gamma, best = tokens.shape[0], -1
-    for i in range(gamma + 1):
-        best = greatest(logits[i])
-        if best < 0:
-            return 0, -1
-        if i == gamma or best != tokens[i]:
-            return i, best
-    return gamma, best
+    for row in range(count):
+        table[row, TOKEN] = max(greatest(logits[table[row, ROW], 0, :vocab_size]), 0)
+
+
+@rule(void(_BATCH, int64[:, ::1], int64))
+def judge_greedy(logits: FloatArray, table: IdArray, count: int) -> None:
+    """Keep each row's draft tokens as long as they are the greatest.
+
+    Args:
+        logits: [B, at least G + 1, V] of the target.
+        table: [at least ``count``, DRAFT + G] whose columns are the row of ``logits`` (ROW), the tokens drafted
+            (DRAFTED) and from DRAFT on the draft itself; written are how many of them are kept (KEPT) and the next
+            token, -1 where logits are not finite (TOKEN).
+        count: of rows.
+    """
+    for row in range(count):
+        at, gamma = table[row, ROW], table[row, DRAFTED]
+        for i in range(gamma + 1):
+            best = greatest(logits[at, i])
+            table[row, KEPT], table[row, TOKEN] = i, best
+            if best < 0:
+                table[row, KEPT] = 0
+                break
+            if i < gamma and best != table[row, DRAFT + i]:
+                break

@@ -19,7 +19,7 @@ from runtime.core.beam import BeamDraft, chains_over, search
 from runtime.core.lifecycle import State
 from runtime.core.text import Decoder
 from runtime.search import BeamSearch
-from runtime.step import StepResult
+from runtime.step_parts import StepResult
 
 _MODEL = "model"
 _TARGET, _DRAFT = 0, 1

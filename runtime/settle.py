@@ -19,7 +19,7 @@ from runtime.drafters import Drafters
 from runtime.outgoing import Outgoing
 from runtime.rows import LiveRows
 from runtime.speculate import SpeculationPolicy
-from runtime.step import StepResult
+from runtime.step_parts import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Settlement:
         if result.asked:
             self._policy.note(result.asked, self._clock())
         if result.host_reason is not None:
-            self._totals.host_reasons[result.host_reason] += 1
+            self._totals.host_reasons[result.host_reason] += result.num_steps
         for name, error in result.asked.items():
             if error is not None:
                 logger.error("drafter %s failed; going on without", name, exc_info=error)

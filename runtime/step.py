@@ -1,4 +1,4 @@
-"""One step of all live requests: plan -> run -> judge -> commit.
+"""One step of all live requests: plan -> run -> judge -> advance -> account.
 
 The only code that meets both the target and the drafters. Whatever a drafter does, its request goes
 on; whatever the target does wrong ends the requests it was doing it for, and nothing else: a
@@ -7,28 +7,18 @@ failed verification loses the caches of all live rows, but rows still prefilling
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from engines.base import Engine, EngineError
-from engines.laws import Sampler, SamplingRow, Verdict
-from engines.rounds import Rounds, do_nothing
+from engines.base import Engine, EngineError, Span
+from engines.laws import SamplingRow, Verdict
 from engines.tree_judge import judge
-from runtime.core.config import ServerConfig
-from runtime.core.costs import CostTable
-from runtime.core.params import Finished, Progressed
-from runtime.core.request import Ending, Request
-from runtime.core.scheduler import StepLimits, decode_spans, plan_step
+from runtime.core.request import Advance, Request
+from runtime.core.scheduler import decode_spans, next_gammas, plan_step
 from runtime.core.tree import num_leading, tried_chain
-from runtime.core.tree_prices import TreePrices
-from runtime.drafters import Drafters, build_drafters
-from runtime.drafters.base import Draft, DrafterParts
-from runtime.drafters.model import MAX_SHARED_MISSING
-from runtime.prompts import PromptFeeder
+from runtime.drafters.base import Draft
 from runtime.propose import (
     NO_DRAFT,
-    DraftRules,
     Proposals,
     num_choices,
     propose,
@@ -36,141 +26,26 @@ from runtime.propose import (
     tell,
 )
 from runtime.rounds import DRAFT_FAILED, HOST_SERVES, on_device, why_on_host
-from runtime.steering import Steering
+from runtime.step_parts import StepParts, StepResult
+
+MOST_IN_A_ROW = 16
+"""Steps that are accounted for together at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepParts:
-    """What a step runs on.
-
-    Attributes:
-        drafters: by name.
-        rules: what drafters may propose.
-        prompts: feeds the target's prompts.
-        steering: chooses the gammas of adaptive requests; None where there are none.
-        rounds: runs whole rounds on the engines' device; None where the host takes every step.
-        meanwhile: called while the device runs a round, once all of it is enqueued; may have
-            ``prompts`` feed ahead.
-    """
-
-    target: Engine
-    sampler: Sampler
-    drafters: Drafters
-    limits: StepLimits
-    rules: DraftRules
-    prompts: PromptFeeder
-    steering: Steering | None = None
-    rounds: Rounds | None = None
-    meanwhile: Callable[[], None] = do_nothing
+def never() -> bool:
+    """Not."""
+    return False
 
 
-@dataclass(slots=True, kw_only=True)
-class StepResult:
-    """What a step did.
-
-    Attributes:
-        progressed: requests that emitted, and their ending if that was it.
-        failed: requests the engine could not serve, each with the error; None means its logits
-            were not finite.
-        asked: every drafter asked, by name, and what it raised, if it did.
-        host_reason: why the host took part between draft and judgement; empty where it did not,
-            None where nothing was decoded.
-        searched: beam searches that are over, and their answers.
-        passes: per pass of the target for a search, the steps drafted and those accepted.
-    """
-
-    progressed: list[tuple[Request, Progressed, Ending | None]] = field(default_factory=list)
-    failed: list[tuple[Request, EngineError | None]] = field(default_factory=list)
-    asked: Mapping[str, Exception | None] = field(default_factory=dict)
-    host_reason: str | None = None
-    searched: list[tuple[Request, Finished]] = field(default_factory=list)
-    passes: list[tuple[int, int]] = field(default_factory=list)
-
-
-def step_parts(
-    engines: Sequence[Engine],
-    sampler: Sampler,
-    config: ServerConfig,
-    max_gamma: int,
-    *,
-    rounds: Rounds | None = None,
-    costs: CostTable | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    meanwhile: Callable[[], None] = do_nothing,
-) -> StepParts:
-    """What steps of a server run on.
-
-    Args:
-        engines: the target and, where there is one, the draft.
-        sampler: of both.
-        config: of the server.
-        max_gamma: draft tokens per step the bundle allows.
-        rounds: runs rounds over these engines on their device; None for the host.
-        costs: of the engines; None keeps every gamma fixed.
-        clock: seconds; deadlines are on it.
-        meanwhile: called while the device runs a round.
-
-    Raises:
-        ConfigError: a registered drafter cannot be loaded.
-    """
-    target = engines[0]
-    chunk = min(config.prefill_chunk, target.limits.max_extend)
-    limits = StepLimits(
-        max_context=target.limits.max_context,
-        max_gamma=min(max_gamma, target.limits.max_extend - 1),
-        prefill_chunk=chunk,
-        prefill_rows=target.limits.max_prompt_rows or target.limits.max_batch,
-        answers_prompts=rounds is None,
-    )
-    drafters = build_drafters(
-        DrafterParts(
-            draft=engines[1] if len(engines) > 1 else None,
-            sampler=sampler,
-            vocab_size=target.limits.vocab_size,
-            chunk=chunk,
-            max_gamma=limits.max_gamma,
-            config=config.drafting,
-        )
-    )
-    return StepParts(
-        target=target,
-        sampler=sampler,
-        drafters=drafters,
-        limits=limits,
-        rules=DraftRules(
-            vocab_size=target.limits.vocab_size,
-            scope=config.drafting.history_scope,
-            # The tree's root is the last committed token.
-            max_nodes=max(0, target.limits.max_tree_nodes - 1),
-            prices=None
-            if costs is None
-            else TreePrices(costs, config.drafting.tree_nodes, target.limits),
-            node_cost=None if costs is None else costs.node_cost(config.drafting.tree_nodes),
-            trees_may_round_differently=config.drafting.trees_may_round_differently,
-        ),
-        prompts=PromptFeeder(target, sampler, limits),
-        rounds=rounds,
-        meanwhile=meanwhile,
-        steering=None
-        if costs is None
-        else Steering(
-            costs,
-            max_gamma=limits.max_gamma,
-            num_slots=min(engine.limits.max_batch for engine in engines),
-            max_shared_missing=MAX_SHARED_MISSING,
-            chunk=chunk,
-            uses_model=drafters.uses_model,
-            clock=clock,
-        ),
-    )
-
-
-def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
-    """Run one step.
+def run_step(
+    parts: StepParts, live: Sequence[Request], *, may_go_on: Callable[[], bool] = never
+) -> StepResult:
+    """Run one step, or several in a row after which everything is accounted for at once.
 
     Args:
         parts: what to run on.
         live: at least one request, request i holding slot i.
+        may_go_on: asked after each step that nobody has to be told of at once.
 
     Returns:
         What happened; requests that ended keep their slot until the caller frees it.
@@ -184,27 +59,55 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         result.failed += fed.failed
         if result.failed:
             return result
-    if not plan.has_decode:
-        _commit_firsts(parts.target, live, firsts, result)
+    waits = parts.rounds is None and plan.prefill is None and all(row.may_wait for row in live)
+    latest = _advance(parts, live, plan.gammas, result) if plan.has_decode else []
+    if latest is None:
+        # First tokens belong to the step that failed: their prompts are fed again (P3 of ``runtime.prompts``).
         return result
+    advances = [*_advance_firsts(parts.target, live, firsts, result), *latest]
+    while waits and result.num_steps < MOST_IN_A_ROW and _goes_on(latest, result) and may_go_on():
+        latest = _advance(parts, live, next_gammas(live, parts.limits), result) or []
+        advances += latest
+    for request, advance in advances:
+        result.progressed.append((request, *request.account(advance)))
+    return result
+
+
+def _goes_on(latest: Sequence[tuple[Request, Advance]], result: StepResult) -> bool:
+    """Whether nothing but tokens has come of the steps so far."""
+    if result.failed or any(result.asked.values()):
+        return False
+    return not any(advance.is_over for _, advance in latest)
+
+
+def _advance(
+    parts: StepParts,
+    live: Sequence[Request],
+    caps: tuple[int | None, ...],
+    result: StepResult,
+) -> list[tuple[Request, Advance]] | None:
+    """Take one step: what decoding rows were moved over, which has to be accounted for; None where it failed."""
     steering = parts.steering
-    gammas = plan.gammas if steering is None else steering.choose(live, plan.gammas)
+    gammas = caps if steering is None else steering.choose(live, caps)
+    result.num_steps += 1
     try:
         proposals, verdicts = _verified(parts, live, gammas, result)
     except EngineError as error:
         _fail(live, gammas, error, result)
-        return result
+        return None
     result.failed += parts.prompts.commit_ahead()
-    _commit_firsts(parts.target, live, firsts, result)
+    advances = []
     for slot, verdict in verdicts:
         draft = proposals.drafts[slot]
         assert draft is not None
-        _commit(parts.target, live[slot], draft, verdict, result)
+        advance = _advanced(parts.target, live[slot], draft, verdict, result)
+        if advance is not None:
+            advances.append((live[slot], advance))
     judged = [(slot, verdict) for slot, verdict in verdicts if verdict.next_token is not None]
     tell(parts.drafters, live, proposals, judged)
     if steering is not None:
         steering.observe(live, proposals.drafts, judged)
-    return result
+    return advances
 
 
 def _verified(
@@ -247,6 +150,8 @@ def _on_host(
     proposals: Proposals,
 ) -> list[tuple[int, Verdict]]:
     """Verify drafts and judge them where the host sees the logits."""
+    if not proposals.rows and None not in gammas:
+        return _undrafted(parts, live)
     fed: list[tuple[int, ...] | None] = []
     rows: list[SamplingRow] = []
     trees: dict[int, tuple[int, ...]] = {}
@@ -265,6 +170,16 @@ def _on_host(
     return [(row.slot, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
 
 
+def _undrafted(parts: StepParts, live: Sequence[Request]) -> list[tuple[int, Verdict]]:
+    """Decode one token of every row: nobody drafts, and all take part."""
+    spans, rows = [], []
+    for slot, request in enumerate(live):
+        token = (request.last_token,)
+        spans.append(Span(slot=slot, start=request.num_computed, tokens=token, num_logits=1))
+        rows.append(request.undrafted)
+    return list(enumerate(parts.sampler.judge(parts.target.extend(spans), rows)))
+
+
 def _fail(
     live: Sequence[Request],
     gammas: Sequence[int | None],
@@ -279,23 +194,28 @@ def _fail(
             result.failed.append((request, error))
 
 
-def _commit_firsts(
+def _advance_firsts(
     target: Engine,
     live: Sequence[Request],
     firsts: Sequence[tuple[int, Verdict]],
     result: StepResult,
-) -> None:
-    """Commit the first tokens that came with this step's chunk of prompt (P3 of ``runtime.prompts``)."""
+) -> list[tuple[Request, Advance]]:
+    """Move requests over the first tokens that came with this step's chunk of prompt."""
+    advances = []
     for slot, verdict in firsts:
-        _commit(target, live[slot], NO_DRAFT, verdict, result)
+        advance = _advanced(target, live[slot], NO_DRAFT, verdict, result)
+        if advance is not None:
+            advances.append((live[slot], advance))
+    return advances
 
 
-def _commit(
+def _advanced(
     target: Engine, request: Request, draft: Draft, verdict: Verdict, result: StepResult
-) -> None:
+) -> Advance | None:
+    """Move a request over what was verified; None where it failed."""
     if verdict.next_token is None:
         result.failed.append((request, None))
-        return
+        return None
     tokens, num_fed, computed = draft.tokens, request.num_known, draft.num_computed
     if draft.parents is not None:
         assert request.slot is not None
@@ -303,13 +223,13 @@ def _commit(
             target.keep_path(request.slot, (0, *verdict.path))
         except EngineError as error:
             result.failed.append((request, error))
-            return
+            return None
         tokens = tried_chain(draft.tokens, draft.parents, verdict.path)
         if computed is not None:
             # Of a tree the draft's cache holds the leading chain, which the kept path may leave.
             computed = min(computed, num_fed + num_leading(verdict.path))
-    progressed, ending = request.commit(tokens, verdict, num_drafted=len(draft.tokens))
+    advance = request.advance(tokens, verdict, num_drafted=len(draft.tokens))
     if computed is not None:
         # Drafts that were rejected, or fed by nobody, leave the valid prefix of the draft's cache.
         request.commit_draft_cache(computed)
-    result.progressed.append((request, progressed, ending))
+    return advance

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from engines.base import Engine
 from engines.laws import Sampler
@@ -39,12 +40,15 @@ from runtime.outgoing import Outgoing
 from runtime.rows import LiveRows
 from runtime.settle import Settlement, new_error_id
 from runtime.speculate import SpeculationPolicy
-from runtime.step import StepResult, run_step, step_parts
+from runtime.step import run_step
+from runtime.step_parts import StepResult, step_parts
 
 __all__ = ["Worker", "WorkerSnapshot"]
 
 logger = logging.getLogger(__name__)
 
+STRETCH_SHARE = 0.2
+"""Of the interval between a stream's messages: for so long steps follow each other before they are accounted for."""
 STOP_GRACE_S = 10.0
 """Seconds beyond its timeout that ``stop`` waits for a step that is under way."""
 
@@ -78,6 +82,7 @@ class Worker:
         self._config = config
         self._decoder = decoder
         self._clock = clock
+        self._stretch_s = STRETCH_SHARE * config.message_interval_s
         self._outgoing = Outgoing()
         self._parts = step_parts(
             engines,
@@ -239,10 +244,12 @@ class Worker:
             self._policy.pause(everyone, began)
             # Of its own: whoever is let in meanwhile has no part in this step.
             live = tuple(rows.requests)
-            result = run_step(self._parts, live) if live else StepResult()
+            result = StepResult()
+            if live:
+                result = run_step(self._parts, live, may_go_on=partial(self._may_go_on, began))
             if rows.searches:
                 run_searches(self._searching, rows.searches, result)
-            self._totals.step_count += 1
+            self._totals.step_count += max(1, result.num_steps)
             self._totals.last_step_at = self._clock()
             self._settlement.settle(result)
             # The next step follows at once, and will have time for this one's events.
@@ -257,6 +264,12 @@ class Worker:
             if not waits_for_device:
                 self._outgoing.send()
         return True
+
+    def _may_go_on(self, began: float) -> bool:
+        """Whether steps that began at ``began`` may go on before anybody is told of them, or looked after."""
+        if self._rows.searches or self._inbox.is_pressing:
+            return False
+        return self._clock() - began < self._stretch_s
 
     def _meanwhile(self) -> None:
         """What the host does while the device runs a round; the next step is spared it."""

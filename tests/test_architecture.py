@@ -89,9 +89,16 @@ RULES: dict[str, set[str]] = {
     | CORE
     | {
         "engines.tree_judge",
-        "runtime.prompts",
         "runtime.propose",
         "runtime.rounds",
+        "runtime.step_parts",
+        "runtime.drafters.base",
+    },
+    "runtime.step_parts": PURE
+    | CORE
+    | {
+        "runtime.prompts",
+        "runtime.propose",
         "runtime.steering",
         "runtime.drafters.model.MAX_SHARED_MISSING",
         "runtime.drafters.base",
@@ -102,7 +109,7 @@ RULES: dict[str, set[str]] = {
     "runtime.search": PURE | CORE | {"engines.continuations", "runtime.beam_cache"},
     "runtime.beams": PURE
     | CORE
-    | {"runtime.beam_cache", "runtime.search", "runtime.step.StepResult"},
+    | {"runtime.beam_cache", "runtime.search", "runtime.step_parts.StepResult"},
     "runtime.rows": CORE | {"runtime.search"},
     "runtime.intake": CORE | {"runtime.speculate"},
     "runtime.speculate": CORE | {"runtime.drafters.DRAFTER_NAMES", "runtime.drafters.Drafters"},
@@ -117,6 +124,7 @@ RULES: dict[str, set[str]] = {
         "runtime.settle",
         "runtime.speculate",
         "runtime.step",
+        "runtime.step_parts",
     },
     "runtime.settle": CORE
     | {
@@ -124,7 +132,7 @@ RULES: dict[str, set[str]] = {
         "runtime.outgoing",
         "runtime.rows",
         "runtime.speculate",
-        "runtime.step.StepResult",
+        "runtime.step_parts.StepResult",
     },
     # Measures engines it is given, through a worker of its own.
     "runtime.calibrate": PURE

@@ -112,6 +112,11 @@ class Inbox:
         return bool(self._queue or self._cancelled)
 
     @property
+    def is_pressing(self) -> bool:
+        """Whether somebody waits for the present steps alone to end; may be asked without the lock."""
+        return bool(self._cancelled or (self._queue and self._slots.num_free))
+
+    @property
     def is_stopping(self) -> bool:
         """Whether the end has been asked for."""
         return self._stop_at is not None

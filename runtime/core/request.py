@@ -7,27 +7,26 @@ Invariants between steps, where n is ``num_known``:
 * R2  ``draft_computed <= n - 1``.
 * R3  A request holds a slot exactly while it is prefilling or decoding.
 
-``Request.commit`` is the only place where tokens, pointers, text and figures change.
+Only ``Request.advance`` changes tokens and pointers, and ``Request.account`` text and figures; ``commit`` is both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from engines.base import IntArray
-from engines.laws import SamplingRow, TokenLogprobs, Verdict
+from engines.laws import SamplingRow, Verdict
 from runtime.core.lifecycle import LIFECYCLE, Happening, IllegalTransition, State
 from runtime.core.params import (
-    EmittedToken,
     FinishReason,
     Progressed,
-    Provenance,
     RequestSpec,
     SpeculationReport,
     StepTrace,
 )
+from runtime.core.request_values import Advance, Ending, Speculation, emitted
 from runtime.core.stats import DEGRADED, SpeculationStats
 from runtime.core.text import (
     CompletionText,
@@ -37,37 +36,7 @@ from runtime.core.text import (
     StopScanner,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """Why a completion ended well, with the stop that did it and the text still held back."""
-
-    reason: FinishReason
-    stop: str | int | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
-    """How a request is drafted for, with defaults and availability resolved.
-
-    Attributes:
-        drafter: registry name.
-        gamma: draft tokens per step, at most.
-        off_reason: why speculation is off or degraded; None when it is on as asked.
-        is_adaptive: whether each step's draft tokens are chosen by what they are expected to gain.
-        verifies_block: whether sampled drafts are judged as whole blocks.
-        fixed_gamma: draft tokens per step while none can be chosen; None for ``gamma``.
-        chosen: what was chosen in place of "auto"; empty where the drafter was asked for.
-    """
-
-    drafter: str
-    gamma: int
-    off_reason: str | None
-    is_adaptive: bool = False
-    verifies_block: bool = False
-    fixed_gamma: int | None = None
-    chosen: str = ""
+__all__ = ["Advance", "Ending", "Request", "Speculation"]
 
 
 class Request:
@@ -110,6 +79,8 @@ class Request:
         self._end_tokens = frozenset(spec.law.end_token_ids)
         self._tokens = np.zeros(num_prompt + self.max_output, dtype=np.int64)
         self._tokens[:num_prompt] = spec.prompt_tokens
+        # Written one by one: numpy takes ten times as long for a few numbers.
+        self._cells = self._tokens.data.cast("B").cast("q")
         self.last_token = spec.prompt_tokens[-1]
         self._undrafted: SamplingRow | None = None
         self._text = CompletionText(
@@ -159,6 +130,11 @@ class Request:
     def gamma(self) -> int:
         """Draft tokens per step wanted now."""
         return self.speculation.gamma
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether nobody misses its tokens for a few steps: its first one was told, and no text can end it."""
+        return self.num_known > self.num_prompt and not self.spec.stop_strings
 
     @property
     def has_ended(self) -> bool:
@@ -214,7 +190,16 @@ class Request:
     def commit(
         self, draft_tokens: tuple[int, ...], verdict: Verdict, *, num_drafted: int | None = None
     ) -> tuple[Progressed, Ending | None]:
-        """Append what was verified, up to the first stop; everything after it is discarded.
+        """Take what was verified, and say what to tell; see ``advance`` and ``account``."""
+        return self.account(self.advance(draft_tokens, verdict, num_drafted=num_drafted))
+
+    def advance(
+        self, draft_tokens: tuple[int, ...], verdict: Verdict, *, num_drafted: int | None = None
+    ) -> Advance:
+        """Append what was verified, up to the first end token or the limit; everything after it is discarded.
+
+        What it means for text, figures and caller waits for ``account``: so soon after a pass over the target, which
+        pushes everything else out of the processor's caches, it would take several times as long.
 
         A request that was prefilling has its first token now, and decodes; no round of speculation is counted.
 
@@ -222,38 +207,64 @@ class Request:
             draft_tokens: the whole draft; of a tree the chain that was tried.
             verdict: its judgement, with a next token.
             num_drafted: tokens of the whole tree; None for a chain.
+        """
+        assert verdict.next_token is not None
+        run = (*draft_tokens[: verdict.num_accepted], verdict.next_token)
+        num_kept = min(len(run), self.num_remaining)
+        for index, token in enumerate(run[:num_kept] if self._end_tokens else ()):
+            if token in self._end_tokens:
+                num_kept = index + 1
+                break
+        for token in run[:num_kept]:
+            self._cells[self.num_known] = token
+            self.num_known += 1
+        self.num_computed = self.num_known - 1
+        self.last_token = run[num_kept - 1]
+        is_prompt = self.state is State.PREFILLING
+        if is_prompt:
+            self.transition(Happening.PROMPT_COMPUTED)
+        is_over = self.last_token in self._end_tokens or self.num_remaining == 0
+        if is_over:
+            self.transition(Happening.STOPPED)
+        return Advance(
+            draft_tokens=draft_tokens,
+            verdict=verdict,
+            num_drafted=num_drafted,
+            run=run[:num_kept],
+            is_over=is_over,
+            is_prompt=is_prompt,
+        )
+
+    def account(self, advance: Advance) -> tuple[Progressed, Ending | None]:
+        """Account for what was appended, in its order; a stop string in the text ends the request there.
+
+        No request that has stop strings may have advanced further meanwhile.
 
         Returns:
             What to tell the caller, and the ending if this was it.
         """
-        assert verdict.next_token is not None
-        run = (*draft_tokens[: verdict.num_accepted], verdict.next_token)
-        text, num_kept, ending = self._cut(run)
-        is_prompt = self.state is State.PREFILLING
-        self._tokens[self.num_known : self.num_known + num_kept] = run[:num_kept]
-        self.num_known += num_kept
-        self.num_computed = self.num_known - 1
-        self.last_token = run[num_kept - 1]
-        if is_prompt:
-            self.transition(Happening.PROMPT_COMPUTED)
-        else:
+        draft_tokens, verdict, run = advance.draft_tokens, advance.verdict, advance.run
+        text, num_kept, ending = self._cut(run, is_over=advance.is_over)
+        if num_kept < len(run):
+            self._take_back(len(run) - num_kept)
+        if ending is not None and not self.has_ended:
+            self.transition(Happening.STOPPED)
+        if not advance.is_prompt:
             self.stats.record(
                 gamma=len(draft_tokens),
                 num_accepted=verdict.num_accepted,
                 num_emitted=num_kept,
                 num_fallbacks=verdict.num_fallbacks,
-                num_drafted=num_drafted,
+                num_drafted=advance.num_drafted,
             )
-        if ending is not None:
-            self.transition(Happening.STOPPED)
         progress = Progressed(
-            tokens=_emitted(run[:num_kept], verdict, len(draft_tokens)),
+            tokens=emitted(run[:num_kept], verdict, len(draft_tokens)),
             text=text,
             trace=StepTrace(
                 draft_tokens=draft_tokens,
                 num_accepted=verdict.num_accepted,
                 next_token=verdict.next_token,
-                is_prompt=is_prompt,
+                is_prompt=advance.is_prompt,
             ),
         )
         return progress, ending
@@ -272,44 +283,32 @@ class Request:
         if self.num_computed == self.num_known - 1:
             self.transition(Happening.PROMPT_COMPUTED)
 
-    def _cut(self, run: tuple[int, ...]) -> tuple[str, int, Ending | None]:
-        """Text to show, tokens to keep, and the ending: the first of stop token, string, length."""
+    def _take_back(self, num_tokens: int) -> None:
+        """Tokens behind a stop string were never said; the request has ended."""
+        self.num_known -= num_tokens
+        self.num_computed -= num_tokens
+        self.draft_computed = min(self.draft_computed, self.num_computed)
+        self.last_token = int(self._tokens[self.num_computed])
+
+    def _cut(self, run: tuple[int, ...], *, is_over: bool) -> tuple[str, int, Ending | None]:
+        """Text to show, tokens to keep, and the ending: a stop string, or what ``advance`` found."""
         pieces: list[str] = []
-        end_tokens, num_remaining = self._end_tokens, self.num_remaining
+        end_tokens = self._end_tokens
         for num_kept, token in enumerate(run, start=1):
             is_end = token in end_tokens
-            if not is_end or self.spec.include_stop:
-                shown = self._text.push(token)
-                if isinstance(shown, StopMatch):
-                    if not is_end:
-                        pieces.append(shown.text)
-                        ending = Ending(reason=FinishReason.STOP_STRING, stop=shown.stop, text="")
-                        return "".join(pieces), num_kept, ending
-                    shown = shown.text
-                pieces.append(shown)
-            if is_end or num_kept >= num_remaining:
-                return "".join(pieces), num_kept, self._ending(token if is_end else None)
-        return "".join(pieces), len(run), None
+            if is_end and not self.spec.include_stop:
+                continue
+            shown = self._text.push(token)
+            if isinstance(shown, StopMatch):
+                if not is_end:
+                    pieces.append(shown.text)
+                    ending = Ending(reason=FinishReason.STOP_STRING, stop=shown.stop, text="")
+                    return "".join(pieces), num_kept, ending
+                shown = shown.text
+            pieces.append(shown)
+        stop_token = run[-1] if run[-1] in end_tokens else None
+        return "".join(pieces), len(run), self._ending(stop_token) if is_over else None
 
     def _ending(self, stop_token: int | None) -> Ending:
         reason = FinishReason.LENGTH if stop_token is None else FinishReason.STOP_TOKEN
         return Ending(reason=reason, stop=stop_token, text=self._text.finish())
-
-
-def _emitted(
-    tokens: tuple[int, ...], verdict: Verdict, num_drafted: int
-) -> tuple[EmittedToken, ...]:
-    was_rejected = verdict.num_accepted < num_drafted
-    last = Provenance.RECOVERED if was_rejected else Provenance.BONUS
-    logprobs: tuple[TokenLogprobs | None, ...] = verdict.logprobs or (None,) * len(tokens)
-    accepted, num_accepted = Provenance.ACCEPTED, verdict.num_accepted
-    return tuple(
-        [
-            EmittedToken(
-                token=token,
-                provenance=accepted if index < num_accepted else last,
-                logprobs=logprobs[index],
-            )
-            for index, token in enumerate(tokens)
-        ]
-    )

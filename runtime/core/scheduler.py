@@ -143,6 +143,11 @@ def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = F
     return _plan_decode(rows, limits, plan_prefill(rows, limits))
 
 
+def next_gammas(rows: Sequence[Progress], limits: StepLimits) -> tuple[int, ...]:
+    """Per slot, draft tokens to verify at most, where all rows decode."""
+    return tuple([_gamma(row, limits) for row in rows])
+
+
 def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None:
     """The chunk of prompt to feed next; rows that decode have no say in it."""
     chunk = limits.prefill_chunk

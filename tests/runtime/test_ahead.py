@@ -97,7 +97,7 @@ class Log:
         self._note(patch, device.worker._outgoing, "send", "hand over")
         self._note(patch, device.worker._inbox, "admit", "admit")
         self._note(patch, prompts, "plan_prefill", "plan")
-        self._note(patch, Request, "commit", "commit")
+        self._note(patch, Request, "advance", "commit")
 
     def _note(self, patch: pytest.MonkeyPatch, owner: object, name: str, word: str) -> None:
         original = getattr(owner, name)

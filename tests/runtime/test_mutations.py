@@ -7,6 +7,7 @@ import pytest
 import tests.drafters.test_model as model_tests
 import tests.runtime.test_first_tokens as first_token_tests
 import tests.runtime.test_step as step_tests
+import tests.runtime.test_steps_in_a_row as row_tests
 from engines import token_slots
 from engines.base import EngineError
 from runtime import prompts, step
@@ -37,6 +38,9 @@ KILLERS = {
     "the_answer_ends_at_the_limit": step_tests.test_the_answer_ends_at_the_context_limit,
     "drafting_stops_after_an_end_token": step_tests.test_drafting_stops_after_an_end_token,
     "rows_in_lockstep": model_tests.test_rows_draft_in_lockstep_and_drop_out,
+    "text_is_looked_at": row_tests.test_text_that_may_end_an_answer_is_looked_at_after_every_step,
+    "first_tokens_are_told": row_tests.test_steps_follow_each_other_for_a_share_of_the_interval,
+    "told_the_same": lambda: row_tests.test_everyone_is_told_the_same_with_steps_in_a_row("F4"),
     "a_failing_verification_spares": (
         step_tests.test_a_failing_verification_spares_rows_that_still_prefill
     ),
@@ -113,8 +117,8 @@ MUTANTS = {
     ),
     "the bonus token follows an accepted end token": (
         request,
-        "if is_end or",
-        "if (is_end and num_kept == len(run)) or",
+        "if token in self._end_tokens:",
+        "if token in self._end_tokens and index + 1 == num_kept:",
         "a_run_is_cut",
     ),
     "tokens follow a stop string": (
@@ -125,9 +129,33 @@ MUTANTS = {
     ),
     "one token more than max_tokens": (
         request,
-        "num_kept >= num_remaining",
-        "num_kept > num_remaining",
+        "or self.num_remaining == 0",
+        "or self.num_remaining < 0",
         "the_answer_ends_at_the_limit",
+    ),
+    "a stop string is looked for after further steps": (
+        request,
+        " and not self.spec.stop_strings",
+        "",
+        "text_is_looked_at",
+    ),
+    "a first token waits for further steps": (
+        request,
+        "self.num_known > self.num_prompt and",
+        "",
+        "first_tokens_are_told",
+    ),
+    "steps go on behind a row that ended": (
+        step,
+        "return not any(advance.is_over for _, advance in latest)",
+        "return True",
+        "told_the_same",
+    ),
+    "of steps in a row the last is accounted for alone": (
+        step,
+        "advances += latest",
+        "advances = latest",
+        "told_the_same",
     ),
     "drafting goes on after an end token": (
         model,

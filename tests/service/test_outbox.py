@@ -53,7 +53,7 @@ async def test_all_events_of_a_step_arrive_in_one_wake_up(
 async def test_who_reads_nothing_is_reported_once() -> None:
     post, overflows = Post(asyncio.get_running_loop()), []
     outbox = Outbox(post, 2, lambda: overflows.append(True))
-    harness = Harness("F3")
+    harness = Harness("F3", message_interval_s=0.0)
     harness.worker.after_step(post.send)
     harness.worker.submit(spec("a", (1,), max_tokens=6, gamma=0), outbox.deliver)
     for _ in range(6):
@@ -71,7 +71,7 @@ async def test_events_for_a_closed_loop_are_dropped() -> None:
     other.close()
     post = Post(other)
     received: list[Progressed] = []
-    harness = Harness("F3")
+    harness = Harness("F3", message_interval_s=0.0)
     harness.worker.after_step(post.send)
     harness.worker.submit(spec("a", max_tokens=2), lambda event: post.put(received.append, event))
     while harness.worker.run_step():
@@ -96,7 +96,7 @@ def streaming(
         interval_s=interval_s,
         clock=lambda: next(steps) * step_s,
     )
-    harness = Harness("F3")
+    harness = Harness("F3", message_interval_s=0.0)
     harness.worker.after_step(post.send)
     harness.worker.submit(spec("a", (1,), max_tokens=max_tokens, gamma=0), outbox.deliver)
     return harness, outbox, overflows
