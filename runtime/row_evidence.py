@@ -73,6 +73,10 @@ class RowEvidence:
         """[n, G] of the live rows; see ``AcceptanceBook``."""
         return self._book.survival(len(self.live))
 
+    def doubt(self) -> float:
+        """Of what is expected of the live rows; see ``AcceptanceBook``."""
+        return self._book.doubt(len(self.live))
+
     def age(self, num_steps: int) -> None:
         """So many steps revealed nothing."""
         self._book.age(num_steps)

@@ -295,6 +295,7 @@ class Steering:
             caps,
             uses_model=self._uses_model,
             survival=self._rows.survival(),
+            doubt=self._rows.doubt(),
             num_cached=self._num_cached,
             now_s=self._clock,
         )

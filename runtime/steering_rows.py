@@ -112,6 +112,7 @@ def batch_of(
     *,
     uses_model: Callable[[str], bool],
     survival: Rates,
+    doubt: float,
     num_cached: int,
     now_s: Callable[[], float],
 ) -> Batch:
@@ -122,6 +123,7 @@ def batch_of(
         caps: of each, the most draft tokens it may take; None for rows that do not decode yet.
         uses_model: whether a drafter, by name, calls the draft model.
         survival: [n, G] from the acceptance book.
+        doubt: of the acceptance that the traffic shows, from there, too.
         num_cached: tokens of the longest row so far.
         now_s: the clock that deadlines are on.
     """
@@ -149,6 +151,7 @@ def batch_of(
         num_missing=columns[1],
         num_remaining=columns[2],
         survival=survival,
+        doubt=doubt,
         num_live=len(rows),
         num_cached=num_cached,
         time_left_s=min(deadlines) - now_s() if deadlines else None,

@@ -66,7 +66,7 @@ class Controller:
         self._probes = Probes()
         self._trial_credit = 0.0
         self._explore_left = 0
-        self._has_explored = False
+        self._has_explored = self._are_made = False
 
     @property
     def scales(self) -> Rates:
@@ -146,6 +146,7 @@ class Controller:
         self._settle()
         was_due = self.is_due and not self._has_explored
         due = self._decision.account if self._decision and was_due else None
+        self._are_made = self._has_explored or bool(self._longest)
         self._has_explored = False
         forecast = self._forecaster.forecast(batch, self._observer.scales(len(batch.caps)))
         decision = self._decision = self._decided(batch, forecast)
@@ -162,7 +163,8 @@ class Controller:
 
     def _decided(self, batch: Batch, forecast: Forecast) -> Decision:
         """What is best, if there is credit for it, and what to try besides."""
-        best, floor = self._best(forecast), forecast.floor
+        doubt = batch.doubt if self._are_made else 0.0
+        best, floor = self._best(forecast, doubt), forecast.floor
         plain_s = float(forecast.fixed[1, 0] if floor == 0 else forecast.seconds[floor])
         account = self._observer.accounts.of(len(batch.caps), plain_s)
         gammas, fixed = forecast.gammas[best].tolist(), batch.is_fixed.tolist()
@@ -198,8 +200,8 @@ class Controller:
             probe_every=probe_distance(forecast, best, self._settings),
         )
 
-    def _best(self, forecast: Forecast) -> int:
-        return best_longest(forecast, self._longest, self._settings)
+    def _best(self, forecast: Forecast, doubt: float = 0.0) -> int:
+        return best_longest(forecast, self._longest, self._settings, doubt=doubt)
 
     def _keep(self, situation: Hashable, decision: Decision) -> None:
         """Remember that nothing pays, unless it is only catching up that does not."""

@@ -142,9 +142,21 @@ class Settled:
         self._decisions.clear()
 
 
-def best_longest(forecast: Forecast, kept: int | None, settings: Settings) -> int:
-    """The longest draft to take; ``kept``, the one in use, keeps its place until another promises a margin more."""
+def best_longest(
+    forecast: Forecast, kept: int | None, settings: Settings, *, doubt: float = 0.0
+) -> int:
+    """The longest draft to take; ``kept``, the one in use, keeps its place until another promises a margin more.
+
+    Args:
+        forecast: for the rows.
+        kept: None for none.
+        settings: of the controller.
+        doubt: of the acceptance, of whose benefit drafts are given ``settings.hope`` times as much.
+    """
     width, num_rows = forecast.gammas.shape
     lead = settings.lead if num_rows > 1 else 0.0
+    if doubt and width > 1:
+        # What that many more kept of every row's first draft would bring.
+        lead -= settings.hope * doubt * num_rows / float(forecast.fixed[0, 1])
     in_use = width if kept is None else kept
     return choice_loops.pick(forecast.figures, forecast.floor, in_use, lead, settings.margin)

@@ -34,6 +34,8 @@ class Settings:
         margin: another longest draft is taken only where it promises this share more.
         lead: share that drafts must promise beyond plain decoding where several rows decode: rows that
             run ahead leave early, and the others go on in a smaller batch, at a higher price per token.
+        hope: standard deviations of the acceptance by which drafts that are made are given the benefit of the
+            doubt: the first few tell little, and to find out again costs another catching up.
         horizon: steps over which feeding the draft model what it missed is expected to pay.
         probe_every: steps with drafts between two probes at most, which measure what drafts gain.
         probe_share: of the time of steps with drafts, spent on probes.
@@ -48,6 +50,7 @@ class Settings:
 
     margin: float = 0.01
     lead: float = 0.03
+    hope: float = 2.0
     horizon: int = 64
     probe_every: int = 1024
     probe_share: float = 0.005
@@ -71,6 +74,7 @@ class Batch:
         num_missing: [n] committed tokens that the draft model has not been fed.
         num_remaining: [n] tokens the row may still emit.
         survival: [n, G] from the acceptance book.
+        doubt: standard deviation of the acceptance that the traffic shows.
         num_live: rows of the engine call, decoding or not.
         num_cached: tokens of the longest row so far.
         time_left_s: until the earliest deadline; None without one.
@@ -86,6 +90,7 @@ class Batch:
     num_live: int
     num_cached: int
     time_left_s: float | None = None
+    doubt: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
