@@ -33,7 +33,7 @@ from runtime.core.decision import (
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.ledger import ControlReport
 from runtime.core.observer import Observer
-from runtime.core.probes import Probes, probe_distance
+from runtime.core.probes import SETTLING, TIMED, Probes, is_certain, probe_distance
 from runtime.core.trials import (
     Trial,
     plan_exploration,
@@ -63,7 +63,9 @@ class Controller:
         self._settled = Settled()
         self._decision: Decision | None = None
         self._longest: int | None = None
-        self._probes = Probes()
+        self._probes = Probes(self._observer.knows_plain)
+        # To feed the draft model what one row misses after a probe.
+        self._behind_s = float(forecaster.catch_up_each_s(np.array([1 + SETTLING + TIMED]))[0])
         self._trial_credit = 0.0
         self._explore_left = 0
         self._has_explored = self._are_made = False
@@ -171,6 +173,7 @@ class Controller:
         bare = [gamma if is_fixed else 0 for gamma, is_fixed in zip(gammas, fixed, strict=True)]
         longest = max(map(sub, gammas, bare))
         trial: Trial | None = None
+        probe_every, certain = 0, False
         if longest and not account.is_open:
             catch_up_s = self._forecaster.catch_up_all_s(batch, forecast.gammas[best])
             needed_s = REOPEN_STEPS * plain_s + catch_up_s
@@ -181,7 +184,11 @@ class Controller:
         elif not longest:
             trial = plan_exploration(batch, forecast, self._settings, self._forecaster)
         if longest:
-            trial = plan_trial(batch, forecast, self._observer.learnt, self._settings, best)
+            doubt = self._observer.learnt.doubt(len(gammas), best)
+            trial = plan_trial(forecast, doubt, self._settings, best)
+            behind_s = self._behind_s * (len(gammas) - gammas.count(0))
+            probe_every = probe_distance(forecast, best, self._settings, behind_s)
+            certain = is_certain(forecast, best, doubt)
         if (batch.caps > 0)[~batch.is_fixed].any():
             self._longest = best
         return Decision(
@@ -197,7 +204,8 @@ class Controller:
             trial=trial,
             longest=longest,
             saved_s=self._settings.trial_share * plain_s,
-            probe_every=probe_distance(forecast, best, self._settings),
+            probe_every=probe_every,
+            is_certain=certain,
         )
 
     def _best(self, forecast: Forecast, doubt: float = 0.0) -> int:

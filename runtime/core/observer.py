@@ -12,6 +12,7 @@ from runtime.core.acceptance import Rates
 from runtime.core.account import Accounts
 from runtime.core.decision import Decision, StepKind, Taken, pay
 from runtime.core.ledger import ControlReport, Ledger
+from runtime.core.probes import SETTLING
 from runtime.core.step_times import StepTimes
 from runtime.core.timed_steps import TimedSteps
 
@@ -35,6 +36,8 @@ class Observer:
         self.accounts = Accounts(share=lost_share)
         self._timed = TimedSteps(max_gamma=max_gamma, spread=spread)
         self._ledger = Ledger(max_gamma=max_gamma)
+        # Plain steps since the last one with drafts.
+        self._num_in_row = 0
 
     @property
     def learnt(self) -> StepTimes:
@@ -44,6 +47,10 @@ class Observer:
     def scales(self, num_rows: int) -> Rates:
         """[G + 1] measured over tabled time of a step over so many rows."""
         return self._timed.learnt.scales(num_rows)
+
+    def knows_plain(self, num_rows: int) -> bool:
+        """Whether the time of a plain step over about so many rows was ever taken."""
+        return self._timed.has_plain(num_rows)
 
     def steps(self, decision: Decision, steps: Sequence[Taken]) -> None:
         """Learn from steps in a row.
@@ -55,13 +62,21 @@ class Observer:
         scales = self.scales(num_rows)
         for step in steps:
             self._settle(decision, step, scales)
-            tells = step.seconds > 0.0 and not step.catches_up
+            tells = self._has_settled(decision, step) and step.seconds > 0.0
             # The first step of a shape allocates and plans.
             if tells and timed.is_known(decision.batch.num_live, step.longest):
                 ratio = step.seconds / decision.table_s[step.longest]
-                timed.add(num_rows, step.longest, (ratio,))
+                timed.add(num_rows, step.longest, (ratio,), is_plain=step.longest <= decision.floor)
         if timed.is_full:
             self.learn(decision)
+
+    def _has_settled(self, decision: Decision, step: Taken) -> bool:
+        """Whether a step took the time of its kind: the first plain ones behind drafts take longer."""
+        if step.longest > decision.floor or step.catches_up:
+            self._num_in_row = 0
+            return not step.catches_up
+        self._num_in_row += 1
+        return self._num_in_row > SETTLING
 
     def _settle(self, decision: Decision, step: Taken, scales: Rates) -> None:
         """Hold one step against plain decoding."""
@@ -89,7 +104,10 @@ class Observer:
         total_s, num_steps = sum(seconds), len(seconds)
         decision.num_steps += num_steps
         table_s = decision.table_s[0]
-        self._timed.add(num_rows, 0, [one / table_s for one in seconds if one > 0.0])
+        told = seconds[max(0, SETTLING - self._num_in_row) :]
+        self._num_in_row += num_steps
+        ratios = [one / table_s for one in told if one > 0.0]
+        self._timed.add(num_rows, 0, ratios, is_plain=True)
         self.accounts.settle_plain(decision.account, total_s, decision.most_s)
         self._ledger.record(
             seconds=total_s,

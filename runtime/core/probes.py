@@ -1,54 +1,80 @@
-"""When steps with drafts are interrupted by one without, which measures what plain decoding takes.
+"""When steps with drafts are interrupted by some without, which measure what plain decoding takes.
 
 What drafts gain is small where much depends on it: then a probe costs next to nothing, and so it comes
 often. Where forecasts promise much, that alone proves nothing: probes stay frequent until the account
 says so, too, and are frequent anew once it does no longer.
+
+The first plain steps behind drafts take up to a third longer than plain decoding does: drafts leave other
+things in the processor's caches. So a probe is a few plain steps in a row, of which only the last ones are
+timed (``core.observer``); a lone one would call drafts a gain that are a loss.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+from runtime.core.acceptance import Rates
 from runtime.core.decision import Decision
 from runtime.core.forecast import Forecast, Settings
 
+CERTAIN = 2.0
+"""Standard deviations of what is known of times, beyond which a gain is certain."""
 # Gain of drafts, as a share, below which a probe is not held to cost less.
 LEAST_GAIN = 0.02
 # Steps with drafts before the first probe, doubled each time up to the usual distance; at most while no gain is
 # proven; and the fraction of the usual distance that they begin with once one is.
-FIRST_PROBE, UNPROVEN, EARLIER = 4, 128, 16
+FIRST_PROBE, UNPROVEN, EARLIER = 32, 256, 16
+UNKNOWN = 2
+"""The same where the time of a plain step over about so many rows was never taken."""
+SETTLING, TIMED = 5, 2
+"""Plain steps in a row whose times say nothing yet, and those behind them that a probe takes the time of."""
 PROVEN, DOUBTED = 0.75, 0.5
 """Shares of the most that an account may hold, from which on a gain is, and below which it is no longer: the most grows
 with a plain step's time, and a machine whose steps take a third longer refutes nothing."""
 
 
 class Probes:
-    """Counts steps with drafts; its owner is the worker's thread."""
+    """Counts steps with drafts; its owner is the worker's thread.
 
-    def __init__(self) -> None:
-        self._since = 0
+    Args:
+        is_known: whether the time of a plain step over so many rows was ever taken.
+    """
+
+    def __init__(self, is_known: Callable[[int], bool]) -> None:
+        self._is_known = is_known
+        self._since = self._left = 0
         self._wanted = FIRST_PROBE
         self._is_proven = False
 
     def is_next(self, decision: Decision) -> bool:
-        """Whether the next step is a probe; called once per step with drafts in use."""
-        distance = self._distance(decision)
-        self._since += 1
-        if self._since <= distance:
-            return False
-        self._since, self._wanted = 0, 2 * distance
+        """Whether the next step is of a probe; called once per step with drafts in use."""
+        if not self._left:
+            distance = self._distance(decision)
+            self._since += 1
+            if self._since <= distance:
+                return False
+            self._since, self._left = 0, SETTLING + TIMED
+            self._wanted = max(FIRST_PROBE, 2 * distance)
+        self._left -= 1
         return True
 
     def num_before(self, decision: Decision) -> int:
         """Steps with drafts until the next probe, as things stand."""
-        return max(0, self._distance(decision) - self._since)
+        return 0 if self._left else max(0, self._distance(decision) - self._since)
 
     def skip(self, num_steps: int) -> None:
         """So many steps with drafts were taken that were not asked about."""
         self._since += num_steps
 
     def _distance(self, decision: Decision) -> int:
+        if not self._is_known(len(decision.gammas)):
+            return UNKNOWN
         was_proven = self._is_proven
         least = DOUBTED if was_proven else PROVEN
-        self._is_proven = decision.account.credit_s >= least * decision.most_s
+        self._is_proven = (
+            decision.is_certain or decision.account.credit_s >= least * decision.most_s
+        )
         if was_proven and not self._is_proven:
             self._wanted = FIRST_PROBE
         usual = decision.probe_every
@@ -57,14 +83,30 @@ class Probes:
         return min(self._wanted, usual, UNPROVEN)
 
 
-def probe_distance(forecast: Forecast, best: int, settings: Settings) -> int:
+def is_certain(forecast: Forecast, best: int, doubt: Rates) -> bool:
+    """Whether drafts gain for all that is known of the times of their steps and of plain ones.
+
+    Args:
+        forecast: for the rows.
+        best: longest draft in use.
+        doubt: [G + 1] standard deviation of the logarithm of each step's time over that of ``best``.
+    """
+    gain = forecast.rate(best) / forecast.rate(forecast.floor)
+    return math.log(gain) > CERTAIN * float(doubt[forecast.floor])
+
+
+def probe_distance(
+    forecast: Forecast, best: int, settings: Settings, behind_s: float = 0.0
+) -> int:
     """Steps with drafts between two probes, so that these cost their share of the time.
 
     Args:
         forecast: for the rows.
         best: longest draft in use.
         settings: of the controller.
+        behind_s: seconds to feed the draft model what it missed in a probe.
     """
     gain = max(forecast.rate(best) / forecast.rate(forecast.floor) - 1.0, LEAST_GAIN)
-    distance = gain / max(settings.probe_share, 1e-9)
+    price = (SETTLING + TIMED) * gain + behind_s / float(forecast.seconds[best])
+    distance = price / max(settings.probe_share, 1e-9)
     return int(min(max(distance, FIRST_PROBE), settings.probe_every))

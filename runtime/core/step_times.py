@@ -62,7 +62,7 @@ class StepTimes:
 
     def scales(self, num_rows: int) -> Rates:
         """[G + 1] what to multiply tabled times with, by the longest draft."""
-        key = _about(num_rows)
+        key = about(num_rows)
         scales = self._scales.get(key)
         if scales is None:
             mean, _ = self._of(num_rows)
@@ -79,7 +79,7 @@ class StepTimes:
 
     def _of(self, num_rows: int) -> tuple[Rates, Rates]:
         """The filter for about so many rows; a new one begins with what the nearest one knows."""
-        key = _about(num_rows)
+        key = about(num_rows)
         if key not in self._means:
             known = min(self._means, key=lambda other: abs(other - key), default=None)
             self._means[key] = (
@@ -89,7 +89,7 @@ class StepTimes:
         return self._means[key], self._covariances[key]
 
 
-def _about(num_rows: int) -> int:
+def about(num_rows: int) -> int:
     """The same for numbers of rows that one filter follows."""
     return (num_rows - 1).bit_length()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.core.step_times import StepTimes
+from runtime.core.step_times import StepTimes, about
 
 # Steps that wait at most.
 MAX_TIMED = 32
@@ -27,6 +27,8 @@ class TimedSteps:
         self._waiting: dict[tuple[int, int], list[float]] = {}
         self._num_waiting = 0
         self._shapes: set[tuple[int, int]] = set()
+        # About so many rows whose plain step was timed.
+        self._has_plain: set[int] = set()
 
     @property
     def is_full(self) -> bool:
@@ -40,8 +42,16 @@ class TimedSteps:
         self._shapes.add(shape)
         return is_known
 
-    def add(self, num_rows: int, longest: int, ratios: Sequence[float]) -> None:
-        """Steps of one kind over so many rows, positive ratios."""
+    def has_plain(self, num_rows: int) -> bool:
+        """Whether a plain step over about so many rows was timed."""
+        return about(num_rows) in self._has_plain
+
+    def add(
+        self, num_rows: int, longest: int, ratios: Sequence[float], *, is_plain: bool = False
+    ) -> None:
+        """Steps of one kind over so many rows, positive ratios; plain ones but for rows of a fixed gamma."""
+        if is_plain and ratios:
+            self._has_plain.add(about(num_rows))
         self._waiting.setdefault((num_rows, longest), []).extend(ratios)
         self._num_waiting += len(ratios)
 

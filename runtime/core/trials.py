@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.core import choice_loops
+from runtime.core.acceptance import Rates
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
-from runtime.core.step_times import StepTimes
 
 LEAST_WASTE = 0.05
 """Share of a trial's time that counts as wasted at least."""
@@ -30,19 +30,15 @@ class Trial:
     num_steps: int = 1
 
 
-def plan_trial(
-    batch: Batch, forecast: Forecast, times: StepTimes, settings: Settings, best: int
-) -> Trial | None:
+def plan_trial(forecast: Forecast, doubt: Rates, settings: Settings, best: int) -> Trial | None:
     """Another longest draft, whose time is so doubtful that it may be better than the best.
 
     Args:
-        batch: the rows.
-        forecast: for them.
-        times: what is known of steps.
+        forecast: for the rows.
+        doubt: [G + 1] standard deviation of the logarithm of each step's time over that of ``best``.
         settings: of the controller.
         best: longest draft in use, at least 1.
     """
-    doubt = times.doubt(len(batch.caps), best)
     other = choice_loops.pick_other(forecast.figures, doubt, best, settings.margin)
     if other == best:
         return None
