@@ -78,12 +78,20 @@ class Controller:
 
     @property
     def is_due(self) -> bool:
-        """Whether a decision on the present rows is due: to try drafts, or after they were tried."""
+        """Whether a decision on the present rows is due: to try drafts, after they were tried, or out of credit."""
+        decision = self._decision
+        if decision is None or self._explore_left:
+            return False
+        if decision.longest:
+            return not decision.account.is_open
+        return self._has_explored or self._is_trial_due
+
+    @property
+    def _is_trial_due(self) -> bool:
+        """Whether there is credit to try drafts while none are in use."""
         decision = self._decision
         if decision is None or decision.longest or self._explore_left:
             return False
-        if self._has_explored:
-            return True
         return decision.trial is not None and decision.account.can_try(decision.trial.cost_s)
 
     @property
@@ -146,7 +154,7 @@ class Controller:
             situation: what rows that come and go may leave as it is; None to keep nothing.
         """
         self._settle()
-        was_due = self.is_due and not self._has_explored
+        was_due = self._is_trial_due and not self._has_explored
         due = self._decision.account if self._decision and was_due else None
         self._are_made = self._has_explored or bool(self._longest)
         self._has_explored = False

@@ -23,7 +23,7 @@ from runtime.core.acceptance import Rates
 LEAST_SPREAD = 0.2
 """Prior standard deviation of a table's errors where its measurements agreed."""
 # Standard deviations of one step's time over its mean before any was seen, and of the level.
-FIRST_NOISE, FIRST_LEVEL = 0.3, 1.0
+FIRST_NOISE, FIRST_LEVEL = 0.15, 1.0
 # Half of an error is common to all drafts; the rest is alike for neighbouring lengths.
 COMMON, LIKENESS = 0.5, 0.7
 
