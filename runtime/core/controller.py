@@ -33,7 +33,7 @@ from runtime.core.decision import (
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.ledger import ControlReport
 from runtime.core.observer import Observer
-from runtime.core.probes import SETTLING, TIMED, Probes, is_certain, probe_distance
+from runtime.core.probes import SETTLING, TIMED, Probes, probe_distance
 from runtime.core.trials import (
     Trial,
     plan_exploration,
@@ -181,7 +181,7 @@ class Controller:
         bare = [gamma if is_fixed else 0 for gamma, is_fixed in zip(gammas, fixed, strict=True)]
         longest = max(map(sub, gammas, bare))
         trial: Trial | None = None
-        probe_every, certain = 0, False
+        probe_every = 0
         if longest and not account.is_open:
             catch_up_s = self._forecaster.catch_up_all_s(batch, forecast.gammas[best])
             needed_s = REOPEN_STEPS * plain_s + catch_up_s
@@ -196,7 +196,6 @@ class Controller:
             trial = plan_trial(forecast, doubt, self._settings, best)
             behind_s = self._behind_s * (len(gammas) - gammas.count(0))
             probe_every = probe_distance(forecast, best, self._settings, behind_s)
-            certain = is_certain(forecast, best, doubt)
         if (batch.caps > 0)[~batch.is_fixed].any():
             self._longest = best
         return Decision(
@@ -213,7 +212,6 @@ class Controller:
             longest=longest,
             saved_s=self._settings.trial_share * plain_s,
             probe_every=probe_every,
-            is_certain=certain,
         )
 
     def _best(self, forecast: Forecast, doubt: float = 0.0) -> int:

@@ -46,7 +46,6 @@ class Decision:
         longest: greatest gamma of a row that is not fixed.
         saved_s: time that each other step earns for a trial while drafts are made.
         probe_every: steps with drafts between two probes.
-        is_certain: whether drafts gain for all that is known of times.
         num_steps: steps taken under it, that the ledger does not know of yet.
         num_uses: decisions that it took the place of.
     """
@@ -64,7 +63,6 @@ class Decision:
     longest: int
     saved_s: float
     probe_every: int
-    is_certain: bool = False
     num_steps: int = 0
     num_uses: int = 0
 

@@ -11,20 +11,16 @@ timed (``core.observer``); a lone one would call drafts a gain that are a loss.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-from runtime.core.acceptance import Rates
 from runtime.core.decision import Decision
 from runtime.core.forecast import Forecast, Settings
 
-CERTAIN = 2.0
-"""Standard deviations of what is known of times, beyond which a gain is certain."""
 # Gain of drafts, as a share, below which a probe is not held to cost less.
 LEAST_GAIN = 0.02
 # Steps with drafts before the first probe, doubled each time up to the usual distance; at most while no gain is
 # proven; and the fraction of the usual distance that they begin with once one is.
-FIRST_PROBE, UNPROVEN, EARLIER = 32, 256, 16
+FIRST_PROBE, UNPROVEN, EARLIER = 64, 512, 4
 UNKNOWN = 2
 """The same where the time of a plain step over about so many rows was never taken."""
 SETTLING, TIMED = 5, 2
@@ -46,6 +42,8 @@ class Probes:
         self._since = self._left = 0
         self._wanted = FIRST_PROBE
         self._is_proven = False
+        # Numbers of rows that were probed: a clock too coarse for a step never takes the time of any.
+        self._probed: set[int] = set()
 
     def is_next(self, decision: Decision) -> bool:
         """Whether the next step is of a probe; called once per step with drafts in use."""
@@ -56,6 +54,7 @@ class Probes:
                 return False
             self._since, self._left = 0, SETTLING + TIMED
             self._wanted = max(FIRST_PROBE, 2 * distance)
+            self._probed.add(len(decision.gammas))
         self._left -= 1
         return True
 
@@ -68,31 +67,18 @@ class Probes:
         self._since += num_steps
 
     def _distance(self, decision: Decision) -> int:
-        if not self._is_known(len(decision.gammas)):
+        num_rows = len(decision.gammas)
+        if num_rows not in self._probed and not self._is_known(num_rows):
             return UNKNOWN
         was_proven = self._is_proven
         least = DOUBTED if was_proven else PROVEN
-        self._is_proven = (
-            decision.is_certain or decision.account.credit_s >= least * decision.most_s
-        )
+        self._is_proven = decision.account.credit_s >= least * decision.most_s
         if was_proven and not self._is_proven:
             self._wanted = FIRST_PROBE
         usual = decision.probe_every
         if self._is_proven:
             return min(max(self._wanted, usual // EARLIER), usual)
         return min(self._wanted, usual, UNPROVEN)
-
-
-def is_certain(forecast: Forecast, best: int, doubt: Rates) -> bool:
-    """Whether drafts gain for all that is known of the times of their steps and of plain ones.
-
-    Args:
-        forecast: for the rows.
-        best: longest draft in use.
-        doubt: [G + 1] standard deviation of the logarithm of each step's time over that of ``best``.
-    """
-    gain = forecast.rate(best) / forecast.rate(forecast.floor)
-    return math.log(gain) > CERTAIN * float(doubt[forecast.floor])
 
 
 def probe_distance(

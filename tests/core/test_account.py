@@ -77,8 +77,8 @@ def test_a_gain_of_the_past_pays_for_a_bounded_loss() -> None:
     Served(one, draft_s=1.4, tokens=5.0).run(batch(0.9), 1000)
     later = Served(one, draft_s=1.5, tokens=1.0)
     later.run(batch(0.9), 2000)
-    # What plain steps take is known from the last probe, to some percent.
-    assert later.lost_s <= 1.05 * (MOST_STEPS + SHARE * later.total_s + MOST_LOST)
+    # Until the next probe, steps with drafts that take 1.5 for 1.4 pass for those of a slower machine.
+    assert later.lost_s <= 1.1 * (MOST_STEPS + SHARE * later.total_s + MOST_LOST)
 
 
 def test_one_load_does_not_pay_for_another() -> None:

@@ -106,7 +106,7 @@ def test_a_trial_is_of_the_longest_draft_with_the_best_hope() -> None:
         if best:
             doubt = times.doubt(len(batch.caps), best)
             other = expected.other(doubt, best, SETTINGS.margin)
-            trial = plan_trial(batch, found, times, SETTINGS, best)
+            trial = plan_trial(found, doubt, SETTINGS, best)
             others.add(other)
             assert (trial is None) == (other is None)
             assert trial is None or trial.gammas == expected.gammas[other].tolist()

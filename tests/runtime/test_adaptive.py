@@ -72,10 +72,12 @@ def test_choosing_gamma_never_changes_a_token(pair: str, drafter: str, temperatu
 
 def test_a_perfect_draft_is_used_fully() -> None:
     one = harness(costly(0.01))
-    one.submit("a", max_tokens=LENGTH)
-    one.run()
-    report = one.finished("a").report
-    assert max(lengths(one, "a")) == 8
+    for name in "ab":
+        # What plain steps take is measured once, in the first answer.
+        one.submit(name, max_tokens=LENGTH)
+        one.run()
+    report = one.finished("b").report
+    assert max(lengths(one, "b")) == 8
     assert report.tokens_per_step > 5
     assert report.is_on
     assert report.off_reason is None
@@ -102,7 +104,8 @@ def test_a_change_of_subject_is_followed() -> None:
     one.run()
     drafted = lengths(one, "a")
     assert max(drafted[:8]) >= 5
-    assert sum(drafted[-20:]) <= 20
+    # A draft token at a time goes on while the few that were judged leave a doubt.
+    assert sum(drafted[-20:]) <= 24
 
 
 def test_rows_of_one_batch_get_gammas_of_their_own() -> None:
@@ -141,8 +144,8 @@ def test_what_a_draft_is_fed_to_catch_up_is_no_part_of_a_steps_cost(
     one.submit("b", (1, 2, 3, 4), max_tokens=40)
     one.run()
     assert flags[0]
-    # A step after a probe may have three tokens to feed.
-    assert 2 <= sum(flags) <= 4
+    # Besides, what was missed in probes is fed after them.
+    assert 2 <= sum(flags) < len(flags) / 2
     assert not any(flags[-3:])
 
 
@@ -192,7 +195,7 @@ def test_where_drafts_pay_the_controller_is_asked_about_few_steps_and_told_of_al
         one.run()
     passes = [lengths(one, name) for name in names]
     num_steps = sum(map(len, passes))
-    assert num_asked < num_steps / 2
+    assert num_asked - steering.report().num_probes < num_steps / 2
     assert num_told == num_steps
     report = steering.report()
     assert report.num_steps_on + report.num_steps_off == num_steps
