@@ -68,7 +68,7 @@ class Controller:
         self._behind_s = float(forecaster.catch_up_each_s(np.array([1 + SETTLING + TIMED]))[0])
         self._trial_credit = 0.0
         self._explore_left = 0
-        self._has_explored = self._are_made = False
+        self._has_explored = False
 
     @property
     def scales(self) -> Rates:
@@ -156,7 +156,6 @@ class Controller:
         self._settle()
         was_due = self._is_trial_due and not self._has_explored
         due = self._decision.account if self._decision and was_due else None
-        self._are_made = self._has_explored or bool(self._longest)
         self._has_explored = False
         forecast = self._forecaster.forecast(batch, self._observer.scales(len(batch.caps)))
         decision = self._decision = self._decided(batch, forecast)
@@ -173,7 +172,7 @@ class Controller:
 
     def _decided(self, batch: Batch, forecast: Forecast) -> Decision:
         """What is best, if there is credit for it, and what to try besides."""
-        doubt = batch.doubt if self._are_made else 0.0
+        doubt = batch.doubt if self._longest else 0.0
         best, floor = self._best(forecast, doubt), forecast.floor
         plain_s = float(forecast.fixed[1, 0] if floor == 0 else forecast.seconds[floor])
         account = self._observer.accounts.of(len(batch.caps), plain_s)
@@ -192,8 +191,8 @@ class Controller:
         elif not longest:
             trial = plan_exploration(batch, forecast, self._settings, self._forecaster)
         if longest:
-            doubt = self._observer.learnt.doubt(len(gammas), best)
-            trial = plan_trial(forecast, doubt, self._settings, best)
+            doubts = self._observer.learnt.doubt(len(gammas), best)
+            trial = plan_trial(forecast, doubts, self._settings, best)
             behind_s = self._behind_s * (len(gammas) - gammas.count(0))
             probe_every = probe_distance(forecast, best, self._settings, behind_s)
         if (batch.caps > 0)[~batch.is_fixed].any():

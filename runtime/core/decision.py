@@ -16,6 +16,11 @@ from runtime.core.trials import Trial
 # Situations that are kept, and how often each stands in for a decision before it is thought over.
 MAX_SETTLED, SETTLED_FOR = 256, 64
 
+# Part of the rows that makes no difference to the time of a step.
+FEW = 4
+LEAST_DOUBT = 0.03
+"""Standard deviation of an acceptance that is well known: of such a doubt drafts have no benefit."""
+
 
 class StepKind(StrEnum):
     """What a step is for.
@@ -28,6 +33,27 @@ class StepKind(StrEnum):
     NO_GAIN = "no_gain"
     PROBE = "probe"
     EXPLORE = "explore"
+
+
+class Taken(NamedTuple):
+    """A step that was taken over the rows last decided on.
+
+    Attributes:
+        seconds: it took; 0 where the clock is too coarse to tell.
+        longest: greatest draft that was verified.
+        num_emitted: tokens it emitted.
+        num_rows: that decoded.
+        kind: what it was for.
+        catches_up: whether its time holds what a draft model was fed that it had missed, and so says
+            nothing of the table.
+    """
+
+    seconds: float
+    longest: int
+    num_emitted: int
+    num_rows: int
+    kind: StepKind
+    catches_up: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,31 +97,15 @@ class Decision:
         """Credit kept at most."""
         return MOST_STEPS * self.plain_s
 
+    def is_of(self, step: Taken) -> bool:
+        """Whether about as many rows decoded as it is for: others' prompts may still be read, or they ended."""
+        num_rows = len(self.gammas)
+        return abs(step.num_rows - num_rows) * FEW <= num_rows
+
     def hindsight(self) -> Rates:
         """[2, G + 1] tokens and seconds that fixed gammas would have brought in its steps."""
         hindsight: Rates = self.forecast.fixed * self.num_steps
         return hindsight
-
-
-class Taken(NamedTuple):
-    """A step that was taken over the rows last decided on.
-
-    Attributes:
-        seconds: it took; 0 where the clock is too coarse to tell.
-        longest: greatest draft that was verified.
-        num_emitted: tokens it emitted.
-        num_rows: that decoded.
-        kind: what it was for.
-        catches_up: whether its time holds what a draft model was fed that it had missed, and so says
-            nothing of the table.
-    """
-
-    seconds: float
-    longest: int
-    num_emitted: int
-    num_rows: int
-    kind: StepKind
-    catches_up: bool = False
 
 
 def pay(
@@ -115,6 +125,9 @@ def pay(
         invested_s = max(0.0, seconds - expected_s)
     plain_tokens = decision.plain_tokens * step.num_rows / len(decision.gammas)
     lost_s = seconds - invested_s - step.num_emitted / plain_tokens * decision.plain_s
+    if not decision.is_of(step):
+        # Plain decoding of fewer rows takes less, nobody knows how much: nothing is held to be gained.
+        lost_s = max(lost_s, 0.0)
     if not step.catches_up:
         lost_s = min(lost_s, MOST_LOST * decision.plain_s)
     accounts.settle_drafts(decision.account, seconds, lost_s, invested_s, decision.most_s)
@@ -157,6 +170,7 @@ def best_longest(
     lead = settings.lead if num_rows > 1 else 0.0
     if doubt and width > 1:
         # What that many more kept of every row's first draft would bring.
-        lead -= settings.hope * doubt * num_rows / float(forecast.fixed[0, 1])
+        hope = settings.hope * max(doubt - LEAST_DOUBT, 0.0)
+        lead -= hope * num_rows / float(forecast.fixed[0, 1])
     in_use = width if kept is None else kept
     return choice_loops.pick(forecast.figures, forecast.floor, in_use, lead, settings.margin)

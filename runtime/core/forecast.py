@@ -53,7 +53,7 @@ class Settings:
     hope: float = 2.0
     horizon: int = 64
     probe_every: int = 1024
-    probe_share: float = 0.005
+    probe_share: float = 0.004
     lost_share: float = 0.005
     trial_share: float = 0.01
     explore_trials: int = 8

@@ -62,7 +62,9 @@ class Observer:
         scales = self.scales(num_rows)
         for step in steps:
             self._settle(decision, step, scales)
-            tells = self._has_settled(decision, step) and step.seconds > 0.0
+            tells = (
+                self._has_settled(decision, step) and decision.is_of(step) and step.seconds > 0.0
+            )
             # The first step of a shape allocates and plans.
             if tells and timed.is_known(decision.batch.num_live, step.longest):
                 ratio = step.seconds / decision.table_s[step.longest]

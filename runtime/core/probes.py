@@ -81,9 +81,7 @@ class Probes:
         return min(self._wanted, usual, UNPROVEN)
 
 
-def probe_distance(
-    forecast: Forecast, best: int, settings: Settings, behind_s: float = 0.0
-) -> int:
+def probe_distance(forecast: Forecast, best: int, settings: Settings, behind_s: float = 0.0) -> int:
     """Steps with drafts between two probes, so that these cost their share of the time.
 
     Args:

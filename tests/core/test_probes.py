@@ -47,7 +47,7 @@ def test_a_proven_gain_makes_them_rare_and_its_end_frequent_again() -> None:
     assert sum(distances) + len(distances) > 3000
     assert len(distances) < 4000 * 0.02
     later = served(one, 640, draft_s=1.4, tokens=1.3)
-    assert len(later) >= 3
+    assert len(later) >= 2
 
 
 @pytest.mark.parametrize("gain", [1.04, 1.5])
