@@ -210,27 +210,25 @@ class Request:
         """
         assert verdict.next_token is not None
         run = (*draft_tokens[: verdict.num_accepted], verdict.next_token)
-        num_kept = min(len(run), self.num_remaining)
-        for index, token in enumerate(run[:num_kept] if self._end_tokens else ()):
-            if token in self._end_tokens:
-                num_kept = index + 1
+        cells, ends, start = self._cells, self._end_tokens, self.num_known
+        end, is_over = start, False
+        for token in run:
+            cells[end] = self.last_token = token
+            end += 1
+            is_over = token in ends or end == len(cells)
+            if is_over:
                 break
-        for token in run[:num_kept]:
-            self._cells[self.num_known] = token
-            self.num_known += 1
-        self.num_computed = self.num_known - 1
-        self.last_token = run[num_kept - 1]
+        self.num_known, self.num_computed = end, end - 1
         is_prompt = self.state is State.PREFILLING
         if is_prompt:
             self.transition(Happening.PROMPT_COMPUTED)
-        is_over = self.last_token in self._end_tokens or self.num_remaining == 0
         if is_over:
             self.transition(Happening.STOPPED)
         return Advance(
             draft_tokens=draft_tokens,
             verdict=verdict,
             num_drafted=num_drafted,
-            run=run[:num_kept],
+            run=run[: end - start],
             is_over=is_over,
             is_prompt=is_prompt,
         )

@@ -69,14 +69,14 @@ KILLERS |= {
 MUTANTS = {
     "target rollback keeps one token too many": (
         request,
-        "self.num_computed = self.num_known - 1",
-        "self.num_computed = self.num_known",
+        "= end, end - 1",
+        "= end, end",
         "the_worked_example",
     ),
     "target rollback forgets one token too many": (
         request,
-        "self.num_computed = self.num_known - 1",
-        "self.num_computed = self.num_known - 2",
+        "= end, end - 1",
+        "= end, end - 2",
         "the_worked_example",
     ),
     "verification starts one token late": (
@@ -117,8 +117,8 @@ MUTANTS = {
     ),
     "the bonus token follows an accepted end token": (
         request,
-        "if token in self._end_tokens:",
-        "if token in self._end_tokens and index + 1 == num_kept:",
+        "token in ends or",
+        "(token in ends and end - start == len(run)) or",
         "a_run_is_cut",
     ),
     "tokens follow a stop string": (
@@ -129,8 +129,8 @@ MUTANTS = {
     ),
     "one token more than max_tokens": (
         request,
-        "or self.num_remaining == 0",
-        "or self.num_remaining < 0",
+        "or end == len(cells)",
+        "",
         "the_answer_ends_at_the_limit",
     ),
     "a stop string is looked for after further steps": (
