@@ -113,3 +113,15 @@ def test_evidence_ages_in_steps_without_drafts_but_is_never_forgotten() -> None:
     for _ in range(2):
         one.age(100_000)
         assert one.traffic_rates()[0, 0] == pytest.approx(0.7 * 4 / 8)
+
+
+def test_doubt_falls_with_what_was_judged_and_is_of_the_rows_group() -> None:
+    one = book()
+    one.start(0, 0)
+    one.start(1, 1)
+    before = one.doubt(2)
+    assert before == pytest.approx((0.7 * 0.3 / 5.0) ** 0.5)
+    feed(one, 0, 0.5, 100)
+    told = one.doubt(1)
+    assert told < 0.3 * before
+    assert one.doubt(2) == pytest.approx((told + before) / 2.0)

@@ -258,3 +258,28 @@ def test_what_only_catching_up_forbids_is_not_kept() -> None:
     one.decide(batch(0.8, **few), situation="one")
     assert one.next_step()[0] == [0]
     assert not one.recall("one")
+
+
+def test_out_of_credit_a_decision_is_due_at_once() -> None:
+    one = controller(table(c=0.05))
+    one.decide(batch(0.9))
+    longest = max(one.next_step()[0])
+    assert not one.is_due
+    for _ in range(10):
+        one.observe(3.0, longest, 1, StepKind.GAIN)
+    assert one.is_due
+    one.decide(batch(0.9))
+    assert not one.is_due
+    assert one.next_step()[0] == [0]
+
+
+def test_a_step_over_fewer_rows_than_were_decided_on_brings_no_credit() -> None:
+    """Three of four prompts are still being read: a step of one row is quick, whatever is drafted."""
+    one = controller(table(c=0.05))
+    one.decide(batch(0.9, 0.9, 0.9, 0.9))
+    longest = max(one.next_step()[0])
+    credit_s = one._decision.account.credit_s
+    one.observe(0.1, longest, 2, StepKind.GAIN, num_rows=1)
+    assert one._decision.account.credit_s == pytest.approx(credit_s, abs=0.01)
+    one.observe(0.1, longest, 8, StepKind.GAIN)
+    assert one._decision.account.credit_s > credit_s + 1.0

@@ -395,3 +395,19 @@ def test_long_rests_enter_the_regret_as_they_pass() -> None:
     assert report.speed_up == pytest.approx(1.0)
     assert report.best_fixed_gamma == 0
     assert report.regret == pytest.approx(0.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_drafts_that_are_made_have_the_benefit_of_the_doubt(num_rows: int) -> None:
+    """A loss of a tenth is expected: of what few drafts told it is no reason to stop, of many it is."""
+    costs = table(c=0.6 / num_rows)
+    good, bad = batch(*[0.9] * num_rows), batch(*[0.45] * num_rows)
+    for doubt, goes_on in ((0.15, True), (0.02, False)):
+        one = controller(costs)
+        one.decide(good)
+        assert one.is_drafting
+        one.decide(replace(bad, doubt=doubt))
+        assert one.is_drafting is goes_on
+    one = controller(costs)
+    one.decide(replace(bad, doubt=0.15))
+    assert not one.is_drafting

@@ -9,7 +9,7 @@ import pytest
 from runtime.core.controller import Controller, StepKind
 from runtime.core.forecast import Settings
 from runtime.core.pace import Pace
-from runtime.core.probes import FIRST_PROBE, UNKNOWN, UNPROVEN
+from runtime.core.probes import FIRST_PROBE, SETTLING, TIMED, UNKNOWN, UNPROVEN
 from tests.core.test_controller import batch, controller, table
 
 
@@ -105,3 +105,37 @@ def test_steps_alike_may_be_taken_without_asking(trial_share: float) -> None:
     assert max(lengths) > 1
     assert StepKind.GAIN not in kinds
     assert (StepKind.EXPLORE in kinds) is (trial_share > 0.0)
+
+
+def plain_scale(one: Controller, kinds: list[tuple[float, int]]) -> float:
+    """What a plain step is held to take after some, of (seconds, longest draft)."""
+    rows = batch(0.7)
+    one.decide(rows)
+    for seconds, longest in kinds:
+        one.observe(seconds, longest, 1 + longest, StepKind.GAIN if longest else StepKind.PROBE)
+    one.decide(rows)
+    return float(one.scales[0])
+
+
+def test_the_first_plain_steps_behind_drafts_say_nothing_of_plain_decoding() -> None:
+    """They take a third longer; those behind them in the row are what plain decoding takes."""
+    probe = [(1.33, 0)] * SETTLING + [(1.0, 0)] * TIMED
+    drafts = [(1.1, 2)] * 16
+    assert plain_scale(controller(table()), (drafts + probe) * 8) == pytest.approx(1.0, abs=0.02)
+    # So nothing at all is known where they are all there is.
+    lone = controller(table())
+    assert plain_scale(lone, (drafts + probe[:SETTLING]) * 8) == 1.0
+    assert plain_scale(controller(table()), (drafts + [(1.33, 0)] * 7) * 20) > 1.25
+
+
+def test_a_step_over_other_rows_than_were_decided_on_says_nothing_of_times() -> None:
+    one = controller(table())
+    one.decide(batch(*[0.1] * 4))
+    for _ in range(40):
+        one.observe(0.25, 0, 1, StepKind.NO_GAIN, num_rows=1)
+    one.decide(batch(*[0.1] * 4))
+    assert one.scales[0] == 1.0
+    for _ in range(40):
+        one.observe(0.5, 0, 4, StepKind.NO_GAIN)
+    one.decide(batch(*[0.1] * 4))
+    assert one.scales[0] == pytest.approx(0.5, rel=0.05)
