@@ -55,7 +55,7 @@ class Settings:
     probe_every: int = 1024
     probe_share: float = 0.004
     lost_share: float = 0.005
-    trial_share: float = 0.01
+    trial_share: float = 0.003
     explore_trials: int = 8
     explore_steps: int = 2
     cost_share: float = 0.0025
