@@ -2,10 +2,11 @@
 
 Of all longest drafts the one of the highest rate wins; the one in use keeps its place until another
 promises a margin more, so that equal choices never alternate. Two kinds of steps measure what the
-choice cannot know: while drafts are made, a *probe* without any tells what they gain; while none
+choice cannot know: while drafts are made, a *probe* of some without tells what they gain; while none
 are made, an *exploration* of a few drafts tells whether they would be kept by now. Another longest
 draft is explored, too, where it may well be better for all that is known of its time. Measured step
-times correct the cost table as they come in (``core.step_times``).
+times correct the cost table as they come in (``core.step_times``). Drafts that are made have the benefit
+of the doubt while few were judged: to find out later costs another catching up.
 
 What drafts lose against plain decoding is bounded by construction: they are made out of credit only
 (``core.account``), and the time that deciding takes is paid from it, too. A decision that nothing pays
@@ -23,22 +24,12 @@ import numpy as np
 
 from runtime.core.acceptance import Rates
 from runtime.core.account import MOST_LOST, REOPEN_STEPS
-from runtime.core.decision import (
-    Decision,
-    Settled,
-    StepKind,
-    Taken,
-    best_longest,
-)
+from runtime.core.decision import Decision, Settled, StepKind, Taken, best_longest
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 from runtime.core.ledger import ControlReport
 from runtime.core.observer import Observer
 from runtime.core.probes import SETTLING, TIMED, Probes, probe_distance
-from runtime.core.trials import (
-    Trial,
-    plan_exploration,
-    plan_trial,
-)
+from runtime.core.trials import Trial, plan_exploration, plan_trial
 
 __all__ = ["Controller", "StepKind"]
 
@@ -66,9 +57,7 @@ class Controller:
         self._probes = Probes(self._observer.knows_plain)
         # To feed the draft model what one row misses after a probe.
         self._behind_s = float(forecaster.catch_up_each_s(np.array([1 + SETTLING + TIMED]))[0])
-        self._trial_credit = 0.0
-        self._explore_left = 0
-        self._has_explored = False
+        self._trial_credit, self._explore_left, self._has_explored = 0.0, 0, False
 
     @property
     def scales(self) -> Rates:
@@ -172,15 +161,15 @@ class Controller:
 
     def _decided(self, batch: Batch, forecast: Forecast) -> Decision:
         """What is best, if there is credit for it, and what to try besides."""
-        doubt = batch.doubt if self._longest else 0.0
-        best, floor = self._best(forecast, doubt), forecast.floor
+        floor = forecast.floor
+        is_drafting = self._longest is not None and self._longest > floor
+        best = self._best(forecast, batch.doubt if is_drafting else 0.0)
         plain_s = float(forecast.fixed[1, 0] if floor == 0 else forecast.seconds[floor])
         account = self._observer.accounts.of(len(batch.caps), plain_s)
         gammas, fixed = forecast.gammas[best].tolist(), batch.is_fixed.tolist()
         bare = [gamma if is_fixed else 0 for gamma, is_fixed in zip(gammas, fixed, strict=True)]
         longest = max(map(sub, gammas, bare))
-        trial: Trial | None = None
-        probe_every = 0
+        trial, probe_every = None, 0
         if longest and not account.is_open:
             catch_up_s = self._forecaster.catch_up_all_s(batch, forecast.gammas[best])
             needed_s = REOPEN_STEPS * plain_s + catch_up_s
