@@ -7,7 +7,9 @@ are made, tried or taken up again only out of credit, so that after any time T
     lost <= first credit + share * T + what one step and one catching up can overdraw,
 
 whatever forecasts believe (a budget over a baseline as in conservative bandits: Wu et al. 2016,
-arXiv 1602.04282). Feeding a draft model what it missed is an investment: it is charged over the
+arXiv 1602.04282); plain decoding is taken to be as slow, against steps with drafts, as the last plain steps
+in a row were. Out of credit a decision is due at once; steps that are told of together may overdraw
+together. Feeding a draft model what it missed is an investment: it is charged over the
 steps that are to pay it back, or at once where drafts end sooner.
 
 An account per power of two of rows: what one load gains is not spent on another.
