@@ -82,6 +82,7 @@ class Accounts:
         self._share = share
         self._by_load: dict[int, Account] = {}
         self._invested_s = 0.0
+        self._investor: Account | None = None
 
     def of(self, num_rows: int, plain_s: float) -> Account:
         """The account of about so many rows, whose plain step takes ``plain_s``."""
@@ -100,12 +101,16 @@ class Accounts:
     def settle_plain(
         self, account: Account, seconds: float, most_s: float, *, is_probe: bool = False
     ) -> None:
-        """A step without drafts; what was invested before is lost, unless drafts go on after it."""
-        lost_s, earned_s = 0.0, self._share * seconds
-        if not is_probe:
-            lost_s, self._invested_s = self._invested_s, 0.0
-            account.saved_s += earned_s
-        account.settle(earned_s, lost_s, most_s)
+        """A step without drafts; what was invested before is lost to who did, unless drafts go on after it."""
+        earned_s = self._share * seconds
+        account.settle(earned_s, 0.0, most_s)
+        if is_probe:
+            return
+        account.saved_s += earned_s
+        if self._investor is not None:
+            # Rows that ended may have left the others to another account: it has nothing to do with that.
+            self._investor.settle(0.0, self._invested_s, math.inf)
+            self._invested_s, self._investor = 0.0, None
 
     def settle_drafts(
         self, account: Account, seconds: float, lost_s: float, invested_s: float, most_s: float
@@ -119,6 +124,8 @@ class Accounts:
             invested_s: seconds of catching up.
             most_s: credit kept at most.
         """
+        if invested_s:
+            self._investor = account
         self._invested_s += invested_s
         due_s = self._invested_s / PAYBACK_STEPS
         self._invested_s -= due_s

@@ -125,6 +125,19 @@ def test_what_was_invested_is_lost_where_drafts_end() -> None:
     assert account.credit_s == pytest.approx(FIRST_STEPS - PAYBACK_STEPS)
 
 
+def test_who_invested_bears_the_loss_where_rows_that_ended_leave_the_others_to_another_account() -> (
+    None
+):
+    accounts = Accounts(share=0.0)
+    many, few = accounts.of(8, 1.0), accounts.of(4, 1.0)
+    accounts.settle_drafts(many, 33.0, 0.0, PAYBACK_STEPS, 100.0)
+    accounts.settle_plain(few, 1.0, 100.0)
+    assert few.credit_s == FIRST_STEPS
+    assert few.is_open
+    assert many.credit_s == pytest.approx(FIRST_STEPS - PAYBACK_STEPS)
+    assert not many.is_open
+
+
 def test_credit_is_earned_kept_up_to_a_limit_and_shared_by_alike_loads() -> None:
     accounts = Accounts(share=0.01)
     account = accounts.of(5, 2.0)
