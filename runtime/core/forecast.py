@@ -49,7 +49,7 @@ class Settings:
     """
 
     margin: float = 0.01
-    lead: float = 0.03
+    lead: float = 0.06
     hope: float = 2.0
     horizon: int = 64
     probe_every: int = 1024
