@@ -610,8 +610,13 @@ def propose_greedy(logits: FloatArray, table: IdArray, count: int, vocab_size: i
         table: as for ``judge_greedy``; reads ROW, writes TOKEN.
         count: of rows.
         vocab_size: V of the target.
+
+    Raises:
+        IndexError: there is no such row.
     """
     for row in range(count):
+        if table[row, ROW] >= logits.shape[0]:
+            raise IndexError("there are no such logits")
         table[row, TOKEN] = max(greatest(logits[table[row, ROW], 0, :vocab_size]), 0)
 
 
@@ -625,9 +630,14 @@ def judge_greedy(logits: FloatArray, table: IdArray, count: int) -> None:
             (DRAFTED) and from DRAFT on the draft itself; written are how many of them are kept (KEPT) and the next
             token, -1 where logits are not finite (TOKEN).
         count: of rows.
+
+    Raises:
+        IndexError: there is no such row, or it has fewer columns.
     """
     for row in range(count):
         at, gamma = table[row, ROW], table[row, DRAFTED]
+        if at >= logits.shape[0] or gamma >= logits.shape[1]:
+            raise IndexError("there are no such logits")
         for i in range(gamma + 1):
             best = greatest(logits[at, i])
             table[row, KEPT], table[row, TOKEN] = i, best

@@ -9,6 +9,7 @@ import pytest
 
 from engines.cpu_sampler import CpuSampler
 from engines.draws import draw_token, race_winner
+from engines.greedy_rows import GreedyRows
 from engines.laws import ExactnessMode, SamplingLaw
 from engines.noise import CounterNoise, Purpose
 from engines.token_law import TokenLaw, residual_law, shared_weights
@@ -560,3 +561,17 @@ def test_logprobs_are_those_of_the_raw_target_rows():
 def test_logprobs_are_computed_only_when_asked_for():
     assert judged((), [F1_TARGET], None).logprobs == ()
     assert judged((), [F1_TARGET], None, num_logprobs=0).logprobs[0].top == ()
+
+
+@pytest.mark.parametrize(("index", "num_drafted"), [(2, 0), (0, 3)])
+def test_greedy_logits_that_are_not_there_are_refused_and_not_read(
+    index: int, num_drafted: int
+) -> None:
+    rows = GreedyRows(max_batch=4, max_gamma=4)
+    logits = np.zeros((2, 3, 8), dtype=np.float32)
+    row = replace(row_for((0,) * num_drafted), index=index)
+    with pytest.raises(IndexError):
+        rows.judge(logits, [row])
+    if not num_drafted:
+        with pytest.raises(IndexError):
+            rows.propose(logits, [row], vocab_size=8)

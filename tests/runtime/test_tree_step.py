@@ -354,13 +354,14 @@ def test_trees_of_adaptive_requests_follow_what_a_node_costs_beside_the_others()
         for index in range(batch):
             gamma = {"gamma": 4} if index == 1 else {}
             harness.submit(str(index), (index, 1, 2), drafter="branches", max_tokens=40, **gamma)
-        # One to read each prompt, and two in which all decode.
-        for _ in range(batch + 2):
-            harness.worker.run_step()
         drafter = drafter_of(harness)
-        drafter.rows.clear()
-        drafter.outcomes.clear()
-        harness.worker.run_step()
+        # Until all decode and are drafted for: prompts are read one by one, and probes are steps without drafts.
+        for _ in range(batch + 16):
+            drafter.rows.clear()
+            drafter.outcomes.clear()
+            harness.worker.run_step()
+            if len(drafter.rows) == batch:
+                break
         assert len(drafter.rows) == batch
         for row in drafter.rows:
             if row.is_adaptive:
