@@ -632,12 +632,14 @@ def judge_greedy(logits: FloatArray, table: IdArray, count: int) -> None:
         count: of rows.
 
     Raises:
-        IndexError: there is no such row, or it has fewer columns.
+        IndexError: there is no such row, it has fewer columns, or the table has no room for the draft.
     """
     for row in range(count):
         at, gamma = table[row, ROW], table[row, DRAFTED]
         if at >= logits.shape[0] or gamma >= logits.shape[1]:
             raise IndexError("there are no such logits")
+        if gamma > table.shape[1] - DRAFT:
+            raise IndexError("the draft is longer than any")
         for i in range(gamma + 1):
             best = greatest(logits[at, i])
             table[row, KEPT], table[row, TOKEN] = i, best

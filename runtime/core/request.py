@@ -7,7 +7,7 @@ Invariants between steps, where n is ``num_known``:
 * R2  ``draft_computed <= n - 1``.
 * R3  A request holds a slot exactly while it is prefilling or decoding.
 
-Only ``Request.advance`` changes tokens and pointers, and ``Request.account`` text and figures; ``commit`` is both.
+Only ``Request.advance`` changes tokens and pointers, and ``Request.account`` text and figures.
 """
 
 from __future__ import annotations
@@ -186,12 +186,6 @@ class Request:
     def fail(self) -> None:
         """End with an error; the slot is the caller's to free."""
         self.transition(Happening.ENDED_BY_ERROR)
-
-    def commit(
-        self, draft_tokens: tuple[int, ...], verdict: Verdict, *, num_drafted: int | None = None
-    ) -> tuple[Progressed, Ending | None]:
-        """Take what was verified, and say what to tell; see ``advance`` and ``account``."""
-        return self.account(self.advance(draft_tokens, verdict, num_drafted=num_drafted))
 
     def advance(
         self, draft_tokens: tuple[int, ...], verdict: Verdict, *, num_drafted: int | None = None

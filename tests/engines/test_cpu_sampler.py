@@ -575,3 +575,11 @@ def test_greedy_logits_that_are_not_there_are_refused_and_not_read(
     if not num_drafted:
         with pytest.raises(IndexError):
             rows.propose(logits, [row], vocab_size=8)
+
+
+def test_a_greedy_draft_longer_than_any_is_refused_and_not_taken_for_its_neighbours() -> None:
+    rows = GreedyRows(max_batch=2, max_gamma=2)
+    logits = np.zeros((2, 6, 8), dtype=np.float32)
+    drafted = [replace(row_for((0,) * count), index=index) for index, count in enumerate((3, 1))]
+    with pytest.raises(IndexError):
+        rows.judge(logits, drafted)
