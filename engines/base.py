@@ -107,6 +107,11 @@ class Engine(Protocol):
         """Whether this backend promises I2."""
         ...
 
+    @property
+    def packs_rows(self) -> bool:
+        """Whether weights multiply a batch's own tokens alone, and no padding to its longest span."""
+        ...
+
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """Append spans to consecutive slots and return the wanted logits.
 

@@ -133,6 +133,11 @@ class OnnxEngine:
         return True
 
     @property
+    def packs_rows(self) -> bool:
+        """False: a call is a rectangle."""
+        return False
+
+    @property
     def capacity(self) -> int:
         """S, tokens a slot of the cache has room for at present."""
         return self._cache.capacity

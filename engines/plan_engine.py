@@ -108,6 +108,11 @@ class PlanEngine:
         return self._is_row_invariant
 
     @property
+    def packs_rows(self) -> bool:
+        """False: a call is a rectangle."""
+        return False
+
+    @property
     def limits(self) -> EngineLimits:
         """Capacities of this engine."""
         return self._limits

@@ -46,6 +46,11 @@ class ScriptedEngine(TokenSlots):
         return True
 
     @property
+    def packs_rows(self) -> bool:
+        """False: it multiplies nothing."""
+        return False
+
+    @property
     def num_extends(self) -> int:
         """Extends begun so far, failed ones included."""
         return self._num_extends

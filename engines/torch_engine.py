@@ -38,6 +38,11 @@ class TorchEngine(TokenSlots):
         """False: PyTorch picks kernels by the number of rows."""
         return False
 
+    @property
+    def packs_rows(self) -> bool:
+        """False: a call is a rectangle."""
+        return False
+
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """Append spans and return the wanted logits; see ``Engine.extend``.
 

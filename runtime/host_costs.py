@@ -50,6 +50,11 @@ class StillEngine:
         """Trivially."""
         return True
 
+    @property
+    def packs_rows(self) -> bool:
+        """False: it multiplies nothing."""
+        return False
+
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """[B, R, V] float32, the same row everywhere."""
         wanted = max(span.num_logits for span in spans)

@@ -49,6 +49,11 @@ class CountingEngine:
         """Whether the engine promises it."""
         return self._engine.is_row_invariant
 
+    @property
+    def packs_rows(self) -> bool:
+        """Whether the engine does."""
+        return self._engine.packs_rows
+
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """As ``Engine.extend``.
 

@@ -34,6 +34,11 @@ class TimedEngine:
         """Promise of the timed engine."""
         return self.engine.is_row_invariant
 
+    @property
+    def packs_rows(self) -> bool:
+        """Whether the timed engine does."""
+        return self.engine.packs_rows
+
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """Extend and take the time."""
         began = time.perf_counter()

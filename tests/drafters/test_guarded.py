@@ -155,3 +155,4 @@ def test_slots_are_not_a_drafters_to_move_trim_or_free() -> None:
             call()
     assert engine.limits.vocab_size == 10
     assert engine.is_row_invariant
+    assert not engine.packs_rows

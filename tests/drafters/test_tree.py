@@ -38,6 +38,7 @@ class Counting:
         self.engine = engine
         self.calls: list[list[object]] = []
         self.limits, self.is_row_invariant = engine.limits, engine.is_row_invariant
+        self.packs_rows = engine.packs_rows
 
     def extend(self, spans):
         self.calls.append(list(spans))

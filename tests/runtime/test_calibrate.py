@@ -42,6 +42,7 @@ class PricedEngine:
 
     limits = LIMITS
     is_row_invariant = True
+    packs_rows = False
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         width = max(2, max(len(span.tokens) for span in spans))
