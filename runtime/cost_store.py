@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runtime.core.costs import CostTable
 
-SCHEMA = 5
+SCHEMA = 6
 
 log = logging.getLogger(__name__)
 

@@ -115,7 +115,8 @@ def _host_step_s(
         target=still,
         draft=still,
         sampler=sampler,
-        config=ServerConfig(max_running=rows),
+        # Otherwise the first call would take all steps in a row, and the others none.
+        config=ServerConfig(max_running=rows, message_interval_s=0.0),
         max_gamma=max(gamma, 1),
         decoder=decoder,
     )

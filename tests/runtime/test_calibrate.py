@@ -12,9 +12,11 @@ import pytest
 
 from engines.base import EngineLimits, FloatArray, Span
 from engines.cpu_sampler import CpuSampler
+from engines.laws import SamplingRow, Verdict
 from runtime.calibrate import Budget, calibrate
 from runtime.core.costs import CostTable, RowKind
 from runtime.cost_store import load_or_measure, table_name
+from runtime.host_costs import measure_host
 from tests.runtime.markov import LetterDecoder
 
 LIMITS = EngineLimits(max_batch=8, max_context=600, max_extend=300, vocab_size=10)
@@ -99,6 +101,26 @@ def test_the_table_gives_back_what_the_engines_took() -> None:
     assert table.catch_up.extend_s(1, 40, 128) == pytest.approx(3.0)
     assert table.capacities == (128, 192, 256, 384, 512, 768, 900)
     assert set(table.host.rows) == set(RowKind)
+
+
+class TickingSampler(CpuSampler):
+    """Takes a known time per row that it judges."""
+
+    def __init__(self, ticker: Ticker, row_s: float) -> None:
+        super().__init__(max_batch=8, max_gamma=8, vocab_size=10)
+        self._ticker, self._row_s = ticker, row_s
+
+    def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
+        self._ticker.now += self._row_s * len(rows)
+        return super().judge(logits, rows)
+
+
+def test_the_hosts_time_is_that_of_single_steps() -> None:
+    ticker = Ticker()
+    costs = measure_host(LIMITS, TickingSampler(ticker, 0.25), LetterDecoder(), 8, ticker)
+    for kind in RowKind:
+        assert costs.rows[kind].row_s == pytest.approx(0.25)
+        assert costs.rows[kind].token_s == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_slow_machine_is_measured_at_small_batches_only() -> None:
