@@ -1,12 +1,15 @@
 """Settings of the drafters, and the grammar of their names.
 
 A name is one drafter ("lookup"), a model accelerated by a guesser ("model/lookup": the draft model's
-own drafting is speculated on by prompt lookup), or a chain of these ("model+lookup": the second is
-asked where the first proposes nothing).
+own drafting is speculated on by prompt lookup), or a chain of these ("suffix+model": the second is
+asked where the first proposes nothing, or expects little of what it proposes). ":NUMBER" behind a
+drafter is how many tokens it proposes at most, whatever gamma is ("suffix+model:3": long drafts where
+they cost nothing to make, short ones of the draft model).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -26,6 +29,7 @@ MAX_WINDOW = 32
 """Columns of a lookahead window."""
 MAX_BRANCHING = 16
 """Candidates of one node of a tree, and levels whose number is said."""
+_CAP = re.compile("[1-9][0-9]{0,2}")
 BRANCHING_RULE = f"must be 1 to {MAX_BRANCHING} numbers in [1, {MAX_BRANCHING}]"
 
 
@@ -54,6 +58,8 @@ class DraftingConfig:
         min_prob: drafting by counts stops where the draft's estimated probability falls below.
         max_ngrams: contexts that one table of counts holds.
         suffix_factor: tokens proposed per matched token by suffix decoding.
+        fallback_share: in a chain of fallbacks a draft is taken at once if its drafter expects at
+            least this share of what the next one may propose to be kept; 0 takes every one.
         history_scope: see ``HistoryScope``.
         max_history_tokens: output tokens of earlier requests kept per scope.
         max_scopes: scopes whose history is kept; the one unused for longest is dropped.
@@ -93,6 +99,7 @@ class DraftingConfig:
     min_prob: float = 0.3
     max_ngrams: int = 65_536
     suffix_factor: float = 1.0
+    fallback_share: float = 0.5
     history_scope: HistoryScope = HistoryScope.TENANT
     max_history_tokens: int = 32_768
     max_scopes: int = 64
@@ -131,8 +138,9 @@ class DraftingConfig:
             raise ConfigError("lookup_max_ngram", "must be at least lookup_min_ngram")
         if self.datastore_max_match < self.lookup_min_ngram:
             raise ConfigError("datastore_max_match", "must be at least lookup_min_ngram")
-        if not 0.0 <= self.min_prob <= 1.0:
-            raise ConfigError("min_prob", "must be in [0, 1]")
+        for name in ("min_prob", "fallback_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(name, "must be in [0, 1]")
         if not 0.0 < self.draft_lenience <= 1.0:
             raise ConfigError("draft_lenience", "must be in (0, 1]")
         if not 0.0 < self.min_node_prob <= 1.0:
@@ -145,10 +153,26 @@ class DraftingConfig:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One drafter of a chain: its name, and the guesser that speculates on it, if any."""
+    """One drafter of a chain.
+
+    Attributes:
+        name: of the drafter.
+        inner: the guesser that speculates on it, if any.
+        most: tokens that it proposes at most; None for as many as are asked for.
+    """
 
     name: str
     inner: str | None = None
+    most: int | None = None
+
+    @property
+    def uncapped(self) -> str:
+        """Its name without the cap."""
+        return self.name if self.inner is None else f"{self.name}/{self.inner}"
+
+    def __str__(self) -> str:
+        """As it is asked for."""
+        return self.uncapped if self.most is None else f"{self.uncapped}:{self.most}"
 
 
 def parse_drafter(name: str) -> tuple[Part, ...]:
@@ -157,15 +181,22 @@ def parse_drafter(name: str) -> tuple[Part, ...]:
     Raises:
         RequestError: it is not a name of the grammar.
     """
-    parts = []
-    for text in name.split("+"):
-        outer, slash, inner = text.partition("/")
-        if not outer or (slash and not inner) or "/" in inner:
-            raise RequestError("speculation.drafter", "must be NAME, model/NAME or parts by '+'")
-        parts.append(Part(outer, inner or None))
-    if len(parts) > MAX_PARTS or len(set(parts)) < len(parts):
+    parts = tuple(_parse_part(text) for text in name.split("+"))
+    if len(parts) > MAX_PARTS or len({part.uncapped for part in parts}) < len(parts):
         raise RequestError("speculation.drafter", f"must have at most {MAX_PARTS} distinct parts")
-    return tuple(parts)
+    return parts
+
+
+def _parse_part(text: str) -> Part:
+    text, colon, number = text.partition(":")
+    outer, slash, inner = text.partition("/")
+    if not outer or (slash and not inner) or "/" in inner:
+        raise RequestError("speculation.drafter", "must be NAME, model/NAME or parts by '+'")
+    if not colon:
+        return Part(outer, inner or None)
+    if not _CAP.fullmatch(number):
+        raise RequestError("speculation.drafter", "behind ':' must be a number from 1 to 999")
+    return Part(outer, inner or None, int(number))
 
 
 def check_drafter(name: str, names: Collection[str], guessers: Collection[str]) -> None:

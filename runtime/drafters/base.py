@@ -115,6 +115,8 @@ class Draft:
         offers: of a tree whose candidates the sampler drew and keeps the laws of,
             ``DraftTree.offers``.
         is_without_replacement: of such a tree, how siblings were drawn.
+        expected: of these tokens, how many the drafter expects to be kept; None where it does not
+            say. Decides in a chain of fallbacks whether the next drafter is asked.
     """
 
     tokens: tuple[int, ...]
@@ -123,6 +125,7 @@ class Draft:
     parents: tuple[int, ...] | None = None
     offers: tuple[tuple[int, ...], ...] | None = None
     is_without_replacement: bool = False
+    expected: float | None = None
 
 
 @step_value

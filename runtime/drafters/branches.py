@@ -15,7 +15,7 @@ from typing import ClassVar, TypeVar
 
 from runtime.core.tree import preorder
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Traits, least_prob
-from runtime.drafters.chain import ChainDrafter, cut_at_end
+from runtime.drafters.chain import ChainDrafter
 
 S = TypeVar("S")
 P = TypeVar("P")
@@ -114,7 +114,7 @@ class BranchingDrafter(ChainDrafter[S]):
         ends = row.sampling.law.end_token_ids
         max_nodes = min(row.max_nodes, self._max_nodes)
         if max_nodes == 0:
-            return Draft(tokens=cut_at_end(self.guess(row, (), row.gamma), ends))
+            return self.chain(row)
         prob = self._min_prob if row.node_cost is None else least_prob(row.node_cost)
         budget = Budget(max_depth=row.gamma, max_nodes=max_nodes, min_prob=prob)
         return as_draft(*self.branch(self.state_of(row), budget, ends))

@@ -37,16 +37,13 @@ class ChainDrafter(ABC, Generic[S]):
         """At most ``length`` >= 1 tokens that may follow the committed tokens and ``drafted``."""
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A guessed chain per chosen slot, cut after its first end token."""
-        return [
-            Draft(
-                tokens=cut_at_end(
-                    self.guess(live[slot], (), live[slot].gamma),
-                    live[slot].sampling.law.end_token_ids,
-                )
-            )
-            for slot in chosen
-        ]
+        """A guessed chain per chosen slot."""
+        return [self.chain(live[slot]) for slot in chosen]
+
+    def chain(self, row: DraftRow) -> Draft:
+        """What is guessed of a row, cut after its first end token."""
+        ends = row.sampling.law.end_token_ids
+        return Draft(tokens=cut_at_end(self.guess(row, (), row.gamma), ends))
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Continue the committed tokens and ``drafted``; see ``Guesser``."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from runtime.core.drafting import Part, parse_drafter
+from runtime.core.drafting import parse_drafter
 from runtime.core.errors import RequestError
 from runtime.drafters.base import (
     Drafter,
@@ -92,7 +92,7 @@ class Drafters(Mapping[str, Proposer]):
     def usable(self, name: str) -> str | None:
         """The parts of a name that this server has, in their order; None if it has none."""
         try:
-            left = [_spell(part) for part in parse_drafter(name) if _spell(part) in self]
+            left = [str(part) for part in parse_drafter(name) if str(part) in self]
         except RequestError:
             return None
         return "+".join(left) or None
@@ -100,7 +100,7 @@ class Drafters(Mapping[str, Proposer]):
     def without_model(self, name: str) -> str | None:
         """What is left of a chain of fallbacks when the draft model is gone; None if nothing."""
         left = [
-            part.name
+            str(part)
             for part in parse_drafter(name)
             if Need.DRAFT_MODEL not in self._single[part.name].traits.needs
         ]
@@ -125,9 +125,10 @@ class Drafters(Mapping[str, Proposer]):
             parts = parse_drafter(name)
         except RequestError as error:
             raise KeyError(name) from error
-        if len(parts) > 1:
-            return FallbackDrafter([self[_spell(part)] for part in parts])
         part = parts[0]
+        if len(parts) > 1 or part.most is not None:
+            members = [(self[part.uncapped], part.most) for part in parts]
+            return FallbackDrafter(members, share=self._parts.config.fallback_share)
         guesser = self._single.get(part.inner or "")
         engine = self._parts.draft
         if part.name != "model" or engine is None or not isinstance(guesser, Guesser):
@@ -156,7 +157,3 @@ def _keep(kept: dict[str, T], name: str, thing: T) -> None:
     if len(kept) >= MAX_COMPOSED:
         kept.clear()
     kept[name] = thing
-
-
-def _spell(part: Part) -> str:
-    return part.name if part.inner is None else f"{part.name}/{part.inner}"

@@ -85,13 +85,15 @@ class ModelDrafter:
         """
         computed = [row.num_computed for row in live]
         usable = [slot for slot in chosen if self._can_feed(live[slot])]
-        self._catch_up(live, usable, computed)
-        gammas = {
-            slot: gamma
-            for slot in usable
-            if _num_missing(live, slot, computed) <= self.max_shared_missing
-            and (gamma := self._gamma(live[slot])) > 0
-        }
+        # A row alone pads nobody: the call that drafts feeds it a whole chunk, instead of one before it.
+        if len(live) > 1 or any(_num_missing(live, s, computed) > self._chunk for s in usable):
+            self._catch_up(live, usable, computed)
+            usable = [
+                slot
+                for slot in usable
+                if _num_missing(live, slot, computed) <= self.max_shared_missing
+            ]
+        gammas = {slot: gamma for slot in usable if (gamma := self._gamma(live[slot])) > 0}
         return Ready(computed=computed, gammas=gammas)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from runtime.drafters.automaton import ROOT, SuffixAutomaton
-from runtime.drafters.base import DrafterParts, DraftRow, Outcome, Traits
+from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from runtime.drafters.branches import BranchingDrafter, Budget, grow
+from runtime.drafters.chain import cut_at_end
 from runtime.drafters.scopes import Scoped
 
 MAX_CANDIDATES = 6
@@ -158,11 +159,20 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
 
     def extend(self, state: SuffixState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """The better of the best continuations of the request's own text and of its scope's."""
+        return self._continuation(state, drafted, length).tokens
+
+    def chain(self, row: DraftRow) -> Draft:
+        """The best continuation, with its score."""
+        best = self._continuation(self.state_of(row), (), row.gamma)
+        tokens = cut_at_end(best.tokens, row.sampling.law.end_token_ids)
+        return Draft(tokens=tokens, expected=min(best.score, float(len(tokens))))
+
+    def _continuation(self, state: SuffixState, drafted: tuple[int, ...], length: int) -> Candidate:
         least = self._min_chain_prob
         own = self._best_own(state, drafted, length, least)
         with state.history.lock:
             other = self._best_shared(state, drafted, length, least)
-        return (other if other.score > own.score else own).tokens
+        return other if other.score > own.score else own
 
     def branch(
         self, state: SuffixState, budget: Budget, ends: Collection[int]

@@ -11,7 +11,7 @@ import pytest
 
 from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
-from runtime.core.drafting import DraftingConfig
+from runtime.core.drafting import DraftingConfig, parse_drafter
 from runtime.core.params import SpeculationParams
 from runtime.drafters import REGISTRY
 from runtime.drafters.suffix_array import write_datastore
@@ -23,6 +23,7 @@ COMPOSED = (
     "model/phrases",
     "model/recycling",
     "model/suffix+ngram",
+    "suffix:6+model:2",
     "lookup+datastore+model",
     "tree+suffix",
     "recycling+ouroboros",
@@ -51,8 +52,8 @@ MATCHED = (1.0, ExactnessMode.MAX_ACCEPT)
 
 def draws_from_laws(name: str) -> bool:
     """Whether a drafter's tokens may be judged by ratio: then answers are equal in law alone."""
-    parts = [part for text in name.split("+") for part in text.split("/")]
-    return any(REGISTRY[part].traits.is_sampled for part in parts)
+    names = [name for part in parse_drafter(name) for name in (part.name, part.inner) if name]
+    return any(REGISTRY[name].traits.is_sampled for name in names)
 
 
 @cache

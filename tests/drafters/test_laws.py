@@ -39,6 +39,7 @@ CASES = [
     ("lookup", 0),
     ("datastore", 16),
     ("suffix", 16),
+    ("suffix+model:1", 0),
     ("lookahead", 16),
     ("ouroboros", 16),
 ]

@@ -71,6 +71,13 @@ def drafter(engine: Recorder, chunk: int = 4) -> ModelDrafter:
     return ModelDrafter(engine, sampler(), target_vocab_size=VOCAB_SIZE, chunk=chunk)
 
 
+def test_a_row_alone_is_fed_all_it_misses_by_the_call_that_drafts() -> None:
+    engine = Recorder()
+    (found,) = drafter(engine).propose([row(0, [1, 2, 3, 4], gamma=2)], [0])
+    assert (found.tokens, found.num_computed) == ((5, 6), 5)
+    assert engine.fed == [[(1, 2, 3, 4)], [(5,)]]
+
+
 def test_rows_draft_in_lockstep_and_drop_out() -> None:
     engine = Recorder()
     rows = [row(0, [1], gamma=3), row(1, [5], gamma=0), row(2, [7, 8], gamma=1)]
@@ -93,7 +100,7 @@ def test_a_long_history_is_fed_alone_in_chunks_before_it_drafts() -> None:
     assert (draft.tokens, draft.num_computed) == ((), 4)
     (draft,) = model.propose([row(0, history, num_computed=4)], [0])
     assert (draft.tokens, draft.num_computed) == ((8, 9, 0), 9)
-    assert engine.fed[:3] == [[(1, 2, 3, 4)], [(5, 6)], [(7,)]]
+    assert engine.fed == [[(1, 2, 3, 4)], [(5, 6, 7)], [(8,)], [(9,)]]
     assert engine.tokens_of(0) == (1, 2, 3, 4, 5, 6, 7, 8, 9)
 
 
@@ -160,6 +167,15 @@ def test_the_registry_offers_what_the_parts_allow(has_draft: bool) -> None:
     unmet = {Need.CORPUS, Need.DRAFT_TREES} | (set() if has_draft else {Need.DRAFT_MODEL})
     assert set(drafters) == {n for n, kind in REGISTRY.items() if not kind.traits.needs & unmet}
     assert ("model" in drafters) is has_draft
+
+
+def test_caps_are_kept_where_parts_are_missing() -> None:
+    drafters = build_drafters(
+        DrafterParts(draft=Recorder(), sampler=sampler(), vocab_size=VOCAB_SIZE, chunk=4)
+    )
+    assert drafters.usable("psychic:2+lookup:5+model:3") == "lookup:5+model:3"
+    assert drafters.without_model("lookup:5+model:3+ngram") == "lookup:5+ngram"
+    assert drafters.members("lookup:5+model:3") == drafters.members("lookup+model")
 
 
 def test_no_drafter_drafts_nothing() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.drafting import check_drafter, parse_drafter
+from runtime.core.drafting import Part, check_drafter, parse_drafter
 from runtime.core.errors import ConfigError, RequestError
 from runtime.drafters import REGISTRY
 from runtime.drafters.base import Traits
@@ -143,12 +143,35 @@ def test_every_drafter_says_what_it_needs_and_proposes() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "+", "model+", "model/", "/lookup", "a/b/c", "a+a", "a+b+c+d+e"]
+    "name",
+    [
+        "",
+        "+",
+        "model+",
+        "model/",
+        "/lookup",
+        "a/b/c",
+        "a+a",
+        "a+b+c+d+e",
+        "a:",
+        "a:0",
+        "a:x",
+        "a:-1",
+        "a:1:2",
+        "a:1/b",
+        "a:1+a:2",
+    ],
 )
 def test_a_name_outside_the_grammar_is_refused(name: str) -> None:
     with pytest.raises(RequestError) as refusal:
         parse_drafter(name)
     assert refusal.value.field == "speculation.drafter"
+
+
+def test_a_name_says_how_much_each_part_proposes() -> None:
+    parts = parse_drafter("suffix:12+model/lookup:3+ngram")
+    assert parts == (Part("suffix", None, 12), Part("model", "lookup", 3), Part("ngram"))
+    assert "+".join(map(str, parts)) == "suffix:12+model/lookup:3+ngram"
 
 
 @pytest.mark.parametrize("name", ["psychic", "lookup+psychic", "lookup/model", "model/model"])
