@@ -69,7 +69,8 @@ RULES: dict[str, set[str]] = {
     # A new file of runtime needs a line here.
     "runtime": set(),
     "runtime.core": PURE | CORE,
-    # Loops of a decision, compiled: numpy's calls on a few numbers cost more than a small model's token.
+    # Loops of decisions and drafters, compiled: numpy's calls on a few numbers cost more than a small model's token.
+    "runtime.core.automaton_loops": PURE | {"numba", "engines.compiled"},
     "runtime.core.choice_loops": PURE | {"numba", "engines.compiled"},
     "runtime.core.evidence_loops": PURE | {"numba", "engines.compiled"},
     "runtime.core.step_time_loops": PURE | {"numba", "engines.compiled"},
@@ -197,6 +198,7 @@ HEAVY: dict[str, set[str]] = {
         "engines.kernels",
         "engines.philox",
         "runtime.core.choice_loops",
+        "runtime.core.automaton_loops",
         "runtime.core.evidence_loops",
         "runtime.core.step_time_loops",
     },

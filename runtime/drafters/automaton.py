@@ -1,119 +1,154 @@
 """A suffix automaton that counts: where any substring of the texts ended, and how often.
 
-A state stands for all substrings that end at the same set of places; ``count`` is the size of that
+A state stands for all substrings that end at the same set of places; its count is the size of that
 set. Appending a token is O(1) amortised plus one increment per suffix link, of which there are few
-in natural text and at most ``MAX_LINKS`` are followed.
+in natural text and at most ``automaton_loops.MAX_LINKS`` are followed. Texts of n tokens in all make
+at most 2 n states and 3 n edges, which is what room is made for.
 
-Source: Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text".
+Source: Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text", and 1987,
+"Complete inverted files for efficient text retrieval and analysis", for several texts.
 """
 
 from __future__ import annotations
 
-MAX_LINKS = 64
-"""Suffix links followed to keep counts; in highly repetitive text shorter substrings are counted
-low, which only makes drafts shorter."""
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-ROOT = 0
+import numpy as np
+
+from runtime.core import automaton_loops as loops
+
+ROOT = loops.ROOT
+
+_LEAST_TOKENS = 256
+_STATES_PER_TOKEN, _EDGES_PER_TOKEN = 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What a text may go on with.
+
+    Attributes:
+        tokens: one after another.
+        score: sum of their estimated chances of being right.
+        matched: tokens of the match that they continue.
+        state: behind that match.
+        total: its occurrences, the context's own end not counted.
+    """
+
+    tokens: tuple[int, ...] = ()
+    score: float = 0.0
+    matched: int = 0
+    state: int = ROOT
+    total: int = 0
 
 
 class SuffixAutomaton:
-    """Substrings of several texts with their counts. Not thread-safe.
-
-    Attributes:
-        following: per state, token -> state.
-        link: per state, the state of its longest suffix that ends elsewhere too; -1 of the root.
-        length: per state, tokens of its longest substring.
-        count: per state, occurrences.
-    """
+    """Substrings of several texts with their counts. Not thread-safe. States are numbers, ``ROOT`` of nothing."""
 
     def __init__(self) -> None:
-        self.following: list[dict[int, int]] = [{}]
-        self.link: list[int] = [-1]
-        self.length: list[int] = [0]
-        self.count: list[int] = [0]
+        self._num_tokens = self._room = 0
+        self._used = np.array([1, 0], dtype=np.int64)
+        self._states = np.array([[-1], [0], [0], [-1]], dtype=np.int32)
+        self._edges = np.zeros((4, 0), dtype=np.int32)
+        self._make_room(_LEAST_TOKENS)
+        self._chains = np.zeros((2, 16), dtype=np.int64)
+        self._figures = np.zeros(4)
 
-    def append(self, last: int, token: int) -> int:
+    def __len__(self) -> int:
+        """States."""
+        return int(self._used[loops.STATES])
+
+    def append(self, last: int, tokens: Sequence[int]) -> int:
         """Extend the text whose whole is state ``last`` (``ROOT`` begins one); the new whole."""
-        known = self.following[last].get(token)
-        if known is not None:
-            is_exact = self.length[known] == self.length[last] + 1
-            whole = known if is_exact else self._split(last, token, known)
-        else:
-            whole = self._add(self.length[last] + 1, {}, ROOT, 0)
-            state = last
-            while state != -1 and token not in self.following[state]:
-                self.following[state][token] = whole
-                state = self.link[state]
-            if state != -1:
-                other = self.following[state][token]
-                is_exact = self.length[other] == self.length[state] + 1
-                self.link[whole] = other if is_exact else self._split(state, token, other)
-        self._count_up(whole, 1)
-        return whole
+        self._num_tokens += len(tokens)
+        if self._num_tokens > self._room:
+            self._make_room(2 * self._num_tokens)
+        return loops.append(
+            self._states, self._edges, self._slots, self._used, last, _as_array(tokens)
+        )
 
-    def remove(self, tokens: list[int]) -> None:
+    def remove(self, tokens: Sequence[int]) -> None:
         """Take back the counts of a text that was appended from the root; states stay."""
-        state = ROOT
-        for token in tokens:
-            state = self.following[state][token]
-            self._count_up(state, -1)
+        loops.remove(self._states, self._edges, self._slots, _as_array(tokens))
 
-    def advance(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """The longest known suffix after one more token, as state and length, 0 for none."""
-        while True:
-            following = self.following[state].get(token)
-            if following is not None and self.count[following] > 0:
-                return following, matched + 1
-            if state == ROOT:
-                return ROOT, 0
-            state = self.link[state]
-            matched = self.length[state]
+    def advance(self, state: int, matched: int, tokens: Sequence[int]) -> tuple[int, int]:
+        """The longest known suffix after more tokens, as state and length, 0 for none.
 
-    def settle(self, state: int, matched: int) -> int:
-        """The state of a match after later appends may have split the one it was in."""
-        while state != ROOT and matched <= self.length[self.link[state]]:
-            state = self.link[state]
-        return state
+        Args:
+            state: of the match so far, as it was told; later appends may have split it.
+            matched: its tokens.
+            tokens: that follow.
+        """
+        return loops.advance(
+            self._states, self._edges, self._slots, state, matched, _as_array(tokens)
+        )
 
-    def likeliest(self, state: int) -> tuple[int, int, int] | None:
-        """Most frequent next token, its state and its count, ties by lower id; None at an end."""
-        best: tuple[int, int, int] | None = None
-        greatest = 0
-        for token, following in self.following[state].items():
-            count = self.count[following]
-            if count > greatest or (count == greatest > 0 and best and token < best[0]):
-                best, greatest = (token, following, count), count
-        return best
+    def suffix(self, state: int) -> tuple[int, int]:
+        """The longest suffix of a whole text that ends elsewhere too, as state and length."""
+        link = max(int(self._states[loops.LINK, state]), ROOT)
+        return link, int(self._states[loops.LENGTH, link])
+
+    def count(self, state: int) -> int:
+        """Occurrences of a state's substrings."""
+        return int(self._states[loops.COUNT, state])
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
         """Next tokens with their states and counts, most frequent first, ties by lower id."""
-        found = [(t, to, self.count[to]) for t, to in self.following[state].items()]
-        return sorted((one for one in found if one[2] > 0), key=lambda one: (-one[2], one[0]))
+        found = []
+        edge = int(self._states[loops.FIRST, state])
+        while edge >= 0:
+            _, token, behind, following = self._edges[:, edge].tolist()
+            if (count := self.count(behind)) > 0:
+                found.append((token, behind, count))
+            edge = following
+        return sorted(found, key=lambda one: (-one[2], one[0]))
 
-    def _add(self, length: int, following: dict[int, int], link: int, count: int) -> int:
-        self.following.append(following)
-        self.link.append(link)
-        self.length.append(length)
-        self.count.append(count)
-        return len(self.link) - 1
+    def continuation(
+        self,
+        state: int,
+        matched: int,
+        *,
+        factor: float,
+        length: int,
+        min_prob: float,
+        is_own_end: bool,
+    ) -> Continuation:
+        """The best-scored of the likeliest continuations of a match and of its suffixes.
 
-    def _split(self, state: int, token: int, other: int) -> int:
-        """Give the shorter substrings of ``other`` that end in ``token`` a state of their own."""
-        shorter = self._add(
-            self.length[state] + 1,
-            dict(self.following[other]),
-            self.link[other],
-            self.count[other],
-        )
-        self.link[other] = shorter
-        while state != -1 and self.following[state].get(token) == other:
-            self.following[state][token] = shorter
-            state = self.link[state]
-        return shorter
+        Args:
+            state: of the longest match, from ``advance`` or ``suffix``.
+            matched: its tokens.
+            factor: tokens proposed per matched one.
+            length: tokens at most.
+            min_prob: the chain ends where the product of its tokens' shares falls below.
+            is_own_end: whether one occurrence of every match is the context's own end.
+        """
+        if length > self._chains.shape[1]:
+            self._chains = np.zeros((2, length), dtype=np.int64)
+        num_tokens = loops.continue_text(
+            self._states, self._edges, state, matched, factor, length, min_prob, is_own_end,
+            self._chains, self._figures,
+        )  # fmt: skip
+        if num_tokens == 0:
+            return Continuation()
+        score, *numbers = self._figures.tolist()
+        tokens = tuple(self._chains[0, :num_tokens].tolist())
+        return Continuation(tokens, score, *map(int, numbers))
 
-    def _count_up(self, state: int, by: int) -> None:
-        for _ in range(MAX_LINKS):
-            if state == ROOT:
-                break
-            self.count[state] = max(0, self.count[state] + by)
-            state = self.link[state]
+    def _make_room(self, num_tokens: int) -> None:
+        """Room for texts of so many tokens in all."""
+        self._room = num_tokens
+        num_states, num_edges = self._used.tolist()
+        states = np.zeros((4, _STATES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
+        edges = np.zeros((4, _EDGES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
+        states[:, :num_states] = self._states[:, :num_states]
+        edges[:, :num_edges] = self._edges[:, :num_edges]
+        self._states, self._edges = states, edges
+        num_slots = 1 << (2 * edges.shape[1]).bit_length()
+        self._slots = np.full(num_slots, -1, dtype=np.int32)
+        loops.hash_edges(edges, self._slots, num_edges)
+
+
+def _as_array(tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(tokens, dtype=np.int64)

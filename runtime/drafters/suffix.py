@@ -16,14 +16,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
-from runtime.drafters.automaton import ROOT, SuffixAutomaton
+from runtime.drafters.automaton import ROOT, Continuation, SuffixAutomaton
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from runtime.drafters.branches import BranchingDrafter, Budget, grow
 from runtime.drafters.chain import cut_at_end
 from runtime.drafters.scopes import Scoped
 
-MAX_CANDIDATES = 6
-"""Match lengths tried per automaton, longest first."""
 REMATCH = 64
 """Tokens walked again when the shared automaton was rebuilt."""
 
@@ -56,14 +54,14 @@ class AnswerHistory:
         with self.lock:
             self._answers.append(answer)
             self._num_tokens += len(answer)
-            _append(self.automaton, answer)
+            self.automaton.append(ROOT, answer)
             while self._num_tokens > self._max_tokens:
                 self._remove(self._answers.popleft())
             if self._num_removed > self._max_tokens:
                 self.automaton = SuffixAutomaton()
                 self._num_removed = 0
                 for one in self._answers:
-                    _append(self.automaton, one)
+                    self.automaton.append(ROOT, one)
 
     def _remove(self, answer: list[int]) -> None:
         self.automaton.remove(answer)
@@ -89,22 +87,6 @@ class SuffixState:
     whole: int = ROOT
     state: int = ROOT
     matched: int = 0
-
-
-@dataclass(slots=True)
-class Candidate:
-    """A continuation with its score, the length it was matched by, and where it was found.
-
-    Attributes:
-        state: of the automaton, behind the match.
-        total: occurrences of the match, the context's own end not counted.
-    """
-
-    tokens: tuple[int, ...] = ()
-    score: float = 0.0
-    matched: int = 0
-    state: int = ROOT
-    total: int = 0
 
 
 class SuffixDrafter(BranchingDrafter[SuffixState]):
@@ -146,16 +128,13 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
     def push(self, state: SuffixState, tokens: list[int]) -> None:
         """Append committed tokens, and follow them through the scope's automaton."""
         state.tokens += tokens
-        for token in tokens:
-            state.whole = state.own.append(state.whole, token)
+        state.whole = state.own.append(state.whole, tokens)
         with state.history.lock:
             shared = state.history.automaton
             if shared is not state.shared:
                 state.shared, state.state, state.matched = shared, ROOT, 0
                 tokens = state.tokens[-REMATCH:]
-            state.state = shared.settle(state.state, state.matched)
-            for token in tokens:
-                state.state, state.matched = shared.advance(state.state, state.matched, token)
+            state.state, state.matched = shared.advance(state.state, state.matched, tokens)
 
     def extend(self, state: SuffixState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """The better of the best continuations of the request's own text and of its scope's."""
@@ -167,7 +146,9 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
         tokens = cut_at_end(best.tokens, row.sampling.law.end_token_ids)
         return Draft(tokens=tokens, expected=min(best.score, float(len(tokens))))
 
-    def _continuation(self, state: SuffixState, drafted: tuple[int, ...], length: int) -> Candidate:
+    def _continuation(
+        self, state: SuffixState, drafted: tuple[int, ...], length: int
+    ) -> Continuation:
         least = self._min_chain_prob
         own = self._best_own(state, drafted, length, least)
         with state.history.lock:
@@ -188,7 +169,7 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
     def _grown(
         self,
         automaton: SuffixAutomaton,
-        match: Candidate,
+        match: Continuation,
         budget: Budget,
         ends: Collection[int],
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -207,22 +188,31 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
 
     def _best_own(
         self, state: SuffixState, drafted: tuple[int, ...], length: int, min_prob: float
-    ) -> Candidate:
+    ) -> Continuation:
         own = state.own
-        at = max(own.link[state.whole], ROOT)
-        place = _advanced(own, at, own.length[at], drafted)
-        return self._best(own, place, length, min_prob, num_own=int(not drafted))
+        at, matched = own.suffix(state.whole)
+        if drafted:
+            at, matched = own.advance(at, matched, drafted)
+        return own.continuation(
+            at,
+            matched,
+            factor=self._factor,
+            length=length,
+            min_prob=min_prob,
+            is_own_end=not drafted,
+        )
 
     def _best_shared(
         self, state: SuffixState, drafted: tuple[int, ...], length: int, min_prob: float
-    ) -> Candidate:
+    ) -> Continuation:
         """Under the history's lock; nothing where the automaton was rebuilt since the last token."""
         shared = state.history.automaton
         if shared is not state.shared:
-            return Candidate()
-        at = shared.settle(state.state, state.matched)
-        place = _advanced(shared, at, state.matched, drafted)
-        return self._best(shared, place, length, min_prob, num_own=0)
+            return Continuation()
+        at, matched = shared.advance(state.state, state.matched, drafted)
+        return shared.continuation(
+            at, matched, factor=self._factor, length=length, min_prob=min_prob, is_own_end=False
+        )
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """See every committed token, the last ones too."""
@@ -235,63 +225,3 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
         super().forget(key)
         if state is not None and len(state.tokens) > state.num_prompt:
             state.history.add(state.tokens[state.num_prompt :])
-
-    def _best(
-        self,
-        automaton: SuffixAutomaton,
-        place: tuple[int, int],
-        length: int,
-        min_prob: float,
-        *,
-        num_own: int,
-    ) -> Candidate:
-        """Of the matches ending at a place, the one whose continuation promises most."""
-        state, matched = place
-        best = Candidate()
-        for _ in range(MAX_CANDIDATES):
-            if state == ROOT or matched == 0:
-                break
-            budget = min(length, int(self._factor * matched + 1e-6))
-            found = _follow(automaton, state, budget, min_prob, num_own)
-            found.matched = matched
-            if found.score > best.score:
-                best = found
-            state = automaton.link[state]
-            matched = automaton.length[state]
-        return best
-
-
-def _advanced(
-    automaton: SuffixAutomaton, state: int, matched: int, drafted: tuple[int, ...]
-) -> tuple[int, int]:
-    for token in drafted:
-        state, matched = automaton.advance(state, matched, token)
-    return state, matched
-
-
-def _follow(
-    automaton: SuffixAutomaton, state: int, budget: int, min_prob: float, num_own: int
-) -> Candidate:
-    """The most frequent continuation; ``num_own`` occurrences are the context's own end."""
-    tokens: list[int] = []
-    score, prob = 0.0, 1.0
-    first, first_total = state, automaton.count[state] - num_own
-    total = first_total
-    while len(tokens) < budget and total > 0:
-        found = automaton.likeliest(state)
-        if found is None:
-            break
-        token, state, count = found
-        prob *= min(count / total, 1.0)
-        if prob < min_prob:
-            break
-        tokens.append(token)
-        score += prob
-        total = count
-    return Candidate(tokens=tuple(tokens), score=score, state=first, total=first_total)
-
-
-def _append(automaton: SuffixAutomaton, tokens: list[int]) -> None:
-    state = ROOT
-    for token in tokens:
-        state = automaton.append(state, token)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.base import BundleError
+from runtime.core import automaton_loops as loops
+from runtime.core.automaton_loops import MAX_CANDIDATES
 from runtime.drafters.automaton import ROOT, SuffixAutomaton
 from runtime.drafters.datastore import DatastoreDrafter, continuations
 from runtime.drafters.ngram import CorpusTable, NgramDrafter, NgramTable
@@ -180,9 +182,8 @@ def slow_count(texts: list[list[int]], pattern: tuple[int, ...]) -> int:
 def test_the_automaton_counts_substrings(texts: list[list[int]], removed: int) -> None:
     automaton = SuffixAutomaton()
     for text in texts:
-        state = ROOT
-        for token in text:
-            state = automaton.append(state, token)
+        half = automaton.append(ROOT, text[: len(text) // 2])
+        automaton.append(half, text[len(text) // 2 :])
     if removed < len(texts):
         automaton.remove(texts[removed])
         texts = texts[:removed] + texts[removed + 1 :]
@@ -190,8 +191,8 @@ def test_the_automaton_counts_substrings(texts: list[list[int]], removed: int) -
         for start in range(len(text)):
             state = ROOT
             for end in range(start, min(start + 6, len(text))):
-                state = automaton.following[state][text[end]]
-                assert automaton.count[state] == slow_count(texts, tuple(text[start : end + 1]))
+                (state,) = (to for token, to, _ in automaton.followers(state) if token == text[end])
+                assert automaton.count(state) == slow_count(texts, tuple(text[start : end + 1]))
 
 
 @given(TEXTS, TEXTS)
@@ -201,9 +202,8 @@ def test_a_match_is_the_longest_known_suffix(text: list[int], context: list[int]
     state, matched = ROOT, 0
     for position, token in enumerate(context):
         if position < len(text):  # the automaton grows while it is followed
-            whole = automaton.append(whole, text[position])
-        state = automaton.settle(state, matched)
-        state, matched = automaton.advance(state, matched, token)
+            whole = automaton.append(whole, text[position : position + 1])
+        state, matched = automaton.advance(state, matched, [token])
         known, seen = text[: position + 1], context[: position + 1]
         sizes = [
             s for s in range(len(seen) + 1) if slow_count([known], tuple(seen[-s:] if s else ()))
@@ -211,6 +211,67 @@ def test_a_match_is_the_longest_known_suffix(text: list[int], context: list[int]
         assert matched <= max(sizes)
         if position >= len(text):
             assert slow_count([known], tuple(seen[-matched:])) or matched == 0
+
+
+def slow_continuation(
+    text: list[int], length: int, factor: float, min_prob: float
+) -> tuple[tuple[int, ...], float]:
+    """The best-scored continuation of what ``text`` ended like before, by counting alone."""
+    best: tuple[tuple[int, ...], float] = (), 0.0
+    tried: list[list[int]] = []
+    for matched in range(len(text) - 1, 0, -1):
+        match = tuple(text[-matched:])
+        ends = [
+            i + matched
+            for i in range(len(text) - matched + 1)
+            if tuple(text[i : i + matched]) == match
+        ]
+        # Shorter matches that end at the same places say nothing new; the whole text ends once.
+        if len(ends) == 1 or ends in tried or len(tried) == MAX_CANDIDATES:
+            continue
+        tried.append(ends)
+        chain: tuple[int, ...] = ()
+        score, prob, total = 0.0, 1.0, len(ends) - 1
+        while total > 0 and len(chain) < min(length, int(factor * matched + 1e-6)):
+            counts = {token: slow_count([text], (*match, *chain, token)) for token in set(text)}
+            token = min(counts, key=lambda one: (-counts[one], one))
+            prob *= min(counts[token] / total, 1.0)
+            if counts[token] == 0 or prob < min_prob:
+                break
+            chain, score, total = (*chain, token), score + prob, counts[token]
+        if score > best[1]:
+            best = chain, score
+    return best
+
+
+@given(TEXTS, st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.0, 0.3, 0.9]))
+def test_a_continuation_is_the_best_scored_one(
+    text: list[int], length: int, factor: float, min_prob: float
+) -> None:
+    automaton = SuffixAutomaton()
+    place = automaton.suffix(automaton.append(ROOT, text))
+    found = automaton.continuation(
+        *place, factor=factor, length=length, min_prob=min_prob, is_own_end=True
+    )
+    tokens, score = slow_continuation(text, length, factor, min_prob)
+    assert (found.tokens, found.score) == (tokens, pytest.approx(score))
+
+
+def test_room_grows_with_the_texts_and_is_never_overrun() -> None:
+    automaton = SuffixAutomaton()
+    numbers = np.random.default_rng(5)
+    for _ in range(40):
+        automaton.append(ROOT, numbers.integers(0, 2, size=50).tolist())
+        automaton.append(ROOT, [1, *[0] * 49])
+        num_tokens, (states, edges) = automaton._num_tokens, automaton._used.tolist()
+        assert states <= 2 * num_tokens + 1
+        assert edges <= 3 * num_tokens
+    # Nothing is written beyond the tables, whoever counts wrongly.
+    with pytest.raises(IndexError):
+        loops.append(
+            automaton._states[:, :4].copy(), automaton._edges, automaton._slots,
+            np.array([4, 0]), ROOT, np.array([7]),
+        )  # fmt: skip
 
 
 def suffix_drafter(min_prob: float, answers: list[list[int]]) -> SuffixDrafter:
@@ -236,12 +297,12 @@ def test_evicting_an_answer_changes_the_share_of_the_others() -> None:
     for answer in ANSWERS:
         history.add(answer)
     automaton = history.automaton
-    state, _ = automaton.advance(*automaton.advance(ROOT, 0, 2), 3)
-    token, _, count = automaton.likeliest(state)
-    assert (token, count, automaton.count[state]) == (4, 2, 3)
+    state, _ = automaton.advance(ROOT, 0, [2, 3])
+    (token, _, count), _ = automaton.followers(state)
+    assert (token, count, automaton.count(state)) == (4, 2, 3)
     automaton.remove([1, 2, 3, 5])
-    token, _, count = automaton.likeliest(state)
-    assert (token, count, automaton.count[state]) == (4, 2, 2)
+    ((token, _, count),) = automaton.followers(state)
+    assert (token, count, automaton.count(state)) == (4, 2, 2)
 
 
 def test_answers_are_shared_within_a_scope_when_they_have_ended() -> None:
@@ -269,7 +330,7 @@ def test_the_history_of_answers_is_bounded_and_survives_being_rebuilt() -> None:
     for number in range(60):
         history.add([number % 5, 6, 7, 8, *range(number % 3)])
         assert len(history) <= 50
-    assert len(history.automaton.link) < 400
+    assert len(history.automaton) < 400
     assert draft(drafter, [9, 8, 6, 7], gamma=1, scope="s", key="early") == (8,)
     history.add(list(range(1000)))
     assert len(history) == 50
