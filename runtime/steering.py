@@ -60,6 +60,7 @@ class Steering:
         max_shared_missing: tokens a row may miss and still be fed with the others.
         chunk: tokens that rows are fed in one step to catch up, together.
         uses_model: whether a drafter, by name, calls the draft model.
+        packs_rows: whether the engines' calls cost by the total of their tokens.
         clock: seconds; deadlines are on it, and steps are timed by it.
     """
 
@@ -72,6 +73,7 @@ class Steering:
         max_shared_missing: int,
         chunk: int,
         uses_model: Callable[[str], bool],
+        packs_rows: bool = False,
         clock: Callable[[], float] = time.monotonic,
         settings: Settings | None = None,
     ) -> None:
@@ -88,6 +90,7 @@ class Steering:
             max_shared_missing=max_shared_missing,
             settings=self._settings,
             chunk=chunk,
+            packs_rows=packs_rows,
         )
         self._controller = Controller(
             forecaster, max_gamma=max_gamma, settings=self._settings, spread=table.disagreement

@@ -146,6 +146,7 @@ def step_parts(
             max_shared_missing=MAX_SHARED_MISSING,
             chunk=chunk,
             uses_model=drafters.uses_model,
+            packs_rows=all(engine.packs_rows for engine in engines),
             clock=clock,
         ),
     )

@@ -65,8 +65,17 @@ class UntoldSteps:
             longest = max((one.num_drafted for one in rounds), default=0)
             num_rows = len(step.judged)
             num_emitted = num_rows + sum(one.num_accepted for one in rounds)
+            drafted = tuple([one[:2] for one in rounds])
             taken.append(
-                Taken(step.seconds, longest, num_emitted, num_rows, step.kind, step.catches_up)
+                Taken(
+                    step.seconds,
+                    longest,
+                    num_emitted,
+                    num_rows,
+                    step.kind,
+                    step.catches_up,
+                    drafted,
+                )
             )
         if taken:
             controller.observe_all(taken)

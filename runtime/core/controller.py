@@ -164,7 +164,8 @@ class Controller:
         floor = forecast.floor
         is_drafting = self._longest is not None and self._longest > floor
         best = self._best(forecast, batch.doubt if is_drafting else 0.0)
-        plain_s = float(forecast.fixed[1, 0] if floor == 0 else forecast.seconds[floor])
+        scales = self._observer.scales(len(batch.caps))
+        plain_s = forecast.plain_table_s * float(scales[floor])
         account = self._observer.accounts.of(len(batch.caps), plain_s)
         gammas, fixed = forecast.gammas[best].tolist(), batch.is_fixed.tolist()
         bare = [gamma if is_fixed else 0 for gamma, is_fixed in zip(gammas, fixed, strict=True)]
@@ -266,11 +267,11 @@ class Controller:
         *,
         num_rows: int | None = None,
         catches_up: bool = False,
+        drafted: tuple[tuple[int, int], ...] = (),
     ) -> None:
         """Learn from one step; see ``Taken``, and ``num_rows`` None for the rows last decided on."""
-        taken = Taken(
-            seconds, longest, num_emitted, num_rows or self._num_rows, kind, catches_up=catches_up
-        )
+        num_rows = num_rows or self._num_rows
+        taken = Taken(seconds, longest, num_emitted, num_rows, kind, catches_up, drafted)
         self.observe_all((taken,))
 
     def observe_all(self, steps: Sequence[Taken]) -> None:

@@ -46,6 +46,7 @@ class Taken(NamedTuple):
         kind: what it was for.
         catches_up: whether its time holds what a draft model was fed that it had missed, and so says
             nothing of the table.
+        drafted: row and length of each draft that was verified; looked at where engines pack rows.
     """
 
     seconds: float
@@ -54,6 +55,7 @@ class Taken(NamedTuple):
     num_rows: int
     kind: StepKind
     catches_up: bool = False
+    drafted: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +98,18 @@ class Decision:
     def most_s(self) -> float:
         """Credit kept at most."""
         return MOST_STEPS * self.plain_s
+
+    def step_table_s(self, step: Taken) -> float:
+        """Tabled time of a step: of its longest draft, or of the very drafts where each token has a price."""
+        packed = self.forecast.packed
+        return self.table_s[step.longest] if packed is None else packed.table_s(step.drafted)
+
+    def shape(self, step: Taken) -> tuple[int, int]:
+        """What engines plan a step by."""
+        size = step.longest
+        if self.forecast.packed is not None:
+            size = sum(length for _, length in step.drafted)
+        return self.batch.num_live, size
 
     def is_of(self, step: Taken) -> bool:
         """Whether about as many rows decoded as it is for: others' prompts may still be read, or they ended."""

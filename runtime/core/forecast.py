@@ -6,6 +6,10 @@ as the widest row), so every longest draft G is tried, and below it each row tak
 that pay for their own share: those whose survival exceeds the rate of the batch times what a token
 costs the row. Rows with a gamma of their own keep it, and what it costs is there anyway.
 
+Where engines pack rows, a step's time depends on the total of tokens, and a draft call's on the rows that
+still draft: then a position that is not likely to be kept costs what any other does, and each longest
+draft takes the positions of the best rate (``core.packed_loops``).
+
 Nothing here looks at noise or at a draft that is not verified yet: a choice depends on what was
 revealed, on costs, and on the clock, and so leaves the law of the answer alone.
 """
@@ -18,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from runtime.core import choice_loops
+from runtime.core import choice_loops, packed_loops
 from runtime.core.acceptance import Rates
 from runtime.core.costs import CostTable, RowKind
+from runtime.core.packed_prices import PackedPrices, PackedStep
 
 Ints = npt.NDArray[np.int64]
 KINDS = tuple(RowKind)
@@ -102,12 +107,16 @@ class Forecast:
         gammas: [G + 1, n] each row's gamma.
         floor: longest draft of rows of a fixed gamma.
         plain_tokens: that a step is expected to emit in which only rows of a fixed gamma draft.
+        plain_table_s: tabled time of such a step.
+        packed: what steps cost; None where the longest draft says it.
     """
 
     figures: Rates
     gammas: Ints
     floor: int
     plain_tokens: float
+    plain_table_s: float
+    packed: PackedStep | None = None
 
     @property
     def tokens(self) -> Rates:
@@ -153,6 +162,7 @@ class Forecaster:
         max_shared_missing: tokens a row may miss and still be fed with the others.
         settings: of the controller.
         chunk: tokens that rows are fed in one step to catch up, together.
+        packs_rows: whether a step costs by the total of its tokens.
     """
 
     def __init__(
@@ -163,7 +173,9 @@ class Forecaster:
         max_shared_missing: int,
         settings: Settings,
         chunk: int = 256,
+        packs_rows: bool = False,
     ) -> None:
+        self._packs_rows = packs_rows
         self._table = table
         self._max_gamma = max_gamma
         self.shared = max_shared_missing
@@ -175,6 +187,7 @@ class Forecaster:
         if table.catch_up is not None:
             self._catch_up = np.array([table.catch_up.tokens, table.catch_up.seconds[0]])
         self._known: dict[tuple[int, int], Rates] = {}
+        self._packed: dict[tuple[int, int], PackedPrices] = {}
 
     def forecast(self, batch: Batch, scales: Rates) -> Forecast:
         """Tokens, seconds and gammas for every longest draft.
@@ -194,22 +207,39 @@ class Forecaster:
             ),
             dtype=np.int64,
         )
-        left_s = batch.time_left_s
+        left_s = math.inf if batch.time_left_s is None else batch.time_left_s
+        survival = np.ascontiguousarray(batch.survival)
         figures = np.empty((5, self._max_gamma + 1))
         gammas = np.zeros((self._max_gamma + 1, facts.shape[1]), dtype=np.int64)
-        floor, plain_tokens = choice_loops.predict(
-            facts,
-            np.ascontiguousarray(batch.survival),
-            self._curves(batch.num_live, batch.num_cached),
-            self._prices,
-            self._catch_up,
-            scales,
-            self._catching,
-            math.inf if left_s is None else left_s,
-            figures,
-            gammas,
+        if not self._packs_rows:
+            curves = self._curves(batch.num_live, batch.num_cached)
+            floor, plain_tokens = choice_loops.predict(
+                facts, survival, curves, self._prices, self._catch_up, scales, self._catching, left_s,
+                figures, gammas,
+            )  # fmt: skip
+            plain_s = float(figures[choice_loops.TABLE_S, floor])
+            return Forecast(
+                figures=figures,
+                gammas=gammas,
+                floor=floor,
+                plain_tokens=plain_tokens,
+                plain_table_s=plain_s,
+            )
+        packed = self._packed_prices(batch.num_live, batch.num_cached)
+        once_s = np.empty(facts.shape[1])
+        choice_loops.price_catching_up(facts, self._catch_up, *self._catching, once_s)
+        floor, plain_tokens, plain_s = packed_loops.predict(
+            facts, survival, packed.verify_s, packed.calls_s, self._prices, once_s, scales, left_s,
+            figures, gammas,
+        )  # fmt: skip
+        return Forecast(
+            figures=figures,
+            gammas=gammas,
+            floor=floor,
+            plain_tokens=plain_tokens,
+            plain_table_s=plain_s,
+            packed=PackedStep(packed, self._prices, batch.kinds, batch.uses_model),
         )
-        return Forecast(figures=figures, gammas=gammas, floor=floor, plain_tokens=plain_tokens)
 
     def catch_up_each_s(self, num_missing: Ints) -> Rates:
         """[n] seconds to feed the draft model what each row misses, beyond what is fed along anyway.
@@ -246,4 +276,12 @@ class Forecaster:
                 [[host.step_s + one for one in verify_s], [g * call_s for g in lengths]]
             )
             self._known[(num_live, capacity)] = known
+        return known
+
+    def _packed_prices(self, num_live: int, num_cached: int) -> PackedPrices:
+        capacity = self._table.capacity_for(num_cached + self._max_gamma + 1)
+        known = self._packed.get((num_live, capacity))
+        if known is None:
+            known = PackedPrices.of(self._table, num_live, capacity, self._max_gamma)
+            self._packed[(num_live, capacity)] = known
         return known

@@ -66,8 +66,8 @@ class Observer:
                 self._has_settled(decision, step) and decision.is_of(step) and step.seconds > 0.0
             )
             # The first step of a shape allocates and plans.
-            if tells and timed.is_known(decision.batch.num_live, step.longest):
-                ratio = step.seconds / decision.table_s[step.longest]
+            if tells and timed.is_known(decision.shape(step)):
+                ratio = step.seconds / decision.step_table_s(step)
                 timed.add(num_rows, step.longest, (ratio,), is_plain=step.longest <= decision.floor)
         if timed.is_full:
             self.learn(decision)
@@ -83,10 +83,12 @@ class Observer:
     def _settle(self, decision: Decision, step: Taken, scales: Rates) -> None:
         """Hold one step against plain decoding."""
         longest = step.longest
-        seconds = step.seconds or decision.table_s[longest]
+        seconds = step.seconds or decision.step_table_s(step)
         decision.num_steps += 1
         if longest > decision.floor or step.catches_up:
-            expected_s = decision.table_s[longest] * float(scales[longest])
+            expected_s = seconds
+            if step.catches_up:
+                expected_s = decision.step_table_s(step) * float(scales[longest])
             pay(self.accounts, decision, step, seconds, expected_s)
         else:
             self.accounts.settle_plain(
@@ -135,7 +137,7 @@ class Observer:
         if self._timed.learn() and decision is not None:
             floor = decision.floor
             scale = float(self.scales(len(decision.gammas))[floor])
-            decision.plain_s = decision.table_s[floor] * scale
+            decision.plain_s = decision.forecast.plain_table_s * scale
 
     def report(self, decision: Decision | None) -> ControlReport:
         """What choices brought so far, steps of the decision that holds included."""

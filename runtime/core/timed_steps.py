@@ -42,9 +42,8 @@ class TimedSteps:
         """Whether no more should wait."""
         return self._num_waiting >= MAX_TIMED
 
-    def is_known(self, num_live: int, longest: int) -> bool:
+    def is_known(self, shape: tuple[int, int]) -> bool:
         """Whether engines have run such a step before: the first of a shape allocates and plans."""
-        shape = (num_live, longest)
         is_known = shape in self._shapes
         self._shapes.add(shape)
         return is_known

@@ -25,7 +25,7 @@ class NumpyForecast:
         engine_s = self.engine_s(table, sum(costs[kind].row_s for kind in batch.kinds))
         self.floor = int((batch.caps * batch.is_fixed).max())
         least_s = np.maximum(engine_s, engine_s[self.floor]) if self.floor else engine_s
-        self.once_s = self.catch_up_s(table, shared, horizon)
+        self.once_s = catch_up_s(table, batch, shared, horizon)
         kept = np.cumsum(np.pad(batch.survival, ((0, 0), (1, 0))), axis=1)
         every = np.arange(self.num_rows)
         gammas = self.paying(self.num_rows / (engine_s[0] * scales[0]))
@@ -56,14 +56,6 @@ class NumpyForecast:
             engine_s += self.longest * (draft_s + table.host.call_s)
         return engine_s
 
-    def catch_up_s(self, table: CostTable, shared: int, horizon: int) -> Rates:
-        batch, fed = self.batch, table.catch_up
-        lagging = (batch.num_missing > shared) & batch.uses_model & ~batch.is_fixed
-        missing, last = batch.num_missing - 1, fed.tokens[-1]
-        beyond_s = np.maximum(missing - last, 0) * (fed.seconds[0][-1] / last)
-        seconds = np.interp(missing, fed.tokens, fed.seconds[0]) + beyond_s
-        return seconds / np.clip(batch.num_remaining, 1, horizon) * (lagging & (batch.caps > 0))
-
     def paying(self, pay: float) -> np.ndarray:
         batch = self.batch
         price = (pay * self.token_s)[:, None]
@@ -86,6 +78,16 @@ class NumpyForecast:
         hopes = rates * np.exp(doubt)
         hopes[[0, best]] = 0.0
         return int(hopes.argmax()) if hopes.max() > rates[best] * (1.0 + margin) else None
+
+
+def catch_up_s(table: CostTable, batch: Batch, shared: int, horizon: int) -> Rates:
+    """[n] seconds per step of catching up."""
+    fed = table.catch_up
+    lagging = (batch.num_missing > shared) & batch.uses_model & ~batch.is_fixed
+    missing, last = batch.num_missing - 1, fed.tokens[-1]
+    beyond_s = np.maximum(missing - last, 0) * (fed.seconds[0][-1] / last)
+    seconds = np.interp(missing, fed.tokens, fed.seconds[0]) + beyond_s
+    return seconds / np.clip(batch.num_remaining, 1, horizon) * (lagging & (batch.caps > 0))
 
 
 class NumpyBook:

@@ -1,0 +1,93 @@
+"""What steps cost where engines pack rows: by the total of tokens, and each draft call by its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.core.acceptance import Rates
+from runtime.core.costs import CostTable
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedPrices:
+    """Of steps over so many rows.
+
+    Attributes:
+        verify_s: [n * G + 1] seconds of a step without draft calls, by its draft tokens in all.
+        calls_s: [n + 1] seconds of one draft call, by its rows.
+    """
+
+    verify_s: Rates
+    calls_s: Rates
+
+    @classmethod
+    def of(cls, table: CostTable, num_rows: int, capacity: int, max_gamma: int) -> PackedPrices:
+        """Spans of all lengths cost what as many tokens of spans alike do.
+
+        Args:
+            table: measured costs, of spans alike.
+            num_rows: of the engine call.
+            capacity: cache positions per row.
+            max_gamma: G.
+        """
+        host, draft = table.host, table.draft
+        alike_s = [
+            table.target.extend_s(num_rows, width, capacity) for width in range(1, max_gamma + 2)
+        ]
+        totals = np.arange(num_rows * max_gamma + 1)
+        verify_s = host.step_s + np.interp(totals / num_rows, np.arange(max_gamma + 1), alike_s)
+        calls_s = np.zeros(num_rows + 1)
+        for rows in range(1, num_rows + 1):
+            calls_s[rows] = host.call_s + (draft.extend_s(rows, 1, capacity) if draft else 0.0)
+        return cls(verify_s=verify_s, calls_s=calls_s)
+
+
+class PackedStep:
+    """What a step over certain rows costs.
+
+    Args:
+        prices: of as many rows.
+        host: [2, kinds] seconds that the host spends on a row, and on each of its draft tokens.
+        kinds: [n] index of each row's kind.
+        calls_model: [n] whether drafting for the row calls the draft model.
+    """
+
+    def __init__(
+        self, prices: PackedPrices, host: Rates, kinds: Ints, calls_model: npt.NDArray[np.bool_]
+    ) -> None:
+        self._prices, self._host = prices, host
+        self._kinds, self._calls_model = kinds, calls_model
+        # Steps of one decision are mostly alike.
+        self._known: dict[Hashable, float] = {}
+
+    def table_s(self, drafted: tuple[tuple[int, int], ...]) -> float:
+        """Tabled seconds of a step.
+
+        Args:
+            drafted: row and length of each draft.
+        """
+        known = self._known.get(drafted)
+        if known is None:
+            known = self._known[drafted] = self._sum(drafted)
+        return known
+
+    def _sum(self, drafted: Sequence[tuple[int, int]]) -> float:
+        kinds, calls_model = self._kinds.tolist(), self._calls_model.tolist()
+        row_s, token_s = self._host.tolist()
+        seconds: float = sum([row_s[kind] for kind in kinds])
+        total, num_calling = 0, [0] * max([length for _, length in drafted], default=0)
+        for row, length in drafted:
+            # Others may decode by now.
+            if row < len(kinds):
+                total += length
+                seconds += length * token_s[kinds[row]]
+                for position in range(length if calls_model[row] else 0):
+                    num_calling[position] += 1
+        seconds += float(self._prices.verify_s[total])
+        return seconds + sum([float(self._prices.calls_s[rows]) for rows in num_calling])

@@ -1,0 +1,104 @@
+"""What a decision computes where engines pack rows, as the formulas read; see ``numpy_choice``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.core.acceptance import Rates
+from runtime.core.costs import CostTable, RowKind
+from runtime.core.forecast import Batch
+from tests.core.numpy_choice import catch_up_s
+
+
+class NumpyPacked:
+    """The arrays of ``Forecast`` for every longest draft, each gamma priced on its own."""
+
+    def __init__(
+        self, table: CostTable, batch: Batch, scales: Rates, *, shared: int, horizon: int
+    ) -> None:
+        self.table, self.batch = table, batch
+        self.num_rows, self.max_gamma = batch.survival.shape
+        self.longest = np.arange(self.max_gamma + 1)
+        costs = [table.host.rows[kind] for kind in RowKind]
+        self.token_s = np.array([one.token_s for one in costs])[batch.kinds]
+        self.rows_s = sum(costs[kind].row_s for kind in batch.kinds)
+        self.capacity = table.capacity_for(batch.num_cached + self.max_gamma + 1)
+        self.once_s = catch_up_s(table, batch, shared, horizon)
+        self.order = self.by_worth()
+        bare = batch.caps * batch.is_fixed
+        self.floor = int(bare.max())
+        self.plain_tokens, self.plain_table_s = self.tokens_of(bare), self.seconds_of(bare)
+        pay = self.plain_tokens / (self.plain_table_s * scales[self.floor])
+        for _ in range(2):
+            self.gammas = np.array([self.best_for(longest, bare, pay) for longest in self.longest])
+            self.tokens = np.array([self.tokens_of(one) for one in self.gammas])
+            self.table_s = np.array(
+                [self.seconds_of(one) + self.once_s[one > 0].sum() for one in self.gammas]
+            )
+            seconds = self.table_s * scales
+            left_s = batch.time_left_s
+            if left_s is not None and seconds[self.floor] <= left_s:
+                seconds[seconds > left_s] = np.inf
+            seconds[: self.floor] = np.inf
+            seconds[self.gammas.max(axis=1) < self.longest] = np.inf
+            self.seconds = seconds
+            pay = (self.tokens / seconds).max()
+            if not self.once_s.any():
+                break
+        capped = np.minimum(self.longest[:, None], batch.caps)
+        fixed_s = np.array([self.seconds_of(one) for one in capped]) * scales
+        self.fixed = np.stack([[self.tokens_of(one) for one in capped], fixed_s])
+
+    def tokens_of(self, gammas: np.ndarray) -> float:
+        taken = np.arange(self.max_gamma) < gammas[:, None]
+        return self.num_rows + float((self.batch.survival * taken).sum())
+
+    def seconds_of(self, gammas: np.ndarray) -> float:
+        """Seconds, catching up left out."""
+        batch, host = self.batch, self.table.host
+        mean = gammas.sum() / batch.num_live
+        below, above = int(np.floor(mean)), int(np.ceil(mean))
+        verify_s = [
+            self.table.target.extend_s(batch.num_live, 1 + one, self.capacity)
+            for one in (below, above)
+        ]
+        seconds = host.step_s + np.interp(mean - below, [0, 1], verify_s)
+        calling = (gammas[:, None] > np.arange(self.max_gamma)) & batch.uses_model[:, None]
+        seconds += sum(self.call_s(rows) for rows in calling.sum(axis=0) if rows)
+        return float(seconds + self.rows_s + gammas @ self.token_s)
+
+    def call_s(self, rows: int) -> float:
+        return self.table.draft.extend_s(int(rows), 1, self.capacity) + self.table.host.call_s
+
+    @property
+    def mean_s(self) -> Rates:
+        """[n] what one more token costs on average."""
+        batch, target = self.batch, self.table.target
+        ends = [
+            target.extend_s(batch.num_live, width, self.capacity)
+            for width in (1, 1 + self.max_gamma)
+        ]
+        mean_s = (ends[1] - ends[0]) / (self.num_rows * self.max_gamma) + self.token_s
+        return mean_s + batch.uses_model * self.call_s(self.num_rows) / self.num_rows
+
+    def by_worth(self) -> list[tuple[int, int]]:
+        worth = self.batch.survival / self.mean_s[:, None]
+        places = [(i, j) for i in range(self.num_rows) for j in range(self.max_gamma)]
+        return sorted(places, key=lambda place: -worth[place])
+
+    def best_for(self, longest: int, bare: np.ndarray, pay: float) -> np.ndarray:
+        batch = self.batch
+        most = np.where(batch.is_fixed, 0, np.minimum(batch.caps, longest))
+        worth = np.maximum(batch.survival - pay * self.mean_s[:, None], 0.0)
+        gained = (worth * (np.arange(self.max_gamma) < most[:, None])).sum(axis=1)
+        most[(self.once_s > 0.0) & (gained <= pay * self.once_s)] = 0
+        found = [bare]
+        for row, position in self.order:
+            if position < most[row]:
+                found.append(found[-1].copy())
+                found[-1][row] += 1
+        rates = [
+            self.tokens_of(one) / (self.seconds_of(one) + self.once_s[(one > bare)].sum())
+            for one in found
+        ]
+        return found[int(np.argmax(rates))]
