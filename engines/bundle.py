@@ -43,12 +43,22 @@ LOGIT_POSITIONS = "logit_positions"
 LOGITS = "logits"
 # Of tree.onnx and grouped.onnx: [batch, tokens] int64.
 POSITIONS = "positions"
-# Of grouped.onnx alone: the numbers of the cache's columns, [capacity] int64.
+# Of grouped.onnx alone (``engines.packed_inputs``): the numbers of the cache's columns, [capacity] float32;
+# positions of the rows of grouped queries, [batch, 1, queries, 1] float32; where attention's answers to
+# packed rows stand, [1, rows, query heads, 3] int64; and head_rows_name(h).
 CACHE_COLUMNS = "cache_columns"
+QUERY_POSITIONS = "query_positions"
+ROW_HEADS = "row_heads"
+HEAD_ROWS = "head_rows."
 # Of tree.onnx alone: [batch, tokens, tokens] bool.
 ANCESTORS = "ancestors"
 # Of keep_path.onnx alone: cache columns to copy to ``start`` and on, [kept] int64.
 COLUMNS = "columns"
+
+
+def head_rows_name(num_heads: int) -> str:
+    """Input of ``grouped.onnx``: where the rectangle's heads stand in packed rows, [batch, h, tokens] int64."""
+    return f"{HEAD_ROWS}{num_heads}"
 
 
 def key_name(layer: int) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engines.base import FloatArray, Span
-from engines.place_inputs import PlaceInputs
+from engines.packed_inputs import PackedInputs
 from engines.tree_inputs import TreeInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxCall:
+class PaddedCall:
     """A call of B rows of T tokens and R wanted logits each; see ``engines.small_arrays.elements``.
 
     Attributes:
@@ -24,7 +24,6 @@ class OnnxCall:
         wanted: per row its tokens and wanted logits when ``logit_positions`` was written.
         last_position: greatest that the model knows.
         tree: arrays of a call in which some row is a tree, else None.
-        places: arrays of a call of a graph that is told of places, else None.
     """
 
     run: Callable[[], object]
@@ -36,10 +35,17 @@ class OnnxCall:
     wanted: list[tuple[int, int] | None]
     last_position: int
     tree: TreeInputs | None
-    places: PlaceInputs | None
 
-    def fill_row(self, row: int, span: Span) -> None:
-        """Write a span, its last token and last wanted position repeated as padding."""
+    def fill(self, spans: Sequence[Span]) -> None:
+        """Write spans, each one's last token and last wanted position repeated as padding."""
+        for row, span in enumerate(spans):
+            self._fill_row(row, span)
+
+    def answer(self, spans: Sequence[Span]) -> FloatArray:
+        """[B, R, V] float32; padding columns repeat a column of the same row."""
+        return self.logits
+
+    def _fill_row(self, row: int, span: Span) -> None:
         tokens, at = self.tokens, row * self.num_tokens
         token = 0
         for token in span.tokens:
@@ -48,8 +54,6 @@ class OnnxCall:
         for padding in range(at, (row + 1) * self.num_tokens):
             tokens[padding] = token
         self.start[row] = span.start
-        if self.places is not None:
-            self.places.fill_row(row, span.start)
         if self.tree is not None:
             self.tree.fill_row(row, span, self.last_position)
         wanted = (len(span.tokens), span.num_logits)
@@ -64,3 +68,47 @@ class OnnxCall:
         last = max(0, num_tokens - 1)
         for at in range(num_wanted):
             positions[row * num_wanted + at] = min(num_tokens - num_logits + at, last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedCall:
+    """A call whose rows are packed (``engines.packed_inputs``).
+
+    Attributes:
+        run: runs the graph over what is bound.
+        inputs: of the graph.
+        logits: [B, R, V] float32, whose memory begins with the wanted rows one behind the other.
+        is_even: whether those are all of it.
+    """
+
+    run: Callable[[], object]
+    inputs: PackedInputs
+    logits: FloatArray
+    is_even: bool
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        """Write spans of the call's shape."""
+        self.inputs.fill(spans)
+
+    def answer(self, spans: Sequence[Span]) -> FloatArray:
+        """[B, R, V] float32; padding columns hold anything."""
+        if not self.is_even:
+            self._spread(spans)
+        return self.logits
+
+    def _spread(self, spans: Sequence[Span]) -> None:
+        """Move each row's logits to its place, from the last on, so that none is overwritten before it moved."""
+        _, most, size = self.logits.shape
+        values = self.logits.reshape(-1)
+        end = sum(span.num_logits for span in spans)
+        for row in range(len(spans) - 1, 0, -1):
+            count = spans[row].num_logits
+            end -= count
+            if end == row * most:
+                return
+            values[row * most * size : (row * most + count) * size] = values[
+                end * size : (end + count) * size
+            ]
+
+
+Call = PaddedCall | PackedCall

@@ -2,12 +2,13 @@
 
 The cache's memory is bound both as the graph's past and as its present, so that a step writes its
 few new keys and values in place. What a call costs beside the graph is Python, so everything that
-depends on shapes only (an ``OnnxCall``) is built once per shape and kept.
+depends on shapes only (a ``Call``) is built once per shape and kept.
 
 Bits: products of one row may take other kernels than products of many. Attention's are per row, and
 the graph sees to them (``ModelEntry.narrowest_span``), or else every call has two columns. Whether
 those with weights do is found out when a model is opened (``engines.single_rows``); if so, a row
-alone is padded to two. Above that ONNX Runtime's CPU kernels give a row the same bits whatever is
+alone is padded to two. Where rows are packed (``engines.packed_inputs``) that is all the padding that weights
+multiply. Above that ONNX Runtime's CPU kernels give a row the same bits whatever is
 beside it (I2), since the export admits no operator that rounds by an element's place in
 its tensor (``export.to_onnx``), and in all graphs: causal (``model.onnx``), the same with shared
 cache heads read once (``grouped.onnx``, run instead where the bundle has it) and masked
@@ -19,41 +20,28 @@ columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import partial
+from pathlib import Path
 
-import numpy as np
 import onnxruntime
 
 from engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
 from engines.bundle import (
-    LOGIT_POSITIONS,
-    LOGITS,
-    START,
-    TOKENS,
+    GROUPED_FILE,
     Bundle,
     ModelEntry,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
 )
 from engines.huge_pages import HugePages
-from engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
-from engines.onnx_call import OnnxCall
+from engines.kv_cache import MIN_SPAN, KvCache
+from engines.onnx_calls import OnnxCalls
 from engines.onnx_session import LIBRARY_ERRORS, check_graph, open_session
 from engines.onnx_tree import TreeGraphs
-from engines.place_inputs import PLACE_INPUTS, PlaceInputs
+from engines.packed_inputs import PackedGraph, PackedShape
 from engines.single_rows import have_single_rows_same_bits
-from engines.small_arrays import elements
 from engines.spans import check_kept_path, check_move, check_spans, num_valid
 
 # Logits of a call over all its rows.
 _MIN_WANTED = 2
-# A server sees few decode and verify shapes but many prefill tails; beyond this many the kept
-# calls are dropped and built anew.
-_MAX_CALLS = 512
 
 
 class OnnxEngine:
@@ -96,11 +84,11 @@ class OnnxEngine:
         self._session: onnxruntime.InferenceSession | None = open_session(
             path, num_threads=num_threads
         )
-        inputs = {tensor.name for tensor in self._session.get_inputs()}
-        self._is_told_places = not inputs.isdisjoint(PLACE_INPUTS)
-        extra = PLACE_INPUTS if self._is_told_places else frozenset()
+        self._packed = _packed_graph(self._session, entry, path, self._limits)
+        extra = frozenset() if self._packed is None else self._packed.extra_inputs
         check_graph(self._session, entry, file=path.name, extra_inputs=extra)
-        self._narrowest_span = entry.narrowest_span
+        # Packed rows share cache heads, so that attention has two rows of a single token.
+        self._narrowest_span = entry.narrowest_span if self._packed is None else 1
         self._trees: TreeGraphs | None = None
         if self._limits.max_tree_nodes:
             self._trees = TreeGraphs(bundle, entry, num_threads=num_threads)
@@ -111,14 +99,19 @@ class OnnxEngine:
             head_size=entry.head_size,
             limits=self._limits,
         )
-        self._past_names = cache_names(entry.num_layers, key_name, value_name)
-        self._present_names = cache_names(entry.num_layers, new_key_name, new_value_name)
-        self._calls: dict[tuple[int, int, int, int, bool], OnnxCall] = {}
-        self._logits = zeros((_MIN_WANTED * entry.vocab_size,))
+        self._calls = OnnxCalls(
+            self._session,
+            packed=self._packed,
+            trees=self._trees,
+            cache=self._cache,
+            num_layers=entry.num_layers,
+            limits=self._limits,
+        )
         self._pads_single_row = False
         self._pads_single_row = self._narrowest_span == MIN_SPAN or not have_single_rows_same_bits(
             self.extend, self._cache, self._limits
         )
+        self._calls.least_rows = MIN_SPAN if self._pads_single_row else 1
         self._calls.clear()
         huge_pages.use()
 
@@ -134,8 +127,8 @@ class OnnxEngine:
 
     @property
     def packs_rows(self) -> bool:
-        """False: a call is a rectangle."""
-        return False
+        """Where the bundle's graph does (``engines.packed_inputs``)."""
+        return self._packed is not None
 
     @property
     def capacity(self) -> int:
@@ -146,8 +139,7 @@ class OnnxEngine:
         """Append spans and return the wanted logits; see ``Engine.extend``.
 
         Returns:
-            [B, R, V] float32 on the host, valid until the next extend; padding columns repeat a
-            column of the same row.
+            [B, R, V] float32 on the host, valid until the next extend; padding columns hold anything.
 
         Raises:
             EngineError: a span breaks a limit (nothing was computed), or ONNX Runtime failed (the
@@ -156,19 +148,27 @@ class OnnxEngine:
         self._require_open()
         cache = self._cache
         longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
-        is_tree, furthest = False, 0
+        is_tree, furthest, all_tokens, all_wanted = False, 0, 0, 0
         for span in spans:
             is_tree = is_tree or span.parents is not None
             furthest = max(furthest, span.start)
+            all_tokens += len(span.tokens)
+            all_wanted += span.num_logits
         is_padded = len(spans) == 1 and self._pads_single_row
-        least = MIN_SPAN if is_padded or is_tree else self._narrowest_span
-        num_tokens = max(least, longest)
-        num_wanted = max(_MIN_WANTED if is_padded else 1, most_wanted)
+        is_packed = self._packed is not None and not is_tree
+        if is_packed:
+            num_tokens, num_wanted = max(1, longest), max(1, most_wanted)
+        else:
+            num_tokens = max(MIN_SPAN if is_padded or is_tree else self._narrowest_span, longest)
+            num_wanted = max(_MIN_WANTED if is_padded else 1, most_wanted)
+            # Padding is rows like others.
+            all_tokens, all_wanted = len(spans) * num_tokens, len(spans) * num_wanted
         if cache.reserve(furthest + num_tokens):
             self._calls.clear()
-        call = self._call((spans[0].slot, len(spans), num_tokens, num_wanted, is_tree))
-        for row, span in enumerate(spans):
-            call.fill_row(row, span)
+        sizes = PackedShape(len(spans), num_tokens, num_wanted, all_tokens, all_wanted)
+        call = self._calls.of(spans[0].slot, sizes, is_tree=is_tree)
+        call.fill(spans)
+        for span in spans:
             cache.begin_write(span.slot, span.start, num_tokens)
             if self._tree_spans:
                 self._tree_spans.pop(span.slot, None)
@@ -180,7 +180,7 @@ class OnnxEngine:
             cache.lengths[span.slot] = num_valid(span)
             if span.parents is not None:
                 self._tree_spans[span.slot] = span
-        return call.logits
+        return call.answer(spans)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
@@ -220,71 +220,30 @@ class OnnxEngine:
     def close(self) -> None:
         """Free the session and the cache; a later call raises EngineError."""
         self._session = self._trees = None
-        self._calls.clear()
-        del self._cache
+        del self._calls, self._cache
 
     def _require_open(self) -> onnxruntime.InferenceSession:
         if self._session is None:
             raise EngineError("this engine is closed")
         return self._session
 
-    def _call(self, shape: tuple[int, int, int, int, bool]) -> OnnxCall:
-        """The kept call of a shape (first slot, B, T, R, has a tree), for the capacity of now."""
-        call = self._calls.get(shape)
-        if call is None:
-            if len(self._calls) >= _MAX_CALLS:
-                self._calls.clear()
-            call = self._build_call(*shape)
-            self._calls[shape] = call
-        return call
 
-    def _build_call(
-        self, slot: int, num_rows: int, num_tokens: int, num_wanted: int, is_tree: bool
-    ) -> OnnxCall:
-        logits_shape = (num_rows, num_wanted, self._limits.vocab_size)
-        self._reserve_logits(math.prod(logits_shape))
-        trees = self._trees if is_tree else None
-        session = self._require_open() if trees is None else trees.session
-        binding = session.io_binding()
-        places = None
-        if self._is_told_places and trees is None:
-            places = PlaceInputs.empty(
-                num_rows,
-                num_tokens,
-                capacity=self._cache.capacity,
-                last_position=self._limits.max_context - 1,
-            )
-        inputs = {
-            TOKENS: np.zeros((num_rows, num_tokens), dtype=np.int64),
-            START: np.zeros(num_rows, dtype=np.int64),
-            LOGIT_POSITIONS: np.zeros((num_rows, num_wanted), dtype=np.int64),
-        }
-        call = OnnxCall(
-            run=partial(session.run_with_iobinding, binding),
-            num_tokens=num_tokens,
-            tokens=elements(inputs[TOKENS]),
-            start=elements(inputs[START]),
-            logit_positions=elements(inputs[LOGIT_POSITIONS]),
-            logits=self._logits[: math.prod(logits_shape)].reshape(logits_shape),
-            wanted=[None] * num_rows,
-            last_position=self._limits.max_context - 1,
-            tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
-            places=places,
+def _packed_graph(
+    session: onnxruntime.InferenceSession, entry: ModelEntry, path: Path, limits: EngineLimits
+) -> PackedGraph | None:
+    """What a graph that packs its rows asks for; None for the canonical one.
+
+    Raises:
+        BundleError: the graph shares cache heads but packs no rows, as before outrider could.
+    """
+    packed = PackedGraph.of(
+        {tensor.name: tensor.shape for tensor in session.get_inputs()},
+        num_kv_heads=entry.num_kv_heads,
+        last=limits.max_context - 1,
+        longest=limits.max_extend,
+    )
+    if packed is None and path.name == GROUPED_FILE:
+        raise BundleError(
+            f"{entry.path}/{path.name}: of an earlier outrider, which packed no rows; export again"
         )
-        for name, array in {**inputs, **({} if places is None else places.feeds())}.items():
-            binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
-        rows = self._cache.slots_shape(num_rows)
-        pointers = self._cache.pointers(slot)
-        for past, present, pointer in zip(
-            self._past_names, self._present_names, pointers, strict=True
-        ):
-            binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
-            binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
-        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits_shape, call.logits.ctypes.data)
-        return call
-
-    def _reserve_logits(self, num_values: int) -> None:
-        """Make the one buffer of logits, shared by all calls, large enough."""
-        if num_values > self._logits.size:
-            self._calls.clear()
-            self._logits = zeros((num_values,))
+    return packed

@@ -7,16 +7,18 @@ head h // G), so a reshape makes their tokens the rows of one head, without a co
     queries [B, G*H, T, D] -> [B, H, G*T, D]    row g*T + t is token t of the group's head g
     mask    [B, 1, T, S]   -> [B, 1, G*T, S]    T rows, repeated G times
 
-``grouped.onnx`` is ``model.onnx`` edited so, over the same weights. It is for the CPU: kernels of
-accelerators want causal attention by lengths, without a mask. Of G*T >= 2 rows no span is too narrow,
-so no query is padded.
+``grouped.onnx`` is ``model.onnx`` edited so, with packed rows (``export.packed_rows``), over the same weights.
+It is for the CPU: kernels of accelerators want causal attention by lengths, without a mask. Of G*T >= 2
+rows no span is too narrow, so no query is padded.
 
-Positions [B, T] and the numbers of the cache's columns [S] are inputs: what works them out in the graph
-is a dozen nodes for a few numbers, a tenth of a small model's call.
+Positions and the numbers of the cache's columns are inputs: what works them out in the graph is a dozen
+nodes for a few numbers, a tenth of a small model's call. The mask is made once per call, as numbers that are
+added to the scores: 0 where seen, else minus infinity. (As bool, which every layer would convert, a chunk of
+256 tokens takes 3 % longer.) What it compares is float32, since ONNX Runtime compares that twice as fast
+as int64; positions are below 2**24.
 
-Requires Attention on queries [B, G*H, T, D] of known head counts. Ensures the same function of positions
-start + t; the mask is made once per call, as numbers that are added to the scores: 0 where seen, else
-minus infinity.
+Requires Attention on queries [B, G*H, T, D] of known head counts, one G in all layers, and what packing
+requires. Ensures the same function of positions start + t.
 
 Source: ONNX operator Attention-24.
 """
@@ -33,6 +35,7 @@ from engines import bundle
 from export.graph_edits import put, put_input
 from export.kv_export import POSITIONS_VALUE
 from export.narrow_spans import drop_query_padding
+from export.packed_rows import declare_rows, pack_rows
 
 # Inputs of Attention-24.
 _MASK_INPUT, _LENGTHS_INPUT = 3, 6
@@ -43,15 +46,22 @@ def derive_grouped_graph(path: Path) -> bool:
     """Write ``grouped.onnx`` beside the canonical graph at ``path``, if it has anything to gain.
 
     Returns:
-        Whether it was written: every Attention node is plainly causal and shares its cache heads.
+        Whether it was written: every Attention node is plainly causal and shares its cache heads, as many
+        in all layers, and its rows can be packed.
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
     nodes = attention_nodes(model.graph)
-    if not nodes or not all(is_plainly_causal(node) and _group_size(node) > 1 for node in nodes):
+    groups = {_group_size(node) for node in nodes}
+    if len(groups) != 1 or groups <= {0, 1} or not all(map(is_plainly_causal, nodes)):
         return False
-    give_mask(nodes, _causal_mask(model.graph, give_positions(model.graph)))
-    group_heads(model.graph)
+    positions = give_positions(model.graph)
+    give_mask(nodes, _causal_mask(model.graph))
+    if not pack_rows(model.graph, nodes, positions):
+        return False
+    for node in nodes:
+        _group_queries(model.graph, node)
+    declare_rows(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.
     ir.save(model, path.parent / bundle.GROUPED_FILE)
@@ -127,14 +137,9 @@ def _size(value: ir.Value, axis: int) -> int | None:
 
 def _regroup(graph: ir.Graph, node: ir.Node, mask: ir.Value) -> None:
     """Reshape an Attention node's queries and answers around it."""
-    queries, keys, values = node.inputs[0], node.inputs[1], node.inputs[2]
-    answers = node.outputs[0]
-    assert queries is not None and keys is not None and values is not None
-    grouped = _reshape(
-        graph, queries, [0, _size(keys, _HEADS_AXIS), -1, _size(queries, _SIZE_AXIS)]
-    )
-    graph.insert_before(node, grouped)
-    node.replace_input_with(0, grouped.outputs[0])
+    queries, values, answers = node.inputs[0], node.inputs[2], node.outputs[0]
+    assert queries is not None and values is not None
+    _group_queries(graph, node)
     node.replace_input_with(_MASK_INPUT, mask)
     apart = _reshape(
         graph, answers, [0, _size(queries, _HEADS_AXIS), -1, _size(values, _SIZE_AXIS)]
@@ -144,6 +149,17 @@ def _regroup(graph: ir.Graph, node: ir.Node, mask: ir.Value) -> None:
     answers.replace_all_uses_with(apart.outputs[0])
     apart.replace_input_with(0, answers)
     graph.insert_after(node, apart)
+
+
+def _group_queries(graph: ir.Graph, node: ir.Node) -> None:
+    """Reshape an Attention node's queries to one head per head of the cache."""
+    queries, keys = node.inputs[0], node.inputs[1]
+    assert queries is not None and keys is not None
+    grouped = _reshape(
+        graph, queries, [0, _size(keys, _HEADS_AXIS), -1, _size(queries, _SIZE_AXIS)]
+    )
+    graph.insert_before(node, grouped)
+    node.replace_input_with(0, grouped.outputs[0])
 
 
 def _reshape(graph: ir.Graph, value: ir.Value, target: list[int | None]) -> ir.Node:
@@ -156,24 +172,30 @@ def _reshape(graph: ir.Graph, value: ir.Value, target: list[int | None]) -> ir.N
 def _repeated_mask(graph: ir.Graph, mask: ir.Value, groups: int) -> ir.Value:
     """[B, 1, G*T, S] float32 of a mask [B, 1, T, S] bool."""
     name = f"{mask.name}.grouped.{groups}"
-    seen = put(graph, np.array(0, np.float32), f"{name}.seen")
-    unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
     repeats = put(graph, np.array([1, 1, groups, 1], np.int64), f"{name}.repeats")
     tape = ir.tape.Tape()
     # Repeated before it is made four times as wide: a long span's mask is large.
-    added = tape.op("Where", [tape.op("Tile", [mask, repeats]), seen, unseen])
+    added = _added(graph, tape, tape.op("Tile", [mask, repeats]), name)
     _insert(graph, tape, name, after=mask.producer())
     return added
 
 
-def _causal_mask(graph: ir.Graph, positions: ir.Value) -> ir.Value:
-    """[B, 1, T, S] bool: a token sees the columns up to its position."""
-    columns = put_input(graph, bundle.CACHE_COLUMNS, ir.DataType.INT64, ["capacity"])
-    outer = put(graph, np.array([1, 3], np.int64), "causal_mask.outer")
+def _causal_mask(graph: ir.Graph) -> ir.Value:
+    """[B, 1, G*T, S] float32: a token sees the columns up to its position."""
+    places = ["batch", 1, "queries", 1]
+    columns = put_input(graph, bundle.CACHE_COLUMNS, ir.DataType.FLOAT, ["capacity"])
+    positions = put_input(graph, bundle.QUERY_POSITIONS, ir.DataType.FLOAT, places)
     tape = ir.tape.Tape()
-    mask = tape.op("LessOrEqual", [columns, tape.op("Unsqueeze", [positions, outer])])
+    mask = _added(graph, tape, tape.op("LessOrEqual", [columns, positions]), "causal_mask")
     _insert(graph, tape, "causal_mask", after=None)
     return mask
+
+
+def _added(graph: ir.Graph, tape: ir.tape.Tape, mask: ir.Value, name: str) -> ir.Value:
+    """A mask as numbers to be added to scores."""
+    seen = put(graph, np.array(0, np.float32), f"{name}.seen")
+    unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
+    return tape.op("Where", [mask, seen, unseen])
 
 
 def _insert(graph: ir.Graph, tape: ir.tape.Tape, name: str, *, after: ir.Node | None) -> None:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from engines import bundle
 from engines.base import BundleError, FloatArray, IntArray
 from engines.onnx_session import open_session
-from engines.place_inputs import PLACE_INPUTS, place_feeds
+from engines.packed_inputs import PackedGraph, packed_feeds
 from export.checkpoint import ModelFacts
 
 # Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
@@ -43,8 +43,13 @@ class GraphRunner:
 
     def __init__(self, path: Path, facts: ModelFacts, *, batch: int, capacity: int) -> None:
         self._session = open_session(path, copies_caches=True)
-        self._inputs = {tensor.name for tensor in self._session.get_inputs()}
-        self._last_position, self._capacity = facts.max_position - 1, capacity
+        self._packed = PackedGraph.of(
+            {tensor.name: tensor.shape for tensor in self._session.get_inputs()},
+            num_kv_heads=facts.num_kv_heads,
+            last=facts.max_position - 1,
+            longest=capacity,
+        )
+        self._capacity = capacity
         shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
         layers = range(facts.num_layers)
         names = [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
@@ -55,17 +60,15 @@ class GraphRunner:
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
         columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
-        feeds = {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
-        if not self._inputs.isdisjoint(PLACE_INPUTS):
-            feeds |= place_feeds(
-                start,
-                tokens.shape[1],
-                capacity=self._capacity,
-                last_position=self._last_position,
-            )
-        logits, *caches = self._session.run(None, feeds | self._caches)
+        feeds: Mapping[str, IntArray | FloatArray]
+        if self._packed is None:
+            columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
+            feeds = {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
+        else:
+            feeds = packed_feeds(self._packed, tokens, start, capacity=self._capacity)
+        logits, *caches = self._session.run(None, {**feeds, **self._caches})
         self._caches = dict(zip(self._caches, caches, strict=True))
-        return logits  # type: ignore[no-any-return]
+        return logits.reshape(*tokens.shape, -1)  # type: ignore[no-any-return]
 
 
 def check_parity(

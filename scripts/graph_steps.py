@@ -19,7 +19,7 @@ import onnxruntime
 from engines.base import FloatArray
 from engines.bundle import LOGIT_POSITIONS, LOGITS, START, TOKENS
 from engines.onnx_session import open_session
-from engines.place_inputs import PLACE_INPUTS, place_feeds
+from engines.packed_inputs import PackedGraph, packed_feeds
 
 _WARM_UP = 10
 _GENAI_TOKENS, _GENAI_MASK = "input_ids", "attention_mask"
@@ -47,7 +47,6 @@ class GraphRun:
         self._session = open_session(path, num_threads=threads)
         names = {tensor.name for tensor in self._session.get_inputs()}
         self._is_genai = _GENAI_TOKENS in names
-        self._is_told_places = not names.isdisjoint(PLACE_INPUTS)
         self._capacity = capacity
         head_size = _genai_head_size(path.parent) if self._is_genai else None
         self._caches = {
@@ -55,8 +54,14 @@ class GraphRun:
                 np.zeros((1, tensor.shape[1], capacity, head_size or tensor.shape[3]), np.float32)
             )
             for tensor in self._session.get_inputs()
-            if len(tensor.shape) == 4
+            if tensor.name.startswith(("key.", "value.", "past_key_values."))
         }
+        self._packed = PackedGraph.of(
+            {tensor.name: tensor.shape for tensor in self._session.get_inputs()},
+            num_kv_heads=next(iter(self._caches.values())).shape()[1],
+            last=capacity - 1,
+            longest=capacity,
+        )
 
     def bind(self, tokens: FloatArray, start: int) -> Any:
         """Binding of an extend by tokens [T] int64 from ``start`` on; may be run any number of times."""
@@ -85,11 +90,9 @@ class GraphRun:
         if self._is_genai:
             return {_GENAI_TOKENS: row, _GENAI_MASK: np.ones((1, start + row.shape[1]), np.int64)}
         starts, columns = np.array([start]), np.arange(row.shape[1])[None]
-        feeds = {TOKENS: row, START: starts, LOGIT_POSITIONS: columns}
-        if self._is_told_places:
-            last = self._capacity - 1
-            feeds |= place_feeds(starts, row.shape[1], capacity=self._capacity, last_position=last)
-        return feeds
+        if self._packed is not None:
+            return dict(packed_feeds(self._packed, row, starts, capacity=self._capacity))
+        return {TOKENS: row, START: starts, LOGIT_POSITIONS: columns}
 
     def _output_name(self, name: str) -> str:
         if self._is_genai:

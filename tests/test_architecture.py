@@ -63,6 +63,7 @@ RULES: dict[str, set[str]] = {
     "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
     "engines.bound_session": {"engines", "onnxruntime"},
     "engines.onnx_session": PURE | {"engines", "onnxruntime"},
+    "engines.onnx_calls": PURE | {"engines", "onnxruntime"},
     "engines.onnx_tree": PURE | {"engines", "onnxruntime"},
     "engines.tensorrt_program": {"engines", "tensorrt"},
     "engines.torch_engine": PURE | {"engines", "torch", "transformers"},
@@ -209,6 +210,7 @@ HEAVY: dict[str, set[str]] = {
         "engines.onnx_session",
         "engines.onnx_tree",
         "engines.bound_session",
+        "engines.onnx_calls",
         "export",
     },
     # Annotations; the modules themselves are imported by tensorrt_api, by name, either flavour.

@@ -21,6 +21,7 @@ from engines.bundle import (
 )
 from engines.bundle_files import hash_files
 from export.grouped_heads import derive_grouped_graph
+from export.kv_export import POSITIONS_VALUE
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, V = 2, 4, 2, 16, 96
 WIDTH = HEADS * HEAD_SIZE
@@ -58,6 +59,10 @@ class Decoder:
         split = self.add("Reshape", flat, self.ints(f"{name}.shape", 0, 0, count, HEAD_SIZE))
         return self.add("Transpose", split, perm=[0, 2, 1, 3])
 
+    def turned(self, heads: str) -> str:
+        """By angles that follow from positions."""
+        return self.add("RotaryEmbedding", heads, "cos", "sin")
+
     def norm(self, x: str, name: str) -> str:
         scale = numpy_helper.from_array(np.ones(WIDTH, np.float32), name)
         self.weights.append(scale)
@@ -65,14 +70,14 @@ class Decoder:
 
     def layer(self, x: str, layer: int, ends: str) -> str:
         h = self.norm(x, f"norm.{layer}")
-        key, value = (
-            self.add("TensorScatter", past, self.heads(h, name, KV_HEADS), START, out=new)
-            for past, name, new in (
-                (key_name(layer), f"k.{layer}", new_key_name(layer)),
-                (value_name(layer), f"v.{layer}", new_value_name(layer)),
-            )
+        key, value = self.heads(h, f"k.{layer}", KV_HEADS), self.heads(h, f"v.{layer}", KV_HEADS)
+        key = self.add(
+            "TensorScatter", key_name(layer), self.turned(key), START, out=new_key_name(layer)
         )
-        query = self.heads(h, f"q.{layer}", HEADS)
+        value = self.add(
+            "TensorScatter", value_name(layer), value, START, out=new_value_name(layer)
+        )
+        query = self.turned(self.heads(h, f"q.{layer}", HEADS))
         mixed = self.add("Attention", query, key, value, "", "", "", ends, is_causal=1)
         mixed = self.add("Transpose", mixed, perm=[0, 2, 1, 3])
         mixed = self.add("Reshape", mixed, self.ints(f"o.{layer}.shape", 0, 0, WIDTH))
@@ -94,19 +99,16 @@ class Decoder:
         columns = self.add("Range", "zero", count, "one")
         positions = self.add("Add", self.add("Unsqueeze", START, self.ints("axis", 1)), columns)
         self.weights.append(numpy_helper.from_array(np.array(MAX_CONTEXT - 1, np.int64), "last"))
-        positions = self.add("Min", positions, "last")
-        x = self.add(
-            "Add",
-            self.add("Gather", self.weight("embedding", V, WIDTH), TOKENS),
-            self.add("Gather", self.weight("position", MAX_CONTEXT, WIDTH), positions),
-        )
+        positions = self.add("Min", positions, "last", out=POSITIONS_VALUE)
+        angles = np.outer(np.arange(MAX_CONTEXT), 0.3 ** np.arange(HEAD_SIZE // 2))
+        for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
+            self.weights.append(numpy_helper.from_array(table.astype(np.float32), f"{name}.table"))
+            self.add("Gather", f"{name}.table", positions, out=name)
+        x = self.add("Gather", self.weight("embedding", V, WIDTH), TOKENS)
         for layer in range(LAYERS):
             x = self.layer(x, layer, ends)
         where = self.add("Unsqueeze", LOGIT_POSITIONS, self.ints("axis2", 2))
-        shape = self.add(
-            "Concat", self.add("Shape", LOGIT_POSITIONS), self.ints("w", WIDTH), axis=0
-        )
-        x = self.add("GatherElements", x, self.add("Expand", where, shape), axis=1)
+        x = self.add("GatherND", x, where, batch_dims=1)
         self.add("MatMul", self.norm(x, "last_norm"), self.weight("head", WIDTH, V), out=LOGITS)
         return self._model()
 

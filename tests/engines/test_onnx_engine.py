@@ -1,5 +1,6 @@
 """What only the ONNX Runtime engine promises: bits, capacities, isolation, translated errors."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,21 +116,65 @@ def test_int8_weights_give_a_row_the_same_bits_in_every_shape(
 
 @pytest.mark.parametrize("which", ["target", "draft"])
 def test_single_tokens_are_padded_only_where_bits_need_it(
-    bundle: Bundle, tiny_bundle: Path, which: str
+    bundle: Bundle, is_grouped: bool, tiny_bundle: Path, which: str
 ) -> None:
-    """Where the graph is one from before it padded attention."""
+    """Where the graph is one from before it padded attention, and its rows are not packed."""
     exported = load_bundle(tiny_bundle)
     entry = getattr(exported.manifest, which)
     handmade = bundle.manifest.target
     assert (entry.narrowest_span, handmade.narrowest_span) == (1, 2)
     for engine, narrowest in (
         (OnnxEngine(exported, entry), 1),
-        (OnnxEngine(bundle, handmade), 2),
+        (OnnxEngine(bundle, handmade), 1 if is_grouped else 2),
     ):
         assert engine.extend([span(slot, 0, (1,)) for slot in range(3)]).shape[1] == 1
         assert engine.extend([span(0, 0, (1,))]).shape[1] == narrowest
-        widths = {(rows, width) for _, rows, width, _, _ in engine._calls}
-        assert widths == {(3, narrowest), (1, narrowest)}
+        sizes = {(one.num_rows, one.num_tokens) for one in engine._calls.sizes()}
+        assert sizes == {(3, narrowest), (1, narrowest)}
+
+
+def test_a_batch_is_as_many_rows_as_it_has_tokens(bundle: Bundle, is_grouped: bool) -> None:
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    assert engine.packs_rows == is_grouped
+    engine.extend([span(0, 0, (1, 2, 3, 4, 5), 1), span(1, 0, (1,)), span(2, 0)])
+    assert [one.all_tokens for one in engine._calls.sizes()] == [6 if is_grouped else 15]
+
+
+def test_rows_that_want_different_numbers_of_logits_get_their_own(bundle: Bundle) -> None:
+    """In every order, rows that want nothing and rows without tokens among them."""
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    tokens = [make_tokens(engine, 5, seed=row) for row in range(3)]
+    expected = [reference(engine, row) for row in tokens]
+    shapes = [(5, 5), (3, 1), (4, 0), (1, 1), (0, 0)]
+    for chosen in itertools.product(shapes, repeat=3):
+        spans = [
+            span(row, 0, tokens[row][:length], num_logits)
+            for row, (length, num_logits) in enumerate(chosen)
+        ]
+        found = wanted_logits(engine, spans)
+        for row, (length, num_logits) in enumerate(chosen):
+            np.testing.assert_array_equal(found[row], expected[row][length - num_logits : length])
+
+
+def test_where_one_row_has_other_bits_packed_rows_are_at_least_two(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engines.onnx_engine.have_single_rows_same_bits", lambda *_: False)
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    tokens = make_tokens(engine, 12, seed=3)
+    expected = reference(engine, tokens)
+    for at, token in enumerate(tokens):
+        np.testing.assert_array_equal(extend_one(engine, 0, at, (token,))[0], expected[at])
+    found = wanted_logits(engine, [span(0, 0, tokens[:5], 1), span(1, 0)])
+    np.testing.assert_array_equal(found[0], expected[4:5])
+
+
+def test_a_grouped_graph_that_packs_no_rows_is_refused(tmp_path: Path) -> None:
+    bundle = load_bundle(write_bundle(tmp_path / "bundle", is_grouped=True))
+    entry = bundle.manifest.target
+    bundle.host_path(entry).write_bytes(bundle.model_path(entry).read_bytes())
+    with pytest.raises(BundleError, match=r"target/grouped\.onnx: .* export again"):
+        OnnxEngine(bundle, entry)
 
 
 def test_a_manifest_is_not_believed_where_a_token_alone_has_other_bits(
@@ -150,7 +195,7 @@ def test_opening_an_engine_leaves_nothing_in_its_cache(tiny_bundle: Path) -> Non
     engine = OnnxEngine(bundle, bundle.manifest.target)
     assert engine._cache.lengths == [0] * engine.limits.max_batch
     assert not engine._cache._values.any()
-    assert not engine._calls
+    assert not engine._calls.sizes()
 
 
 def test_growing_in_the_middle_of_a_request_keeps_its_bits(bundle: Bundle) -> None:
@@ -328,13 +373,11 @@ def test_a_failure_of_the_library_is_an_engine_error(bundle: Bundle) -> None:
     engine = OnnxEngine(bundle, bundle.manifest.target)
     expected = extend_one(engine, 0, 0, (1, 2, 3))
     # A write past the row's end, which the engine's own checks never let through.
-    call = engine._call((0, 1, 2, 2, False))
     engine._cache.lengths[0] = 128
     engine._cache.reserve = lambda num_tokens: False  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="ONNX Runtime failed") as raised:
+    with pytest.raises(EngineError, match=r"(?s)ONNX Runtime failed.*TensorScatter") as raised:
         engine.extend([span(0, 128, (1, 2))])
     assert raised.value.__cause__ is not None
-    assert call.start[0] == 128
     with pytest.raises(EngineError, match="beyond its 0 valid tokens"):
         engine.extend([span(0, 3, (1,))])
     np.testing.assert_array_equal(extend_one(engine, 0, 0, (1, 2, 3)), expected)

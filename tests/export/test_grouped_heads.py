@@ -5,15 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engines import bundle as names
-from engines.base import BundleError, FloatArray
+from engines.base import BundleError, FloatArray, Span
 from engines.bundle import GROUPED_FILE, MODEL_FILE
 from engines.onnx_session import open_session
-from engines.place_inputs import place_feeds
+from engines.packed_inputs import PackedGraph, PackedInputs, PackedShape, packed_feeds
 from export.certify import certify
 from export.checkpoint import model_facts
 from export.grouped_heads import derive_grouped_graph
@@ -73,10 +74,16 @@ def feeds(batch: int, num_tokens: int, capacity: int) -> dict[str, FloatArray]:
     }
 
 
-def places(given: dict[str, FloatArray], num_tokens: int, capacity: int) -> dict[str, FloatArray]:
-    """What the grouped graph is told beside what both are."""
-    start = given[names.START]
-    return dict(place_feeds(start, num_tokens, capacity=capacity, last_position=capacity - 1))
+def packed(session: onnxruntime.InferenceSession, given: dict[str, FloatArray]) -> list[FloatArray]:
+    """What the grouped graph answers to the feeds of the canonical one."""
+    tokens, capacity = given[names.TOKENS], given[names.key_name(0)].shape[2]
+    shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+    graph = PackedGraph.of(shapes, num_kv_heads=2, last=capacity - 1, longest=tokens.shape[1])
+    assert graph is not None
+    feeds = packed_feeds(graph, tokens, given[names.START], capacity=capacity)
+    caches = {name: given[name] for name in (names.key_name(0), names.value_name(0))}
+    logits, *written = session.run(None, {**feeds, **caches})
+    return [logits.reshape(*tokens.shape, V), *written]
 
 
 @pytest.mark.parametrize("capacity", [128, 256, 340])
@@ -90,7 +97,7 @@ def test_shared_heads_read_once_give_the_same_bits(
             continue
         given = feeds(rows, width, capacity)
         expected = plain.run(None, given)
-        found = grouped.run(None, given | places(given, width, capacity))
+        found = packed(grouped, given)
         assert np.isfinite(expected[0]).all()
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -99,14 +106,13 @@ def test_shared_heads_read_once_give_the_same_bits(
 def test_what_a_row_does_not_see_weighs_nothing(graphs: tuple[Path, Path]) -> None:
     session = open_session(graphs[1], copies_caches=True)
     given = feeds(3, 5, 128)
-    given |= places(given, 5, 128)
-    expected = session.run(None, given)[0]
+    expected = packed(session, given)[0]
     end = given[names.START] + 5
     seen = np.arange(128)[None, None, :, None] < end[:, None, None, None]
     for garbage in (0.0, -1e4, 1e4):
         for name in (names.key_name(0), names.value_name(0)):
             given[name] = np.where(seen, given[name], np.float32(garbage))
-        np.testing.assert_array_equal(session.run(None, given)[0], expected)
+        np.testing.assert_array_equal(packed(session, given)[0], expected)
 
 
 def test_grouped_graph_names_the_weights_of_the_model(graphs: tuple[Path, Path]) -> None:
@@ -125,6 +131,44 @@ def test_grouped_graph_names_the_weights_of_the_model(graphs: tuple[Path, Path])
     assert stored[0]
     assert stored[0] == stored[1]
     assert [path.name for path in graphs[0].parent.glob("*.data")] == [f"{MODEL_FILE}.data"]
+
+
+def test_no_weight_multiplies_a_rectangle(graphs: tuple[Path, Path]) -> None:
+    """What comes out of every product with weights is as many rows as there are tokens, or wanted ones."""
+    path = graphs[1].with_name("probe.onnx")
+    model = onnx.load(graphs[1], load_external_data=False)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    made = {name: node for node in model.graph.node for name in node.output}
+    products = [
+        node.output[0]
+        for node in model.graph.node
+        if node.op_type == "MatMul"
+        and (node.input[1] in weights or made[node.input[1]].op_type != "Softmax")
+    ]
+    assert len(products) == 5  # heads, their answers, two of the MLP, logits
+    inner = [name for name in products if name != names.LOGITS]
+    model.graph.output.extend(
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in inner
+    )
+    onnx.save(model, path)
+    session = open_session(path, copies_caches=True)
+    shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+    graph = PackedGraph.of(shapes, num_kv_heads=2, last=127, longest=9)
+    assert graph is not None
+    spans = [
+        Span(slot=0, start=0, tokens=tuple(range(9)), num_logits=1),
+        Span(slot=1, start=0, tokens=(1,), num_logits=1),
+        Span(slot=2, start=0, tokens=(), num_logits=0),
+    ]
+    inputs = PackedInputs(graph, PackedShape(3, 9, 1, 10, 2), capacity=128, least_rows=1)
+    inputs.fill(spans)
+    caches = {
+        name: np.zeros((3, 2, 128, 64), np.float32)
+        for name in (names.key_name(0), names.value_name(0))
+    }
+    found = session.run([names.LOGITS, *inner], {**inputs.arrays, **caches})
+    assert found[0].shape == (1, 2, V)
+    assert {values.shape[:2] for values in found[1:]} == {(1, 10)}
 
 
 def see_one_more(graph: onnx.GraphProto) -> None:
