@@ -7,6 +7,7 @@ import numpy as np
 from runtime.core.acceptance import Rates
 from runtime.core.costs import CostTable, RowKind
 from runtime.core.forecast import Batch
+from runtime.core.packed_loops import PART
 from tests.core.numpy_choice import catch_up_s
 
 
@@ -24,13 +25,14 @@ class NumpyPacked:
         self.rows_s = sum(costs[kind].row_s for kind in batch.kinds)
         self.capacity = table.capacity_for(batch.num_cached + self.max_gamma + 1)
         self.once_s = catch_up_s(table, batch, shared, horizon)
-        self.order = self.by_worth()
         bare = batch.caps * batch.is_fixed
         self.floor = int(bare.max())
         self.plain_tokens, self.plain_table_s = self.tokens_of(bare), self.seconds_of(bare)
         pay = self.plain_tokens / (self.plain_table_s * scales[self.floor])
         for _ in range(2):
-            self.gammas = np.array([self.best_for(longest, bare, pay) for longest in self.longest])
+            self.gammas = np.array(
+                [self.gammas_for(longest, bare, pay) for longest in self.longest]
+            )
             self.tokens = np.array([self.tokens_of(one) for one in self.gammas])
             self.table_s = np.array(
                 [self.seconds_of(one) + self.once_s[one > 0].sum() for one in self.gammas]
@@ -43,8 +45,6 @@ class NumpyPacked:
             seconds[self.gammas.max(axis=1) < self.longest] = np.inf
             self.seconds = seconds
             pay = (self.tokens / seconds).max()
-            if not self.once_s.any():
-                break
         capped = np.minimum(self.longest[:, None], batch.caps)
         fixed_s = np.array([self.seconds_of(one) for one in capped]) * scales
         self.fixed = np.stack([[self.tokens_of(one) for one in capped], fixed_s])
@@ -81,24 +81,11 @@ class NumpyPacked:
         mean_s = (ends[1] - ends[0]) / (self.num_rows * self.max_gamma) + self.token_s
         return mean_s + batch.uses_model * self.call_s(self.num_rows) / self.num_rows
 
-    def by_worth(self) -> list[tuple[int, int]]:
-        worth = self.batch.survival / self.mean_s[:, None]
-        places = [(i, j) for i in range(self.num_rows) for j in range(self.max_gamma)]
-        return sorted(places, key=lambda place: -worth[place])
-
-    def best_for(self, longest: int, bare: np.ndarray, pay: float) -> np.ndarray:
+    def gammas_for(self, longest: int, bare: np.ndarray, pay: float) -> np.ndarray:
         batch = self.batch
-        most = np.where(batch.is_fixed, 0, np.minimum(batch.caps, longest))
-        worth = np.maximum(batch.survival - pay * self.mean_s[:, None], 0.0)
-        gained = (worth * (np.arange(self.max_gamma) < most[:, None])).sum(axis=1)
-        most[(self.once_s > 0.0) & (gained <= pay * self.once_s)] = 0
-        found = [bare]
-        for row, position in self.order:
-            if position < most[row]:
-                found.append(found[-1].copy())
-                found[-1][row] += 1
-        rates = [
-            self.tokens_of(one) / (self.seconds_of(one) + self.once_s[(one > bare)].sum())
-            for one in found
-        ]
-        return found[int(np.argmax(rates))]
+        price = (pay * self.mean_s)[:, None]
+        within = np.arange(self.max_gamma) < np.minimum(batch.caps, longest)[:, None]
+        taken = within & (batch.survival > PART * price)
+        gained = ((batch.survival - price) * taken).sum(axis=1)
+        pays = (self.once_s <= 0.0) | (gained > pay * self.once_s)
+        return np.where(batch.is_fixed, bare, taken.sum(axis=1) * pays)

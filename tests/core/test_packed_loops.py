@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 
 from runtime.core.controller import Controller, StepKind
 from runtime.core.forecast import Batch, Forecaster, Settings
+from runtime.core.packed_loops import PART
 from tests.core.numpy_packed import NumpyPacked
 from tests.core.test_choice_loops import MAX_GAMMA, SHARED, random_batch, random_table
 from tests.core.test_controller import batch, table
@@ -46,22 +45,6 @@ def test_what_every_longest_draft_brings(seed: int) -> None:
     assert num_ragged > 10
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_no_other_gammas_promise_more(seed: int) -> None:
-    """Where every token costs the same, what the loops find is the best of all that there are."""
-    rng = np.random.default_rng(seed)
-    most = 3
-    rows = batch(*rng.uniform(0.1, 0.95, 4), caps=most, uses_model=np.zeros(4, dtype=bool))
-    costs = table(slope=float(rng.uniform(0.05, 0.6)), token_s=0.01)
-    found = packed(costs).forecast(rows, np.ones(MAX_GAMMA + 1))
-    formulas = NumpyPacked(costs, rows, np.ones(MAX_GAMMA + 1), shared=SHARED, horizon=64)
-    best = max(
-        formulas.tokens_of(gammas) / formulas.seconds_of(gammas)
-        for gammas in map(np.array, product(range(most + 1), repeat=4))
-    )
-    assert found.rates.max() == pytest.approx(best, rel=1e-12)
-
-
 def packed(costs: object, **settings: object) -> Forecaster:
     return Forecaster(
         costs,
@@ -80,13 +63,23 @@ def first_choice(forecaster: Forecaster, rows: Batch) -> list[int]:
 
 def test_a_row_that_is_unlikely_to_be_kept_does_not_ride_along() -> None:
     costs = table(c=0.01, slope=0.3)
-    rows = batch(0.95, 0.2, 0.2, 0.2)
+    rows = batch(0.95, 0.02, 0.02, 0.02)
     wide = Forecaster(costs, max_gamma=MAX_GAMMA, max_shared_missing=SHARED, settings=SETTINGS)
     ragged = first_choice(packed(costs), rows)
     assert ragged[0] >= 3
     assert ragged[1:] == [0, 0, 0]
     # As wide as the widest, the call would cost them all the same.
     assert first_choice(wide, rows)[0] < ragged[0]
+
+
+def test_a_row_whose_drafts_fare_worse_is_not_left_behind() -> None:
+    """It would end last, alone: its first token does not bring its price, but a good part of it."""
+    costs = table(c=0.01, slope=0.4)
+    rows = batch(0.9, 0.9, 0.9, 0.3)
+    forecast = packed(costs).forecast(rows, np.ones(MAX_GAMMA + 1))
+    price = NumpyPacked(costs, rows, np.ones(MAX_GAMMA + 1), shared=SHARED, horizon=64).mean_s[3]
+    assert 0.3 < price * forecast.rates.max() < 0.3 / PART
+    assert first_choice(packed(costs), rows)[3] >= 1
 
 
 def test_one_row_is_priced_alike_either_way() -> None:
