@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from engines.laws import Verdict
@@ -61,6 +61,7 @@ class Steering:
         chunk: tokens that rows are fed in one step to catch up, together.
         uses_model: whether a drafter, by name, calls the draft model.
         packs_rows: whether the engines' calls cost by the total of their tokens.
+        are_waiting: whether requests wait for the slots of those that end.
         clock: seconds; deadlines are on it, and steps are timed by it.
     """
 
@@ -74,11 +75,13 @@ class Steering:
         chunk: int,
         uses_model: Callable[[str], bool],
         packs_rows: bool = False,
+        are_waiting: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         settings: Settings | None = None,
     ) -> None:
         self._settings = settings or Settings()
         self._uses_model = uses_model
+        self._are_waiting = are_waiting
         self._clock = clock
         self._began_s = 0.0
         self._held_back: list[int] = []
@@ -156,7 +159,7 @@ class Steering:
         if self._is_stale:
             # What waits was taken under the decision that may be left now.
             self._untold.tell(controller, self._rows)
-        is_known = self._is_stale and controller.recall(situation_of(live, self._rows.groups.of))
+        is_known = self._is_stale and controller.recall(self._situation(live))
         if is_known:
             self._decided, self._is_stale = self._rows.live, False
         if self._must_decide() or self._pace.may_decide(is_drafting=controller.is_drafting):
@@ -301,9 +304,13 @@ class Steering:
             doubt=self._rows.doubt(),
             num_cached=self._num_cached,
             now_s=self._clock,
+            is_refilled=self._are_waiting(),
         )
-        situation = situation_of(live, self._rows.groups.of)
+        situation = self._situation(live)
         self._controller.decide(batch, situation=situation, may_try=not self._num_prefilling)
         took_s = self._clock() - began
         self._controller.charge(took_s)
         self._pace.decide(took_s)
+
+    def _situation(self, live: Sequence[Request]) -> Hashable:
+        return situation_of(live, self._rows.groups.of, is_refilled=self._are_waiting())

@@ -115,6 +115,7 @@ def batch_of(
     doubt: float,
     num_cached: int,
     now_s: Callable[[], float],
+    is_refilled: bool,
 ) -> Batch:
     """Live rows as the controller sees them; those whose prompt is being read as if they decoded.
 
@@ -126,6 +127,7 @@ def batch_of(
         doubt: of the acceptance that the traffic shows, from there, too.
         num_cached: tokens of the longest row so far.
         now_s: the clock that deadlines are on.
+        is_refilled: whether other requests wait for their slots.
     """
     known: dict[str, bool] = {}
     calls_model: list[bool] = []
@@ -155,19 +157,23 @@ def batch_of(
         num_live=len(rows),
         num_cached=num_cached,
         time_left_s=min(deadlines) - now_s() if deadlines else None,
+        is_refilled=is_refilled,
     )
 
 
-def situation_of(live: Sequence[Request], group: Callable[[Request], int]) -> Hashable:
+def situation_of(
+    live: Sequence[Request], group: Callable[[Request], int], *, is_refilled: bool
+) -> Hashable:
     """What decides whether drafts pay, as far as that can be told without asking again.
 
     Args:
         live: request i holds slot i.
         group: of requests whose drafts fare alike.
+        is_refilled: whether other requests wait for their slots.
     """
     rows = [(group(row), row.gamma, row.speculation.is_adaptive) for row in live]
     longest = max(row.num_remaining for row in live)
-    return min(longest, NEAR_END), tuple(sorted(rows))
+    return is_refilled, min(longest, NEAR_END), tuple(sorted(rows))
 
 
 def bounded(caps: Sequence[int | None], gammas: Sequence[int]) -> tuple[int | None, ...]:

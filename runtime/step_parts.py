@@ -83,6 +83,7 @@ def step_parts(
     costs: CostTable | None = None,
     clock: Callable[[], float] = time.monotonic,
     meanwhile: Callable[[], None] = do_nothing,
+    are_waiting: Callable[[], bool] = lambda: False,
 ) -> StepParts:
     """What steps of a server run on.
 
@@ -95,6 +96,7 @@ def step_parts(
         costs: of the engines; None keeps every gamma fixed.
         clock: seconds; deadlines are on it.
         meanwhile: called while the device runs a round.
+        are_waiting: whether requests wait for the slots of those that end.
 
     Raises:
         ConfigError: a registered drafter cannot be loaded.
@@ -147,6 +149,7 @@ def step_parts(
             chunk=chunk,
             uses_model=drafters.uses_model,
             packs_rows=all(engine.packs_rows for engine in engines),
+            are_waiting=are_waiting,
             clock=clock,
         ),
     )

@@ -93,6 +93,7 @@ class Worker:
             costs=costs,
             clock=clock,
             meanwhile=self._meanwhile,
+            are_waiting=lambda: self._inbox.has_waiting,
         )
         self._limits = self._parts.limits
         self._policy = SpeculationPolicy(

@@ -163,7 +163,7 @@ class Controller:
         """What is best, if there is credit for it, and what to try besides."""
         floor = forecast.floor
         is_drafting = self._longest is not None and self._longest > floor
-        best = self._best(forecast, batch.doubt if is_drafting else 0.0)
+        best = self._best(batch, forecast, batch.doubt if is_drafting else 0.0)
         scales = self._observer.scales(len(batch.caps))
         plain_s = forecast.plain_table_s * float(scales[floor])
         account = self._observer.accounts.of(len(batch.caps), plain_s)
@@ -203,8 +203,11 @@ class Controller:
             probe_every=probe_every,
         )
 
-    def _best(self, forecast: Forecast, doubt: float = 0.0) -> int:
-        return best_longest(forecast, self._longest, self._settings, doubt=doubt)
+    def _best(self, batch: Batch, forecast: Forecast, doubt: float = 0.0) -> int:
+        is_refilled = batch.is_refilled
+        return best_longest(
+            forecast, self._longest, self._settings, doubt=doubt, is_refilled=is_refilled
+        )
 
     def _keep(self, situation: Hashable, decision: Decision) -> None:
         """Remember that nothing pays, unless it is only catching up that does not."""
@@ -213,7 +216,7 @@ class Controller:
         # Out of credit nothing is drafted, whoever has caught up: to find that out each time costs credit.
         if is_lagging and decision.account.is_open:
             caught_up = replace(batch, num_missing=np.ones_like(batch.num_missing))
-            if self._best(self._forecaster.forecast(caught_up, self.scales)) > 0:
+            if self._best(batch, self._forecaster.forecast(caught_up, self.scales)) > 0:
                 return
         self._settled.keep(situation, decision)
 

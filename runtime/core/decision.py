@@ -170,7 +170,12 @@ class Settled:
 
 
 def best_longest(
-    forecast: Forecast, kept: int | None, settings: Settings, *, doubt: float = 0.0
+    forecast: Forecast,
+    kept: int | None,
+    settings: Settings,
+    *,
+    doubt: float = 0.0,
+    is_refilled: bool = False,
 ) -> int:
     """The longest draft to take; ``kept``, the one in use, keeps its place until another promises a margin more.
 
@@ -179,9 +184,10 @@ def best_longest(
         kept: None for none.
         settings: of the controller.
         doubt: of the acceptance, of whose benefit drafts are given ``settings.hope`` times as much.
+        is_refilled: whether other requests wait for the rows' slots, so that the batch stays as large.
     """
     width, num_rows = forecast.gammas.shape
-    lead = settings.lead if num_rows > 1 else 0.0
+    lead = settings.lead if num_rows > 1 and not is_refilled else 0.0
     if doubt and width > 1:
         # What that many more kept of every row's first draft would bring.
         hope = settings.hope * max(doubt - LEAST_DOUBT, 0.0)

@@ -37,8 +37,9 @@ class Settings:
 
     Attributes:
         margin: another longest draft is taken only where it promises this share more.
-        lead: share that drafts must promise beyond plain decoding where several rows decode: rows that
-            run ahead leave early, and the others go on in a smaller batch, at a higher price per token.
+        lead: share that drafts must promise beyond plain decoding where several rows decode and nobody waits for
+            their slots: rows that run ahead leave early, and the others go on in a smaller batch, at a higher
+            price per token.
         hope: standard deviations of the acceptance by which drafts that are made are given the benefit of the
             doubt: the first few tell little, and to find out again costs another catching up.
         horizon: steps over which feeding the draft model what it missed is expected to pay.
@@ -83,6 +84,7 @@ class Batch:
         num_live: rows of the engine call, decoding or not.
         num_cached: tokens of the longest row so far.
         time_left_s: until the earliest deadline; None without one.
+        is_refilled: whether other requests wait for the slots of those that end.
     """
 
     caps: Ints
@@ -96,6 +98,7 @@ class Batch:
     num_cached: int
     time_left_s: float | None = None
     doubt: float = 0.0
+    is_refilled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,11 @@ class Inbox:
         return bool(self._cancelled or (self._queue and self._slots.num_free))
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait for the slots of those that end; may be asked without the lock."""
+        return bool(self._queue) and not self._is_draining
+
+    @property
     def is_stopping(self) -> bool:
         """Whether the end has been asked for."""
         return self._stop_at is not None

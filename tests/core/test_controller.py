@@ -116,6 +116,17 @@ def test_a_row_for_which_nothing_pays_does_not_stop_the_others() -> None:
     assert together[1] == 0
 
 
+def test_a_small_gain_is_taken_where_rows_that_end_make_room_for_others() -> None:
+    """Otherwise those that run ahead leave the others in a smaller batch, which costs more per token."""
+    costs = table(c=0.05, slope=0.3)
+    rows = batch(0.45, 0.45)
+    # A draft call for two rows takes twice as long.
+    gain = 1.45 / 1.4
+    assert 1.0 < gain < 1.0 + Settings().lead
+    assert first_choice(costs, rows) == [0, 0]
+    assert first_choice(costs, replace(rows, is_refilled=True)) == [1, 1]
+
+
 def test_caps_hold_and_fixed_rows_keep_their_gamma() -> None:
     rows = batch(0.99, 0.99, 0.01, caps=(3, 0, 5), fixed=(False, False, True))
     chosen = first_choice(table(c=0.01), rows)

@@ -98,6 +98,20 @@ def test_a_useless_draft_is_left_alone_and_the_answer_says_so() -> None:
     assert lengths(one, "a")[-20:].count(0) >= 15
 
 
+def test_what_waits_for_a_slot_is_known_to_the_choice() -> None:
+    one = harness(costly(0.01), max_running=2)
+    for name in "abc":
+        one.submit(name, max_tokens=LENGTH)
+    seen: list[tuple[int, bool]] = []
+    while one.worker.run_step():
+        decision = one.worker._parts.steering._controller._decision
+        if decision is not None:
+            seen.append((len(one.live), decision.batch.is_refilled))
+    assert (2, True) in seen
+    assert seen[-1][1] is False
+    assert all(one.finished(name).num_output == LENGTH for name in "abc")
+
+
 def test_a_change_of_subject_is_followed() -> None:
     one = harness(costly(0.1), draft=right_until(43))
     one.submit("a", max_tokens=90)
