@@ -10,7 +10,7 @@ it out by itself runs a dozen nodes per call on a few numbers each, a tenth of a
 scripts.bench_graph). Padding of a row repeats its last token; a row without tokens shows any, which nobody reads: what
 it writes to its slot lies behind the slot's end, and is overwritten or zeroed by the slot's next extend.
 
-Pure: numpy alone; knows no inference library.
+Knows no inference library.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from engines.bundle import (
     TOKENS,
     head_rows_name,
 )
+from engines.packed_loops import lay_out, number_heads
 from engines.small_arrays import elements, float_elements
 
 
@@ -139,7 +140,8 @@ class PackedInputs:
         heads = np.arange(graph.num_heads)
         self._row_heads[..., 1] = heads // graph.group
         self._group_starts = heads % graph.group * width
-        self._head_rows = {h: np.zeros((num_rows, h, width), np.int64) for h in graph.head_counts}
+        self._rows = np.zeros((num_rows, width), dtype=np.int64)
+        self._head_rows = [np.zeros((num_rows, h, width), np.int64) for h in graph.head_counts]
         integers = {
             TOKENS: np.zeros((1, count), dtype=np.int64),
             START: np.zeros(num_rows, dtype=np.int64),
@@ -151,7 +153,7 @@ class PackedInputs:
             QUERY_POSITIONS: places,
             CACHE_COLUMNS: np.arange(capacity, dtype=np.float32),
             ROW_HEADS: self._row_heads,
-            **{head_rows_name(h): rows for h, rows in self._head_rows.items()},
+            **{head_rows_name(rows.shape[1]): rows for rows in self._head_rows},
         }
         self._wanted = integers[LOGIT_POSITIONS]
         self._tokens, self._start = elements(integers[TOKENS]), elements(integers[START])
@@ -186,21 +188,9 @@ class PackedInputs:
     def _lay_out(self, sizes: list[tuple[int, int]]) -> None:
         """Say where everything stands, of spans of so many tokens and wanted logits each."""
         self._sizes = sizes
-        lengths, wanted = np.array(sizes).T
-        ends, wanted_ends = lengths.cumsum(), wanted.cumsum()
-        starts, count = ends - lengths, int(ends[-1])
-        row_of = np.arange(len(sizes)).repeat(lengths)
-        answers = self._row_heads[0, :count]
-        answers[..., 0] = row_of[:, None]
-        columns = np.arange(count) - starts[row_of]
-        np.add(columns[:, None], self._group_starts, out=answers[..., 2])
-        # Of a row without tokens any will do.
-        last = np.minimum(np.arange(self._width), (lengths - 1)[:, None])
-        rows = np.clip(starts[:, None] + last, 0, max(count - 1, 0))[:, None]
-        for heads, head_rows in self._head_rows.items():
-            np.add(rows * heads, np.arange(heads)[:, None], out=head_rows)
-        behind = (ends - wanted_ends).repeat(wanted)
-        np.add(behind, np.arange(len(behind)), out=self._wanted[: len(behind)])
+        lay_out(np.array(sizes), self._rows, self._row_heads[0], self._group_starts, self._wanted)
+        for head_rows in self._head_rows:
+            number_heads(self._rows, head_rows)
 
 
 def packed_feeds(

@@ -38,6 +38,7 @@ RULES: dict[str, set[str]] = {
     "engines": PURE | {"engines"},
     "engines.base": PURE,
     "engines.compiled": {"numba"},
+    "engines.packed_loops": PURE | {"numba", "engines.base", "engines.compiled"},
     "engines.philox": PURE | {"numba", "engines.compiled"},
     "engines.kernels": PURE | {"numba", "engines.compiled", "engines.philox"},
     "engines.laws": PURE | {"engines.base"},
@@ -198,6 +199,7 @@ HEAVY: dict[str, set[str]] = {
     "numba": {
         "engines.compiled",
         "engines.kernels",
+        "engines.packed_loops",
         "engines.philox",
         "runtime.core.choice_loops",
         "runtime.core.automaton_loops",
