@@ -45,10 +45,12 @@ LOGITS = "logits"
 POSITIONS = "positions"
 # Of grouped.onnx alone (``engines.packed_inputs``): the numbers of the cache's columns, [capacity] float32;
 # positions of the rows of grouped queries, [batch, 1, queries, 1] float32; where attention's answers to
-# packed rows stand, [1, rows, query heads, 3] int64; and head_rows_name(h).
+# packed rows stand, [1, rows, query heads, 3] int64, and likewise [1, wanted, ...] of rows whose logits are wanted;
+# and head_rows_name(h).
 CACHE_COLUMNS = "cache_columns"
 QUERY_POSITIONS = "query_positions"
 ROW_HEADS = "row_heads"
+WANTED_HEADS = "wanted_heads"
 HEAD_ROWS = "head_rows."
 # Of tree.onnx alone: [batch, tokens, tokens] bool.
 ANCESTORS = "ancestors"

@@ -31,9 +31,10 @@ from engines.bundle import (
     ROW_HEADS,
     START,
     TOKENS,
+    WANTED_HEADS,
     head_rows_name,
 )
-from engines.packed_loops import lay_out, number_heads
+from engines.packed_loops import choose, lay_out, number_heads
 from engines.small_arrays import elements, float_elements
 
 
@@ -111,7 +112,9 @@ class PackedGraph:
     def extra_inputs(self) -> frozenset[str]:
         """Names of inputs beside those of ``model.onnx``."""
         heads = map(head_rows_name, self.head_counts)
-        return frozenset({POSITIONS, QUERY_POSITIONS, CACHE_COLUMNS, ROW_HEADS, *heads})
+        return frozenset(
+            {POSITIONS, QUERY_POSITIONS, CACHE_COLUMNS, ROW_HEADS, WANTED_HEADS, *heads}
+        )
 
 
 class PackedInputs:
@@ -126,7 +129,8 @@ class PackedInputs:
     Attributes:
         arrays: by name of the input, int64 where not said otherwise: tokens [1, N], start [B],
             logit_positions [M] among the N, positions [B, T], query_positions [B, 1, G*T, 1] float32,
-            cache_columns [S] float32, row_heads [1, N, heads, 3], each head_rows.h [B, h, T].
+            cache_columns [S] float32, row_heads [1, N, heads, 3], wanted_heads [1, M, heads, 3],
+            each head_rows.h [B, h, T].
     """
 
     def __init__(
@@ -148,14 +152,16 @@ class PackedInputs:
             LOGIT_POSITIONS: np.zeros(max(shape.all_wanted, least_rows), dtype=np.int64),
             POSITIONS: np.zeros((num_rows, width), dtype=np.int64),
         }
+        self._wanted = integers[LOGIT_POSITIONS]
+        self._wanted_heads = np.zeros((1, self._wanted.size, graph.num_heads, 3), dtype=np.int64)
         self.arrays: dict[str, IntArray | FloatArray] = {
             **integers,
             QUERY_POSITIONS: places,
             CACHE_COLUMNS: np.arange(capacity, dtype=np.float32),
             ROW_HEADS: self._row_heads,
+            WANTED_HEADS: self._wanted_heads,
             **{head_rows_name(rows.shape[1]): rows for rows in self._head_rows},
         }
-        self._wanted = integers[LOGIT_POSITIONS]
         self._tokens, self._start = elements(integers[TOKENS]), elements(integers[START])
         self._positions = elements(integers[POSITIONS])
         self._query_positions = float_elements(places)
@@ -189,6 +195,7 @@ class PackedInputs:
         """Say where everything stands, of spans of so many tokens and wanted logits each."""
         self._sizes = sizes
         lay_out(np.array(sizes), self._rows, self._row_heads[0], self._group_starts, self._wanted)
+        choose(self._wanted, self._row_heads[0], self._wanted_heads[0])
         for head_rows in self._head_rows:
             number_heads(self._rows, head_rows)
 

@@ -47,3 +47,10 @@ def number_heads(rows: IntArray, head_rows: IntArray) -> None:
         for head in range(count):
             for column in range(rows.shape[1]):
                 head_rows[row, head, column] = rows[row, column] * count + head
+
+
+@rule(void(int64[::1], int64[:, :, ::1], int64[:, :, ::1]))
+def choose(wanted: IntArray, answers: IntArray, chosen: IntArray) -> None:
+    """Write ``chosen`` [M, heads, 3]: of ``answers`` [N, heads, 3] the rows ``wanted`` [M]."""
+    for number in range(wanted.size):
+        chosen[number] = answers[wanted[number]]

@@ -7,8 +7,9 @@ the caller makes (``engines.packed_inputs``) lead into attention and out of it:
     [1, N, h*D] -> [N*h, D] -> Gather head_rows.h [B, h, T]       -> [B, h, T, D]     where a Transpose was
     [B, H, G*T, D]          -> GatherND row_heads [1, N, G*H, 3]  -> [1, N, G*H, D]   likewise
 
-so that no node is added: what a Transpose copied is copied by index. Wanted logits are rows of the N too. Angles are
-read by position in the node that turns by them.
+so that no node is added: what a Transpose copied is copied by index. Behind the last attention only rows go on whose
+logits are wanted, by ``wanted_heads`` and ``logit_positions``: a chunk of a prompt, which wants one, takes a seventh
+less on five layers. Angles are read by position in the node that turns by them.
 
 Requires a graph whose attention nodes take their heads from Reshape and Transpose, possibly through RMSNormalization,
 Split and RotaryEmbedding, and whose positions do nothing but turn. Ensures the same function, and no product with
@@ -51,9 +52,14 @@ def pack_rows(graph: ir.Graph, nodes: Sequence[ir.Node], positions: ir.Value) ->
         updates = [_update(node.inputs[index]) for index in _CACHES]
         if not all(entries.pack(value) for value in (node.inputs[0], *updates)):
             return False
-    if not all(_pack_answers(graph, node) for node in nodes):
-        return False
-    return _want_rows(graph) and _turn_by_position(graph, positions)
+    packed = [_pack_answers(graph, node) for node in nodes]
+    last = packed[-1]
+    return (
+        all(packed)
+        and last is not None
+        and _want_rows(graph, last)
+        and _turn_by_position(graph, positions)
+    )
 
 
 class _Entries:
@@ -107,36 +113,80 @@ def _puts_heads_first(node: ir.Node) -> bool:
     return tuple(node.attributes.get_ints("perm", ())) == _HEADS_FIRST
 
 
-def _pack_answers(graph: ir.Graph, node: ir.Node) -> bool:
-    """Gather the real rows of an attention's answers."""
+def _pack_answers(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
+    """Node that gathers the real rows of an attention's answers; None where it is not known how."""
     answers, queries = node.outputs[0], node.inputs[0]
     turned = [use.node for use in answers.uses()]
     if len(turned) != 1 or turned[0].op_type != "Transpose" or not _puts_heads_first(turned[0]):
-        return False
+        return None
     assert queries is not None and queries.shape is not None
     axes = [1, "rows", queries.shape[1], 3]
     rows = next((value for value in graph.inputs if value.name == bundle.ROW_HEADS), None)
     rows = rows or put_input(graph, bundle.ROW_HEADS, ir.DataType.INT64, axes)
-    replace(graph, turned[0], ir.node("GatherND", [answers, rows]))
+    gathered = ir.node("GatherND", [answers, rows])
+    replace(graph, turned[0], gathered)
     graph.remove(turned[0], safe=True)
+    return gathered
+
+
+def _want_rows(graph: ir.Graph, last: ir.Node) -> bool:
+    """Go on with wanted rows alone behind the last attention, whose answers ``last`` gathers."""
+    wanted = next(value for value in graph.inputs if value.name == bundle.LOGIT_POSITIONS)
+    gathers = [node for node in graph if node.op_type == "GatherND" and _takes(node, wanted)]
+    behind = _reached(last.outputs[0])
+    if (
+        len(gathers) != 1
+        or gathers[0] not in behind
+        or {"Attention", "TensorScatter"} & {node.op_type for node in behind}
+    ):
+        return False
+    rows = last.inputs[1]
+    assert rows is not None and rows.shape is not None
+    axes = [1, "wanted", *rows.shape[2:]]
+    last.replace_input_with(1, put_input(graph, bundle.WANTED_HEADS, ir.DataType.INT64, axes))
+    # What comes from tokens another way, past the last attention: the residual.
+    tokens = next(value for value in graph.inputs if value.name == bundle.TOKENS)
+    others = _reached(tokens) - behind - {last}
+    passing = dict.fromkeys(
+        value
+        for node in graph
+        if node in behind
+        for value in node.inputs
+        if value is not None and value.producer() in others
+    )
+    for value in passing:
+        if value.shape is None or len(value.shape) != 3:
+            return False
+        gathered = ir.node("Gather", [value, wanted], attributes={"axis": 1})
+        gathered.outputs[0].name = f"{value.name}.wanted"
+        producer = value.producer()
+        assert producer is not None
+        graph.insert_after(producer, gathered)
+        for use in tuple(value.uses()):
+            if use.node in behind:
+                use.node.replace_input_with(use.idx, gathered.outputs[0])
+    rows_already = gathers[0].inputs[0]
+    assert rows_already is not None
+    gathers[0].outputs[0].replace_all_uses_with(rows_already)
+    graph.remove(gathers[0], safe=True)
     return True
 
 
-def _want_rows(graph: ir.Graph) -> bool:
-    """Take wanted rows by their number among the packed ones."""
-    wanted = next(value for value in graph.inputs if value.name == bundle.LOGIT_POSITIONS)
-    found = [
-        node
-        for node in graph
-        if node.op_type == "GatherND"
-        and (index := source(node.inputs[1], "Unsqueeze")) is not None
-        and index.inputs[0] is wanted
-    ]
-    for node in found:
-        rows = ir.node("Gather", [node.inputs[0], wanted], attributes={"axis": 1})
-        replace(graph, node, rows)
-        graph.remove(node, safe=True)
-    return len(found) == 1
+def _takes(node: ir.Node, wanted: ir.Value) -> bool:
+    index = source(node.inputs[1], "Unsqueeze")
+    return index is not None and index.inputs[0] is wanted
+
+
+def _reached(value: ir.Value) -> set[ir.Node]:
+    """Nodes that depend on a value."""
+    found: set[ir.Node] = set()
+    left = [use.node for use in value.uses()]
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += (use.node for output in node.outputs for use in output.uses())
+    return found
 
 
 def _turn_by_position(graph: ir.Graph, positions: ir.Value) -> bool:

@@ -12,6 +12,7 @@ from engines.bundle import (
     ROW_HEADS,
     START,
     TOKENS,
+    WANTED_HEADS,
     head_rows_name,
 )
 from engines.packed_inputs import PackedGraph, PackedInputs, PackedShape, packed_feeds
@@ -78,6 +79,9 @@ def check(inputs: PackedInputs, given: list[Span]) -> None:
         for number in range(span.num_logits)
     ]
     assert arrays[LOGIT_POSITIONS][: len(wanted)].tolist() == wanted
+    np.testing.assert_array_equal(
+        arrays[WANTED_HEADS], arrays[ROW_HEADS][:, arrays[LOGIT_POSITIONS]]
+    )
     for row, span in enumerate(given):
         expected = np.minimum(span.start + np.arange(width), LAST)
         np.testing.assert_array_equal(arrays[POSITIONS][row], expected)
