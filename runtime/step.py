@@ -60,13 +60,17 @@ def run_step(
         if result.failed:
             return result
     waits = parts.rounds is None and plan.prefill is None and all(row.may_wait for row in live)
-    latest = _advance(parts, live, plan.gammas, result) if plan.has_decode else []
-    if latest is None:
+    latest: list[tuple[Request, Advance]] = []
+    if plan.has_decode and not _advance(parts, live, plan.gammas, result, latest):
         # First tokens belong to the step that failed: their prompts are fed again (P3 of ``runtime.prompts``).
         return result
     advances = [*_advance_firsts(parts.target, live, firsts, result), *latest]
     while waits and result.num_steps < MOST_IN_A_ROW and _goes_on(latest, result) and may_go_on():
-        latest = _advance(parts, live, next_gammas(live, parts.limits), result) or []
+        latest = []
+        try:
+            _advance(parts, live, next_gammas(live, parts.limits), result, latest)
+        except Exception as error:  # whatever it is, the steps before it are told of first
+            result.bug = error
         advances += latest
     for request, advance in advances:
         result.progressed.append((request, *request.account(advance)))
@@ -75,7 +79,7 @@ def run_step(
 
 def _goes_on(latest: Sequence[tuple[Request, Advance]], result: StepResult) -> bool:
     """Whether nothing but tokens has come of the steps so far."""
-    if result.failed or any(result.asked.values()):
+    if result.bug is not None or result.failed or any(result.asked.values()):
         return False
     return not any(advance.is_over for _, advance in latest)
 
@@ -85,8 +89,17 @@ def _advance(
     live: Sequence[Request],
     caps: tuple[int | None, ...],
     result: StepResult,
-) -> list[tuple[Request, Advance]] | None:
-    """Take one step: what decoding rows were moved over, which has to be accounted for; None where it failed."""
+    advances: list[tuple[Request, Advance]],
+) -> bool:
+    """Take one step; whether it did not fail.
+
+    Args:
+        parts: what to run on.
+        live: request i holds slot i.
+        caps: per slot, the most draft tokens it may take; None for rows that do not decode.
+        result: of the step; grows.
+        advances: grows by what decoding rows were moved over, which has to be accounted for.
+    """
     steering = parts.steering
     gammas = caps if steering is None else steering.choose(live, caps)
     result.num_steps += 1
@@ -94,9 +107,8 @@ def _advance(
         proposals, verdicts = _verified(parts, live, gammas, result)
     except EngineError as error:
         _fail(live, gammas, error, result)
-        return None
+        return False
     result.failed += parts.prompts.commit_ahead()
-    advances = []
     for slot, verdict in verdicts:
         draft = proposals.drafts[slot]
         assert draft is not None
@@ -107,7 +119,7 @@ def _advance(
     tell(parts.drafters, live, proposals, judged)
     if steering is not None:
         steering.observe(live, proposals.drafts, judged)
-    return advances
+    return True
 
 
 def _verified(

@@ -60,6 +60,7 @@ class StepResult:
         host_reason: why the host took part between draft and judgement; empty where it did not,
             None where nothing was decoded.
         num_steps: of rows that decode.
+        bug: what a later one of several steps in a row raised, to be raised once this was told.
         searched: beam searches that are over, and their answers.
         passes: per pass of the target for a search, the steps drafted and those accepted.
     """
@@ -69,6 +70,7 @@ class StepResult:
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
     host_reason: str | None = None
     num_steps: int = 0
+    bug: Exception | None = None
     searched: list[tuple[Request, Finished]] = field(default_factory=list)
     passes: list[tuple[int, int]] = field(default_factory=list)
 

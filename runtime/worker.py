@@ -253,6 +253,8 @@ class Worker:
             self._totals.step_count += max(1, result.num_steps)
             self._totals.last_step_at = self._clock()
             self._settlement.settle(result)
+            if result.bug is not None:
+                raise result.bug
             # The next step follows at once, and will have time for this one's events.
             waits_for_device = result.host_reason == "" and bool(rows.requests)
         except Exception:  # the root of the thread: a bug ends requests, never the worker

@@ -10,8 +10,8 @@ import pytest
 from engines.base import FloatArray, Span
 from engines.laws import ExactnessMode
 from engines.scripted import ScriptedEngine
-from runtime.core.errors import Cancelled
-from runtime.core.params import Event, Finished, Progressed
+from runtime.core.errors import Cancelled, InternalError
+from runtime.core.params import Event, Failed, Finished, Progressed
 from runtime.step import MOST_IN_A_ROW
 from tests.runtime.markov import Clock, Harness, counting_logits, limits
 
@@ -189,3 +189,20 @@ def test_everyone_is_told_the_same_with_steps_in_a_row(pair: str) -> None:
 def progress(harness: Harness, name: str) -> list[Progressed]:
     events: list[Event] = harness.events[name]
     return [event for event in events if isinstance(event, Progressed)]
+
+
+def test_a_bug_in_a_later_step_ends_nobody_before_the_steps_before_it_are_told() -> None:
+    def break_down(call: int) -> None:
+        if call == 4:
+            raise RuntimeError("a bug, and no engine's error")
+
+    harness = ticking(break_down)
+    before = begun(harness)
+    harness.worker.run_step()
+    told, last = harness.tokens("a"), harness.events["a"][-1]
+    # Steps that were taken, the first token included; the call that broke down is none of them.
+    assert told == list(range(2, 2 + calls(harness) - before + 1))
+    assert len(told) > 2
+    assert isinstance(last, Failed)
+    assert isinstance(last.error, InternalError)
+    assert last.num_output == len(told)
