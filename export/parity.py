@@ -59,7 +59,6 @@ class GraphRunner:
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
-        columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
         feeds: Mapping[str, IntArray | FloatArray]
         if self._packed is None:
             columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
