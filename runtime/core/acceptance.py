@@ -140,12 +140,8 @@ class AcceptanceBook:
 
     def doubt(self, num_rows: int) -> float:
         """Standard deviation of the rate that is expected of rows that know nothing of their own, their mean."""
-        fading = self._fading
-        hits, trials = self._traffic.sum(axis=2)
-        trials += fading.first_weight
-        rate = (hits + fading.first_weight * fading.first_rate) / trials
-        doubt = np.sqrt(rate * (1.0 - rate) / (trials + 1.0))
-        return float(doubt[self._group_of[:num_rows]].mean())
+        first = self._fading.first_rate, self._fading.first_weight
+        return evidence_loops.mean_doubt(self._traffic, self._group_of, num_rows, first)
 
     def traffic_rates(self) -> Rates:
         """[num_groups, G] the same for rows that know nothing of their own."""

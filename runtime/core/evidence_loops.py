@@ -151,3 +151,25 @@ def rate_rows(
             rate = odds / (1.0 + odds) * weight + rows[HITS, row, position]
             rate /= weight + rows[TRIALS, row, position]
             rates[row, position] = min(max(rate, bounds[0]), bounds[1])
+
+
+@rule(float64(_EVIDENCE, _INDICES, int64, types.UniTuple(float64, 2)))
+def mean_doubt(traffic: Floats, group_of: Ints, num_rows: int, first: tuple[float, float]) -> float:
+    """Standard deviation of the rate of rows that know nothing of their own, their mean.
+
+    Args:
+        traffic: [2, num_groups, G].
+        group_of: [num_rows] at least.
+        num_rows: of which the first.
+        first: rate expected before anything was seen, and its weight.
+    """
+    rate, weight = first
+    total = 0.0
+    for row in range(num_rows):
+        hits, trials = weight * rate, weight
+        for position in range(traffic.shape[2]):
+            hits += traffic[HITS, group_of[row], position]
+            trials += traffic[TRIALS, group_of[row], position]
+        kept = hits / trials
+        total += np.sqrt(kept * (1.0 - kept) / (trials + 1.0))
+    return total / num_rows
