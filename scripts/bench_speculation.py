@@ -2,7 +2,7 @@
 
 Every group of prompts is run at every gamma before the next group, in an order that turns; speed-ups are of one round,
 and the median of the rounds is told: of the whole run, prompts included, and of decoding alone, from the moment on when
-every row of a group has been through its first round.
+every row of a group has its first token.
 
 Prediction, for decoding: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification
 cost) S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step, timed in
@@ -130,14 +130,15 @@ def median_pause(calls: Iterable[tuple[float, float]]) -> float:
 
 
 def decode_rate(arrivals: Sequence[Sequence[float]]) -> float:
-    """Tokens per second from the moment on when every row has been through its first round.
+    """Tokens per second from the moment on when every row has its first token.
 
-    Before it, prompts are read: the draft model reads its own when a row drafts for the first time.
+    That the draft model reads the prompts, too, is part of it: steps are accounted for several at once, so that only
+    the first token, which comes alone, and the last say when they were made.
 
     Args:
         arrivals: per row, when each token came; seconds.
     """
-    began = max(min((at for at in times if at > times[0]), default=times[0]) for times in arrivals)
+    began = max(times[0] for times in arrivals)
     later = [at for times in arrivals for at in times if at > began]
     return len(later) / (max(later) - began) if later else math.nan
 

