@@ -158,6 +158,7 @@ def main(
             took_s, engines_s = steering_s(costs_of_way, rows, codec, forces=forces)
             step_s = engines_s + table.host.step_s
             if costs_of_way is dear:
+                # Nothing is drafted but now and then to explore, at a thousand times its price.
                 step_s = plain_s
             figures |= {
                 f"{name}_us": 1e6 * took_s, f"{name}_step_ms": 1e3 * step_s, f"{name}_share": took_s / step_s,
