@@ -154,16 +154,17 @@ def start() -> Start:
 
 @pytest.fixture
 def start_endless() -> Start:
-    """As ``start``, for ``Running.endless``: no request is cut off because nobody reads it."""
+    """As ``start``, for ``Running.endless``: nobody is cut off for not reading unless told so."""
 
     def begin(
         *,
         config: ServerConfig = ENDS_AT_ONCE,
         limits: RequestLimits = ANY_LIMITS,
+        max_unsent_chunks: int = ENDLESS_TOKENS,
         **options: Any,
     ) -> AbstractAsyncContextManager[Running]:
         return running(
-            config=replace(config, max_unsent_chunks=ENDLESS_TOKENS),
+            config=replace(config, max_unsent_chunks=max_unsent_chunks),
             limits=replace(limits, max_tokens=ENDLESS_TOKENS),
             max_context=ENDLESS_TOKENS,
             **options,

@@ -19,6 +19,7 @@ from runtime.core.config import ServerConfig
 from runtime.core.validate import RequestLimits
 from runtime.service import SERVICE
 from runtime.status import STATUS, trailing_status
+from tests.service.conftest import ENDLESS_TOKENS
 
 # Seconds until a condition that never comes true fails its test; any machine needs far less.
 PATIENCE_S = 60
@@ -265,13 +266,13 @@ async def test_message_larger_than_the_limit(start):
     assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_client_that_does_not_read_is_cut_off(start):
-    config = ServerConfig(max_unsent_chunks=8, lb_delay_s=0, drain_timeout_s=0)
-    async with start(config=config, stall_timeout_s=0.2, max_batch=1) as run:
+async def test_a_client_that_does_not_read_is_cut_off(start_endless):
+    # Endless: an answer that is made before the stall is noticed would free the slot by itself.
+    async with start_endless(max_unsent_chunks=8, stall_timeout_s=0.2, max_batch=1) as run:
         call = run.client._stub.Generate(
             wire.GenerateRequest(
                 text="a",
-                max_tokens=4000,
+                max_tokens=ENDLESS_TOKENS - 1,
                 logprobs=20,
                 return_trace=True,
                 speculation=wire.Speculation(enabled=False),
