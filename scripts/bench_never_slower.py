@@ -1,8 +1,9 @@
 """Gamma chosen step by step against speculation off and against the best fixed gamma, cell by cell.
 
 A cell is a batch size, a kind of prompts, a temperature and a bundle. All ways run the same short answers in turns in
-one process (``scripts.paired``); the noise of sampling is another in every round and the same for all ways of one. A
-cell misses a bound when its 95 % interval lies wholly below. The best fixed gamma is the one of the highest mean speed:
+one process (``scripts.paired``); prompts and the noise of sampling are others in every round, and the same for all ways
+of one: a cell speaks of a kind of prompts, not of four of them. It
+misses a bound when its 95 % interval lies wholly below. The best fixed gamma is the one of the highest mean speed:
 in hindsight. Results are written after every cell, so that a sweep that is cut short leaves what it has.
 """
 
@@ -13,7 +14,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -35,6 +36,8 @@ OFF_BOUND, BEST_BOUND = 0.98, 0.95
 PROMPT_TOKENS = 64
 LEAST_ROWS = 4
 """Answers of one round at least: small batches run several after one another."""
+NUM_PROMPTS = 64
+"""Of a kind; rounds take them in turn."""
 
 Prompts = list[tuple[int, ...]]
 
@@ -89,16 +92,15 @@ def measure(
 ) -> Cell:  # fmt: skip
     """Run one cell."""
     num_pieces = math.ceil(LEAST_ROWS / batch)
-    prompts = prompts_of(kind, rig, batch * num_pieces)
+    prompts = prompts_of(kind, rig, NUM_PROMPTS)
     law = SamplingLaw(temperature=temperature)
     all_ways = ways(gammas)
     shares: dict[str, list[float]] = defaultdict(list)
 
     def run(way: str, piece: int, number: int) -> tuple[int, float]:
-        asked = prompts[piece * batch : (piece + 1) * batch]
-        finished, took_s = rig.run(
-            asked, law, all_ways[way], num_tokens, first_seed=number * len(prompts) + piece * batch
-        )
+        first = (number * num_pieces + piece) * batch
+        asked = [prompts[place % NUM_PROMPTS] for place in range(first, first + batch)]
+        finished, took_s = rig.run(asked, law, all_ways[way], num_tokens, first_seed=first)
         num_passes = sum(one.report.num_steps for one in finished)
         num_drafted = sum(sum(one.report.drafted_by_position[:1]) for one in finished)
         shares[way].append(num_drafted / num_passes)
@@ -111,12 +113,21 @@ def measure(
     assert control is not None
     return Cell(
         bundle=rig.bundle.root.name, batch=batch, prompts=kind, temperature=temperature,
-        tokens_per_s={name: statistics.median(values) for name, values in rates.items()},
+        tokens_per_s=speeds(rates),
         best_fixed=best, num_rounds=len(rates["adaptive"]),
         to_off=interval(rates["adaptive"], rates["off"]),
         to_best=interval(rates["adaptive"], rates[best]),
         share_drafted=statistics.fmean(shares["adaptive"]), cost_share=control.cost_share,
     )  # fmt: skip
+
+
+def speeds(rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Tokens per second of every way, as if those that dropped out had met all prompts: by their ratio to off."""
+    off = rates["off"]
+    return {
+        way: statistics.median(off) * interval(values, off[: len(values)]).ratio
+        for way, values in rates.items()
+    }
 
 
 def show(cells: Sequence[Cell], gammas: Sequence[int], took_s: float) -> None:

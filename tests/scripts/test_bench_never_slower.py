@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.bench_never_slower import Cell, cliffs
+from scripts.bench_never_slower import Cell, cliffs, speeds
 from scripts.paired import Interval
 
 GOOD = Interval(ratio=1.0, low=0.99, high=1.01)
@@ -44,3 +44,8 @@ def test_a_cliff_is_a_larger_batch_with_half_the_throughput_of_the_next_smaller(
     assert cliffs([*reversed(cells), other]) == [
         "b, code, temperature 0: batch 4 to 8, 91 to 45",
     ]
+
+
+def test_a_way_that_dropped_out_is_shown_as_fast_as_its_prompts_were_slow() -> None:
+    rates = {"off": [100.0, 50.0, 20.0], "gamma 1": [200.0], "gamma 2": [150.0, 75.0, 30.0]}
+    assert speeds(rates) == pytest.approx({"off": 50.0, "gamma 1": 100.0, "gamma 2": 75.0})
