@@ -64,18 +64,15 @@ class RowEvidence:
 
     def learn(self) -> bool:
         """Take in what waits; whether anything did."""
-        has_learnt = bool(self._waiting)
+        if not self._waiting:
+            return False
         self._book.record(self._waiting)
         self._waiting.clear()
-        return has_learnt
+        return True
 
-    def survival(self) -> Rates:
-        """[n, G] of the live rows; see ``AcceptanceBook``."""
-        return self._book.survival(len(self.live))
-
-    def doubt(self) -> float:
-        """Of what is expected of the live rows; see ``AcceptanceBook``."""
-        return self._book.doubt(len(self.live))
+    def expect(self) -> tuple[Rates, float]:
+        """[n, G] survival of the live rows' drafts, and how doubtful it is; see ``AcceptanceBook``."""
+        return self._book.expect(len(self.live))
 
     def age(self, num_steps: int) -> None:
         """So many steps revealed nothing."""

@@ -30,11 +30,13 @@ from runtime.row_evidence import RowEvidence
 from runtime.steering_rows import (
     Course,
     Rest,
+    RowFacts,
     are_others,
     batch_of,
     bounded,
     catches_up,
     course_of,
+    facts_of,
     fixed_gammas,
     known_gamma,
     plain_step_s,
@@ -101,7 +103,7 @@ class Steering:
         self._rows = RowEvidence(num_slots, max_gamma)
         self._untold = UntoldSteps()
         self._num_prefilling = 0
-        self._are_fed: list[bool] = []
+        self._facts = RowFacts([], [], [], math.inf, ())
         self._most_missing = max_shared_missing
         self._catches_up = False
         self._is_drafting = False
@@ -129,7 +131,9 @@ class Steering:
         course, rest = self._course, self._rest
         if course is not None and course.holds(live, caps):
             # One whose drafter had other ideas for a while has left the draft model behind.
-            self._catches_up = catches_up(live, self._are_fed, course.gammas, self._most_missing)
+            self._catches_up = catches_up(
+                live, self._facts.calls_model, course.gammas, self._most_missing
+            )
             return course.gammas
         self._is_resting = rest is not None and rest.holds(live, caps)
         if rest is not None and self._is_resting:
@@ -156,10 +160,11 @@ class Steering:
                 self._rest = Rest(self._rows.live, caps, caps, math.inf)
             return caps
         controller = self._controller
+        is_known = False
         if self._is_stale:
             # What waits was taken under the decision that may be left now.
             self._untold.tell(controller, self._rows)
-        is_known = self._is_stale and controller.recall(self._situation(live))
+            is_known = controller.recall(self._situation(live))
         if is_known:
             self._decided, self._is_stale = self._rows.live, False
         if self._must_decide() or self._pace.may_decide(is_drafting=controller.is_drafting):
@@ -183,7 +188,7 @@ class Steering:
         if self._is_drafting:
             self._num_idle = 0
             self._catches_up = catches_up(
-                self._rows.live, self._are_fed, chosen, self._most_missing
+                self._rows.live, self._facts.calls_model, chosen, self._most_missing
             )
             if kind is StepKind.GAIN and not (self._catches_up or self._is_stale):
                 alike, left_s = controller.num_alike, self._pace.course_s
@@ -281,9 +286,7 @@ class Steering:
         self._learn()
         self._rows.align(live)
         self._is_stale = True
-        names = [row.speculation.drafter for row in live]
-        are_fed = {name: self._uses_model(name) for name in set(names)}
-        self._are_fed = [are_fed[name] for name in names]
+        self._facts = facts_of(live, uses_model=self._uses_model, group=self._rows.groups.of)
 
     def _learn(self) -> None:
         self._untold.tell(self._controller, self._rows)
@@ -295,22 +298,22 @@ class Steering:
         began = self._clock()
         self._learn()
         self._decided, self._is_stale = self._rows.live, False
-        self._num_cached = max(self._num_cached, *(request.num_known for request in live))
+        self._num_cached = max([self._num_cached, *[row.num_known for row in live]])
+        is_refilled = self._are_waiting()
         batch = batch_of(
             live,
             caps,
-            uses_model=self._uses_model,
-            survival=self._rows.survival(),
-            doubt=self._rows.doubt(),
+            self._facts,
+            expected=self._rows.expect(),
             num_cached=self._num_cached,
             now_s=self._clock,
-            is_refilled=self._are_waiting(),
+            is_refilled=is_refilled,
         )
-        situation = self._situation(live)
+        situation = situation_of(live, self._facts, is_refilled=is_refilled)
         self._controller.decide(batch, situation=situation, may_try=not self._num_prefilling)
         took_s = self._clock() - began
         self._controller.charge(took_s)
         self._pace.decide(took_s)
 
     def _situation(self, live: Sequence[Request]) -> Hashable:
-        return situation_of(live, self._rows.groups.of, is_refilled=self._are_waiting())
+        return situation_of(live, self._facts, is_refilled=self._are_waiting())

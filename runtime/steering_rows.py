@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from engines.trees import tree_layout
 from runtime.core.acceptance import Rates, Round
 from runtime.core.costs import CostTable, RowKind
 from runtime.core.forecast import KINDS, Batch
+from runtime.core.params import RequestSpec
 from runtime.core.request import Request, Speculation
 from runtime.drafters.base import Draft
 
@@ -23,6 +26,9 @@ MOST_COURSE = 16
 FEW = 4
 NEAR_END = 4
 """Tokens left to the longest row, from which on their number makes no difference to a situation."""
+
+
+_GREEDY, _STABLE, _SAMPLED = map(KINDS.index, (RowKind.GREEDY, RowKind.STABLE, RowKind.SAMPLED))
 
 
 @dataclass(slots=True)
@@ -106,13 +112,60 @@ def course_of(
     return Course(tuple(live), drafted, caps, gammas, min(num_alike, MOST_COURSE), left_s)
 
 
+class RowFacts(NamedTuple):
+    """What stays as it is of rows while they stay.
+
+    Attributes:
+        is_fixed: of each, whether its gamma is its own.
+        calls_model: whether its drafter calls the draft model.
+        kinds: index into ``KINDS``.
+        deadline_s: the earliest of all; infinite without one.
+        alike: group, gamma and freedom of each, in no order: the same for rows whose drafts fare alike.
+    """
+
+    is_fixed: list[bool]
+    calls_model: list[bool]
+    kinds: list[int]
+    deadline_s: float
+    alike: Hashable
+
+
+def facts_of(
+    rows: Sequence[Request],
+    *,
+    uses_model: Callable[[str], bool],
+    group: Callable[[Request], int],
+) -> RowFacts:
+    """What holds of rows until they change.
+
+    Args:
+        rows: row i holds slot i.
+        uses_model: whether a drafter, by name, calls the draft model.
+        group: of requests whose drafts fare alike.
+    """
+    known: dict[str, bool] = {}
+    is_fixed, calls_model, kinds, alike = [], [], [], []
+    deadline_s = math.inf
+    for row in rows:
+        one, spec = row.speculation, row.spec
+        name = one.drafter
+        if name not in known:
+            known[name] = uses_model(name)
+        calls_model.append(known[name])
+        is_fixed.append(not one.is_adaptive)
+        kinds.append(_kind(spec))
+        alike.append((group(row), one.gamma, one.is_adaptive))
+        if spec.deadline_s is not None:
+            deadline_s = min(spec.deadline_s, deadline_s)
+    return RowFacts(is_fixed, calls_model, kinds, deadline_s, tuple(sorted(alike)))
+
+
 def batch_of(
     rows: Sequence[Request],
     caps: Sequence[int | None],
+    known: RowFacts,
     *,
-    uses_model: Callable[[str], bool],
-    survival: Rates,
-    doubt: float,
+    expected: tuple[Rates, float],
     num_cached: int,
     now_s: Callable[[], float],
     is_refilled: bool,
@@ -122,58 +175,36 @@ def batch_of(
     Args:
         rows: at least one; row i holds slot i.
         caps: of each, the most draft tokens it may take; None for rows that do not decode yet.
-        uses_model: whether a drafter, by name, calls the draft model.
-        survival: [n, G] from the acceptance book.
-        doubt: of the acceptance that the traffic shows, from there, too.
+        known: what holds of them while they stay.
+        expected: [n, G] survival of drafts and the doubt of it, from the acceptance book.
         num_cached: tokens of the longest row so far.
         now_s: the clock that deadlines are on.
         is_refilled: whether other requests wait for their slots.
     """
-    known: dict[str, bool] = {}
-    calls_model: list[bool] = []
-    facts: list[tuple[int, int, int, int]] = []
-    deadlines: list[float] = []
-    for row, cap in zip(rows, caps, strict=True):
-        name = row.speculation.drafter
-        if name not in known:
-            known[name] = uses_model(name)
-        calls_model.append(known[name])
-        left = row.num_remaining
-        missing = row.num_known - row.draft_computed if known[name] else 0
-        will_take = max(0, min(row.gamma, left - 1)) if cap is None else cap
-        facts.append((will_take, missing, left, _kind(row)))
-        if row.spec.deadline_s is not None:
-            deadlines.append(row.spec.deadline_s)
-    columns = np.array(facts, dtype=np.int64).T
-    return Batch(
-        caps=columns[0],
-        is_fixed=np.array([not row.speculation.is_adaptive for row in rows]),
-        uses_model=np.array(calls_model),
-        kinds=columns[3],
-        num_missing=columns[1],
-        num_remaining=columns[2],
-        survival=survival,
-        doubt=doubt,
-        num_live=len(rows),
-        num_cached=num_cached,
-        time_left_s=min(deadlines) - now_s() if deadlines else None,
-        is_refilled=is_refilled,
+    takes, missing, left = [], [], []
+    for row, cap, calls_model in zip(rows, caps, known.calls_model, strict=True):
+        num_left = row.num_remaining
+        left.append(num_left)
+        missing.append(row.num_known - row.draft_computed if calls_model else 0)
+        takes.append(max(0, min(row.gamma, num_left - 1)) if cap is None else cap)
+    facts = np.array(
+        (takes, known.is_fixed, known.calls_model, known.kinds, missing, left), dtype=np.int64
     )
+    left_s = known.deadline_s - now_s()
+    survival, doubt = expected
+    return Batch(facts, survival, num_cached, left_s, doubt, is_refilled)
 
 
-def situation_of(
-    live: Sequence[Request], group: Callable[[Request], int], *, is_refilled: bool
-) -> Hashable:
+def situation_of(live: Sequence[Request], known: RowFacts, *, is_refilled: bool) -> Hashable:
     """What decides whether drafts pay, as far as that can be told without asking again.
 
     Args:
         live: request i holds slot i.
-        group: of requests whose drafts fare alike.
+        known: what holds of them while they stay.
         is_refilled: whether other requests wait for their slots.
     """
-    rows = [(group(row), row.gamma, row.speculation.is_adaptive) for row in live]
-    longest = max(row.num_remaining for row in live)
-    return is_refilled, min(longest, NEAR_END), tuple(sorted(rows))
+    longest = max([row.num_remaining for row in live])
+    return is_refilled, min(longest, NEAR_END), known.alike
 
 
 def bounded(caps: Sequence[int | None], gammas: Sequence[int]) -> tuple[int | None, ...]:
@@ -234,11 +265,10 @@ class Groups:
         return self._known.setdefault(key, len(self._known))
 
 
-def _kind(request: Request) -> int:
-    if request.spec.law.is_greedy:
-        return KINDS.index(RowKind.GREEDY)
-    is_stable = request.spec.speculation.mode is ExactnessMode.SEED_STABLE
-    return KINDS.index(RowKind.STABLE if is_stable else RowKind.SAMPLED)
+def _kind(spec: RequestSpec) -> int:
+    if spec.law.is_greedy:
+        return _GREEDY
+    return _STABLE if spec.speculation.mode is ExactnessMode.SEED_STABLE else _SAMPLED
 
 
 def catches_up(

@@ -76,6 +76,7 @@ RULES: dict[str, set[str]] = {
     "runtime.core.choice_loops": PURE | {"numba", "engines.compiled"},
     "runtime.core.evidence_loops": PURE | {"numba", "engines.compiled"},
     "runtime.core.packed_loops": PURE | {"numba", "engines.compiled"},
+    "runtime.core.trial_loops": PURE | {"numba", "engines.compiled"},
     "runtime.core.step_time_loops": PURE | {"numba", "engines.compiled"},
     "runtime.drafters": PURE | CORE | {"runtime.drafters"},
     "runtime.drafters.guarded": CORE | {"engines.spans", "runtime.drafters.base"},
@@ -205,6 +206,7 @@ HEAVY: dict[str, set[str]] = {
         "runtime.core.automaton_loops",
         "runtime.core.evidence_loops",
         "runtime.core.packed_loops",
+        "runtime.core.trial_loops",
         "runtime.core.step_time_loops",
     },
     "onnxruntime": {

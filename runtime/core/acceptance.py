@@ -78,7 +78,9 @@ class AcceptanceBook:
     def __init__(
         self, *, num_rows: int, max_gamma: int, num_groups: int, fading: Fading | None = None
     ) -> None:
-        self._fading = fading or Fading()
+        self._fading = fading = fading or Fading()
+        self._prior = fading.first_rate, fading.first_weight, fading.position_weight
+        self._weights = fading.traffic_weight, fading.position_weight
         self._group_of = np.zeros(num_rows, dtype=np.int64)
         # Hits and trials, by owner and position.
         self._rows = np.zeros((2, num_rows, max_gamma))
@@ -109,19 +111,49 @@ class AcceptanceBook:
             self._traffic,
         )
 
+    def expect(self, num_rows: int) -> tuple[Rates, float]:
+        """What the next draft tokens of the first rows will do.
+
+        Returns:
+            [num_rows, G] probability that the first i + 1 draft tokens are all kept; and the standard deviation of
+            the rate that is expected of rows that know nothing of their own, their mean.
+        """
+        survival = np.empty((num_rows, self._rows.shape[2]))
+        doubt = evidence_loops.expect(
+            self._rows,
+            self._traffic,
+            self._group_of,
+            self._prior,
+            self._weights,
+            (LEAST_RATE, MOST_RATE),
+            survival,
+        )
+        return survival, doubt
+
     def rates(self, num_rows: int) -> Rates:
         """[num_rows, G] probability that a position is kept, given that it is reached.
 
         A row that does better or worse than the traffic does so at every position: its odds are the
         traffic's times one factor, pulled towards 1 while the row knows little.
         """
-        fading = self._fading
         rates = np.empty((num_rows, self._rows.shape[2]))
         evidence_loops.rate_rows(
             self._rows,
             self.traffic_rates(),
             self._group_of,
-            (fading.traffic_weight, fading.position_weight),
+            self._weights,
+            (LEAST_RATE, MOST_RATE),
+            rates,
+        )
+        return rates
+
+    def traffic_rates(self) -> Rates:
+        """[num_groups, G] the same for rows that know nothing of their own."""
+        rates = np.empty(self._traffic.shape[1:])
+        evidence_loops.rate_traffic(
+            self._traffic,
+            np.arange(len(rates)),
+            self._prior,
             (LEAST_RATE, MOST_RATE),
             rates,
         )
@@ -133,24 +165,3 @@ class AcceptanceBook:
         trials = np.maximum(self._traffic[1].max(axis=1), 1e-9)
         least = np.minimum(fading.old_weight / trials, 1.0)
         self._traffic *= np.maximum(0.5 ** (num_steps / fading.half_life), least)[:, None]
-
-    def survival(self, num_rows: int) -> Rates:
-        """[num_rows, G] probability that the first i + 1 draft tokens are all kept."""
-        return np.multiply.accumulate(self.rates(num_rows), axis=1)
-
-    def doubt(self, num_rows: int) -> float:
-        """Standard deviation of the rate that is expected of rows that know nothing of their own, their mean."""
-        first = self._fading.first_rate, self._fading.first_weight
-        return evidence_loops.mean_doubt(self._traffic, self._group_of, num_rows, first)
-
-    def traffic_rates(self) -> Rates:
-        """[num_groups, G] the same for rows that know nothing of their own."""
-        fading = self._fading
-        rates = np.empty(self._traffic.shape[1:])
-        evidence_loops.rate_traffic(
-            self._traffic,
-            (fading.first_rate, fading.first_weight, fading.position_weight),
-            (LEAST_RATE, MOST_RATE),
-            rates,
-        )
-        return rates

@@ -273,22 +273,3 @@ def pick(figures: Floats, floor: int, in_use: int, lead: float, margin: float) -
     if rate_in_use <= 0.0 or best_rate > rate_in_use * (1.0 + margin):
         return best
     return in_use
-
-
-@rule(int64(_WIDE, _LINE, int64, float64))
-def pick_other(figures: Floats, doubt: Floats, best: int, margin: float) -> int:
-    """Another longest draft that may be better by a margin for all that is known of its time, else ``best``.
-
-    Args:
-        figures: [5, G + 1] that ``predict`` wrote.
-        doubt: [G + 1] standard deviation of the logarithm of each step's time over that of ``best``.
-        best: longest draft in use, at least 1.
-        margin: share.
-    """
-    other, hope = best, 0.0
-    for longest in range(1, figures.shape[1]):
-        rate = figures[TOKENS, longest] / figures[SECONDS, longest] * np.exp(doubt[longest])
-        if longest != best and rate > hope:
-            other, hope = longest, rate
-    rate = figures[TOKENS, best] / figures[SECONDS, best]
-    return other if hope > rate * (1.0 + margin) else best

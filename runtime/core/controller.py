@@ -17,19 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from operator import sub
-
-import numpy as np
 
 from runtime.core.acceptance import Rates
-from runtime.core.account import MOST_LOST, REOPEN_STEPS
-from runtime.core.decision import Decision, Settled, StepKind, Taken, best_longest
-from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
+from runtime.core.account import MOST_LOST
+from runtime.core.chooser import Chooser
+from runtime.core.decision import Decision, Settled, StepKind, Taken
+from runtime.core.forecast import Batch, Forecaster, Settings
 from runtime.core.ledger import ControlReport
 from runtime.core.observer import Observer
-from runtime.core.probes import SETTLING, TIMED, Probes, probe_distance
-from runtime.core.trials import Trial, plan_exploration, plan_trial
+from runtime.core.probes import Probes
 
 __all__ = ["Controller", "StepKind"]
 
@@ -47,16 +43,12 @@ class Controller:
     def __init__(
         self, forecaster: Forecaster, *, max_gamma: int, settings: Settings, spread: float = 0.0
     ) -> None:
-        self._forecaster = forecaster
-        self._settings = settings
         share = settings.lost_share
         self._observer = Observer(max_gamma=max_gamma, spread=spread, lost_share=share)
         self._settled = Settled()
         self._decision: Decision | None = None
-        self._longest: int | None = None
+        self._chooser = Chooser(forecaster, self._observer, settings)
         self._probes = Probes(self._observer.knows_plain)
-        # To feed the draft model what one row misses after a probe.
-        self._behind_s = float(forecaster.catch_up_each_s(np.array([1 + SETTLING + TIMED]))[0])
         self._trial_credit, self._explore_left, self._has_explored = 0.0, 0, False
 
     @property
@@ -119,7 +111,7 @@ class Controller:
             self._observer.end(self._decision)
         decision.num_uses += 1
         self._decision = decision
-        self._longest = 0
+        self._chooser.longest = 0
         return True
 
     def forget_settled(self) -> None:
@@ -146,8 +138,7 @@ class Controller:
         was_due = self._is_trial_due and not self._has_explored
         due = self._decision.account if self._decision and was_due else None
         self._has_explored = False
-        forecast = self._forecaster.forecast(batch, self._observer.scales(len(batch.caps)))
-        decision = self._decision = self._decided(batch, forecast)
+        decision = self._decision = self._chooser.choose(batch)
         if decision.trial is None:
             self._explore_left = 0
         elif may_try and self.is_due:
@@ -159,65 +150,11 @@ class Controller:
         if situation is not None and decision.floor == 0:
             self._keep(situation, decision)
 
-    def _decided(self, batch: Batch, forecast: Forecast) -> Decision:
-        """What is best, if there is credit for it, and what to try besides."""
-        floor = forecast.floor
-        is_drafting = self._longest is not None and self._longest > floor
-        best = self._best(batch, forecast, batch.doubt if is_drafting else 0.0)
-        scales = self._observer.scales(len(batch.caps))
-        plain_s = forecast.plain_table_s * float(scales[floor])
-        account = self._observer.accounts.of(len(batch.caps), plain_s)
-        gammas, fixed = forecast.gammas[best].tolist(), batch.is_fixed.tolist()
-        bare = [gamma if is_fixed else 0 for gamma, is_fixed in zip(gammas, fixed, strict=True)]
-        longest = max(map(sub, gammas, bare))
-        trial, probe_every = None, 0
-        if longest and not account.is_open:
-            catch_up_s = self._forecaster.catch_up_all_s(batch, forecast.gammas[best])
-            needed_s = REOPEN_STEPS * plain_s + catch_up_s
-            account.is_open = account.credit_s >= needed_s
-            if not account.is_open:
-                trial = Trial(gammas=bare, cost_s=needed_s)
-                gammas, longest, best = bare, 0, floor
-        elif not longest:
-            trial = plan_exploration(batch, forecast, self._settings, self._forecaster)
-        if longest:
-            doubts = self._observer.learnt.doubt(len(gammas), best)
-            trial = plan_trial(forecast, doubts, self._settings, best)
-            behind_s = self._behind_s * (len(gammas) - gammas.count(0))
-            probe_every = probe_distance(forecast, best, self._settings, behind_s)
-        if (batch.caps > 0)[~batch.is_fixed].any():
-            self._longest = best
-        return Decision(
-            batch=batch,
-            forecast=forecast,
-            table_s=forecast.table_s.tolist(),
-            plain_s=plain_s,
-            plain_tokens=forecast.plain_tokens,
-            floor=floor,
-            gammas=gammas,
-            bare=bare,
-            account=account,
-            trial=trial,
-            longest=longest,
-            saved_s=self._settings.trial_share * plain_s,
-            probe_every=probe_every,
-        )
-
-    def _best(self, batch: Batch, forecast: Forecast, doubt: float = 0.0) -> int:
-        is_refilled = batch.is_refilled
-        return best_longest(
-            forecast, self._longest, self._settings, doubt=doubt, is_refilled=is_refilled
-        )
-
     def _keep(self, situation: Hashable, decision: Decision) -> None:
         """Remember that nothing pays, unless it is only catching up that does not."""
-        batch = decision.batch
-        is_lagging = bool((batch.num_missing > self._forecaster.shared).any())
         # Out of credit nothing is drafted, whoever has caught up: to find that out each time costs credit.
-        if is_lagging and decision.account.is_open:
-            caught_up = replace(batch, num_missing=np.ones_like(batch.num_missing))
-            if self._best(batch, self._forecaster.forecast(caught_up, self.scales)) > 0:
-                return
+        if decision.account.is_open and self._chooser.is_lag_alone(decision.batch):
+            return
         self._settled.keep(situation, decision)
 
     def next_step(self) -> tuple[list[int], StepKind]:

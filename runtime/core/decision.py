@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from runtime.core import choice_loops
-from runtime.core.acceptance import Rates
 from runtime.core.account import MOST_LOST, MOST_STEPS, Account, Accounts
 from runtime.core.forecast import Batch, Forecast, Settings
 from runtime.core.trials import Trial
@@ -63,9 +62,9 @@ class Decision:
     """What holds until the next decision.
 
     Attributes:
-        table_s: [G + 1] tabled time of a step by its longest draft.
+        batch: the rows.
+        forecast: for them.
         plain_s: expected time of a step without drafts, but for rows of a fixed gamma.
-        plain_tokens: what such a step is expected to emit.
         floor: longest draft of rows of a fixed gamma.
         gammas: [n] of the best choice.
         bare: [n] of a step without drafts, but for rows of a fixed gamma.
@@ -80,9 +79,7 @@ class Decision:
 
     batch: Batch
     forecast: Forecast
-    table_s: list[float]
     plain_s: float
-    plain_tokens: float
     floor: int
     gammas: list[int]
     bare: list[int]
@@ -102,7 +99,9 @@ class Decision:
     def step_table_s(self, step: Taken) -> float:
         """Tabled time of a step: of its longest draft, or of the very drafts where each token has a price."""
         packed = self.forecast.packed
-        return self.table_s[step.longest] if packed is None else packed.table_s(step.drafted)
+        if packed is None:
+            return float(self.forecast.table_s[step.longest])
+        return packed.table_s(step.drafted)
 
     def shape(self, step: Taken) -> tuple[int, int]:
         """What engines plan a step by."""
@@ -115,11 +114,6 @@ class Decision:
         """Whether about as many rows decoded as it is for: others' prompts may still be read, or they ended."""
         num_rows = len(self.gammas)
         return abs(step.num_rows - num_rows) * FEW <= num_rows
-
-    def hindsight(self) -> Rates:
-        """[2, G + 1] tokens and seconds that fixed gammas would have brought in its steps."""
-        hindsight: Rates = self.forecast.fixed * self.num_steps
-        return hindsight
 
 
 def pay(
@@ -137,7 +131,7 @@ def pay(
     invested_s = 0.0
     if step.catches_up and decision.longest:
         invested_s = max(0.0, seconds - expected_s)
-    plain_tokens = decision.plain_tokens * step.num_rows / len(decision.gammas)
+    plain_tokens = decision.forecast.plain_tokens * step.num_rows / len(decision.gammas)
     lost_s = seconds - invested_s - step.num_emitted / plain_tokens * decision.plain_s
     if not decision.is_of(step):
         # Plain decoding of fewer rows takes less, nobody knows how much: nothing is held to be gained.
@@ -186,11 +180,11 @@ def best_longest(
         doubt: of the acceptance, of whose benefit drafts are given ``settings.hope`` times as much.
         is_refilled: whether other requests wait for the rows' slots, so that the batch stays as large.
     """
-    width, num_rows = forecast.gammas.shape
+    figures, (width, num_rows) = forecast.figures, forecast.gammas.shape
     lead = settings.lead if num_rows > 1 and not is_refilled else 0.0
     if doubt and width > 1:
         # What that many more kept of every row's first draft would bring.
         hope = settings.hope * max(doubt - LEAST_DOUBT, 0.0)
-        lead -= hope * num_rows / float(forecast.fixed[0, 1])
+        lead -= hope * num_rows / float(figures[choice_loops.FIXED_TOKENS, 1])
     in_use = width if kept is None else kept
-    return choice_loops.pick(forecast.figures, forecast.floor, in_use, lead, settings.margin)
+    return choice_loops.pick(figures, forecast.floor, in_use, lead, settings.margin)

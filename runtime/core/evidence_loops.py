@@ -84,9 +84,10 @@ def record(
         used += num_overlaps
 
 
-@rule(void(_EVIDENCE, types.UniTuple(float64, 3), types.UniTuple(float64, 2), _WIDE))
+@rule(void(_EVIDENCE, _INDICES, types.UniTuple(float64, 3), types.UniTuple(float64, 2), _WIDE))
 def rate_traffic(
     traffic: Floats,
+    groups: Ints,
     prior: tuple[float, float, float],
     bounds: tuple[float, float],
     rates: Floats,
@@ -95,12 +96,16 @@ def rate_traffic(
 
     Args:
         traffic: [2, num_groups, G].
+        groups: of which they are wanted.
         prior: rate expected at first, its weight, and the weight of all positions against one.
         bounds: least and greatest rate.
-        rates: [num_groups, G] overwritten.
+        rates: [num_groups, G], of which those of the groups are overwritten.
     """
     first_rate, first_weight, weight = prior
-    for group in range(traffic.shape[1]):
+    for at, group in enumerate(groups):
+        # Rows are mostly of one group.
+        if at and group == groups[at - 1]:
+            continue
         hits, trials = 0.0, 0.0
         for position in range(traffic.shape[2]):
             hits += traffic[HITS, group, position]
@@ -127,7 +132,7 @@ def rate_rows(
 
     Args:
         rows: [2, num_rows, G].
-        traffic_rates: [num_groups, G] that ``rate_traffic`` wrote.
+        traffic_rates: [num_groups, G] that ``rate_traffic`` wrote for the rows' groups.
         group_of: [num_rows].
         weights: of the traffic, and of all positions against one.
         bounds: least and greatest rate.
@@ -173,3 +178,44 @@ def mean_doubt(traffic: Floats, group_of: Ints, num_rows: int, first: tuple[floa
         kept = hits / trials
         total += np.sqrt(kept * (1.0 - kept) / (trials + 1.0))
     return total / num_rows
+
+
+@rule(
+    float64(
+        _EVIDENCE,
+        _EVIDENCE,
+        _INDICES,
+        types.UniTuple(float64, 3),
+        types.UniTuple(float64, 2),
+        types.UniTuple(float64, 2),
+        _WIDE,
+    )
+)
+def expect(
+    rows: Floats,
+    traffic: Floats,
+    group_of: Ints,
+    prior: tuple[float, float, float],
+    weights: tuple[float, float],
+    bounds: tuple[float, float],
+    survival: Floats,
+) -> float:
+    """Write how likely each row's first draft tokens are all kept; the doubt of the traffic, as ``mean_doubt``.
+
+    Args:
+        rows: [2, num_rows, G].
+        traffic: [2, num_groups, G].
+        group_of: [num_rows].
+        prior: as for ``rate_traffic``.
+        weights: as for ``rate_rows``.
+        bounds: least and greatest rate.
+        survival: [n, G] overwritten, of the first n rows.
+    """
+    num_rows = survival.shape[0]
+    traffic_rates = np.empty(traffic.shape[1:])
+    rate_traffic(traffic, group_of[:num_rows], prior, bounds, traffic_rates)
+    rate_rows(rows, traffic_rates, group_of, weights, bounds, survival)
+    for row in range(num_rows):
+        for position in range(1, survival.shape[1]):
+            survival[row, position] *= survival[row, position - 1]
+    return mean_doubt(traffic, group_of, num_rows, (prior[0], prior[1]))

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.core import choice_loops, packed_loops
+from runtime.core import choice_loops, packed_loops, trial_loops
 from runtime.core.acceptance import Rates
 from runtime.core.costs import CostTable, RowKind
 from runtime.core.packed_prices import PackedPrices, PackedStep
@@ -68,46 +69,46 @@ class Settings:
     idle_share: float = 0.001
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(NamedTuple):
     """The rows that decode in the next step.
 
     Attributes:
-        caps: [n] most draft tokens each row may take; 0 for rows without drafts.
-        is_fixed: [n] bool; a row with a gamma of its own takes its cap.
-        uses_model: [n] bool, whether drafting for the row calls the draft model.
-        kinds: [n] index into ``KINDS``.
-        num_missing: [n] committed tokens that the draft model has not been fed.
-        num_remaining: [n] tokens the row may still emit.
+        facts: [6, n] int64, rows as ``choice_loops`` names them: most draft tokens that a request may take, 0 for none;
+            whether its gamma is its own, so that it takes all of them; whether drafting for it calls the draft
+            model; index into ``KINDS``; committed tokens that the draft model has not been fed; tokens that it may
+            still emit.
         survival: [n, G] from the acceptance book.
-        doubt: standard deviation of the acceptance that the traffic shows.
-        num_live: rows of the engine call, decoding or not.
         num_cached: tokens of the longest row so far.
-        time_left_s: until the earliest deadline; None without one.
+        time_left_s: until the earliest deadline; infinite without one.
+        doubt: standard deviation of the acceptance that the traffic shows.
         is_refilled: whether other requests wait for the slots of those that end.
     """
 
-    caps: Ints
-    is_fixed: npt.NDArray[np.bool_]
-    uses_model: npt.NDArray[np.bool_]
-    kinds: Ints
-    num_missing: Ints
-    num_remaining: Ints
+    facts: Ints
     survival: Rates
-    num_live: int
     num_cached: int
-    time_left_s: float | None = None
+    time_left_s: float = math.inf
     doubt: float = 0.0
     is_refilled: bool = False
 
+    @property
+    def num_live(self) -> int:
+        """Rows of the engine call, decoding or not."""
+        return len(self.survival)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+
+def may_draft(batch: Batch) -> bool:
+    """Whether some row may draft that has no gamma of its own."""
+    caps, is_fixed = batch.facts[choice_loops.CAP], batch.facts[choice_loops.IS_FIXED]
+    return bool(caps[is_fixed == 0].any())
+
+
+class Forecast(NamedTuple):
     """What every longest draft would bring; entry G of each array is for G = 0..max_gamma.
 
     Attributes:
         figures: [5, G + 1] float64: the properties below.
-        gammas: [G + 1, n] each row's gamma.
+        gammas: [G + 1, n] each row's gamma; the first are those of a step in which only rows of a fixed gamma draft.
         floor: longest draft of rows of a fixed gamma.
         plain_tokens: that a step is expected to emit in which only rows of a fixed gamma draft.
         plain_table_s: tabled time of such a step.
@@ -151,10 +152,6 @@ class Forecast:
         rates: Rates = self.tokens / self.seconds
         return rates
 
-    def rate(self, longest: int) -> float:
-        """Tokens per second of one of them."""
-        return float(self.tokens[longest] / self.seconds[longest])
-
 
 class Forecaster:
     """Turns a batch into a forecast under a cost table.
@@ -166,6 +163,9 @@ class Forecaster:
         settings: of the controller.
         chunk: tokens that rows are fed in one step to catch up, together.
         packs_rows: whether a step costs by the total of its tokens.
+
+    Attributes:
+        catch_up: [2, m] tokens of one row, ascending, and seconds to feed them to the draft model; m may be 0.
     """
 
     def __init__(
@@ -186,9 +186,9 @@ class Forecaster:
         self._catching = max_shared_missing, settings.horizon
         rows = [table.host.rows[kind] for kind in KINDS]
         self._prices = np.array([[row.row_s for row in rows], [row.token_s for row in rows]])
-        self._catch_up = np.empty((2, 0))
+        self.catch_up = np.empty((2, 0))
         if table.catch_up is not None:
-            self._catch_up = np.array([table.catch_up.tokens, table.catch_up.seconds[0]])
+            self.catch_up = np.array([table.catch_up.tokens, table.catch_up.seconds[0]])
         self._known: dict[tuple[int, int], Rates] = {}
         self._packed: dict[tuple[int, int], PackedPrices] = {}
 
@@ -199,72 +199,36 @@ class Forecaster:
             batch: at least one row.
             scales: [G + 1] measured over tabled time, by longest draft.
         """
-        facts = np.array(
-            (
-                batch.caps,
-                batch.is_fixed,
-                batch.uses_model,
-                batch.kinds,
-                batch.num_missing,
-                batch.num_remaining,
-            ),
-            dtype=np.int64,
-        )
-        left_s = math.inf if batch.time_left_s is None else batch.time_left_s
-        survival = np.ascontiguousarray(batch.survival)
+        facts, num_rows = batch.facts, batch.num_live
         figures = np.empty((5, self._max_gamma + 1))
-        gammas = np.zeros((self._max_gamma + 1, facts.shape[1]), dtype=np.int64)
+        gammas = np.zeros((self._max_gamma + 1, num_rows), dtype=np.int64)
         if not self._packs_rows:
-            curves = self._curves(batch.num_live, batch.num_cached)
+            curves = self._curves(num_rows, batch.num_cached)
             floor, plain_tokens = choice_loops.predict(
-                facts, survival, curves, self._prices, self._catch_up, scales, self._catching, left_s,
-                figures, gammas,
+                facts, batch.survival, curves, self._prices, self.catch_up, scales, self._catching,
+                batch.time_left_s, figures, gammas,
             )  # fmt: skip
             plain_s = float(figures[choice_loops.TABLE_S, floor])
-            return Forecast(
-                figures=figures,
-                gammas=gammas,
-                floor=floor,
-                plain_tokens=plain_tokens,
-                plain_table_s=plain_s,
-            )
-        packed = self._packed_prices(batch.num_live, batch.num_cached)
-        once_s = np.empty(facts.shape[1])
-        choice_loops.price_catching_up(facts, self._catch_up, *self._catching, once_s)
+            return Forecast(figures, gammas, floor, plain_tokens, plain_s)
+        packed = self._packed_prices(num_rows, batch.num_cached)
+        once_s = np.empty(num_rows)
+        choice_loops.price_catching_up(facts, self.catch_up, *self._catching, once_s)
         floor, plain_tokens, plain_s = packed_loops.predict(
-            facts, survival, packed.verify_s, packed.calls_s, self._prices, once_s, scales, left_s,
-            figures, gammas,
+            facts, batch.survival, packed.verify_s, packed.calls_s, self._prices, once_s, scales,
+            batch.time_left_s, figures, gammas,
         )  # fmt: skip
-        return Forecast(
-            figures=figures,
-            gammas=gammas,
-            floor=floor,
-            plain_tokens=plain_tokens,
-            plain_table_s=plain_s,
-            packed=PackedStep(packed, self._prices, batch.kinds, batch.uses_model),
-        )
+        step = PackedStep(packed, self._prices, facts)
+        return Forecast(figures, gammas, floor, plain_tokens, plain_s, step)
 
-    def catch_up_each_s(self, num_missing: Ints) -> Rates:
-        """[n] seconds to feed the draft model what each row misses, beyond what is fed along anyway.
+    def catch_up_s(self, num_missing: Ints) -> float:
+        """Seconds to feed the draft model what rows miss, beyond what is fed along anyway.
 
         Args:
             num_missing: [n] tokens.
         """
-        tokens, seconds = self._catch_up
-        if not len(tokens):
-            return np.zeros(len(num_missing))
-        fed = num_missing - 1
-        each_s = np.interp(fed, tokens, seconds)
-        if len(tokens) > 1:
-            last_slope = (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
-            each_s += np.maximum(fed - tokens[-1], 0.0) * last_slope
-        each_s[num_missing <= self.shared] = 0.0
-        return each_s
-
-    def catch_up_all_s(self, batch: Batch, gammas: Ints) -> float:
-        """Seconds to feed it all that rows which are to draft miss."""
-        fed = batch.num_missing[(gammas > 0) & batch.uses_model & ~batch.is_fixed]
-        return float(self.catch_up_each_s(fed).sum())
+        seconds = np.empty(len(num_missing))
+        trial_loops.price_feeding(num_missing, self.catch_up, self.shared, seconds)
+        return float(seconds.sum())
 
     def _curves(self, num_live: int, num_cached: int) -> Rates:
         """[2, G + 1] seconds to verify every longest draft, and of its draft calls."""

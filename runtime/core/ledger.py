@@ -15,6 +15,8 @@ import numpy as np
 from runtime.core.acceptance import Rates
 
 FADING = 0.999
+MOST_UNSEEN = 64
+"""Decisions whose steps wait to be held against fixed gammas at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,22 +53,34 @@ class Ledger:
     def __init__(self, *, max_gamma: int) -> None:
         # Plain floats: a step must not wait for four numbers.
         self._emitted = self._seconds = self._plain_emitted = self._plain_s = 0.0
-        # [2, G + 1] tokens and seconds.
-        self._fixed = np.zeros((2, max_gamma + 1))
+        # [2, G + 1] tokens and seconds, and what is not added to them yet: so that a decision does not wait for it.
+        # In one, because another thread may be reading them.
+        unseen: list[tuple[Rates, int, float]] = []
+        self._fixed = np.zeros((2, max_gamma + 1)), unseen
         self._kept = 1.0
         self._num_on = 0
         self._num_off = 0
         self._num_probes = 0
 
-    def consider(self, fixed: Rates) -> None:
-        """Add what fixed gammas would have brought in the steps recorded since the last call.
+    def consider(self, fixed: Rates, num_steps: int) -> None:
+        """Hold the steps recorded since the last call against what fixed gammas would have brought.
 
         Args:
-            fixed: [2, G + 1] tokens and seconds, expected.
+            fixed: [2, G + 1] tokens and seconds, expected of a step; must not change.
+            num_steps: in all.
         """
-        # A new array: another thread may be reading the old one.
-        self._fixed = self._fixed * self._kept + fixed
+        unseen = self._fixed[1]
+        unseen.append((fixed, num_steps, self._kept))
         self._kept = 1.0
+        if len(unseen) >= MOST_UNSEEN:
+            self._fixed = self._sums(), []
+
+    def _sums(self) -> Rates:
+        """[2, G + 1] tokens and seconds that fixed gammas would have brought."""
+        sums, unseen = self._fixed
+        for fixed, num_steps, kept in unseen:
+            sums = sums * kept + fixed * num_steps
+        return sums
 
     def record(
         self,
@@ -90,13 +104,14 @@ class Ledger:
         self._num_off += num_steps * (not has_drafts)
         self._num_probes += num_steps * is_probe
 
-    def report(self, pending: Rates | None = None) -> ControlReport:
+    def report(self, fixed: Rates | None = None, num_steps: int = 0) -> ControlReport:
         """The sums as ratios; callable from any thread.
 
         Args:
-            pending: as for ``consider``, of the steps recorded since.
+            fixed: as for ``consider``, of steps recorded that it was not told of yet; None for none.
+            num_steps: of these.
         """
-        tokens, seconds_fixed = self._fixed if pending is None else self._fixed + pending
+        tokens, seconds_fixed = self._sums() if fixed is None else self._sums() + fixed * num_steps
         emitted, seconds = self._emitted, self._seconds
         plain_emitted, plain_s = self._plain_emitted, self._plain_s
         has_steps = seconds > 0.0 and plain_s > 0.0 and seconds_fixed[0] > 0.0

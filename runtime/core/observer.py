@@ -107,7 +107,7 @@ class Observer:
         """Learn from steps in a row without drafts, over so many rows; each took so long."""
         total_s, num_steps = sum(seconds), len(seconds)
         decision.num_steps += num_steps
-        table_s = decision.table_s[0]
+        table_s = float(decision.forecast.table_s[0])
         told = seconds[max(0, SETTLING - self._num_in_row) :]
         self._num_in_row += num_steps
         ratios = [one / table_s for one in told if one > 0.0]
@@ -129,7 +129,7 @@ class Observer:
     def end(self, decision: Decision) -> None:
         """Hold the steps taken under a decision against what fixed gammas would have brought."""
         if decision.num_steps:
-            self._ledger.consider(decision.hindsight())
+            self._ledger.consider(decision.forecast.fixed, decision.num_steps)
             decision.num_steps = 0
 
     def learn(self, decision: Decision | None) -> None:
@@ -141,4 +141,6 @@ class Observer:
 
     def report(self, decision: Decision | None) -> ControlReport:
         """What choices brought so far, steps of the decision that holds included."""
-        return self._ledger.report(None if decision is None else decision.hindsight())
+        if decision is None:
+            return self._ledger.report()
+        return self._ledger.report(decision.forecast.fixed, decision.num_steps)

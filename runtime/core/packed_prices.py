@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from runtime.core.acceptance import Rates
 from runtime.core.costs import CostTable
+from runtime.core.packed_loops import KIND, USES_MODEL
 
 Ints = npt.NDArray[np.int64]
 
@@ -54,15 +55,11 @@ class PackedStep:
     Args:
         prices: of as many rows.
         host: [2, kinds] seconds that the host spends on a row, and on each of its draft tokens.
-        kinds: [n] index of each row's kind.
-        calls_model: [n] whether drafting for the row calls the draft model.
+        facts: [6, n] of the rows, as in ``forecast.Batch``; must not change.
     """
 
-    def __init__(
-        self, prices: PackedPrices, host: Rates, kinds: Ints, calls_model: npt.NDArray[np.bool_]
-    ) -> None:
-        self._prices, self._host = prices, host
-        self._kinds, self._calls_model = kinds, calls_model
+    def __init__(self, prices: PackedPrices, host: Rates, facts: Ints) -> None:
+        self._prices, self._host, self._facts = prices, host, facts
         # Steps of one decision are mostly alike.
         self._known: dict[Hashable, float] = {}
 
@@ -78,7 +75,7 @@ class PackedStep:
         return known
 
     def _sum(self, drafted: Sequence[tuple[int, int]]) -> float:
-        kinds, calls_model = self._kinds.tolist(), self._calls_model.tolist()
+        kinds, calls_model = self._facts[KIND].tolist(), self._facts[USES_MODEL].tolist()
         row_s, token_s = self._host.tolist()
         seconds: float = sum([row_s[kind] for kind in kinds])
         total, num_calling = 0, [0] * max([length for _, length in drafted], default=0)

@@ -90,7 +90,9 @@ def probe_distance(forecast: Forecast, best: int, settings: Settings, behind_s: 
         settings: of the controller.
         behind_s: seconds to feed the draft model what it missed in a probe.
     """
-    gain = max(forecast.rate(best) / forecast.rate(forecast.floor) - 1.0, LEAST_GAIN)
-    price = (SETTLING + TIMED) * gain + behind_s / float(forecast.seconds[best])
+    tokens, seconds = forecast.tokens.tolist(), forecast.seconds.tolist()
+    floor = forecast.floor
+    gain = tokens[best] / seconds[best] / (tokens[floor] / seconds[floor]) - 1.0
+    price = (SETTLING + TIMED) * max(gain, LEAST_GAIN) + behind_s / seconds[best]
     distance = price / max(settings.probe_share, 1e-9)
     return int(min(max(distance, FIRST_PROBE), settings.probe_every))

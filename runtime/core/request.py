@@ -124,7 +124,7 @@ class Request:
     @property
     def num_remaining(self) -> int:
         """Tokens that may still be emitted."""
-        return self.max_output - self.num_output
+        return self.max_output + self.num_prompt - self.num_known
 
     @property
     def gamma(self) -> int:

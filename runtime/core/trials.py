@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from runtime.core import choice_loops
+from runtime.core import trial_loops
 from runtime.core.acceptance import Rates
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 
-LEAST_WASTE = 0.05
-"""Share of a trial's time that counts as wasted at least."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(NamedTuple):
     """Something to try.
 
     Attributes:
@@ -39,14 +35,8 @@ def plan_trial(forecast: Forecast, doubt: Rates, settings: Settings, best: int) 
         settings: of the controller.
         best: longest draft in use, at least 1.
     """
-    other = choice_loops.pick_other(forecast.figures, doubt, best, settings.margin)
-    if other == best:
-        return None
-    wasted = max(1.0 - forecast.rate(other) / forecast.rate(best), LEAST_WASTE)
-    return Trial(
-        gammas=forecast.gammas[other].tolist(),
-        cost_s=wasted * float(forecast.seconds[other]),
-    )
+    other, cost_s = trial_loops.pick_other(forecast.figures, doubt, best, settings.margin)
+    return None if other == best else Trial(forecast.gammas[other].tolist(), cost_s)
 
 
 def plan_exploration(
@@ -56,33 +46,16 @@ def plan_exploration(
 
     If any gamma pays, then so does this one. More rows cost more catching up, but share the steps, which
     then bring more tokens, too. Rows that miss least come first; those that may have ended before they
-    told anything are left out.
+    told anything are left out. However good the prospects: what is known to be bad is not tried for free.
+    However bad they are said to be: what says so may be wrong, and must not keep it from being tried.
     """
-    missing = np.where(batch.uses_model, batch.num_missing, 0)
-    lasts = batch.num_remaining > settings.explore_trials + missing // forecaster.chunk
-    may = np.flatnonzero(~batch.is_fixed & (batch.caps > 0) & lasts)
-    if not len(may) or forecast.fixed.shape[1] < 2:
-        return None
-    missing = missing[may]
-    order = np.argsort(missing, kind="stable")
-    may, missing = may[order], missing[order]
-    count = np.arange(1, len(may) + 1)
-    fed = np.cumsum(np.where(missing > forecaster.shared, missing - 1, 0))
-    steps = np.maximum(-(-settings.explore_trials // count), settings.explore_steps)
-    steps += np.maximum(-(-fed // forecaster.chunk), 1) - 1
-    once_s = np.cumsum(forecaster.catch_up_each_s(missing))
-    plain_s, longer_s = forecast.fixed[1, :2].tolist()
-    longer_s -= plain_s
-    gained_s = np.cumsum(batch.survival[may, 0]) * plain_s / len(batch.caps)
-    # However good the prospects: what is known to be bad is not tried for free. However bad they are
-    # said to be: what says so may be wrong, and must not keep it from being tried.
-    least_s = max(LEAST_WASTE * longer_s, 0.01 * plain_s)
-    cost_s = once_s + steps * np.minimum(np.maximum(longer_s - gained_s, least_s), plain_s)
-    num_tried = int((cost_s / (count * steps)).argmin()) + 1
-    gammas = np.where(batch.is_fixed, batch.caps, 0)
-    gammas[may[:num_tried]] = 1
-    return Trial(
-        gammas=gammas.tolist(),
-        cost_s=float(cost_s[num_tried - 1]),
-        num_steps=int(steps[num_tried - 1]),
+    gammas = np.empty(batch.num_live, dtype=np.int64)
+    num_steps, cost_s = trial_loops.explore(
+        batch.facts,
+        batch.survival,
+        forecast.figures,
+        forecaster.catch_up,
+        (settings.explore_trials, settings.explore_steps, forecaster.chunk, forecaster.shared),
+        gammas,
     )
+    return Trial(gammas.tolist(), cost_s, num_steps) if num_steps else None

@@ -9,7 +9,17 @@ import numpy as np
 
 from runtime.core.acceptance import LEAST_RATE, MOST_RATE, Fading, Rates, Round
 from runtime.core.costs import CostTable, RowKind, monotone
-from runtime.core.forecast import Batch
+from runtime.core.forecast import Batch, Settings
+
+
+class Rows:
+    """A batch by the names of its facts."""
+
+    def __init__(self, batch: Batch) -> None:
+        caps, is_fixed, uses_model, self.kinds, self.num_missing, self.num_remaining = batch.facts
+        self.caps, self.is_fixed, self.uses_model = caps, is_fixed > 0, uses_model > 0
+        self.survival, self.num_live = batch.survival, batch.num_live
+        self.num_cached, self.time_left_s = batch.num_cached, batch.time_left_s
 
 
 class NumpyForecast:
@@ -19,6 +29,7 @@ class NumpyForecast:
         self, table: CostTable, batch: Batch, scales: Rates, *, shared: int, horizon: int
     ) -> None:
         self.num_rows, self.max_gamma = batch.survival.shape
+        batch = Rows(batch)
         self.batch, self.longest = batch, np.arange(self.max_gamma + 1)
         costs = [table.host.rows[kind] for kind in RowKind]
         self.token_s = np.array([one.token_s for one in costs])[batch.kinds]
@@ -35,7 +46,7 @@ class NumpyForecast:
             seconds[batch.caps.max() + 1 :] = np.inf
             seconds[: self.floor] = np.inf
             left_s = batch.time_left_s
-            if left_s is not None and seconds[self.floor] <= left_s:
+            if seconds[self.floor] <= left_s:
                 seconds[seconds > left_s] = np.inf
             self.tokens, self.seconds = self.num_rows + kept[every, gammas].sum(axis=1), seconds
             self.gammas = gammas
@@ -80,7 +91,7 @@ class NumpyForecast:
         return int(hopes.argmax()) if hopes.max() > rates[best] * (1.0 + margin) else None
 
 
-def catch_up_s(table: CostTable, batch: Batch, shared: int, horizon: int) -> Rates:
+def catch_up_s(table: CostTable, batch: Rows, shared: int, horizon: int) -> Rates:
     """[n] seconds per step of catching up."""
     fed = table.catch_up
     lagging = (batch.num_missing > shared) & batch.uses_model & ~batch.is_fixed
@@ -88,6 +99,41 @@ def catch_up_s(table: CostTable, batch: Batch, shared: int, horizon: int) -> Rat
     beyond_s = np.maximum(missing - last, 0) * (fed.seconds[0][-1] / last)
     seconds = np.interp(missing, fed.tokens, fed.seconds[0]) + beyond_s
     return seconds / np.clip(batch.num_remaining, 1, horizon) * (lagging & (batch.caps > 0))
+
+
+def exploration(
+    table: CostTable,
+    batch: Batch,
+    fixed: Rates,
+    settings: Settings,
+    *,
+    shared: int,
+    chunk: int,
+) -> tuple[list[int], float, int] | None:
+    """Gammas, cost and steps of what is tried while nothing is drafted."""
+    rows = Rows(batch)
+    missing = np.where(rows.uses_model, rows.num_missing, 0)
+    lasts = rows.num_remaining > settings.explore_trials + missing // chunk
+    may = np.flatnonzero(~rows.is_fixed & (rows.caps > 0) & lasts)
+    if not len(may):
+        return None
+    may = may[np.argsort(missing[may], kind="stable")]
+    missing = missing[may]
+    count = np.arange(1, len(may) + 1)
+    fed = np.cumsum(np.where(missing > shared, missing - 1, 0))
+    steps = np.maximum(-(-settings.explore_trials // count), settings.explore_steps)
+    steps += np.maximum(-(-fed // chunk), 1) - 1
+    feeding_s = [table.catch_up.extend_s(1, int(one) - 1, 1) for one in missing]
+    once_s = np.cumsum(np.where(missing > shared, feeding_s, 0.0))
+    plain_s, longer_s = fixed[1, :2].tolist()
+    longer_s -= plain_s
+    gained_s = np.cumsum(rows.survival[may, 0]) * plain_s / batch.num_live
+    least_s = max(0.05 * longer_s, 0.01 * plain_s)
+    cost_s = once_s + steps * np.minimum(np.maximum(longer_s - gained_s, least_s), plain_s)
+    num_tried = int((cost_s / (count * steps)).argmin()) + 1
+    gammas = np.where(rows.is_fixed, rows.caps, 0)
+    gammas[may[:num_tried]] = 1
+    return gammas.tolist(), float(cost_s[num_tried - 1]), int(steps[num_tried - 1])
 
 
 class NumpyBook:

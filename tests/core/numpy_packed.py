@@ -8,7 +8,7 @@ from runtime.core.acceptance import Rates
 from runtime.core.costs import CostTable, RowKind
 from runtime.core.forecast import Batch
 from runtime.core.packed_loops import PART
-from tests.core.numpy_choice import catch_up_s
+from tests.core.numpy_choice import Rows, catch_up_s
 
 
 class NumpyPacked:
@@ -17,6 +17,7 @@ class NumpyPacked:
     def __init__(
         self, table: CostTable, batch: Batch, scales: Rates, *, shared: int, horizon: int
     ) -> None:
+        batch = Rows(batch)
         self.table, self.batch = table, batch
         self.num_rows, self.max_gamma = batch.survival.shape
         self.longest = np.arange(self.max_gamma + 1)
@@ -39,7 +40,7 @@ class NumpyPacked:
             )
             seconds = self.table_s * scales
             left_s = batch.time_left_s
-            if left_s is not None and seconds[self.floor] <= left_s:
+            if seconds[self.floor] <= left_s:
                 seconds[seconds > left_s] = np.inf
             seconds[: self.floor] = np.inf
             seconds[self.gammas.max(axis=1) < self.longest] = np.inf

@@ -23,7 +23,7 @@ def feed(one: AcceptanceBook, row: int, alpha: float, rounds: int, seed: int = 0
 
 def test_a_new_row_expects_what_nobody_has_contradicted() -> None:
     assert book().rates(3) == pytest.approx(0.7)
-    assert book().survival(1)[0] == pytest.approx([0.7, 0.49, 0.343, 0.2401])
+    assert book().expect(1)[0][0] == pytest.approx([0.7, 0.49, 0.343, 0.2401])
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
@@ -97,7 +97,7 @@ def test_rates_stay_inside_their_bounds_whatever_comes() -> None:
         assert np.isfinite(rates).all()
         assert (rates >= 0.01).all()
         assert (rates <= 0.99).all()
-        assert (np.diff(one.survival(3), axis=1) <= 0).all()
+        assert (np.diff(one.expect(3)[0], axis=1) <= 0).all()
 
 
 def test_evidence_ages_in_steps_without_drafts_but_is_never_forgotten() -> None:
@@ -119,9 +119,9 @@ def test_doubt_falls_with_what_was_judged_and_is_of_the_rows_group() -> None:
     one = book()
     one.start(0, 0)
     one.start(1, 1)
-    before = one.doubt(2)
+    before = one.expect(2)[1]
     assert before == pytest.approx((0.7 * 0.3 / 5.0) ** 0.5)
     feed(one, 0, 0.5, 100)
-    told = one.doubt(1)
+    told = one.expect(1)[1]
     assert told < 0.3 * before
-    assert one.doubt(2) == pytest.approx((told + before) / 2.0)
+    assert one.expect(2)[1] == pytest.approx((told + before) / 2.0)

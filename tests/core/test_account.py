@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -213,7 +211,8 @@ def test_more_rows_are_tried_at_once_where_that_tells_more_for_its_price() -> No
     # Catching up costs eight steps per row: one is tried, the one that misses least.
     missing = np.full(8, 81)
     missing[3] = 21
-    assert tried(controller(table(c=0.4, catch_up_s=0.1)), replace(rows, num_missing=missing)) == [
+    lagging = batch(*[0.3] * 8, num_missing=missing)
+    assert tried(controller(table(c=0.4, catch_up_s=0.1)), lagging) == [
         int(row == 3) for row in range(8)
     ]
 

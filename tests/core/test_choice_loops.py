@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,8 @@ from runtime.core.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKi
 from runtime.core.decision import best_longest
 from runtime.core.forecast import KINDS, Batch, Forecaster, Settings
 from runtime.core.step_times import StepTimes
-from runtime.core.trials import plan_trial
-from tests.core.numpy_choice import NumpyBook, NumpyFilter, NumpyForecast
+from runtime.core.trials import plan_exploration, plan_trial
+from tests.core.numpy_choice import NumpyBook, NumpyFilter, NumpyForecast, exploration
 
 MAX_GAMMA, SHARED = 8, 2
 SETTINGS = Settings()
@@ -47,17 +48,19 @@ def random_table(rng: np.random.Generator) -> CostTable:
 
 def random_batch(rng: np.random.Generator) -> Batch:
     n = int(rng.integers(1, 9))
+    facts = (
+        rng.choice([MAX_GAMMA, MAX_GAMMA, 3, 1, 0], n),
+        rng.random(n) < rng.choice([0.0, 0.3]),
+        rng.random(n) < 0.8,
+        rng.integers(0, len(KINDS), n),
+        rng.choice([0, 1, 2, 3, 20, 90], n),
+        rng.choice([1, 5, 40, 300], n),
+    )
     return Batch(
-        caps=rng.choice([MAX_GAMMA, MAX_GAMMA, 3, 1, 0], n),
-        is_fixed=rng.random(n) < rng.choice([0.0, 0.3]),
-        uses_model=rng.random(n) < 0.8,
-        kinds=rng.integers(0, len(KINDS), n),
-        num_missing=rng.choice([0, 1, 2, 3, 20, 90], n),
-        num_remaining=rng.choice([1, 5, 40, 300], n),
+        np.array(facts, dtype=np.int64),
         survival=np.cumprod(rng.uniform(0.1, 1.0, (n, MAX_GAMMA)), axis=1),
-        num_live=n,
         num_cached=int(rng.integers(1, 600)),
-        time_left_s=float(rng.uniform(1e-3, 2e-2)) if rng.random() < 0.3 else None,
+        time_left_s=float(rng.uniform(1e-3, 2e-2)) if rng.random() < 0.3 else math.inf,
     )
 
 
@@ -83,7 +86,6 @@ def test_what_every_longest_draft_brings(seed: int) -> None:
         best = best_longest(found, in_use, SETTINGS)
         assert best == expected.best(in_use, SETTINGS.lead, SETTINGS.margin)
         num_drafting += best > 0
-        assert found.rate(found.floor) == pytest.approx(found.rates[found.floor], rel=1e-15)
     assert 10 < num_drafting < 60
 
 
@@ -97,14 +99,14 @@ def test_a_trial_is_of_the_longest_draft_with_the_best_hope() -> None:
     times.learn(1, 3, [1.0] * 20)
     others = set()
     for _ in range(60):
-        batch = replace(random_batch(rng), time_left_s=None)
-        times.learn(len(batch.caps), int(rng.integers(0, 9)), rng.uniform(0.9, 1.1, 12).tolist())
-        scales = times.scales(len(batch.caps))
+        batch = random_batch(rng)._replace(time_left_s=math.inf)
+        times.learn(batch.num_live, int(rng.integers(0, 9)), rng.uniform(0.9, 1.1, 12).tolist())
+        scales = times.scales(batch.num_live)
         found = forecaster.forecast(batch, scales)
         expected = NumpyForecast(costs, batch, scales, shared=SHARED, horizon=SETTINGS.horizon)
         best = best_longest(found, None, SETTINGS)
         if best:
-            doubt = times.doubt(len(batch.caps), best)
+            doubt = times.doubt(batch.num_live, best)
             other = expected.other(doubt, best, SETTINGS.margin)
             trial = plan_trial(found, doubt, SETTINGS, best)
             others.add(other)
@@ -112,6 +114,29 @@ def test_a_trial_is_of_the_longest_draft_with_the_best_hope() -> None:
             assert trial is None or trial.gammas == expected.gammas[other].tolist()
     assert None in others
     assert len(others) > 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_exploration_is_of_the_rows_that_tell_most_for_their_price(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    costs = random_table(rng)
+    forecaster = Forecaster(
+        costs, max_gamma=MAX_GAMMA, max_shared_missing=SHARED, settings=SETTINGS, chunk=48
+    )
+    num_none, numbers = 0, set()
+    for _ in range(100):
+        rows, scales = random_batch(rng), rng.uniform(0.7, 1.4, MAX_GAMMA + 1)
+        found = forecaster.forecast(rows, scales)
+        trial = plan_exploration(rows, found, SETTINGS, forecaster)
+        expected = exploration(costs, rows, found.fixed, SETTINGS, shared=SHARED, chunk=48)
+        num_none += expected is None
+        assert (trial is None) == (expected is None)
+        if trial is not None and expected is not None:
+            assert (trial.gammas, trial.num_steps) == (expected[0], expected[2])
+            assert trial.cost_s == pytest.approx(expected[1], rel=1e-12)
+            numbers.add(trial.num_steps)
+    assert 0 < num_none < 50
+    assert len(numbers) > 2
 
 
 def random_rounds(rng: np.random.Generator, num_rows: int) -> list[Round]:
@@ -139,7 +164,7 @@ def test_acceptance_of_rows_and_traffic(seed: int) -> None:
         np.testing.assert_allclose(book.traffic_rates(), plain.traffic_rates(), rtol=1e-12)
         np.testing.assert_allclose(book.rates(5), plain.rates(), rtol=1e-12)
         np.testing.assert_allclose(
-            book.survival(3), np.cumprod(plain.rates(), axis=1)[:3], rtol=1e-12
+            book.expect(3)[0], np.cumprod(plain.rates(), axis=1)[:3], rtol=1e-12
         )
 
 
@@ -170,12 +195,13 @@ def test_what_rows_miss_is_priced_as_the_table_has_it() -> None:
     )
     missing = np.array([0, 1, SHARED, SHARED + 1, 7, 65, 66, 500])
     fed = costs.catch_up
-    expected = [fed.extend_s(1, int(m) - 1, 1) if m > SHARED else 0.0 for m in missing]
-    np.testing.assert_allclose(forecaster.catch_up_each_s(missing), expected, rtol=1e-12)
+    for one in missing.tolist():
+        expected = fed.extend_s(1, one - 1, 1) if one > SHARED else 0.0
+        assert forecaster.catch_up_s(np.array([one])) == pytest.approx(expected, rel=1e-12)
     without = Forecaster(
         replace(costs, catch_up=None),
         max_gamma=MAX_GAMMA,
         max_shared_missing=SHARED,
         settings=SETTINGS,
     )
-    assert not without.catch_up_each_s(missing).any()
+    assert without.catch_up_s(missing) == 0.0

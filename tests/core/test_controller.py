@@ -56,18 +56,20 @@ def batch(
 ) -> Batch:
     n = len(alphas)
     powers = np.arange(1, MAX_GAMMA + 1)
-    fields = {
-        "caps": np.broadcast_to(np.array(caps), n).astype(np.int64),
-        "is_fixed": np.broadcast_to(np.array(fixed), n),
-        "uses_model": np.ones(n, dtype=bool),
-        "kinds": np.zeros(n, dtype=np.int64),
-        "num_missing": np.ones(n, dtype=np.int64),
-        "num_remaining": np.full(n, 100),
-        "survival": np.array(alphas)[:, None] ** powers,
-        "num_live": n,
-        "num_cached": 20,
+    facts = {
+        "caps": caps,
+        "is_fixed": fixed,
+        "uses_model": True,
+        "kinds": 0,
+        "num_missing": 1,
+        "num_remaining": 100,
     }
-    return Batch(**{**fields, **change})
+    facts |= {name: change.pop(name) for name in facts if name in change}
+    rows = [np.broadcast_to(np.array(one), n) for one in facts.values()]
+    survival = np.array(alphas)[:, None] ** powers
+    return Batch(
+        np.array(rows, dtype=np.int64), **{"survival": survival, "num_cached": 20, **change}
+    )
 
 
 def controller(costs: CostTable, **settings: object) -> Controller:
@@ -124,7 +126,7 @@ def test_a_small_gain_is_taken_where_rows_that_end_make_room_for_others() -> Non
     gain = 1.45 / 1.4
     assert 1.0 < gain < 1.0 + Settings().lead
     assert first_choice(costs, rows) == [0, 0]
-    assert first_choice(costs, replace(rows, is_refilled=True)) == [1, 1]
+    assert first_choice(costs, rows._replace(is_refilled=True)) == [1, 1]
 
 
 def test_caps_hold_and_fixed_rows_keep_their_gamma() -> None:
@@ -417,8 +419,8 @@ def test_drafts_that_are_made_have_the_benefit_of_the_doubt(num_rows: int) -> No
         one = controller(costs)
         one.decide(good)
         assert one.is_drafting
-        one.decide(replace(bad, doubt=doubt))
+        one.decide(bad._replace(doubt=doubt))
         assert one.is_drafting is goes_on
     one = controller(costs)
-    one.decide(replace(bad, doubt=0.15))
+    one.decide(bad._replace(doubt=0.15))
     assert not one.is_drafting

@@ -1,0 +1,144 @@
+"""The loops of what is tried besides the best choice, compiled; ``core.trials`` says what is computed, and why.
+
+One file, because the functions call each other (``engines.compiled``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import float64, int64, types, void
+
+from engines.compiled import rule
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# Rows of ``facts`` and ``figures``, as in ``choice_loops``.
+CAP, IS_FIXED, USES_MODEL, KIND, MISSING, REMAINING = range(6)
+TOKENS, SECONDS, TABLE_S, FIXED_TOKENS, FIXED_S = range(5)
+LEAST_WASTE = 0.05
+"""Share of a trial's time that counts as wasted at least."""
+LEAST_COST = 0.01
+"""Of a plain step, that each step of an exploration is held to cost at least."""
+
+_IDS, _WIDE, _LINE = int64[:, ::1], float64[:, ::1], float64[::1]
+_INDICES = int64[::1]
+
+
+@rule(types.Tuple((int64, float64))(_WIDE, _LINE, int64, float64))
+def pick_other(figures: Floats, doubt: Floats, best: int, margin: float) -> tuple[int, float]:
+    """Another longest draft that may be better by a margin for all that is known of its time, else ``best``.
+
+    Args:
+        figures: [5, G + 1] that ``predict`` wrote.
+        doubt: [G + 1] standard deviation of the logarithm of each step's time over that of ``best``.
+        best: longest draft in use, at least 1.
+        margin: share.
+
+    Returns:
+        The other, and the seconds of its step that are held to be wasted.
+    """
+    other, hope = best, 0.0
+    for longest in range(1, figures.shape[1]):
+        rate = figures[TOKENS, longest] / figures[SECONDS, longest] * np.exp(doubt[longest])
+        if longest != best and rate > hope:
+            other, hope = longest, rate
+    best_rate = figures[TOKENS, best] / figures[SECONDS, best]
+    if not hope > best_rate * (1.0 + margin):
+        return best, 0.0
+    seconds = figures[SECONDS, other]
+    rate = figures[TOKENS, other] / seconds
+    return other, max(1.0 - rate / best_rate, LEAST_WASTE) * seconds
+
+
+@rule(void(_INDICES, _WIDE, int64, _LINE))
+def price_feeding(num_missing: Ints, catch_up: Floats, shared: int, seconds: Floats) -> None:
+    """Write what it takes to feed the draft model what each row misses, beyond what is fed along anyway.
+
+    Args:
+        num_missing: [n] tokens.
+        catch_up: [2, m] tokens of one row, ascending, and seconds to feed them; m may be 0.
+        shared: tokens a row may miss and still be fed with the others.
+        seconds: [n] overwritten.
+    """
+    tokens, table_s = catch_up[0], catch_up[1]
+    last = len(tokens) - 1
+    for i in range(len(num_missing)):
+        seconds[i] = 0.0
+        if last < 0 or num_missing[i] <= shared:
+            continue
+        fed = num_missing[i] - 1
+        at = 0
+        while at < last and tokens[at + 1] <= fed:
+            at += 1
+        seconds[i] = table_s[at]
+        if fed > tokens[0] and at < last:
+            slope = (table_s[at + 1] - table_s[at]) / (tokens[at + 1] - tokens[at])
+            seconds[i] = slope * (fed - tokens[at]) + table_s[at]
+        if last > 0 and fed > tokens[last]:
+            slope = (table_s[last] - table_s[last - 1]) / (tokens[last] - tokens[last - 1])
+            seconds[i] += (fed - tokens[last]) * slope
+
+
+@rule(types.Tuple((int64, float64))(_IDS, _WIDE, _WIDE, _WIDE, types.UniTuple(int64, 4), _INDICES))
+def explore(
+    facts: Ints,
+    survival: Floats,
+    figures: Floats,
+    catch_up: Floats,
+    rules: tuple[int, int, int, int],
+    gammas: Ints,
+) -> tuple[int, float]:
+    """Write one token for as many rows as tell most for their price; steps that it takes, 0 for none, and its cost.
+
+    Args:
+        facts: [6, n] of the rows.
+        survival: [n, G].
+        figures: [5, G + 1] that ``predict`` wrote.
+        catch_up: as for ``price_feeding``.
+        rules: drafts that are to be judged and steps to be taken at least; tokens that rows are fed in one step to
+            catch up, together, and that a row may miss and still be fed with the others.
+        gammas: [n] overwritten; rows of a fixed gamma keep it.
+    """
+    num_trials, num_steps, chunk, shared = rules
+    num_rows = facts.shape[1]
+    order, missing = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
+    num_may = 0
+    for i in range(num_rows):
+        gammas[i] = facts[CAP, i] if facts[IS_FIXED, i] else 0
+        if facts[IS_FIXED, i] or facts[CAP, i] <= 0:
+            continue
+        missed = facts[MISSING, i] if facts[USES_MODEL, i] else 0
+        if facts[REMAINING, i] <= num_trials + missed // chunk:
+            continue
+        # In order of what they miss.
+        at = num_may
+        while at and missing[at - 1] > missed:
+            order[at], missing[at] = order[at - 1], missing[at - 1]
+            at -= 1
+        order[at], missing[at] = i, missed
+        num_may += 1
+    if not num_may or figures.shape[1] < 2:
+        return 0, 0.0
+    feeding_s = np.empty(num_may)
+    price_feeding(missing[:num_may], catch_up, shared, feeding_s)
+    plain_s = figures[FIXED_S, 0]
+    longer_s = figures[FIXED_S, 1] - plain_s
+    least_s = max(LEAST_WASTE * longer_s, LEAST_COST * plain_s)
+    fed, once_s, kept = 0, 0.0, 0.0
+    best, best_steps, best_cost_s, least_price = 0, 0, 0.0, np.inf
+    for at in range(num_may):
+        count = at + 1
+        fed += missing[at] - 1 if missing[at] > shared else 0
+        once_s += feeding_s[at]
+        kept += survival[order[at], 0]
+        steps = max(-(-num_trials // count), num_steps) + max(-(-fed // chunk), 1) - 1
+        gained_s = kept * plain_s / num_rows
+        cost_s = once_s + steps * min(max(longer_s - gained_s, least_s), plain_s)
+        price = cost_s / (count * steps)
+        if price < least_price:
+            best, best_steps, best_cost_s, least_price = count, steps, cost_s, price
+    for at in range(best):
+        gammas[order[at]] = 1
+    return best_steps, best_cost_s
