@@ -1,7 +1,7 @@
 """The exported directory: names of the tensors of its graphs, its manifest, and how it is checked.
 
 Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
-it, ``grouped.onnx`` over the same data where query heads share cache heads, ``half.onnx`` likewise where
+it, ``grouped.onnx`` over the same data where rows can be packed, ``half.onnx`` likewise where
 weights are float16, ``tree.onnx`` likewise and ``keep_path.onnx`` where trees are verified, and
 ``draft/`` in the same way; the device sampler's graphs, without weights, in ``sampler/``; TensorRT plans
 under ``plans/``. The manifest lists every other file with its size and SHA-256; a file that is missing,
@@ -46,11 +46,12 @@ POSITIONS = "positions"
 # Of grouped.onnx alone (``engines.packed_inputs``): the numbers of the cache's columns, [capacity] float32;
 # positions of the rows of grouped queries, [batch, 1, queries, 1] float32; where attention's answers to
 # packed rows stand, [1, rows, query heads, 3] int64, and likewise [1, wanted, ...] of rows whose logits are wanted;
-# and head_rows_name(h).
+# positions of packed rows where places have an embedding, [1, rows] int64; and head_rows_name(h).
 CACHE_COLUMNS = "cache_columns"
 QUERY_POSITIONS = "query_positions"
 ROW_HEADS = "row_heads"
 WANTED_HEADS = "wanted_heads"
+ROW_POSITIONS = "row_positions"
 HEAD_ROWS = "head_rows."
 # Of tree.onnx alone: [batch, tokens, tokens] bool.
 ANCESTORS = "ancestors"

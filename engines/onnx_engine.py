@@ -10,8 +10,8 @@ those with weights do is found out when a model is opened (``engines.single_rows
 alone is padded to two. Where rows are packed (``engines.packed_inputs``) that is all the padding that weights
 multiply. Above that ONNX Runtime's CPU kernels give a row the same bits whatever is
 beside it (I2), since the export admits no operator that rounds by an element's place in
-its tensor (``export.to_onnx``), and in all graphs: causal (``model.onnx``), the same with shared
-cache heads read once (``grouped.onnx``, run instead where the bundle has it) and masked
+its tensor (``export.to_onnx``), and in all graphs: causal (``model.onnx``), the same with packed rows and
+shared cache heads read once (``grouped.onnx``, run instead where the bundle has it) and masked
 (``tree.onnx``, run only where a row is a tree).
 
 Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
@@ -155,9 +155,8 @@ class OnnxEngine:
             all_tokens += len(span.tokens)
             all_wanted += span.num_logits
         is_padded = len(spans) == 1 and self._pads_single_row
-        is_packed = self._packed is not None and not is_tree
-        if is_packed:
-            num_tokens, num_wanted = max(1, longest), max(1, most_wanted)
+        if self._packed is not None and not is_tree:
+            num_tokens, num_wanted = max(self._packed.least_tokens, longest), max(1, most_wanted)
         else:
             num_tokens = max(MIN_SPAN if is_padded or is_tree else self._narrowest_span, longest)
             num_wanted = max(_MIN_WANTED if is_padded else 1, most_wanted)

@@ -29,11 +29,13 @@ from engines.bundle import (
     POSITIONS,
     QUERY_POSITIONS,
     ROW_HEADS,
+    ROW_POSITIONS,
     START,
     TOKENS,
     WANTED_HEADS,
     head_rows_name,
 )
+from engines.kv_cache import MIN_SPAN
 from engines.packed_loops import choose, lay_out, number_heads
 from engines.small_arrays import elements, float_elements
 
@@ -74,6 +76,7 @@ class PackedGraph:
         group: G, query heads per head of the cache.
         positions: elements of [max_context + max_extend] int64, i or else the last that the model knows.
         query_positions: elements of the same numbers as float32.
+        takes_row_positions: whether packed rows look up their places.
     """
 
     head_counts: tuple[int, ...]
@@ -81,6 +84,7 @@ class PackedGraph:
     group: int
     positions: memoryview[int]
     query_positions: memoryview[float]
+    takes_row_positions: bool
 
     @classmethod
     def of(
@@ -106,14 +110,21 @@ class PackedGraph:
             group=num_heads // num_kv_heads,
             positions=elements(positions),
             query_positions=float_elements(positions.astype(np.float32)),
+            takes_row_positions=ROW_POSITIONS in shapes,
         )
+
+    @property
+    def least_tokens(self) -> int:
+        """T at least: a head of the cache that a single query reads has another kernel, and other bits."""
+        return max(1, MIN_SPAN // self.group)
 
     @property
     def extra_inputs(self) -> frozenset[str]:
         """Names of inputs beside those of ``model.onnx``."""
         heads = map(head_rows_name, self.head_counts)
+        places = {ROW_POSITIONS} if self.takes_row_positions else set()
         return frozenset(
-            {POSITIONS, QUERY_POSITIONS, CACHE_COLUMNS, ROW_HEADS, WANTED_HEADS, *heads}
+            {POSITIONS, QUERY_POSITIONS, CACHE_COLUMNS, ROW_HEADS, WANTED_HEADS, *heads, *places}
         )
 
 
@@ -130,7 +141,7 @@ class PackedInputs:
         arrays: by name of the input, int64 where not said otherwise: tokens [1, N], start [B],
             logit_positions [M] among the N, positions [B, T], query_positions [B, 1, G*T, 1] float32,
             cache_columns [S] float32, row_heads [1, N, heads, 3], wanted_heads [1, M, heads, 3],
-            each head_rows.h [B, h, T].
+            each head_rows.h [B, h, T], row_positions [1, N] where the graph takes them.
     """
 
     def __init__(
@@ -152,6 +163,9 @@ class PackedInputs:
             LOGIT_POSITIONS: np.zeros(max(shape.all_wanted, least_rows), dtype=np.int64),
             POSITIONS: np.zeros((num_rows, width), dtype=np.int64),
         }
+        if graph.takes_row_positions:
+            integers[ROW_POSITIONS] = np.zeros((1, count), dtype=np.int64)
+            self._row_positions = elements(integers[ROW_POSITIONS])
         self._wanted = integers[LOGIT_POSITIONS]
         self._wanted_heads = np.zeros((1, self._wanted.size, graph.num_heads, 3), dtype=np.int64)
         self.arrays: dict[str, IntArray | FloatArray] = {
@@ -178,6 +192,9 @@ class PackedInputs:
                 at += 1
             start[row] = span.start
             self._place(row, span.start)
+            if self._graph.takes_row_positions:
+                begin, end = at - len(span.tokens), span.start + len(span.tokens)
+                self._row_positions[begin:at] = self._graph.positions[span.start : end]
         if not self._is_even:
             sizes = [(len(span.tokens), span.num_logits) for span in spans]
             if sizes != self._sizes:
@@ -212,7 +229,8 @@ def packed_feeds(
         capacity: S.
     """
     num_rows, width = tokens.shape
-    shape = PackedShape(num_rows, width, width, tokens.size, tokens.size)
+    at_least = max(width, graph.least_tokens)
+    shape = PackedShape(num_rows, at_least, width, tokens.size, tokens.size)
     inputs = PackedInputs(graph, shape, capacity=capacity, least_rows=1)
     rows = enumerate(zip(start.tolist(), tokens.tolist(), strict=True))
     inputs.fill(

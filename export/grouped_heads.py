@@ -9,7 +9,8 @@ head h // G), so a reshape makes their tokens the rows of one head, without a co
 
 ``grouped.onnx`` is ``model.onnx`` edited so, with packed rows (``export.packed_rows``), over the same weights.
 It is for the CPU: kernels of accelerators want causal attention by lengths, without a mask. Of G*T >= 2
-rows no span is too narrow, so no query is padded.
+rows no span is too narrow, so no query is padded; where G is 1 nothing is reshaped, and whoever runs the
+graph makes the rectangle two tokens wide at least.
 
 Positions and the numbers of the cache's columns are inputs: what works them out in the graph is a dozen
 nodes for a few numbers, a tenth of a small model's call. The mask is made once per call, as numbers that are
@@ -46,21 +47,22 @@ def derive_grouped_graph(path: Path) -> bool:
     """Write ``grouped.onnx`` beside the canonical graph at ``path``, if it has anything to gain.
 
     Returns:
-        Whether it was written: every Attention node is plainly causal and shares its cache heads, as many
-        in all layers, and its rows can be packed.
+        Whether it was written: every Attention node is plainly causal and of as many query heads per head of
+        the cache, and its rows can be packed.
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
     nodes = attention_nodes(model.graph)
     groups = {_group_size(node) for node in nodes}
-    if len(groups) != 1 or groups <= {0, 1} or not all(map(is_plainly_causal, nodes)):
+    if len(groups) != 1 or 0 in groups or not all(map(is_plainly_causal, nodes)):
         return False
     positions = give_positions(model.graph)
     give_mask(nodes, _causal_mask(model.graph))
     if not pack_rows(model.graph, nodes, positions):
         return False
-    for node in nodes:
-        _group_queries(model.graph, node)
+    if groups != {1}:
+        for node in nodes:
+            _group_queries(model.graph, node)
     declare_rows(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.

@@ -9,14 +9,15 @@ the caller makes (``engines.packed_inputs``) lead into attention and out of it:
 
 so that no node is added: what a Transpose copied is copied by index. Behind the last attention only rows go on whose
 logits are wanted, by ``wanted_heads`` and ``logit_positions``: a chunk of a prompt, which wants one, takes a seventh
-less on five layers. Angles are read by position in the node that turns by them.
+less on five layers. Angles are read by position in the node that turns by them, learnt embeddings of places by
+``row_positions`` [1, N].
 
 Rows keep the rank that tokens had. Of rank 2 a product and the sum behind it could be one Gemm, a microsecond less, but
 that starts from the residual: beyond 256 products to a sum it rounds otherwise than ``model.onnx`` and ``tree.onnx``.
 
 Requires a graph whose attention nodes take their heads from Reshape and Transpose, possibly through RMSNormalization,
-Split and RotaryEmbedding, and whose positions do nothing but turn. Ensures the same function, and no product with
-weights over padding.
+Split, Slice, Concat and RotaryEmbedding, and whose positions do nothing but turn or look up an embedding. Ensures the
+same function, and no product with weights over padding.
 
 Source: ONNX operators Gather-13, GatherND-13, RotaryEmbedding-23.
 """
@@ -34,6 +35,8 @@ from export.graph_edits import constant, put, put_input, replace, source
 _HEADS_FIRST = (0, 2, 1, 3)
 # Of RotaryEmbedding: the numbers of its inputs.
 _COS, _SIN, _PLACES = 1, 2, 3
+# What a rectangle's sizes [B, T, size] are for packed rows, but for the last.
+_RANKED = (1, -1, 0)
 # Of Attention likewise: keys and values, which TensorScatter writes to the cache.
 _CACHES = (1, 2)
 
@@ -60,8 +63,9 @@ def pack_rows(graph: ir.Graph, nodes: Sequence[ir.Node], positions: ir.Value) ->
     return (
         all(packed)
         and last is not None
+        and _keep_rows(graph)
         and _want_rows(graph, last)
-        and _turn_by_position(graph, positions)
+        and _place_by_position(graph, positions)
     )
 
 
@@ -78,8 +82,10 @@ class _Entries:
         node = None if value is None else value.producer()
         if node is None or node in self._packed:
             return node is not None
-        if node.op_type in ("Split", "RotaryEmbedding", "RMSNormalization"):
+        if node.op_type in ("Split", "Slice", "RotaryEmbedding", "RMSNormalization"):
             return self.pack(node.inputs[0])
+        if node.op_type == "Concat":
+            return all(map(self.pack, node.inputs))
         return node.op_type == "Transpose" and self._pack_heads(node)
 
     def _pack_heads(self, turned: ir.Node) -> bool:
@@ -192,21 +198,59 @@ def _reached(value: ir.Value) -> set[ir.Node]:
     return found
 
 
-def _turn_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
-    """Have RotaryEmbedding read its tables by position, two nodes less; whether positions do nothing else."""
+def _keep_rows(graph: ir.Graph) -> bool:
+    """Leave packed rows packed behind products of rank 2, which went back to [B, T, size] by sizes of their own."""
+    for node in graph:
+        if node.op_type != "Reshape" or constant(node.inputs[1]) is not None:
+            continue
+        sizes = source(node.inputs[1], "Concat")
+        size = None if sizes is None else constant(sizes.inputs[-1])
+        if sizes is None or size is None or len(sizes.inputs) != len(_RANKED):
+            return False
+        if not all(source(value, "Shape") for value in sizes.inputs[:-1]):
+            return False
+        target = np.array([*_RANKED[:-1], int(size.item())], np.int64)
+        node.replace_input_with(1, put(graph, target, f"{node.outputs[0].name}.rows"))
+    return True
+
+
+def _place_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
+    """Have each token's position where it is used: in the rectangle to turn, in packed rows to look up a place.
+
+    RotaryEmbedding reads its tables by position itself, two nodes less.
+
+    Returns:
+        Whether positions do nothing else.
+    """
+    by_row = None
     for use in tuple(positions.uses()):
         table = use.node
         turned = tuple(table.outputs[0].uses())
-        if table.op_type != "Gather" or not all(
+        if table.op_type == "Gather" and all(
             user.node.op_type == "RotaryEmbedding" and user.idx in (_COS, _SIN) for user in turned
         ):
+            for user in turned:
+                user.node.resize_inputs(_PLACES + 1)
+                user.node.replace_input_with(user.idx, table.inputs[0])
+                user.node.replace_input_with(_PLACES, positions)
+            graph.remove(table, safe=True)
+        elif _looks_up(use):
+            if by_row is None:
+                by_row = put_input(graph, bundle.ROW_POSITIONS, ir.DataType.INT64, [1, "rows"])
+            table.replace_input_with(use.idx, by_row)
+        else:
             return False
-        for user in turned:
-            user.node.resize_inputs(_PLACES + 1)
-            user.node.replace_input_with(user.idx, table.inputs[0])
-            user.node.replace_input_with(_PLACES, positions)
-        graph.remove(table, safe=True)
     return True
+
+
+def _looks_up(use: ir.Usage) -> bool:
+    """Whether positions become rows of a table, from a constant one on."""
+    node = use.node
+    if node.op_type == "Gather":
+        return use.idx == 1 and constant(node.inputs[0]) is not None
+    if node.op_type != "Add" or constant(node.inputs[1 - use.idx]) is None:
+        return False
+    return all(map(_looks_up, node.outputs[0].uses()))
 
 
 def declare_rows(graph: ir.Graph) -> None:

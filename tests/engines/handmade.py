@@ -31,11 +31,12 @@ MAX_CONTEXT, MAX_EXTEND, MAX_BATCH = 300, 40, 3
 class Decoder:
     """Collects nodes and weights; every method returns the name of what it adds."""
 
-    def __init__(self, nan_token: int | None) -> None:
+    def __init__(self, nan_token: int | None, kv_heads: int) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[TensorProto] = []
         self._rng = np.random.default_rng(7)
         self._nan_token = nan_token
+        self._kv_heads = kv_heads
 
     def weight(self, name: str, *shape: int) -> str:
         values = self._rng.normal(0, shape[0] ** -0.5, shape).astype(np.float32)
@@ -70,7 +71,7 @@ class Decoder:
 
     def layer(self, x: str, layer: int, ends: str) -> str:
         h = self.norm(x, f"norm.{layer}")
-        key, value = self.heads(h, f"k.{layer}", KV_HEADS), self.heads(h, f"v.{layer}", KV_HEADS)
+        key, value = (self.heads(h, f"{name}.{layer}", self._kv_heads) for name in "kv")
         key = self.add(
             "TensorScatter", key_name(layer), self.turned(key), START, out=new_key_name(layer)
         )
@@ -114,7 +115,7 @@ class Decoder:
 
     def _model(self) -> onnx.ModelProto:
         ints, floats = TensorProto.INT64, TensorProto.FLOAT
-        cache = ["batch", KV_HEADS, "capacity", HEAD_SIZE]
+        cache = ["batch", self._kv_heads, "capacity", HEAD_SIZE]
         layers = range(LAYERS)
         past = [name(layer) for layer in layers for name in (key_name, value_name)]
         present = [name(layer) for layer in layers for name in (new_key_name, new_value_name)]
@@ -137,18 +138,20 @@ class Decoder:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
 
 
-def write_bundle(root: Path, *, nan_token: int | None = None, is_grouped: bool = False) -> Path:
+def write_bundle(
+    root: Path, *, nan_token: int | None = None, is_grouped: bool = False, kv_heads: int = KV_HEADS
+) -> Path:
     """A bundle of the handmade decoder; ``nan_token`` is embedded as NaN."""
     (root / "target").mkdir(parents=True)
     path = root / "target" / "model.onnx"
-    onnx.save(onnx.shape_inference.infer_shapes(Decoder(nan_token).build()), path)
+    onnx.save(onnx.shape_inference.infer_shapes(Decoder(nan_token, kv_heads).build()), path)
     assert not is_grouped or derive_grouped_graph(path)
     (root / "tokenizer.json").write_text("{}")
     manifest = Manifest(
         target=ModelEntry(
             path="target",
             num_layers=LAYERS,
-            num_kv_heads=KV_HEADS,
+            num_kv_heads=kv_heads,
             head_size=HEAD_SIZE,
             vocab_size=V,
             weights="float32",

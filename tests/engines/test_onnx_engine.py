@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,29 +15,58 @@ from engines.kv_cache import KvCache, capacities, coarse_capacities, zeros
 from engines.onnx_engine import OnnxEngine
 from export.pipeline import export_bundle
 from tests.engines.contract import extend_one, make_tokens, span, wanted_logits
-from tests.engines.handmade import write_bundle
+from tests.engines.handmade import HEADS, KV_HEADS, write_bundle
 
 NAN_TOKEN = 95
 # More tokens than the first capacity holds, so that a trace crosses from one bucket to the next.
 LONG = 200
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["model", "grouped"])
-def is_grouped(request: pytest.FixtureRequest) -> bool:
-    """Whether cache heads that are shared are read once."""
-    return bool(request.param)
+class Graph(NamedTuple):
+    """Which graph an engine runs.
+
+    Attributes:
+        is_grouped: whether rows are packed, and cache heads that are shared read once.
+        kv_heads: heads of the cache, of as many queries or fewer.
+        least_tokens: of a row of a call, over packed rows.
+    """
+
+    is_grouped: bool
+    kv_heads: int
+    least_tokens: int
+
+
+GRAPHS = {
+    "model": Graph(False, KV_HEADS, 2),
+    "grouped": Graph(True, KV_HEADS, 1),
+    "unshared": Graph(True, HEADS, 2),
+}
+
+
+@pytest.fixture(scope="module", params=GRAPHS.values(), ids=GRAPHS)
+def graph(request: pytest.FixtureRequest) -> Graph:
+    found: Graph = request.param
+    return found
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, is_grouped: bool) -> Bundle:
+def is_grouped(graph: Graph) -> bool:
+    return graph.is_grouped
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, graph: Graph) -> Bundle:
     root = tmp_path_factory.mktemp("onnx") / "bundle"
-    return load_bundle(write_bundle(root, is_grouped=is_grouped))
+    return load_bundle(write_bundle(root, is_grouped=graph.is_grouped, kv_heads=graph.kv_heads))
 
 
 @pytest.fixture(scope="module")
-def poisoned_bundle(tmp_path_factory: pytest.TempPathFactory, is_grouped: bool) -> Bundle:
+def poisoned_bundle(tmp_path_factory: pytest.TempPathFactory, graph: Graph) -> Bundle:
     root = tmp_path_factory.mktemp("poisoned") / "bundle"
-    return load_bundle(write_bundle(root, nan_token=NAN_TOKEN, is_grouped=is_grouped))
+    is_grouped, kv_heads, _ = graph
+    return load_bundle(
+        write_bundle(root, nan_token=NAN_TOKEN, is_grouped=is_grouped, kv_heads=kv_heads)
+    )
 
 
 def reference(engine: Engine, tokens: tuple[int, ...]) -> FloatArray:
@@ -116,21 +146,21 @@ def test_int8_weights_give_a_row_the_same_bits_in_every_shape(
 
 @pytest.mark.parametrize("which", ["target", "draft"])
 def test_single_tokens_are_padded_only_where_bits_need_it(
-    bundle: Bundle, is_grouped: bool, tiny_bundle: Path, which: str
+    bundle: Bundle, graph: Graph, tiny_bundle: Path, which: str
 ) -> None:
     """Where the graph is one from before it padded attention, and its rows are not packed."""
     exported = load_bundle(tiny_bundle)
     entry = getattr(exported.manifest, which)
     handmade = bundle.manifest.target
     assert (entry.narrowest_span, handmade.narrowest_span) == (1, 2)
-    for engine, narrowest in (
-        (OnnxEngine(exported, entry), 1),
-        (OnnxEngine(bundle, handmade), 1 if is_grouped else 2),
+    for engine, num_tokens, num_wanted in (
+        (OnnxEngine(exported, entry), 1, 1),
+        (OnnxEngine(bundle, handmade), graph.least_tokens, 1 if graph.is_grouped else 2),
     ):
         assert engine.extend([span(slot, 0, (1,)) for slot in range(3)]).shape[1] == 1
-        assert engine.extend([span(0, 0, (1,))]).shape[1] == narrowest
+        assert engine.extend([span(0, 0, (1,))]).shape[1] == num_wanted
         sizes = {(one.num_rows, one.num_tokens) for one in engine._calls.sizes()}
-        assert sizes == {(3, narrowest), (1, narrowest)}
+        assert sizes == {(3, num_tokens), (1, num_tokens)}
 
 
 def test_a_batch_is_as_many_rows_as_it_has_tokens(bundle: Bundle, is_grouped: bool) -> None:

@@ -33,13 +33,10 @@ def test_family_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     certificate = check_parity(model, path, model_facts(model.config), max_gamma=4)
     assert certificate["rollback"]["num_compared"] > 0
     assert_bits_depend_on_no_neighbour(path, model_facts(model.config))
-    if derive_grouped_graph(path):
-        grouped = path.with_name(GROUPED_FILE)
-        check_parity(model, grouped, model_facts(model.config), max_gamma=4)
-        assert_bits_depend_on_no_neighbour(grouped, model_facts(model.config))
-    else:
-        assert family in ("gpt2", "gpt_neox", "opt")  # a cache head for every query head
-        assert not path.with_name(GROUPED_FILE).exists()
+    assert derive_grouped_graph(path)
+    grouped = path.with_name(GROUPED_FILE)
+    check_parity(model, grouped, model_facts(model.config), max_gamma=4)
+    assert_bits_depend_on_no_neighbour(grouped, model_facts(model.config))
     derive_tree_graphs(path)
     trees = check_tree_parity(model, path, model_facts(model.config), max_tree_nodes=40)
     assert trees["tree_masks"]["num_greedy_equal"] == trees["tree_masks"]["num_compared"] == 3 * 40
