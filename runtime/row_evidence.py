@@ -1,12 +1,14 @@
-"""What verification revealed of live rows, kept slot by slot while requests come, go and move."""
+"""What is known of live rows, and what verification revealed of them, while requests come, go and move."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
-from runtime.core.acceptance import AcceptanceBook, Rates, Round
+from runtime.core.acceptance import AcceptanceBook, Round
+from runtime.core.forecast import Batch
 from runtime.core.request import Request, Speculation
-from runtime.steering_rows import Groups
+from runtime.steering_rows import Groups, RowFacts, batch_of, facts_of
 
 MAX_GROUPS = 32
 # Rounds of evidence that wait to be learnt from at most.
@@ -19,17 +21,22 @@ class RowEvidence:
     Args:
         num_slots: slots.
         max_gamma: draft tokens of one row at most.
+        uses_model: whether a drafter, by name, calls the draft model.
 
     Attributes:
         live: request i holds slot i, as last aligned.
+        facts: that hold of them until they change.
         groups: of requests whose drafts fare alike.
         has_adaptive: whether gamma is chosen for some row.
     """
 
-    def __init__(self, num_slots: int, max_gamma: int) -> None:
+    def __init__(self, num_slots: int, max_gamma: int, uses_model: Callable[[str], bool]) -> None:
         self._book = AcceptanceBook(num_rows=num_slots, max_gamma=max_gamma, num_groups=MAX_GROUPS)
         self.groups = Groups(MAX_GROUPS)
         self.live: tuple[Request, ...] = ()
+        self.facts = RowFacts([], [], [], math.inf, ())
+        self._uses_model = uses_model
+        self._num_cached = 0
         self.has_adaptive = False
         self._speculations: list[Speculation] = []
         self._waiting: list[Round] = []
@@ -56,6 +63,7 @@ class RowEvidence:
         self.live = tuple(live)
         self._speculations = [row.speculation for row in live]
         self.has_adaptive = any(one.is_adaptive for one in self._speculations)
+        self.facts = facts_of(live, uses_model=self._uses_model, group=self.groups.of)
 
     def add(self, rounds: Sequence[Round]) -> None:
         """Rounds that were judged; they wait until they are learnt from."""
@@ -70,9 +78,19 @@ class RowEvidence:
         self._waiting.clear()
         return True
 
-    def expect(self) -> tuple[Rates, float]:
-        """[n, G] survival of the live rows' drafts, and how doubtful it is; see ``AcceptanceBook``."""
-        return self._book.expect(len(self.live))
+    def batch(self, caps: Sequence[int | None], now_s: float, *, is_refilled: bool) -> Batch:
+        """The rows as the controller sees them; see ``batch_of``."""
+        live = self.live
+        self._num_cached = max([self._num_cached, *[row.num_known for row in live]])
+        return batch_of(
+            live,
+            caps,
+            self.facts,
+            expected=self._book.expect(len(live)),
+            num_cached=self._num_cached,
+            now_s=now_s,
+            is_refilled=is_refilled,
+        )
 
     def age(self, num_steps: int) -> None:
         """So many steps revealed nothing."""

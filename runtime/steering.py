@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from engines.laws import Verdict
+from runtime.alike_steps import Course, Rest
 from runtime.core.controller import Controller, StepKind
 from runtime.core.costs import CostTable
 from runtime.core.forecast import Forecaster, Settings
@@ -28,21 +29,18 @@ from runtime.core.request import Request
 from runtime.drafters.base import Draft
 from runtime.row_evidence import RowEvidence
 from runtime.steering_rows import (
-    Course,
-    Rest,
-    RowFacts,
+    are_behind,
     are_others,
-    batch_of,
     bounded,
-    catches_up,
-    course_of,
-    facts_of,
     fixed_gammas,
+    has_ended,
+    held_back,
     known_gamma,
     plain_step_s,
+    rows_fed,
     situation_of,
 )
-from runtime.untold_steps import MOST_UNTOLD, Untold, UntoldSteps
+from runtime.untold_steps import MOST_UNTOLD, UntoldSteps
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +80,6 @@ class Steering:
         settings: Settings | None = None,
     ) -> None:
         self._settings = settings or Settings()
-        self._uses_model = uses_model
         self._are_waiting = are_waiting
         self._clock = clock
         self._began_s = 0.0
@@ -90,26 +87,20 @@ class Steering:
         self._rest: Rest | None = None
         self._course: Course | None = None
         forecaster = Forecaster(
-            table,
-            max_gamma=max_gamma,
-            max_shared_missing=max_shared_missing,
-            settings=self._settings,
-            chunk=chunk,
-            packs_rows=packs_rows,
-        )
+            table, max_gamma=max_gamma, max_shared_missing=max_shared_missing, settings=self._settings,
+            chunk=chunk, packs_rows=packs_rows,
+        )  # fmt: skip
         self._controller = Controller(
             forecaster, max_gamma=max_gamma, settings=self._settings, spread=table.disagreement
         )
-        self._rows = RowEvidence(num_slots, max_gamma)
+        self._rows = RowEvidence(num_slots, max_gamma, uses_model)
         self._untold = UntoldSteps()
         self._num_prefilling = 0
-        self._facts = RowFacts([], [], [], math.inf, ())
         self._most_missing = max_shared_missing
         self._catches_up = False
         self._is_drafting = False
         self._decided: tuple[Request, ...] = ()
         self._is_stale = True
-        self._num_cached = 0
         self._num_idle = 0
         self._kind = StepKind.NO_GAIN
         self._is_steering = self._is_resting = False
@@ -129,16 +120,15 @@ class Steering:
         """
         self._began_s = self._clock()
         course, rest = self._course, self._rest
-        if course is not None and course.holds(live, caps):
-            # One whose drafter had other ideas for a while has left the draft model behind.
-            self._catches_up = catches_up(
-                live, self._facts.calls_model, course.gammas, self._most_missing
-            )
-            return course.gammas
+        if course is not None:
+            alike = course.next(live, caps)
+            if alike is not None:
+                self._catches_up, self._held_back = course.catches_up, course.held_back
+                return alike
         self._is_resting = rest is not None and rest.holds(live, caps)
         if rest is not None and self._is_resting:
             if caps != rest.caps:
-                rest.caps, self._held_back = caps, [slot for slot, cap in enumerate(caps) if cap]
+                rest.caps, self._held_back = caps, held_back(caps, rest.gammas)
             return rest.gammas
         if self._retry_at_s is None or self._began_s >= self._retry_at_s:
             self._retry_at_s = None
@@ -164,15 +154,14 @@ class Steering:
         if self._is_stale:
             # What waits was taken under the decision that may be left now.
             self._untold.tell(controller, self._rows)
-            is_known = controller.recall(self._situation(live))
+            is_known = controller.recall(self._situation())
         if is_known:
             self._decided, self._is_stale = self._rows.live, False
         if self._must_decide() or self._pace.may_decide(is_drafting=controller.is_drafting):
-            self._decide(live, caps)
+            self._decide(caps)
             is_known = False
         gammas, kind = controller.next_step()
         self._kind = kind
-        self._held_back.clear()
         self._catches_up = False
         if self._num_idle > LONG_IDLE and any(gammas):
             self._learn()
@@ -181,18 +170,17 @@ class Steering:
             known = dict(zip(map(id, self._decided), gammas, strict=True))
             usual = max(gammas) if kind is StepKind.GAIN else 0
             gammas = [known_gamma(row, known, usual) for row in self._rows.live]
-        if kind is not StepKind.PROBE:
-            self._held_back += [slot for slot, cap in enumerate(caps) if cap and not gammas[slot]]
+        self._held_back = [] if kind is StepKind.PROBE else held_back(caps, gammas)
         chosen = bounded(caps, gammas)
         self._is_drafting = any(chosen)
         if self._is_drafting:
             self._num_idle = 0
-            self._catches_up = catches_up(
-                self._rows.live, self._facts.calls_model, chosen, self._most_missing
-            )
+            facts, most_missing = self._rows.facts, self._most_missing
+            self._catches_up = are_behind(rows_fed(live, chosen, facts), most_missing)
             if kind is StepKind.GAIN and not (self._catches_up or self._is_stale):
-                alike, left_s = controller.num_alike, self._pace.course_s
-                self._course = course_of(live, caps, chosen, alike, left_s)
+                num_alike, left_s = controller.num_alike, self._pace.course_s
+                if num_alike > 0 and left_s > 0.0 and None not in caps:
+                    self._course = Course(live, gammas, facts, most_missing, num_alike, left_s)
         elif not (self._num_prefilling or self._is_stale) and controller.is_at_rest:
             left_s = min(controller.rest_s, self._pace.rest_s)
             self._rest = Rest(tuple(live), caps, chosen, left_s)
@@ -226,12 +214,14 @@ class Steering:
             return
         self._served_s += seconds
         drafted = drafts if self._is_drafting else None
-        self._untold.add(Untold(seconds, self._kind, self._catches_up, drafted, judged))
+        self._untold.add(seconds, self._kind, self._catches_up, drafted, judged)
         course = self._course
         if course is not None:
             course.left_s -= seconds
-        may_wait = self._controller.is_drafting and len(self._untold) < MOST_UNTOLD
-        if (course is not None or may_wait) and not any(row.has_ended for row in live):
+        may_wait = course is not None or (
+            self._controller.is_drafting and len(self._untold) < MOST_UNTOLD
+        )
+        if may_wait and not has_ended(live):
             return
         try:
             self._untold.tell(self._controller, self._rows)
@@ -286,34 +276,23 @@ class Steering:
         self._learn()
         self._rows.align(live)
         self._is_stale = True
-        self._facts = facts_of(live, uses_model=self._uses_model, group=self._rows.groups.of)
 
     def _learn(self) -> None:
         self._untold.tell(self._controller, self._rows)
         if self._rows.learn():
             self._controller.forget_settled()
 
-    def _decide(self, live: Sequence[Request], caps: Sequence[int | None]) -> None:
+    def _decide(self, caps: Sequence[int | None]) -> None:
         self._untold.tell(self._controller, self._rows)
-        began = self._clock()
+        began_s = self._clock()
         self._learn()
         self._decided, self._is_stale = self._rows.live, False
-        self._num_cached = max([self._num_cached, *[row.num_known for row in live]])
-        is_refilled = self._are_waiting()
-        batch = batch_of(
-            live,
-            caps,
-            self._facts,
-            expected=self._rows.expect(),
-            num_cached=self._num_cached,
-            now_s=self._clock,
-            is_refilled=is_refilled,
-        )
-        situation = situation_of(live, self._facts, is_refilled=is_refilled)
-        self._controller.decide(batch, situation=situation, may_try=not self._num_prefilling)
-        took_s = self._clock() - began
+        batch = self._rows.batch(caps, began_s, is_refilled=self._are_waiting())
+        self._controller.decide(batch, situation=self._situation, may_try=not self._num_prefilling)
+        took_s = self._clock() - began_s
         self._controller.charge(took_s)
         self._pace.decide(took_s)
 
-    def _situation(self, live: Sequence[Request]) -> Hashable:
-        return situation_of(live, self._facts, is_refilled=self._are_waiting())
+    def _situation(self) -> Hashable:
+        rows = self._rows
+        return situation_of(rows.live, rows.facts, is_refilled=self._are_waiting())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +13,11 @@ from engines.trees import tree_layout
 from runtime.core.acceptance import Rates, Round
 from runtime.core.costs import CostTable, RowKind
 from runtime.core.forecast import KINDS, Batch
+from runtime.core.lifecycle import State
 from runtime.core.params import RequestSpec
-from runtime.core.request import Request, Speculation
+from runtime.core.request import Request
 from runtime.drafters.base import Draft
 
-# Steps at rest that are told at once: so many whatever may be due, and at most.
-LEAST_REST, MOST_REST = 16, 256
-# Steps with drafts that are answered alike at most.
-MOST_COURSE = 16
 # Part of the rows whose coming and going leaves a decision as it is.
 FEW = 4
 NEAR_END = 4
@@ -29,87 +25,6 @@ NEAR_END = 4
 
 
 _GREEDY, _STABLE, _SAMPLED = map(KINDS.index, (RowKind.GREEDY, RowKind.STABLE, RowKind.SAMPLED))
-
-
-@dataclass(slots=True)
-class Rest:
-    """Steps alike, without drafts: the controller is told of them at once.
-
-    Even a cheap look at the rows has to be fetched from memory that the engines have pushed out of the processor's
-    caches: at batch 1 it is a twentieth of a small model's step.
-
-    Attributes:
-        live: request i holds slot i.
-        caps: as ``Steering.choose`` was last given.
-        gammas: 0 for every row.
-        left_s: seconds that it may still answer so without looking.
-        seconds: of each step so far.
-    """
-
-    live: Sequence[Request]
-    caps: tuple[int | None, ...]
-    gammas: tuple[int | None, ...]
-    left_s: float
-    seconds: list[float] = field(default_factory=list)
-
-    def holds(self, live: Sequence[Request], caps: tuple[int | None, ...]) -> bool:
-        """Whether the next step is one of them, as far as caps only shrink."""
-        count = len(self.seconds)
-        if count >= LEAST_REST and (count >= MOST_REST or self.left_s <= 0.0):
-            return False
-        return live == self.live and None not in caps
-
-    def add(self, seconds: float) -> None:
-        """One of them is over."""
-        self.seconds.append(seconds)
-        self.left_s -= seconds
-
-
-@dataclass(slots=True)
-class Course:
-    """Steps alike, with drafts: rows are not looked at, and the controller is not asked, until it ends.
-
-    Attributes:
-        live: request i holds slot i.
-        drafted: how each is drafted for; a drafter that fails or pauses leaves its requests another.
-        caps: as ``Steering.choose`` was given.
-        gammas: that it answered.
-        num_left: steps that it may still answer so.
-        left_s: seconds until it is time to decide.
-        num_taken: steps so far.
-    """
-
-    live: Sequence[Request]
-    drafted: Sequence[Speculation]
-    caps: tuple[int | None, ...]
-    gammas: tuple[int | None, ...]
-    num_left: int
-    left_s: float
-    num_taken: int = 0
-
-    def holds(self, live: Sequence[Request], caps: tuple[int | None, ...]) -> bool:
-        """Whether the next step is one of them; then it is taken."""
-        if not self.num_left or self.left_s <= 0.0 or caps != self.caps or live != self.live:
-            return False
-        if any(row.speculation is not one for row, one in zip(live, self.drafted, strict=True)):
-            return False
-        self.num_left -= 1
-        self.num_taken += 1
-        return True
-
-
-def course_of(
-    live: Sequence[Request],
-    caps: tuple[int | None, ...],
-    gammas: tuple[int | None, ...],
-    num_alike: int,
-    left_s: float,
-) -> Course | None:
-    """The course that begins after a step; None where the next may be another, or rows' prompts are being read."""
-    if num_alike <= 0 or left_s <= 0.0 or None in caps:
-        return None
-    drafted = [row.speculation for row in live]
-    return Course(tuple(live), drafted, caps, gammas, min(num_alike, MOST_COURSE), left_s)
 
 
 class RowFacts(NamedTuple):
@@ -167,7 +82,7 @@ def batch_of(
     *,
     expected: tuple[Rates, float],
     num_cached: int,
-    now_s: Callable[[], float],
+    now_s: float,
     is_refilled: bool,
 ) -> Batch:
     """Live rows as the controller sees them; those whose prompt is being read as if they decoded.
@@ -178,7 +93,7 @@ def batch_of(
         known: what holds of them while they stay.
         expected: [n, G] survival of drafts and the doubt of it, from the acceptance book.
         num_cached: tokens of the longest row so far.
-        now_s: the clock that deadlines are on.
+        now_s: on the clock that deadlines are on.
         is_refilled: whether other requests wait for their slots.
     """
     takes, missing, left = [], [], []
@@ -190,7 +105,7 @@ def batch_of(
     facts = np.array(
         (takes, known.is_fixed, known.calls_model, known.kinds, missing, left), dtype=np.int64
     )
-    left_s = known.deadline_s - now_s()
+    left_s = known.deadline_s - now_s
     survival, doubt = expected
     return Batch(facts, survival, num_cached, left_s, doubt, is_refilled)
 
@@ -211,6 +126,42 @@ def bounded(caps: Sequence[int | None], gammas: Sequence[int]) -> tuple[int | No
     """Gammas within caps; None for rows that do not decode."""
     pairs = zip(caps, gammas, strict=True)
     return tuple([cap if cap is None or cap < gamma else gamma for cap, gamma in pairs])
+
+
+def held_back(caps: Sequence[int | None], gammas: Sequence[int | None]) -> list[int]:
+    """Rows that could draft and do not."""
+    return [slot for slot, cap in enumerate(caps) if cap and not gammas[slot]]
+
+
+def rows_fed(
+    live: Sequence[Request], gammas: Sequence[int | None], facts: RowFacts
+) -> list[Request]:
+    """Rows that draft with the draft model.
+
+    Args:
+        live: request i holds slot i.
+        gammas: of each; None for rows that do not decode.
+        facts: of them.
+    """
+    every = zip(live, gammas, facts.calls_model, strict=True)
+    return [row for row, gamma, is_fed in every if gamma and is_fed]
+
+
+# Asked in every step, at a price of which a generator would be the half.
+def are_behind(fed: Sequence[Request], most: int) -> bool:
+    """Whether the draft model is first fed what a row missed, beyond ``most`` tokens that are fed with the others'."""
+    for row in fed:  # noqa: SIM110
+        if row.num_known - row.draft_computed > most:
+            return True
+    return False
+
+
+def has_ended(live: Sequence[Request]) -> bool:
+    """Whether some row has."""
+    for row in live:  # noqa: SIM110
+        if row.state is State.FINISHED or row.state is State.FAILED:
+            return True
+    return False
 
 
 def fixed_gammas(live: Sequence[Request], caps: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -269,23 +220,6 @@ def _kind(spec: RequestSpec) -> int:
     if spec.law.is_greedy:
         return _GREEDY
     return _STABLE if spec.speculation.mode is ExactnessMode.SEED_STABLE else _SAMPLED
-
-
-def catches_up(
-    rows: Sequence[Request], are_fed: Sequence[bool], gammas: Sequence[int | None], most: int
-) -> bool:
-    """Whether the draft model is first fed what a row that drafts missed, beyond ``most`` tokens.
-
-    Args:
-        rows: that decode.
-        are_fed: of each, whether its drafter calls the draft model.
-        gammas: of each.
-        most: tokens a row may miss and still be fed with the others.
-    """
-    return any(
-        gamma and is_fed and row.num_known - row.draft_computed > most
-        for row, is_fed, gamma in zip(rows, are_fed, gammas, strict=True)
-    )
 
 
 def plain_step_s(table: CostTable, rows: int) -> float:

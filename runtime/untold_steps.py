@@ -7,7 +7,6 @@ costs several times what it costs right after another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from engines.laws import Verdict
 from runtime.core.controller import Controller, StepKind
@@ -19,37 +18,37 @@ from runtime.steering_rows import judged_rounds
 MOST_UNTOLD = 16
 """Steps that wait at most."""
 
-
-class Untold(NamedTuple):
-    """A step as it ended.
-
-    Attributes:
-        seconds: it took.
-        kind: what it was for.
-        catches_up: whether a draft model was fed what it had missed.
-        drafts: per slot, what was verified; None where nothing was to be drafted.
-        judged: slot and verdict of each row.
-    """
-
-    seconds: float
-    kind: StepKind
-    catches_up: bool
-    drafts: Sequence[Draft | None] | None
-    judged: Sequence[tuple[int, Verdict]]
+Judged = Sequence[tuple[int, Verdict]]
+_Untold = tuple[float, StepKind, bool, Sequence[Draft | None] | None, Judged]
 
 
 class UntoldSteps:
     """In order; the owner is the worker's thread."""
 
     def __init__(self) -> None:
-        self._steps: list[Untold] = []
+        self._steps: list[_Untold] = []
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def add(self, step: Untold) -> None:
-        """One is over."""
-        self._steps.append(step)
+    def add(
+        self,
+        seconds: float,
+        kind: StepKind,
+        catches_up: bool,
+        drafts: Sequence[Draft | None] | None,
+        judged: Judged,
+    ) -> None:
+        """A step is over.
+
+        Args:
+            seconds: it took.
+            kind: what it was for.
+            catches_up: whether a draft model was fed what it had missed.
+            drafts: per slot, what was verified; None where nothing was to be drafted.
+            judged: slot and verdict of each row.
+        """
+        self._steps.append((seconds, kind, catches_up, drafts, judged))
 
     def clear(self) -> None:
         """What they showed is not wanted any more."""
@@ -57,25 +56,20 @@ class UntoldSteps:
 
     def tell(self, controller: Controller, rows: RowEvidence) -> None:
         """Tell of them: the controller, whose last decision they were taken under, and its rows' evidence."""
+        if not self._steps:
+            return
         steps, self._steps = self._steps, []
-        taken = []
-        for step in steps:
-            rounds = [] if step.drafts is None else judged_rounds(step.drafts, step.judged)
-            rows.add(rounds)
-            longest = max((one.num_drafted for one in rounds), default=0)
-            num_rows = len(step.judged)
-            num_emitted = num_rows + sum(one.num_accepted for one in rounds)
+        taken, revealed = [], []
+        for seconds, kind, catches_up, drafts, judged in steps:
+            rounds = [] if drafts is None else judged_rounds(drafts, judged)
+            revealed += rounds
+            num_emitted, longest = len(judged), 0
+            for _, num_drafted, num_accepted, _ in rounds:
+                num_emitted += num_accepted
+                longest = max(longest, num_drafted)
             drafted = tuple([one[:2] for one in rounds])
             taken.append(
-                Taken(
-                    step.seconds,
-                    longest,
-                    num_emitted,
-                    num_rows,
-                    step.kind,
-                    step.catches_up,
-                    drafted,
-                )
+                Taken(seconds, longest, num_emitted, len(judged), kind, catches_up, drafted)
             )
-        if taken:
-            controller.observe_all(taken)
+        rows.add(revealed)
+        controller.observe_all(taken)

@@ -149,11 +149,13 @@ RULES: dict[str, set[str]] = {
     "runtime.steering": PURE
     | CORE
     | {
+        "runtime.alike_steps",
         "runtime.drafters.base",
         "runtime.row_evidence",
         "runtime.steering_rows",
         "runtime.untold_steps",
     },
+    "runtime.alike_steps": CORE | {"runtime.steering_rows"},
     "runtime.untold_steps": CORE
     | {"runtime.drafters.base", "runtime.row_evidence", "runtime.steering_rows"},
     "runtime.row_evidence": PURE | CORE | {"runtime.steering_rows"},

@@ -81,6 +81,7 @@ class AcceptanceBook:
         self._fading = fading = fading or Fading()
         self._prior = fading.first_rate, fading.first_weight, fading.position_weight
         self._weights = fading.traffic_weight, fading.position_weight
+        self._decays = fading.row_decay, fading.traffic_decay
         self._group_of = np.zeros(num_rows, dtype=np.int64)
         # Hits and trials, by owner and position.
         self._rows = np.zeros((2, num_rows, max_gamma))
@@ -98,15 +99,19 @@ class AcceptanceBook:
 
     def record(self, rounds: Sequence[Round]) -> None:
         """Count what was revealed; rounds without a draft reveal nothing."""
-        told = [one for one in rounds if one.num_drafted]
+        told: list[int] = []
+        overlaps: list[float] = []
+        for row, num_drafted, num_accepted, seen in rounds:
+            if num_drafted:
+                told += (row, num_drafted, num_accepted, len(seen))
+                overlaps += seen
         if not told:
             return
-        fading = self._fading
         evidence_loops.record(
-            np.array([(row, drafted, kept, len(seen)) for row, drafted, kept, seen in told]),
-            np.array([overlap for one in told for overlap in one.overlaps], dtype=np.float64),
+            np.array(told, dtype=np.int64).reshape(-1, 4),
+            np.array(overlaps, dtype=np.float64),
             self._group_of,
-            (fading.row_decay, fading.traffic_decay),
+            self._decays,
             self._rows,
             self._traffic,
         )

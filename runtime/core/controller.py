@@ -16,7 +16,7 @@ is kept by situation: rows that come and go change nothing where the answer stay
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from runtime.core.acceptance import Rates
 from runtime.core.account import MOST_LOST
@@ -126,13 +126,19 @@ class Controller:
             seconds = min(seconds, MOST_LOST * decision.plain_s)
             decision.account.settle(0.0, seconds, decision.most_s)
 
-    def decide(self, batch: Batch, *, situation: Hashable = None, may_try: bool = True) -> None:
+    def decide(
+        self,
+        batch: Batch,
+        *,
+        situation: Callable[[], Hashable] | None = None,
+        may_try: bool = True,
+    ) -> None:
         """Choose for these rows until the next decision.
 
         Args:
             batch: the rows.
             may_try: whether to begin trying drafts that are not expected to gain.
-            situation: what rows that come and go may leave as it is; None to keep nothing.
+            situation: tells what rows that come and go may leave as it is; None to keep nothing.
         """
         self._settle()
         was_due = self._is_trial_due and not self._has_explored
@@ -148,7 +154,7 @@ class Controller:
         if due is decision.account:
             decision.account.put_off()
         if situation is not None and decision.floor == 0:
-            self._keep(situation, decision)
+            self._keep(situation(), decision)
 
     def _keep(self, situation: Hashable, decision: Decision) -> None:
         """Remember that nothing pays, unless it is only catching up that does not."""

@@ -107,17 +107,23 @@ class Decision:
         """What engines plan a step by."""
         size = step.longest
         if self.forecast.packed is not None:
-            size = sum(length for _, length in step.drafted)
+            size = sum([length for _, length in step.drafted])
         return self.batch.num_live, size
 
-    def is_of(self, step: Taken) -> bool:
-        """Whether about as many rows decoded as it is for: others' prompts may still be read, or they ended."""
-        num_rows = len(self.gammas)
-        return abs(step.num_rows - num_rows) * FEW <= num_rows
+    def is_of(self, num_rows: int) -> bool:
+        """Whether it is for about so many rows: others' prompts may still be read, or they ended."""
+        return abs(num_rows - len(self.gammas)) * FEW <= len(self.gammas)
 
 
 def pay(
-    accounts: Accounts, decision: Decision, step: Taken, seconds: float, expected_s: float
+    accounts: Accounts,
+    decision: Decision,
+    step: Taken,
+    seconds: float,
+    expected_s: float,
+    *,
+    is_of: bool,
+    most_s: float,
 ) -> None:
     """Settle what a step lost, or gained, against plain decoding.
 
@@ -127,18 +133,20 @@ def pay(
         step: with drafts, or catching up.
         seconds: it took.
         expected_s: that such a step takes where no draft model catches up.
+        is_of: whether the decision is for as many rows.
+        most_s: credit kept at most.
     """
-    invested_s = 0.0
+    plain_s, invested_s = decision.plain_s, 0.0
     if step.catches_up and decision.longest:
         invested_s = max(0.0, seconds - expected_s)
     plain_tokens = decision.forecast.plain_tokens * step.num_rows / len(decision.gammas)
-    lost_s = seconds - invested_s - step.num_emitted / plain_tokens * decision.plain_s
-    if not decision.is_of(step):
+    lost_s = seconds - invested_s - step.num_emitted / plain_tokens * plain_s
+    if not is_of:
         # Plain decoding of fewer rows takes less, nobody knows how much: nothing is held to be gained.
         lost_s = max(lost_s, 0.0)
     if not step.catches_up:
-        lost_s = min(lost_s, MOST_LOST * decision.plain_s)
-    accounts.settle_drafts(decision.account, seconds, lost_s, invested_s, decision.most_s)
+        lost_s = min(lost_s, MOST_LOST * plain_s)
+    accounts.settle_drafts(decision.account, seconds, lost_s, invested_s, most_s)
 
 
 class Settled:

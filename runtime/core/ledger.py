@@ -84,25 +84,28 @@ class Ledger:
 
     def record(
         self,
-        *,
         seconds: float,
         num_emitted: int,
         num_rows: int,
         plain_s: float,
         has_drafts: bool,
         is_probe: bool,
+        *,
         num_steps: int = 1,
     ) -> None:
         """Add what one step brought, or several alike together: then all figures are sums over them."""
-        fading = FADING**num_steps
+        fading = FADING if num_steps == 1 else FADING**num_steps
         self._kept *= fading
         self._emitted = self._emitted * fading + num_emitted
         self._seconds = self._seconds * fading + seconds
         self._plain_emitted = self._plain_emitted * fading + num_rows
         self._plain_s = self._plain_s * fading + plain_s
-        self._num_on += num_steps * has_drafts
-        self._num_off += num_steps * (not has_drafts)
-        self._num_probes += num_steps * is_probe
+        if has_drafts:
+            self._num_on += num_steps
+        else:
+            self._num_off += num_steps
+        if is_probe:
+            self._num_probes += num_steps
 
     def report(self, fixed: Rates | None = None, num_steps: int = 0) -> ControlReport:
         """The sums as ratios; callable from any thread.

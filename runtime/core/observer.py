@@ -58,50 +58,35 @@ class Observer:
         They are held against what was known before them: times of steps with drafts alone would pass for those of
         a slow machine, on which plain steps would be slow as well, and drafts that lose would be held to gain.
         """
-        timed, num_rows = self._timed, len(decision.gammas)
-        scales = self.scales(num_rows)
+        timed, num_rows, floor = self._timed, len(decision.gammas), decision.floor
+        scales, most_s = self.scales(num_rows), decision.most_s
+        accounts, account, record = self.accounts, decision.account, self._ledger.record
+        is_drafting, plain_s = decision.longest > 0, decision.plain_s
         for step in steps:
-            self._settle(decision, step, scales)
-            tells = (
-                self._has_settled(decision, step) and decision.is_of(step) and step.seconds > 0.0
-            )
+            seconds, longest, num_emitted, step_rows, kind, catches_up, _ = step
+            has_time, is_of = seconds > 0.0, decision.is_of(step_rows)
+            if not has_time:
+                seconds = decision.step_table_s(step)
+            if longest > floor or catches_up:
+                self._num_in_row = 0
+                tells = not catches_up
+                expected_s = seconds
+                if catches_up:
+                    expected_s = decision.step_table_s(step) * float(scales[longest])
+                pay(accounts, decision, step, seconds, expected_s, is_of=is_of, most_s=most_s)
+            else:
+                # The first plain ones behind drafts take longer.
+                self._num_in_row += 1
+                tells = self._num_in_row > SETTLING
+                accounts.settle_plain(account, seconds, most_s, is_probe=is_drafting)
+            record(seconds, num_emitted, step_rows, plain_s, longest > 0, kind is StepKind.PROBE)
             # The first step of a shape allocates and plans.
-            if tells and timed.is_known(decision.shape(step)):
-                ratio = step.seconds / decision.step_table_s(step)
-                timed.add(num_rows, step.longest, (ratio,), is_plain=step.longest <= decision.floor)
+            if tells and is_of and has_time and timed.is_known(decision.shape(step)):
+                ratio = seconds / decision.step_table_s(step)
+                timed.add(num_rows, longest, (ratio,), is_plain=longest <= floor)
+        decision.num_steps += len(steps)
         if timed.is_full:
             self.learn(decision)
-
-    def _has_settled(self, decision: Decision, step: Taken) -> bool:
-        """Whether a step took the time of its kind: the first plain ones behind drafts take longer."""
-        if step.longest > decision.floor or step.catches_up:
-            self._num_in_row = 0
-            return not step.catches_up
-        self._num_in_row += 1
-        return self._num_in_row > SETTLING
-
-    def _settle(self, decision: Decision, step: Taken, scales: Rates) -> None:
-        """Hold one step against plain decoding."""
-        longest = step.longest
-        seconds = step.seconds or decision.step_table_s(step)
-        decision.num_steps += 1
-        if longest > decision.floor or step.catches_up:
-            expected_s = seconds
-            if step.catches_up:
-                expected_s = decision.step_table_s(step) * float(scales[longest])
-            pay(self.accounts, decision, step, seconds, expected_s)
-        else:
-            self.accounts.settle_plain(
-                decision.account, seconds, decision.most_s, is_probe=decision.longest > 0
-            )
-        self._ledger.record(
-            seconds=seconds,
-            num_emitted=step.num_emitted,
-            num_rows=step.num_rows,
-            plain_s=decision.plain_s,
-            has_drafts=longest > 0,
-            is_probe=step.kind is StepKind.PROBE,
-        )
 
     def rest(self, decision: Decision, seconds: Sequence[float], num_rows: int) -> None:
         """Learn from steps in a row without drafts, over so many rows; each took so long."""
@@ -113,14 +98,9 @@ class Observer:
         ratios = [one / table_s for one in told if one > 0.0]
         self._timed.add(num_rows, 0, ratios, is_plain=True)
         self.accounts.settle_plain(decision.account, total_s, decision.most_s)
+        num_emitted = num_rows * num_steps
         self._ledger.record(
-            seconds=total_s,
-            num_emitted=num_rows * num_steps,
-            num_rows=num_rows * num_steps,
-            plain_s=total_s,
-            has_drafts=False,
-            is_probe=False,
-            num_steps=num_steps,
+            total_s, num_emitted, num_emitted, total_s, False, False, num_steps=num_steps
         )
         if decision.num_steps >= MOST_PENDING:
             self.learn(decision)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -389,9 +388,30 @@ def test_a_row_that_lost_its_drafter_ends_the_steps_that_are_answered_alike(
     while steering._course is None:
         assert one.worker.run_step()
     course, live = steering._course, tuple(one.worker._rows.requests)
-    assert replace(course).holds(live, course.caps)
+    assert course.next(live, (8,)) is not None
     live[0].degrade(None)
-    assert not course.holds(live, course.caps)
+    assert course.next(live, (8,)) is None
+
+
+def test_steps_are_answered_alike_while_caps_only_cut_what_was_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = harness(costly(0.01))
+    steering = one.worker._parts.steering
+    monkeypatch.setattr(type(steering._pace), "course_s", 1e9)
+    one.submit("a", (3,), max_tokens=600)
+    while steering._course is None or steering._course._num_left < 4:
+        assert one.worker.run_step()
+    course, live = steering._course, tuple(one.worker._rows.requests)
+    num_taken = course.num_taken
+    assert course.next(live, (8,))[0] > 3
+    assert course.next(live, (3,)) == (3,)
+    assert (course.num_taken, course.held_back) == (num_taken + 2, [])
+    assert course.next(live, (0,)) is None
+    assert course.next(live, (None,)) is None
+    assert course.next((), (8,)) is None
+    course.left_s = 0.0
+    assert course.next(live, (8,)) is None
 
 
 def test_a_step_that_judged_nobody_teaches_nothing_and_disturbs_no_choice() -> None:
