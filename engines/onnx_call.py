@@ -1,4 +1,4 @@
-"""One call of a graph on the CPU: what its shape fixes, and the few numbers written before each run."""
+"""One call of a graph that packs no rows, on the CPU: what its shape fixes, and the numbers written before each run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engines.base import FloatArray, Span
-from engines.packed_inputs import PackedInputs
 from engines.tree_inputs import TreeInputs
 
 
@@ -68,47 +67,3 @@ class PaddedCall:
         last = max(0, num_tokens - 1)
         for at in range(num_wanted):
             positions[row * num_wanted + at] = min(num_tokens - num_logits + at, last)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedCall:
-    """A call whose rows are packed (``engines.packed_inputs``).
-
-    Attributes:
-        run: runs the graph over what is bound.
-        inputs: of the graph.
-        logits: [B, R, V] float32, whose memory begins with the wanted rows one behind the other.
-        is_even: whether those are all of it.
-    """
-
-    run: Callable[[], object]
-    inputs: PackedInputs
-    logits: FloatArray
-    is_even: bool
-
-    def fill(self, spans: Sequence[Span]) -> None:
-        """Write spans of the call's shape."""
-        self.inputs.fill(spans)
-
-    def answer(self, spans: Sequence[Span]) -> FloatArray:
-        """[B, R, V] float32; padding columns hold anything."""
-        if not self.is_even:
-            self._spread(spans)
-        return self.logits
-
-    def _spread(self, spans: Sequence[Span]) -> None:
-        """Move each row's logits to its place, from the last on, so that none is overwritten before it moved."""
-        _, most, size = self.logits.shape
-        values = self.logits.reshape(-1)
-        end = sum(span.num_logits for span in spans)
-        for row in range(len(spans) - 1, 0, -1):
-            count = spans[row].num_logits
-            end -= count
-            if end == row * most:
-                return
-            values[row * most * size : (row * most + count) * size] = values[
-                end * size : (end + count) * size
-            ]
-
-
-Call = PaddedCall | PackedCall

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 import onnxruntime
 
-from engines.base import EngineLimits, FloatArray, IntArray
+from engines.base import EngineLimits
 from engines.bundle import (
     LOGIT_POSITIONS,
     LOGITS,
@@ -21,14 +19,17 @@ from engines.bundle import (
     value_name,
 )
 from engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
-from engines.onnx_call import Call, PackedCall, PaddedCall
+from engines.onnx_call import PaddedCall
+from engines.onnx_packed import BoundCaches, KeptValues, PackedCall, PackedMemory, value_over
 from engines.onnx_tree import TreeGraphs
-from engines.packed_inputs import PackedGraph, PackedInputs, PackedShape
+from engines.packed_inputs import PackedGraph, PackedShape
 from engines.small_arrays import elements
 
 # A server sees few decode and verify shapes but many prefill tails and ragged batches; beyond this many the kept
 # calls are dropped and built anew.
 _MAX_CALLS = 512
+
+Call = PaddedCall | PackedCall
 
 
 class OnnxCalls:
@@ -41,9 +42,6 @@ class OnnxCalls:
         cache: of the model.
         num_layers: L.
         limits: of the engine.
-
-    Attributes:
-        least_rows: packed rows, and wanted ones, are at least so many.
     """
 
     def __init__(
@@ -61,12 +59,20 @@ class OnnxCalls:
         self._past_names = cache_names(num_layers, key_name, value_name)
         self._present_names = cache_names(num_layers, new_key_name, new_value_name)
         self._calls: dict[tuple[int, bool, PackedShape], Call] = {}
-        self._logits = zeros((MIN_SPAN * limits.vocab_size,))
-        self.least_rows = 1
+        self._caches = KeptValues[tuple[int, int], BoundCaches](lambda slots: self._cached(*slots))
+        self._logits = zeros((MIN_SPAN, limits.vocab_size))
+        self._memory = None if packed is None else PackedMemory(packed, limits, least_rows=1)
+
+    def pad_single_rows(self) -> None:
+        """Have packed rows, and wanted ones, be at least two."""
+        self.clear()
+        if self._packed is not None:
+            self._memory = PackedMemory(self._packed, self._limits, least_rows=MIN_SPAN)
 
     def clear(self) -> None:
         """Forget all calls, whose memory is about to go."""
         self._calls.clear()
+        self._caches.clear()
 
     def sizes(self) -> list[PackedShape]:
         """Of the calls that are kept."""
@@ -79,31 +85,22 @@ class OnnxCalls:
         if call is None:
             if len(self._calls) >= _MAX_CALLS:
                 self._calls.clear()
-            self._reserve_logits(sizes)
-            call = self._calls[key] = self._bound(slot, sizes, is_tree=is_tree)
+            call = self._bound(slot, sizes, is_tree=is_tree)
+            self._calls[key] = call
         return call
 
     def _bound(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
-        if self._packed is None or is_tree:
-            return self._padded_call(slot, sizes, self._trees if is_tree else None)
-        return self._packed_call(self._packed, slot, sizes)
+        memory, caches = self._memory, self._caches[slot, sizes.num_rows]
+        if memory is None or is_tree:
+            return self._padded_call(caches, sizes, self._trees if is_tree else None)
+        if memory.reserve(sizes):
+            self._calls.clear()
+        return PackedCall(self._session, caches, memory, sizes, capacity=self._cache.capacity)
 
-    def _packed_call(self, graph: PackedGraph, slot: int, sizes: PackedShape) -> PackedCall:
-        binding = self._session.io_binding()
-        inputs = PackedInputs(
-            graph, sizes, capacity=self._cache.capacity, least_rows=self.least_rows
-        )
-        self._bind(binding, slot, sizes.num_rows, inputs.arrays)
-        wanted = (1, inputs.arrays[LOGIT_POSITIONS].size, self._limits.vocab_size)
-        binding.bind_output(LOGITS, "cpu", 0, np.float32, wanted, self._logits.ctypes.data)
-        return PackedCall(
-            run=partial(self._session.run_with_iobinding, binding),
-            inputs=inputs,
-            logits=self._logits_of(sizes),
-            is_even=sizes.is_even,
-        )
-
-    def _padded_call(self, slot: int, sizes: PackedShape, trees: TreeGraphs | None) -> PaddedCall:
+    def _padded_call(
+        self, caches: BoundCaches, sizes: PackedShape, trees: TreeGraphs | None
+    ) -> PaddedCall:
+        self._reserve_logits(sizes)
         session = self._session if trees is None else trees.session
         binding = session.io_binding()
         num_rows, num_tokens, num_wanted, _, _ = sizes
@@ -112,8 +109,10 @@ class OnnxCalls:
             START: np.zeros(num_rows, dtype=np.int64),
             LOGIT_POSITIONS: np.zeros((num_rows, num_wanted), dtype=np.int64),
         }
-        self._bind(binding, slot, num_rows, inputs)
-        logits = self._logits_of(sizes)
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        caches.bind(binding)
+        logits = self._logits[: num_rows * num_wanted].reshape(num_rows, num_wanted, -1)
         binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return PaddedCall(
             run=partial(session.run_with_iobinding, binding),
@@ -127,33 +126,16 @@ class OnnxCalls:
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
         )
 
-    def _bind(
-        self,
-        binding: onnxruntime.IOBinding,
-        slot: int,
-        num_rows: int,
-        inputs: Mapping[str, IntArray | FloatArray],
-    ) -> None:
-        """Bind a call's inputs and the caches of its slots."""
-        for name, array in inputs.items():
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        rows = self._cache.slots_shape(num_rows)
-        pointers = self._cache.pointers(slot)
-        for past, present, pointer in zip(
-            self._past_names, self._present_names, pointers, strict=True
-        ):
-            binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
-            binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
-
-    def _logits_of(self, sizes: PackedShape) -> FloatArray:
-        """[B, R, V] at the beginning of the one buffer of logits."""
-        shape = (sizes.num_rows, sizes.num_wanted, self._limits.vocab_size)
-        return self._logits[: math.prod(shape)].reshape(shape)
+    def _cached(self, slot: int, num_rows: int) -> BoundCaches:
+        values = [value_over(array) for array in self._cache.arrays(slot, num_rows)]
+        return BoundCaches(
+            past=list(zip(self._past_names, values, strict=True)),
+            present=list(zip(self._present_names, values, strict=True)),
+        )
 
     def _reserve_logits(self, sizes: PackedShape) -> None:
-        """Make the buffer of logits large enough."""
-        rows = max(sizes.num_rows * sizes.num_wanted, self.least_rows)
-        num_values = rows * self._limits.vocab_size
-        if num_values > self._logits.size:
+        """Make the buffer of logits large enough for a call that packs no rows."""
+        num_logits = sizes.num_rows * sizes.num_wanted
+        if num_logits > len(self._logits):
             self._calls.clear()
-            self._logits = zeros((num_values,))
+            self._logits = zeros((num_logits, self._limits.vocab_size))

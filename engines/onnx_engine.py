@@ -111,8 +111,9 @@ class OnnxEngine:
         self._pads_single_row = self._narrowest_span == MIN_SPAN or not have_single_rows_same_bits(
             self.extend, self._cache, self._limits
         )
-        self._calls.least_rows = MIN_SPAN if self._pads_single_row else 1
         self._calls.clear()
+        if self._pads_single_row:
+            self._calls.pad_single_rows()
         huge_pages.use()
 
     @property
@@ -239,7 +240,6 @@ def _packed_graph(
         {tensor.name: tensor.shape for tensor in session.get_inputs()},
         num_kv_heads=entry.num_kv_heads,
         last=limits.max_context - 1,
-        longest=limits.max_extend,
     )
     if packed is None and path.name == GROUPED_FILE:
         raise BundleError(

@@ -10,11 +10,15 @@ it out by itself runs a dozen nodes per call on a few numbers each, a tenth of a
 scripts.bench_graph). Padding of a row repeats its last token; a row without tokens shows any, which nobody reads: what
 it writes to its slot lies behind the slot's end, and is overwritten or zeroed by the slot's next extend.
 
+Calls of all shapes are written to the beginnings of the same arrays, so that a shape that was not seen yet needs no
+memory of its own.
+
 Knows no inference library.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,8 +40,13 @@ from engines.bundle import (
     head_rows_name,
 )
 from engines.kv_cache import MIN_SPAN
-from engines.packed_loops import choose, lay_out, number_heads
-from engines.small_arrays import elements, float_elements
+from engines.packed_loops import lay_out, number_heads
+from engines.small_arrays import elements
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Packed rows, wanted ones and places of the rectangle that there is always room for: more than most steps decode.
+_LEAST_ROOM = 256
 
 
 class PackedShape(NamedTuple):
@@ -59,36 +68,31 @@ class PackedShape(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """Whether all spans have T tokens and want R logits."""
-        return (
-            self.all_tokens == self.num_rows * self.num_tokens
-            and self.all_wanted == self.num_rows * self.num_wanted
-        )
+        """Whether all spans want R logits."""
+        return self.all_wanted == self.num_rows * self.num_wanted
 
 
 @dataclass(frozen=True, slots=True)
 class PackedGraph:
-    """What a ``grouped.onnx`` asks for, and numbers that all its calls read.
+    """What a ``grouped.onnx`` asks for.
 
     Attributes:
         head_counts: h of each input ``head_rows_name(h)``.
         num_heads: of the queries.
         group: G, query heads per head of the cache.
-        positions: elements of [max_context + max_extend] int64, i or else the last that the model knows.
-        query_positions: elements of the same numbers as float32.
+        last: greatest position that the model knows.
         takes_row_positions: whether packed rows look up their places.
     """
 
     head_counts: tuple[int, ...]
     num_heads: int
     group: int
-    positions: memoryview[int]
-    query_positions: memoryview[float]
+    last: int
     takes_row_positions: bool
 
     @classmethod
     def of(
-        cls, shapes: Mapping[str, Sequence[object]], *, num_kv_heads: int, last: int, longest: int
+        cls, shapes: Mapping[str, Sequence[object]], *, num_kv_heads: int, last: int
     ) -> PackedGraph | None:
         """From shapes of inputs by name; None where the graph packs no rows.
 
@@ -96,20 +100,17 @@ class PackedGraph:
             shapes: axes of unknown size are names.
             num_kv_heads: H of the cache.
             last: greatest position that the model knows.
-            longest: tokens of a span at most.
         """
         if ROW_HEADS not in shapes:
             return None
         num_heads = shapes[ROW_HEADS][2]
         assert isinstance(num_heads, int)
         counts = (shape[1] for name, shape in shapes.items() if name.startswith(HEAD_ROWS))
-        positions = np.minimum(np.arange(last + 1 + longest, dtype=np.int64), last)
         return cls(
             head_counts=tuple(sorted(count for count in counts if isinstance(count, int))),
             num_heads=num_heads,
             group=num_heads // num_kv_heads,
-            positions=elements(positions),
-            query_positions=float_elements(positions.astype(np.float32)),
+            last=last,
             takes_row_positions=ROW_POSITIONS in shapes,
         )
 
@@ -127,94 +128,118 @@ class PackedGraph:
             {POSITIONS, QUERY_POSITIONS, CACHE_COLUMNS, ROW_HEADS, WANTED_HEADS, *heads, *places}
         )
 
+    def of_tokens(self, count: int) -> Shapes:
+        """Shapes of the inputs with N rows."""
+        places = {ROW_POSITIONS: (1, count)} if self.takes_row_positions else {}
+        return {TOKENS: (1, count), ROW_HEADS: (1, count, self.num_heads, 3), **places}
+
+    def of_wanted(self, count: int) -> Shapes:
+        """Shapes of the inputs with M rows."""
+        return {LOGIT_POSITIONS: (count,), WANTED_HEADS: (1, count, self.num_heads, 3)}
+
+    def of_rectangle(self, num_rows: int, width: int) -> Shapes:
+        """Shapes of the inputs that attention's rectangle [B, T] fixes."""
+        places = (num_rows, 1, self.group * width, 1)
+        heads = {head_rows_name(h): (num_rows, h, width) for h in self.head_counts}
+        return {START: (num_rows,), POSITIONS: (num_rows, width), QUERY_POSITIONS: places, **heads}
+
 
 class PackedInputs:
-    """Arrays of one call, to be filled again and again.
+    """Arrays that all calls of a model share, written before each.
 
     Args:
         graph: which will read them.
-        shape: of the call.
-        capacity: S.
         least_rows: packed rows, and wanted ones, are at least so many: the rest is padding.
+        room: packed rows, wanted ones and places of the rectangle that are expected.
 
     Attributes:
-        arrays: by name of the input, int64 where not said otherwise: tokens [1, N], start [B],
-            logit_positions [M] among the N, positions [B, T], query_positions [B, 1, G*T, 1] float32,
-            cache_columns [S] float32, row_heads [1, N, heads, 3], wanted_heads [1, M, heads, 3],
-            each head_rows.h [B, h, T], row_positions [1, N] where the graph takes them.
+        arrays: by name of the input, flat, longer than a call's, int64 where not said otherwise; of a call the
+            beginnings are tokens [1, N], start [B], logit_positions [M] among the N, positions [B, T], query_positions
+            [B, 1, G*T, 1] float32, row_heads [1, N, heads, 3], wanted_heads [1, M, heads, 3], each head_rows.h
+            [B, h, T], row_positions [1, N] where the graph takes them.
+        spans: [at least B, 3] int64, tokens, wanted logits and start of each span of the call.
     """
 
-    def __init__(
-        self, graph: PackedGraph, shape: PackedShape, *, capacity: int, least_rows: int
-    ) -> None:
-        num_rows, width = shape.num_rows, shape.num_tokens
-        count = max(shape.all_tokens, least_rows)
-        self._graph, self._width, self._is_even = graph, width, shape.is_even
-        places = np.zeros((num_rows, 1, graph.group * width, 1), dtype=np.float32)
-        self._row_heads = np.zeros((1, count, graph.num_heads, 3), dtype=np.int64)
-        heads = np.arange(graph.num_heads)
-        self._row_heads[..., 1] = heads // graph.group
-        self._group_starts = heads % graph.group * width
-        self._rows = np.zeros((num_rows, width), dtype=np.int64)
-        self._head_rows = [np.zeros((num_rows, h, width), np.int64) for h in graph.head_counts]
-        integers = {
-            TOKENS: np.zeros((1, count), dtype=np.int64),
-            START: np.zeros(num_rows, dtype=np.int64),
-            LOGIT_POSITIONS: np.zeros(max(shape.all_wanted, least_rows), dtype=np.int64),
-            POSITIONS: np.zeros((num_rows, width), dtype=np.int64),
-        }
-        if graph.takes_row_positions:
-            integers[ROW_POSITIONS] = np.zeros((1, count), dtype=np.int64)
-            self._row_positions = elements(integers[ROW_POSITIONS])
-        self._wanted = integers[LOGIT_POSITIONS]
-        self._wanted_heads = np.zeros((1, self._wanted.size, graph.num_heads, 3), dtype=np.int64)
-        self.arrays: dict[str, IntArray | FloatArray] = {
-            **integers,
-            QUERY_POSITIONS: places,
-            CACHE_COLUMNS: np.arange(capacity, dtype=np.float32),
-            ROW_HEADS: self._row_heads,
-            WANTED_HEADS: self._wanted_heads,
-            **{head_rows_name(rows.shape[1]): rows for rows in self._head_rows},
-        }
-        self._tokens, self._start = elements(integers[TOKENS]), elements(integers[START])
-        self._positions = elements(integers[POSITIONS])
-        self._query_positions = float_elements(places)
-        self._sizes: list[tuple[int, int]] = []
-        if self._is_even:
-            self._lay_out([(width, shape.num_wanted)] * num_rows)
+    def __init__(self, graph: PackedGraph, *, least_rows: int, room: int = 0) -> None:
+        self._graph, self._least_rows = graph, least_rows
+        self._allocate((max(room, _LEAST_ROOM),) * 3)
 
-    def fill(self, spans: Sequence[Span]) -> None:
-        """Write spans of the call's shape."""
-        tokens, at, start = self._tokens, 0, self._start
-        for row, span in enumerate(spans):
+    def counts(self, shape: PackedShape) -> tuple[int, int]:
+        """N and M of a call, padding included."""
+        return max(shape.all_tokens, self._least_rows), max(shape.all_wanted, self._least_rows)
+
+    def reserve(self, shape: PackedShape) -> bool:
+        """Make room for a call; whether the arrays were replaced."""
+        needed = (shape.num_rows * shape.num_tokens, *self.counts(shape))
+        if all(size <= room for size, room in zip(needed, self._room, strict=True)):
+            return False
+        self._allocate(
+            tuple(
+                room if size <= room else max(size, 2 * room)
+                for size, room in zip(needed, self._room, strict=True)
+            )
+        )
+        return True
+
+    def fill(self, spans: Sequence[Span], shape: PackedShape) -> None:
+        """Write spans of a shape that there is room for."""
+        told, tokens = self._told, self._tokens
+        at = end = 0
+        for span in spans:
+            told[at] = len(span.tokens)
+            told[at + 1] = span.num_logits
+            told[at + 2] = span.start
+            at += 3
             for token in span.tokens:
-                tokens[at] = token
-                at += 1
-            start[row] = span.start
-            self._place(row, span.start)
-            if self._graph.takes_row_positions:
-                begin, end = at - len(span.tokens), span.start + len(span.tokens)
-                self._row_positions[begin:at] = self._graph.positions[span.start : end]
-        if not self._is_even:
-            sizes = [(len(span.tokens), span.num_logits) for span in spans]
-            if sizes != self._sizes:
-                self._lay_out(sizes)
+                tokens[end] = token
+                end += 1
+        graph, num_rows, width = self._graph, shape.num_rows, shape.num_tokens
+        num_tokens, num_wanted = self.counts(shape)
+        lay_out(
+            self.spans, num_rows, width, num_tokens, num_wanted, graph.group, graph.last, *self._laid_out
+        )  # fmt: skip
+        for count, head_rows in self._head_rows:
+            number_heads(self.spans, num_rows, width, count, head_rows)
 
-    def _place(self, row: int, start: int) -> None:
-        width, graph = self._width, self._graph
-        end = start + width
-        self._positions[row * width : (row + 1) * width] = graph.positions[start:end]
-        numbers = graph.query_positions[start:end]
-        for at in range(row * graph.group * width, (row + 1) * graph.group * width, width):
-            self._query_positions[at : at + width] = numbers
+    def views(self, shape: PackedShape) -> dict[str, IntArray | FloatArray]:
+        """The inputs of a call."""
+        num_tokens, num_wanted = self.counts(shape)
+        return {
+            name: self.arrays[name][: math.prod(axes)].reshape(axes)
+            for shapes in (
+                self._graph.of_tokens(num_tokens),
+                self._graph.of_wanted(num_wanted),
+                self._graph.of_rectangle(shape.num_rows, shape.num_tokens),
+            )
+            for name, axes in shapes.items()
+        }
 
-    def _lay_out(self, sizes: list[tuple[int, int]]) -> None:
-        """Say where everything stands, of spans of so many tokens and wanted logits each."""
-        self._sizes = sizes
-        lay_out(np.array(sizes), self._rows, self._row_heads[0], self._group_starts, self._wanted)
-        choose(self._wanted, self._row_heads[0], self._wanted_heads[0])
-        for head_rows in self._head_rows:
-            number_heads(self._rows, head_rows)
+    def _allocate(self, room: tuple[int, ...]) -> None:
+        num_places, num_tokens, num_wanted = self._room = room
+        graph = self._graph
+        shapes = {
+            **graph.of_tokens(num_tokens),
+            **graph.of_wanted(num_wanted),
+            **graph.of_rectangle(num_places, 1),
+        }
+        sizes = {name: math.prod(axes) for name, axes in shapes.items()}
+        places = np.zeros(sizes.pop(QUERY_POSITIONS), dtype=np.float32)
+        integers = {name: np.zeros(size, dtype=np.int64) for name, size in sizes.items()}
+        self.arrays: dict[str, IntArray | FloatArray] = {**integers, QUERY_POSITIONS: places}
+        self.spans: IntArray = np.zeros((num_places, 3), dtype=np.int64)
+        self._told, self._tokens = elements(self.spans), elements(integers[TOKENS])
+        row_heads, wanted_heads = (
+            integers[name].reshape(-1, graph.num_heads, 3) for name in (ROW_HEADS, WANTED_HEADS)
+        )
+        row_heads[..., 1] = np.arange(graph.num_heads) // graph.group
+        tokens, starts, wanted, positions = (
+            integers[name] for name in (TOKENS, START, LOGIT_POSITIONS, POSITIONS)
+        )
+        row_positions = integers.get(ROW_POSITIONS, np.zeros(num_tokens, dtype=np.int64))
+        self._laid_out = (
+            tokens, starts, wanted, positions, row_positions, places, row_heads, wanted_heads
+        )  # fmt: skip
+        self._head_rows = [(h, integers[head_rows_name(h)]) for h in graph.head_counts]
 
 
 def packed_feeds(
@@ -231,12 +256,19 @@ def packed_feeds(
     num_rows, width = tokens.shape
     at_least = max(width, graph.least_tokens)
     shape = PackedShape(num_rows, at_least, width, tokens.size, tokens.size)
-    inputs = PackedInputs(graph, shape, capacity=capacity, least_rows=1)
+    inputs = PackedInputs(graph, least_rows=1)
+    inputs.reserve(shape)
     rows = enumerate(zip(start.tolist(), tokens.tolist(), strict=True))
     inputs.fill(
         [
             Span(slot=slot, start=first, tokens=tuple(row), num_logits=width)
             for slot, (first, row) in rows
-        ]
+        ],
+        shape,
     )
-    return inputs.arrays
+    return {**inputs.views(shape), CACHE_COLUMNS: cache_columns(capacity)}
+
+
+def cache_columns(capacity: int) -> FloatArray:
+    """[S] float32, the numbers of the cache's columns."""
+    return np.arange(capacity, dtype=np.float32)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engines.base import FloatArray, IntArray
+from engines.base import IntArray
 
 
 def elements(array: IntArray) -> memoryview[int]:
@@ -16,11 +16,6 @@ def elements(array: IntArray) -> memoryview[int]:
     and ten times that where a model's call has pushed its code out of the processor's caches.
     """
     return array.data.cast("B").cast("q")
-
-
-def float_elements(array: FloatArray) -> memoryview[float]:
-    """Likewise of a float32 array."""
-    return array.data.cast("B").cast("f")
 
 
 class TokenArrays:

@@ -47,7 +47,6 @@ class GraphRunner:
             {tensor.name: tensor.shape for tensor in self._session.get_inputs()},
             num_kv_heads=facts.num_kv_heads,
             last=facts.max_position - 1,
-            longest=capacity,
         )
         self._capacity = capacity
         shape = (batch, facts.num_kv_heads, capacity, facts.head_size)

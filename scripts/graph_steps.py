@@ -60,7 +60,6 @@ class GraphRun:
             {tensor.name: tensor.shape for tensor in self._session.get_inputs()},
             num_kv_heads=next(iter(self._caches.values())).shape()[1],
             last=capacity - 1,
-            longest=capacity,
         )
 
     def bind(self, tokens: FloatArray, start: int) -> Any:

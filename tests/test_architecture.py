@@ -65,6 +65,7 @@ RULES: dict[str, set[str]] = {
     "engines.bound_session": {"engines", "onnxruntime"},
     "engines.onnx_session": PURE | {"engines", "onnxruntime"},
     "engines.onnx_calls": PURE | {"engines", "onnxruntime"},
+    "engines.onnx_packed": PURE | {"engines", "onnxruntime"},
     "engines.onnx_tree": PURE | {"engines", "onnxruntime"},
     "engines.tensorrt_program": {"engines", "tensorrt"},
     "engines.torch_engine": PURE | {"engines", "torch", "transformers"},
@@ -217,6 +218,7 @@ HEAVY: dict[str, set[str]] = {
         "engines.onnx_tree",
         "engines.bound_session",
         "engines.onnx_calls",
+        "engines.onnx_packed",
         "export",
     },
     # Annotations; the modules themselves are imported by tensorrt_api, by name, either flavour.

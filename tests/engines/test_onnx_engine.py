@@ -170,6 +170,29 @@ def test_a_batch_is_as_many_rows_as_it_has_tokens(bundle: Bundle, is_grouped: bo
     assert [one.all_tokens for one in engine._calls.sizes()] == [6 if is_grouped else 15]
 
 
+def test_other_totals_are_put_together_from_what_was_made_before(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = load_bundle(tiny_bundle)
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    tokens = [make_tokens(engine, 3, seed=row) for row in range(3)]
+    expected = [reference(engine, row) for row in tokens]
+
+    def extend(*lengths: int) -> None:
+        spans = [span(row, 0, tokens[row][:length]) for row, length in enumerate(lengths)]
+        for row, (found, length) in enumerate(
+            zip(wanted_logits(engine, spans), lengths, strict=True)
+        ):
+            np.testing.assert_array_equal(found, expected[row][:length])
+
+    extend(3, 2, 1)
+    monkeypatch.setattr("engines.onnx_packed.value_over", None)
+    for lengths in ((3, 1, 1), (1, 3, 3), (3, 3, 3)):
+        extend(*lengths)
+    with pytest.raises(TypeError):
+        extend(2, 2, 1)
+
+
 def test_rows_that_want_different_numbers_of_logits_get_their_own(bundle: Bundle) -> None:
     """In every order, rows that want nothing and rows without tokens among them."""
     engine = OnnxEngine(bundle, bundle.manifest.target)

@@ -14,7 +14,13 @@ from engines import bundle as names
 from engines.base import BundleError, FloatArray, Span
 from engines.bundle import GROUPED_FILE, MODEL_FILE
 from engines.onnx_session import open_session
-from engines.packed_inputs import PackedGraph, PackedInputs, PackedShape, packed_feeds
+from engines.packed_inputs import (
+    PackedGraph,
+    PackedInputs,
+    PackedShape,
+    cache_columns,
+    packed_feeds,
+)
 from export.certify import certify
 from export.checkpoint import model_facts
 from export.grouped_heads import derive_grouped_graph
@@ -88,9 +94,7 @@ def packed(session: onnxruntime.InferenceSession, given: dict[str, FloatArray]) 
     tokens = given[names.TOKENS]
     _, kv_heads, capacity, _ = given[names.key_name(0)].shape
     shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
-    graph = PackedGraph.of(
-        shapes, num_kv_heads=kv_heads, last=capacity - 1, longest=max(tokens.shape[1], LEAST_TOKENS)
-    )
+    graph = PackedGraph.of(shapes, num_kv_heads=kv_heads, last=capacity - 1)
     assert graph is not None
     feeds = packed_feeds(graph, tokens, given[names.START], capacity=capacity)
     caches = {name: given[name] for name in (names.key_name(0), names.value_name(0))}
@@ -168,20 +172,23 @@ def test_no_weight_multiplies_a_rectangle(graphs: tuple[Path, Path], kv_heads: i
     onnx.save(model, path)
     session = open_session(path, copies_caches=True)
     shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
-    graph = PackedGraph.of(shapes, num_kv_heads=kv_heads, last=127, longest=9)
+    graph = PackedGraph.of(shapes, num_kv_heads=kv_heads, last=127)
     assert graph is not None
     spans = [
         Span(slot=0, start=0, tokens=tuple(range(9)), num_logits=1),
         Span(slot=1, start=0, tokens=(1,), num_logits=1),
         Span(slot=2, start=0, tokens=(), num_logits=0),
     ]
-    inputs = PackedInputs(graph, PackedShape(3, 9, 1, 10, 2), capacity=128, least_rows=1)
-    inputs.fill(spans)
+    inputs, shape = PackedInputs(graph, least_rows=1), PackedShape(3, 9, 1, 10, 2)
+    inputs.fill(spans, shape)
     caches = {
         name: np.zeros((3, kv_heads, 128, 64), np.float32)
         for name in (names.key_name(0), names.value_name(0))
     }
-    found = session.run([names.LOGITS, *inner], {**inputs.arrays, **caches})
+    found = session.run(
+        [names.LOGITS, *inner],
+        {**inputs.views(shape), names.CACHE_COLUMNS: cache_columns(128), **caches},
+    )
     assert found[0].shape == (1, 2, V)
     assert [values.shape[1] for values in found[1:]] == [10, 2, 2, 2]
 
