@@ -80,17 +80,17 @@ class RowEvidence:
 
     def batch(self, caps: Sequence[int | None], now_s: float, *, is_refilled: bool) -> Batch:
         """The rows as the controller sees them; see ``batch_of``."""
-        live = self.live
-        self._num_cached = max([self._num_cached, *[row.num_known for row in live]])
-        return batch_of(
-            live,
+        batch = batch_of(
+            self.live,
             caps,
             self.facts,
-            expected=self._book.expect(len(live)),
+            expected=self._book.expect(len(self.live)),
             num_cached=self._num_cached,
             now_s=now_s,
             is_refilled=is_refilled,
         )
+        self._num_cached = batch.num_cached
+        return batch
 
     def age(self, num_steps: int) -> None:
         """So many steps revealed nothing."""

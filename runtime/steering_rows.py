@@ -92,15 +92,16 @@ def batch_of(
         caps: of each, the most draft tokens it may take; None for rows that do not decode yet.
         known: what holds of them while they stay.
         expected: [n, G] survival of drafts and the doubt of it, from the acceptance book.
-        num_cached: tokens of the longest row so far.
+        num_cached: tokens of the longest row before.
         now_s: on the clock that deadlines are on.
         is_refilled: whether other requests wait for their slots.
     """
     takes, missing, left = [], [], []
     for row, cap, calls_model in zip(rows, caps, known.calls_model, strict=True):
-        num_left = row.num_remaining
+        num_left, num_known = row.num_remaining, row.num_known
+        num_cached = max(num_cached, num_known)
         left.append(num_left)
-        missing.append(row.num_known - row.draft_computed if calls_model else 0)
+        missing.append(num_known - row.draft_computed if calls_model else 0)
         takes.append(max(0, min(row.gamma, num_left - 1)) if cap is None else cap)
     facts = np.array(
         (takes, known.is_fixed, known.calls_model, known.kinds, missing, left), dtype=np.int64

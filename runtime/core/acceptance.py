@@ -81,7 +81,7 @@ class AcceptanceBook:
         self._fading = fading = fading or Fading()
         self._prior = fading.first_rate, fading.first_weight, fading.position_weight
         self._weights = fading.traffic_weight, fading.position_weight
-        self._decays = fading.row_decay, fading.traffic_decay
+        self._known_fading = np.array((*self._prior, *self._weights, LEAST_RATE, MOST_RATE))
         self._group_of = np.zeros(num_rows, dtype=np.int64)
         # Hits and trials, by owner and position.
         self._rows = np.zeros((2, num_rows, max_gamma))
@@ -111,7 +111,8 @@ class AcceptanceBook:
             np.array(told, dtype=np.int64).reshape(-1, 4),
             np.array(overlaps, dtype=np.float64),
             self._group_of,
-            self._decays,
+            self._fading.row_decay,
+            self._fading.traffic_decay,
             self._rows,
             self._traffic,
         )
@@ -125,13 +126,7 @@ class AcceptanceBook:
         """
         survival = np.empty((num_rows, self._rows.shape[2]))
         doubt = evidence_loops.expect(
-            self._rows,
-            self._traffic,
-            self._group_of,
-            self._prior,
-            self._weights,
-            (LEAST_RATE, MOST_RATE),
-            survival,
+            self._rows, self._traffic, self._group_of, self._known_fading, survival
         )
         return survival, doubt
 

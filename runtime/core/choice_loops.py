@@ -27,7 +27,6 @@ ROW_S, TOKEN_S = range(2)
 
 _IDS, _WIDE = int64[:, ::1], float64[:, ::1]
 _LINE = float64[::1]
-_READ_ONLY = types.Array(float64, 1, "C", readonly=True)
 
 
 @rule(void(_LINE, _LINE))
@@ -143,7 +142,7 @@ def weigh(
                 figures[TABLE_S, longest] += once_s[i]
 
 
-@rule(void(_IDS, _WIDE, _WIDE, _LINE, _READ_ONLY, _WIDE))
+@rule(void(_IDS, _WIDE, _WIDE, _LINE, _LINE, _WIDE))
 def predict_fixed(
     facts: Ints, kept: Floats, prices: Floats, engine_s: Floats, scales: Floats, figures: Floats
 ) -> None:
@@ -190,7 +189,7 @@ def prepare(
 
 @rule(
     types.Tuple((int64, float64))(
-        _IDS, _WIDE, _WIDE, _WIDE, _WIDE, _READ_ONLY, types.UniTuple(int64, 2), float64, _WIDE, _IDS
+        _IDS, _WIDE, _WIDE, _WIDE, _WIDE, _LINE, int64, int64, float64, _WIDE, _IDS
     )
 )
 def predict(
@@ -200,7 +199,8 @@ def predict(
     prices: Floats,
     catch_up: Floats,
     scales: Floats,
-    catching: tuple[int, int],
+    shared: int,
+    horizon: int,
     time_left_s: float,
     figures: Floats,
     gammas: Ints,
@@ -214,14 +214,15 @@ def predict(
         prices: [2, kinds] seconds.
         catch_up: [2, m] tokens and seconds.
         scales: [G + 1] measured over tabled time.
-        catching: tokens that are fed along, and steps over which catching up is to pay.
+        shared: as for ``price_catching_up``.
+        horizon: as there.
         time_left_s: until the earliest deadline; infinite without one.
         figures: [5, G + 1] overwritten.
         gammas: [G + 1, n] overwritten.
     """
     width, num_rows = gammas.shape
     once_s, engine_s, kept = np.empty(num_rows), np.empty(width), np.empty((num_rows, width))
-    price_catching_up(facts, catch_up, catching[0], catching[1], once_s)
+    price_catching_up(facts, catch_up, shared, horizon, once_s)
     fixed_tokens = prepare(facts, survival, curves, prices, engine_s, kept)
     floor = ceiling = 0
     for i in range(num_rows):

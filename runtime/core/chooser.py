@@ -12,8 +12,8 @@ from runtime.core.choice_loops import IS_FIXED, MISSING, USES_MODEL
 from runtime.core.decision import Decision, best_longest
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings, may_draft
 from runtime.core.observer import Observer
-from runtime.core.probes import SETTLING, TIMED, probe_distance
-from runtime.core.trials import Trial, plan_exploration, plan_trial
+from runtime.core.trial_loops import SETTLING, TIMED
+from runtime.core.trials import Trial, plan_exploration, plan_finding
 
 
 class Chooser:
@@ -44,11 +44,11 @@ class Chooser:
         best = self._best(batch, forecast, batch.doubt if is_drafting else 0.0)
         plain_s = forecast.plain_table_s * float(scales[floor])
         account = observer.accounts.of(num_rows, plain_s)
-        gammas = bare = forecast.gammas[0].tolist()
+        gammas = bare = forecast.gammas[0].tolist() if floor else [0] * num_rows
         longest = 0
         if best:
             gammas = forecast.gammas[best].tolist()
-            longest = max(map(sub, gammas, bare))
+            longest = max(map(sub, gammas, bare)) if floor else max(gammas)
         trial, probe_every = None, 0
         if longest or may_draft(batch):
             self.longest = best
@@ -61,10 +61,9 @@ class Chooser:
         elif not longest:
             trial = plan_exploration(batch, forecast, settings, self._forecaster)
         if longest:
-            doubts = observer.learnt.doubt(num_rows, best)
-            trial = plan_trial(forecast, doubts, settings, best)
             behind_s = self._behind_s * (num_rows - gammas.count(0))
-            probe_every = probe_distance(forecast, best, settings, behind_s)
+            covariance = observer.learnt.covariance(num_rows)
+            trial, probe_every = plan_finding(forecast, covariance, settings, best, behind_s)
         return Decision(
             batch=batch,
             forecast=forecast,

@@ -141,8 +141,9 @@ class Controller:
             situation: tells what rows that come and go may leave as it is; None to keep nothing.
         """
         self._settle()
-        was_due = self._is_trial_due and not self._has_explored
-        due = self._decision.account if self._decision and was_due else None
+        former, due = self._decision, None
+        if former is not None and not (former.longest or self._has_explored) and self._is_trial_due:
+            due = former.account
         self._has_explored = False
         decision = self._decision = self._chooser.choose(batch)
         if decision.trial is None:

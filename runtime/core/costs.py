@@ -150,8 +150,9 @@ class CostTable:
 
     def capacity_for(self, num_tokens: int) -> int:
         """The cache size in use once ``num_tokens`` of one row were cached."""
-        fitting = (size for size in self.capacities if size >= num_tokens)
-        return next(fitting, self.capacities[-1])
+        return self.capacities[
+            min(bisect_left(self.capacities, num_tokens), len(self.capacities) - 1)
+        ]
 
     def node_cost(self, num_nodes: int, num_rows: int = 1) -> float:
         """What each token of trees of ``num_nodes``, one per row, adds to a plain step, in plain steps.

@@ -40,13 +40,14 @@ def fade(evidence: Floats, decay: float, counts: Ints) -> None:
 
 
 @rule(
-    void(int64[:, ::1], _LINE, _INDICES, types.UniTuple(float64, 2), _EVIDENCE, _EVIDENCE),
+    void(int64[:, ::1], _LINE, _INDICES, float64, float64, _EVIDENCE, _EVIDENCE),
 )
 def record(
     rounds: Ints,
     overlaps: Floats,
     group_of: Ints,
-    decays: tuple[float, float],
+    row_decay: float,
+    traffic_decay: float,
     rows: Floats,
     traffic: Floats,
 ) -> None:
@@ -56,7 +57,8 @@ def record(
         rounds: [k, 4], each with a draft.
         overlaps: of all rounds, one after the other.
         group_of: [num_rows].
-        decays: per round, of a row's evidence and of a group's.
+        row_decay: of a row's evidence, per round.
+        traffic_decay: of a group's.
         rows: [2, num_rows, G] changed.
         traffic: [2, num_groups, G] changed.
     """
@@ -65,8 +67,8 @@ def record(
     for told in range(len(rounds)):
         by_row[rounds[told, ROW]] += 1
         by_group[group_of[rounds[told, ROW]]] += 1
-    fade(rows, decays[0], by_row)
-    fade(traffic, decays[1], by_group)
+    fade(rows, row_decay, by_row)
+    fade(traffic, traffic_decay, by_group)
     used = 0
     for told in range(len(rounds)):
         row, accepted = rounds[told, ROW], rounds[told, ACCEPTED]
@@ -180,25 +182,9 @@ def mean_doubt(traffic: Floats, group_of: Ints, num_rows: int, first: tuple[floa
     return total / num_rows
 
 
-@rule(
-    float64(
-        _EVIDENCE,
-        _EVIDENCE,
-        _INDICES,
-        types.UniTuple(float64, 3),
-        types.UniTuple(float64, 2),
-        types.UniTuple(float64, 2),
-        _WIDE,
-    )
-)
+@rule(float64(_EVIDENCE, _EVIDENCE, _INDICES, _LINE, _WIDE))
 def expect(
-    rows: Floats,
-    traffic: Floats,
-    group_of: Ints,
-    prior: tuple[float, float, float],
-    weights: tuple[float, float],
-    bounds: tuple[float, float],
-    survival: Floats,
+    rows: Floats, traffic: Floats, group_of: Ints, fading: Floats, survival: Floats
 ) -> float:
     """Write how likely each row's first draft tokens are all kept; the doubt of the traffic, as ``mean_doubt``.
 
@@ -206,16 +192,18 @@ def expect(
         rows: [2, num_rows, G].
         traffic: [2, num_groups, G].
         group_of: [num_rows].
-        prior: as for ``rate_traffic``.
-        weights: as for ``rate_rows``.
-        bounds: least and greatest rate.
+        fading: [7] prior of ``rate_traffic``, weights of ``rate_rows``, least and greatest rate; no tuples, which take
+            a call longer to recognise than all else.
         survival: [n, G] overwritten, of the first n rows.
     """
     num_rows = survival.shape[0]
     traffic_rates = np.empty(traffic.shape[1:])
+    first = fading[0], fading[1]
+    bounds = fading[5], fading[6]
+    prior = fading[0], fading[1], fading[2]
     rate_traffic(traffic, group_of[:num_rows], prior, bounds, traffic_rates)
-    rate_rows(rows, traffic_rates, group_of, weights, bounds, survival)
+    rate_rows(rows, traffic_rates, group_of, (fading[3], fading[4]), bounds, survival)
     for row in range(num_rows):
         for position in range(1, survival.shape[1]):
             survival[row, position] *= survival[row, position - 1]
-    return mean_doubt(traffic, group_of, num_rows, (prior[0], prior[1]))
+    return mean_doubt(traffic, group_of, num_rows, first)

@@ -205,7 +205,7 @@ class Forecaster:
         if not self._packs_rows:
             curves = self._curves(num_rows, batch.num_cached)
             floor, plain_tokens = choice_loops.predict(
-                facts, batch.survival, curves, self._prices, self.catch_up, scales, self._catching,
+                facts, batch.survival, curves, self._prices, self.catch_up, scales, *self._catching,
                 batch.time_left_s, figures, gammas,
             )  # fmt: skip
             plain_s = float(figures[choice_loops.TABLE_S, floor])

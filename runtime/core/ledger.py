@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.core.acceptance import Rates
+from runtime.core.forecast import Forecast
 
 FADING = 0.999
 MOST_UNSEEN = 64
@@ -55,22 +56,22 @@ class Ledger:
         self._emitted = self._seconds = self._plain_emitted = self._plain_s = 0.0
         # [2, G + 1] tokens and seconds, and what is not added to them yet: so that a decision does not wait for it.
         # In one, because another thread may be reading them.
-        unseen: list[tuple[Rates, int, float]] = []
+        unseen: list[tuple[Forecast, int, float]] = []
         self._fixed = np.zeros((2, max_gamma + 1)), unseen
         self._kept = 1.0
         self._num_on = 0
         self._num_off = 0
         self._num_probes = 0
 
-    def consider(self, fixed: Rates, num_steps: int) -> None:
+    def consider(self, forecast: Forecast, num_steps: int) -> None:
         """Hold the steps recorded since the last call against what fixed gammas would have brought.
 
         Args:
-            fixed: [2, G + 1] tokens and seconds, expected of a step; must not change.
+            forecast: of each.
             num_steps: in all.
         """
         unseen = self._fixed[1]
-        unseen.append((fixed, num_steps, self._kept))
+        unseen.append((forecast, num_steps, self._kept))
         self._kept = 1.0
         if len(unseen) >= MOST_UNSEEN:
             self._fixed = self._sums(), []
@@ -78,8 +79,8 @@ class Ledger:
     def _sums(self) -> Rates:
         """[2, G + 1] tokens and seconds that fixed gammas would have brought."""
         sums, unseen = self._fixed
-        for fixed, num_steps, kept in unseen:
-            sums = sums * kept + fixed * num_steps
+        for forecast, num_steps, kept in unseen:
+            sums = sums * kept + forecast.fixed * num_steps
         return sums
 
     def record(
@@ -107,14 +108,15 @@ class Ledger:
         if is_probe:
             self._num_probes += num_steps
 
-    def report(self, fixed: Rates | None = None, num_steps: int = 0) -> ControlReport:
+    def report(self, forecast: Forecast | None = None, num_steps: int = 0) -> ControlReport:
         """The sums as ratios; callable from any thread.
 
         Args:
-            fixed: as for ``consider``, of steps recorded that it was not told of yet; None for none.
+            forecast: as for ``consider``, of steps recorded that it was not told of yet; None for none.
             num_steps: of these.
         """
-        tokens, seconds_fixed = self._sums() if fixed is None else self._sums() + fixed * num_steps
+        sums = self._sums()
+        tokens, seconds_fixed = sums if forecast is None else sums + forecast.fixed * num_steps
         emitted, seconds = self._emitted, self._seconds
         plain_emitted, plain_s = self._plain_emitted, self._plain_s
         has_steps = seconds > 0.0 and plain_s > 0.0 and seconds_fixed[0] > 0.0

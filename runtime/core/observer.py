@@ -12,9 +12,9 @@ from runtime.core.acceptance import Rates
 from runtime.core.account import Accounts
 from runtime.core.decision import Decision, StepKind, Taken, pay
 from runtime.core.ledger import ControlReport, Ledger
-from runtime.core.probes import SETTLING
 from runtime.core.step_times import StepTimes
 from runtime.core.timed_steps import TimedSteps
+from runtime.core.trial_loops import SETTLING
 
 MOST_PENDING = 512
 """Steps of one decision that wait to be held against what fixed gammas would have brought."""
@@ -109,7 +109,7 @@ class Observer:
     def end(self, decision: Decision) -> None:
         """Hold the steps taken under a decision against what fixed gammas would have brought."""
         if decision.num_steps:
-            self._ledger.consider(decision.forecast.fixed, decision.num_steps)
+            self._ledger.consider(decision.forecast, decision.num_steps)
             decision.num_steps = 0
 
     def learn(self, decision: Decision | None) -> None:
@@ -123,4 +123,4 @@ class Observer:
         """What choices brought so far, steps of the decision that holds included."""
         if decision is None:
             return self._ledger.report()
-        return self._ledger.report(decision.forecast.fixed, decision.num_steps)
+        return self._ledger.report(decision.forecast, decision.num_steps)

@@ -27,7 +27,6 @@ together or were refilled, 1 lost up to 9 % against one gamma for all; 0 and 0.5
 
 _IDS, _WIDE, _LINE = int64[:, ::1], float64[:, ::1], float64[::1]
 _INDICES = int64[::1]
-_READ_ONLY = types.Array(float64, 1, "C", readonly=True)
 
 
 @rule(types.Tuple((float64, float64, int64))(_IDS, _WIDE, _LINE, _WIDE, _INDICES, _INDICES))
@@ -94,7 +93,7 @@ def give(
 
 @rule(
     types.Tuple((int64, float64, float64))(
-        _IDS, _WIDE, _LINE, _LINE, _WIDE, _LINE, _READ_ONLY, float64, _WIDE, _IDS
+        _IDS, _WIDE, _LINE, _LINE, _WIDE, _LINE, _LINE, float64, _WIDE, _IDS
     )
 )
 def predict(

@@ -14,17 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runtime.core.decision import Decision
-from runtime.core.forecast import Forecast, Settings
+from runtime.core.trial_loops import FIRST_PROBE, SETTLING, TIMED
 
-# Gain of drafts, as a share, below which a probe is not held to cost less.
-LEAST_GAIN = 0.02
-# Steps with drafts before the first probe, doubled each time up to the usual distance; at most while no gain is
-# proven; and the fraction of the usual distance that they begin with once one is.
-FIRST_PROBE, UNPROVEN, EARLIER = 64, 512, 4
+# Distances are doubled each time up to the usual one; at most while no gain is proven; and the fraction of the usual
+# distance that they begin with once one is.
+UNPROVEN, EARLIER = 512, 4
 UNKNOWN = 2
-"""The same where the time of a plain step over about so many rows was never taken."""
-SETTLING, TIMED = 5, 2
-"""Plain steps in a row whose times say nothing yet, and those behind them that a probe takes the time of."""
+"""Steps with drafts before the first probe where the time of a plain step over about so many rows was never taken."""
 PROVEN, DOUBTED = 0.75, 0.5
 """Shares of the most that an account may hold, from which on a gain is, and below which it is no longer: the most grows
 with a plain step's time, and a machine whose steps take a third longer refutes nothing."""
@@ -79,20 +75,3 @@ class Probes:
         if self._is_proven:
             return min(max(self._wanted, usual // EARLIER), usual)
         return min(self._wanted, usual, UNPROVEN)
-
-
-def probe_distance(forecast: Forecast, best: int, settings: Settings, behind_s: float = 0.0) -> int:
-    """Steps with drafts between two probes, so that these cost their share of the time.
-
-    Args:
-        forecast: for the rows.
-        best: longest draft in use.
-        settings: of the controller.
-        behind_s: seconds to feed the draft model what it missed in a probe.
-    """
-    tokens, seconds = forecast.tokens.tolist(), forecast.seconds.tolist()
-    floor = forecast.floor
-    gain = tokens[best] / seconds[best] / (tokens[floor] / seconds[floor]) - 1.0
-    price = (SETTLING + TIMED) * max(gain, LEAST_GAIN) + behind_s / seconds[best]
-    distance = price / max(settings.probe_share, 1e-9)
-    return int(min(max(distance, FIRST_PROBE), settings.probe_every))

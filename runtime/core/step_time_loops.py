@@ -9,11 +9,12 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from numba import float64, int64, types, void
+from numba import float64, int64, types
 
 from engines.compiled import rule
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 # Standard deviations: of one step's time over its mean, at least; of the level's wandering per step, and at most.
 LEAST_NOISE, WANDERING, MOST_WANDERING = 0.03, 0.02, 0.3
@@ -25,7 +26,7 @@ MOST_HELD_UP = 8.0
 FORGETTING = 2e-4
 MOST_LOG = math.log(10.0)
 
-_LINE, _WIDE = float64[::1], float64[:, ::1]
+_LINE, _WIDE, _INDICES = float64[::1], float64[:, ::1], int64[::1]
 
 
 @rule(types.UniTuple(float64, 3)(_LINE, float64, float64))
@@ -91,16 +92,32 @@ def take_in(
     return noise
 
 
-@rule(void(_WIDE, int64, _LINE))
-def write_doubt(covariance: Floats, longest: int, doubt: Floats) -> None:
-    """Write the standard deviation of the logarithm of each step's time over that of ``longest``.
+@rule(float64(_LINE, _WIDE, _WIDE, _INDICES, _LINE, float64, _LINE))
+def take_in_kinds(
+    mean: Floats,
+    covariance: Floats,
+    prior: Floats,
+    kinds: Ints,
+    ratios: Floats,
+    noise: float,
+    scales: Floats,
+) -> float:
+    """Move the filter by the times of steps of several kinds, one after the other; the noise as it is held to be now.
 
     Args:
-        covariance: [G + 2, G + 2] of level and errors.
-        longest: draft of the step that others are held against.
-        doubt: [G + 1] overwritten.
+        mean: as for ``take_in``; changed.
+        covariance: as there; changed.
+        prior: as there.
+        kinds: of each, its longest draft and the number of its steps, at least one.
+        ratios: of all steps, kind by kind.
+        noise: as for ``take_in``.
+        scales: [G + 1] overwritten: what to multiply tabled times with, by the longest draft.
     """
-    at = 1 + longest
-    for i in range(len(doubt)):
-        variance = covariance[1 + i, 1 + i] + covariance[at, at] - 2.0 * covariance[at, 1 + i]
-        doubt[i] = math.sqrt(max(variance, 0.0))
+    used = 0
+    for at in range(0, len(kinds), 2):
+        end = used + kinds[at + 1]
+        noise = take_in(mean, covariance, prior, kinds[at], ratios[used:end], noise)
+        used = end
+    for longest in range(len(scales)):
+        scales[longest] = math.exp(mean[0] + mean[1 + longest])
+    return noise

@@ -14,6 +14,7 @@ A filter per power of two of rows, so that what was learnt of one load is kept f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,20 @@ FIRST_NOISE, FIRST_LEVEL = 0.15, 1.0
 COMMON, LIKENESS = 0.5, 0.7
 
 
+class _Filter(NamedTuple):
+    """What was learnt of about so many rows: all changed in place.
+
+    Attributes:
+        mean: [G + 2] level, then errors.
+        covariance: [G + 2, G + 2].
+        scales: [G + 1] exponentials of level and error together.
+    """
+
+    mean: Rates
+    covariance: Rates
+    scales: Rates
+
+
 class StepTimes:
     """What was learnt; its owner is the worker's thread.
 
@@ -39,54 +54,52 @@ class StepTimes:
     def __init__(self, *, max_gamma: int, spread: float = 0.0) -> None:
         self._prior = _prior(max_gamma, max(spread, LEAST_SPREAD))
         self._noise = FIRST_NOISE
-        self._means: dict[int, Rates] = {}
-        self._covariances: dict[int, Rates] = {}
-        # Asked for at every step, and changed by ``learn`` alone.
-        self._scales: dict[int, Rates] = {}
+        self._filters: dict[int, _Filter] = {}
 
-    def learn(self, num_rows: int, longest: int, ratios: Sequence[float]) -> None:
-        """Take in the times of steps of one kind.
+    def learn(self, num_rows: int, kinds: Sequence[tuple[int, Sequence[float]]]) -> None:
+        """Take in the times of steps.
 
         Args:
             num_rows: that decoded.
-            longest: their longest draft.
-            ratios: measured over tabled time of each, positive.
+            kinds: longest draft, and measured over tabled time of each step of it, positive.
         """
-        mean, covariance = self._of(num_rows)
-        told = np.array(ratios, dtype=np.float64)
-        self._noise = step_time_loops.take_in(
-            mean, covariance, self._prior, longest, told, self._noise
+        told: list[float] = []
+        counts: list[int] = []
+        for longest, ratios in kinds:
+            told += ratios
+            counts += (longest, len(ratios))
+        known = self._of(num_rows)
+        self._noise = step_time_loops.take_in_kinds(
+            known.mean,
+            known.covariance,
+            self._prior,
+            np.array(counts, dtype=np.int64),
+            np.array(told),
+            self._noise,
+            known.scales,
         )
-        # Of other numbers of rows, too: those without a filter of their own went by this one.
-        self._scales.clear()
 
     def scales(self, num_rows: int) -> Rates:
-        """[G + 1] what to multiply tabled times with, by the longest draft."""
-        key = about(num_rows)
-        scales = self._scales.get(key)
-        if scales is None:
-            mean, _ = self._of(num_rows)
-            scales = self._scales[key] = np.exp(mean[0] + mean[1:])
-            scales.flags.writeable = False
-        return scales
+        """[G + 1] what to multiply tabled times with, by the longest draft; only ``learn`` may change it, in place."""
+        return self._of(num_rows).scales
 
-    def doubt(self, num_rows: int, longest: int) -> Rates:
-        """[G + 1] standard deviation of the logarithm of each step's time over that of ``longest``."""
-        _, covariance = self._of(num_rows)
-        doubt = np.empty(len(covariance) - 1)
-        step_time_loops.write_doubt(covariance, longest, doubt)
-        return doubt
+    def covariance(self, num_rows: int) -> Rates:
+        """[G + 2, G + 2] of the level and the errors of steps over about so many rows; must not be changed."""
+        return self._of(num_rows).covariance
 
-    def _of(self, num_rows: int) -> tuple[Rates, Rates]:
+    def _of(self, num_rows: int) -> _Filter:
         """The filter for about so many rows; a new one begins with what the nearest one knows."""
         key = about(num_rows)
-        if key not in self._means:
-            known = min(self._means, key=lambda other: abs(other - key), default=None)
-            self._means[key] = (
-                np.zeros(len(self._prior)) if known is None else self._means[known].copy()
-            )
-            self._covariances[key] = self._prior.copy()
-        return self._means[key], self._covariances[key]
+        known = self._filters.get(key)
+        if known is None:
+            size = len(self._prior)
+            mean, scales = np.zeros(size), np.ones(size - 1)
+            nearest = min(self._filters, key=lambda other: abs(other - key), default=None)
+            if nearest is not None:
+                mean, _, scales = self._filters[nearest]
+                mean, scales = mean.copy(), scales.copy()
+            known = self._filters[key] = _Filter(mean, self._prior.copy(), scales)
+        return known
 
 
 def about(num_rows: int) -> int:

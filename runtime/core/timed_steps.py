@@ -56,7 +56,9 @@ class TimedSteps:
         self, num_rows: int, longest: int, ratios: Sequence[float], *, is_plain: bool = False
     ) -> None:
         """Steps of one kind over so many rows, positive ratios; plain ones but for rows of a fixed gamma."""
-        if is_plain and ratios:
+        if not ratios:
+            return
+        if is_plain:
             self._has_plain.add(about(num_rows))
         self._waiting.setdefault((num_rows, longest), []).extend(ratios)
         self._num_waiting += len(ratios)
@@ -66,12 +68,17 @@ class TimedSteps:
 
         Plain steps tell the level first: what steps with drafts differ by is the table's error.
         """
-        ready = [kind for kind in self._waiting if self.has_plain(kind[0])]
-        for kind in sorted(ready, key=itemgetter(1)):
-            ratios = self._waiting.pop(kind)
-            if ratios:
-                self.learnt.learn(*kind, ratios)
-        for ratios in self._waiting.values():
+        waiting, known = self._waiting, self._has_plain
+        if not waiting:
+            return False
+        ready = sorted([kind for kind in waiting if about(kind[0]) in known], key=itemgetter(1))
+        kinds: list[tuple[int, list[float]]] = []
+        for at, (num_rows, longest) in enumerate(ready, 1):
+            kinds.append((longest, waiting.pop((num_rows, longest))))
+            if at == len(ready) or ready[at][0] != num_rows:
+                self.learnt.learn(num_rows, kinds)
+                kinds = []
+        for ratios in waiting.values():
             del ratios[:-MOST_KEPT]
         self._num_waiting = 0
         return bool(ready)

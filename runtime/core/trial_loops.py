@@ -19,11 +19,31 @@ CAP, IS_FIXED, USES_MODEL, KIND, MISSING, REMAINING = range(6)
 TOKENS, SECONDS, TABLE_S, FIXED_TOKENS, FIXED_S = range(5)
 LEAST_WASTE = 0.05
 """Share of a trial's time that counts as wasted at least."""
+# Steps with drafts before the first probe, and between two at least; gain of drafts, as a share, below which one is not
+# held to cost less.
+FIRST_PROBE, LEAST_GAIN = 64, 0.02
+SETTLING, TIMED = 5, 2
+"""Plain steps in a row whose times say nothing yet, and those behind them that a probe takes the time of."""
 LEAST_COST = 0.01
 """Of a plain step, that each step of an exploration is held to cost at least."""
 
 _IDS, _WIDE, _LINE = int64[:, ::1], float64[:, ::1], float64[::1]
 _INDICES = int64[::1]
+
+
+@rule(void(_WIDE, int64, _LINE))
+def write_doubt(covariance: Floats, longest: int, doubt: Floats) -> None:
+    """Write the standard deviation of the logarithm of each step's time over that of ``longest``.
+
+    Args:
+        covariance: [G + 2, G + 2] of level and errors.
+        longest: draft of the step that others are held against.
+        doubt: [G + 1] overwritten.
+    """
+    at = 1 + longest
+    for i in range(len(doubt)):
+        variance = covariance[1 + i, 1 + i] + covariance[at, at] - 2.0 * covariance[at, 1 + i]
+        doubt[i] = np.sqrt(max(variance, 0.0))
 
 
 @rule(types.Tuple((int64, float64))(_WIDE, _LINE, int64, float64))
@@ -50,6 +70,50 @@ def pick_other(figures: Floats, doubt: Floats, best: int, margin: float) -> tupl
     seconds = figures[SECONDS, other]
     rate = figures[TOKENS, other] / seconds
     return other, max(1.0 - rate / best_rate, LEAST_WASTE) * seconds
+
+
+@rule(float64(_WIDE, int64, int64, float64, float64))
+def probe_distance(figures: Floats, best: int, floor: int, share: float, behind_s: float) -> float:
+    """Steps with drafts between two probes, so that these cost their share of the time.
+
+    Args:
+        figures: [5, G + 1] that ``predict`` wrote.
+        best: longest draft in use, at least 1.
+        floor: longest draft of rows of a fixed gamma.
+        share: of the time, positive.
+        behind_s: seconds to feed the draft model what it missed in a probe.
+    """
+    gain = figures[TOKENS, best] / figures[SECONDS, best]
+    gain /= figures[TOKENS, floor] / figures[SECONDS, floor]
+    price = (SETTLING + TIMED) * max(gain - 1.0, LEAST_GAIN) + behind_s / figures[SECONDS, best]
+    return float(max(price / share, FIRST_PROBE))
+
+
+@rule(types.Tuple((int64, float64, float64))(_WIDE, _WIDE, int64, int64, float64, float64, float64))
+def plan(
+    figures: Floats,
+    covariance: Floats,
+    best: int,
+    floor: int,
+    margin: float,
+    share: float,
+    behind_s: float,
+) -> tuple[int, float, float]:
+    """What ``pick_other`` and ``probe_distance`` answer.
+
+    Args:
+        figures: [5, G + 1] that ``predict`` wrote.
+        covariance: [G + 2, G + 2] of the level and the errors of step times, see ``core.step_times``.
+        best: longest draft in use, at least 1.
+        floor: longest draft of rows of a fixed gamma.
+        margin: as for ``pick_other``.
+        share: as for ``probe_distance``.
+        behind_s: as there.
+    """
+    doubt = np.empty(figures.shape[1])
+    write_doubt(covariance, best, doubt)
+    other, wasted_s = pick_other(figures, doubt, best, margin)
+    return other, wasted_s, probe_distance(figures, best, floor, share, behind_s)
 
 
 @rule(void(_INDICES, _WIDE, int64, _LINE))
@@ -81,13 +145,18 @@ def price_feeding(num_missing: Ints, catch_up: Floats, shared: int, seconds: Flo
             seconds[i] += (fed - tokens[last]) * slope
 
 
-@rule(types.Tuple((int64, float64))(_IDS, _WIDE, _WIDE, _WIDE, types.UniTuple(int64, 4), _INDICES))
+@rule(
+    types.Tuple((int64, float64))(_IDS, _WIDE, _WIDE, _WIDE, int64, int64, int64, int64, _INDICES)
+)
 def explore(
     facts: Ints,
     survival: Floats,
     figures: Floats,
     catch_up: Floats,
-    rules: tuple[int, int, int, int],
+    num_trials: int,
+    num_steps: int,
+    chunk: int,
+    shared: int,
     gammas: Ints,
 ) -> tuple[int, float]:
     """Write one token for as many rows as tell most for their price; steps that it takes, 0 for none, and its cost.
@@ -97,11 +166,12 @@ def explore(
         survival: [n, G].
         figures: [5, G + 1] that ``predict`` wrote.
         catch_up: as for ``price_feeding``.
-        rules: drafts that are to be judged and steps to be taken at least; tokens that rows are fed in one step to
-            catch up, together, and that a row may miss and still be fed with the others.
+        num_trials: drafts that are to be judged at least.
+        num_steps: steps to be taken at least.
+        chunk: tokens that rows are fed in one step to catch up, together.
+        shared: as for ``price_feeding``.
         gammas: [n] overwritten; rows of a fixed gamma keep it.
     """
-    num_trials, num_steps, chunk, shared = rules
     num_rows = facts.shape[1]
     order, missing = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
     num_may = 0

@@ -26,17 +26,41 @@ class Trial(NamedTuple):
     num_steps: int = 1
 
 
-def plan_trial(forecast: Forecast, doubt: Rates, settings: Settings, best: int) -> Trial | None:
-    """Another longest draft, whose time is so doubtful that it may be better than the best.
+class Finding(NamedTuple):
+    """What is tried besides the best choice.
+
+    Attributes:
+        trial: another longest draft, whose time is so doubtful that it may be better; None for none.
+        probe_every: steps with drafts between two probes.
+    """
+
+    trial: Trial | None
+    probe_every: int
+
+
+def plan_finding(
+    forecast: Forecast, covariance: Rates, settings: Settings, best: int, behind_s: float = 0.0
+) -> Finding:
+    """What to try while drafts are made.
 
     Args:
         forecast: for the rows.
-        doubt: [G + 1] standard deviation of the logarithm of each step's time over that of ``best``.
+        covariance: [G + 2, G + 2] of step times, see ``StepTimes``.
         settings: of the controller.
         best: longest draft in use, at least 1.
+        behind_s: seconds to feed the draft model what it missed in a probe.
     """
-    other, cost_s = trial_loops.pick_other(forecast.figures, doubt, best, settings.margin)
-    return None if other == best else Trial(forecast.gammas[other].tolist(), cost_s)
+    other, cost_s, distance = trial_loops.plan(
+        forecast.figures,
+        covariance,
+        best,
+        forecast.floor,
+        settings.margin,
+        max(settings.probe_share, 1e-9),
+        behind_s,
+    )
+    trial = None if other == best else Trial(forecast.gammas[other].tolist(), cost_s)
+    return Finding(trial, int(min(distance, settings.probe_every)))
 
 
 def plan_exploration(
@@ -55,7 +79,10 @@ def plan_exploration(
         batch.survival,
         forecast.figures,
         forecaster.catch_up,
-        (settings.explore_trials, settings.explore_steps, forecaster.chunk, forecaster.shared),
+        settings.explore_trials,
+        settings.explore_steps,
+        forecaster.chunk,
+        forecaster.shared,
         gammas,
     )
     return Trial(gammas.tolist(), cost_s, num_steps) if num_steps else None

@@ -13,8 +13,9 @@ from runtime.core.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKi
 from runtime.core.decision import best_longest
 from runtime.core.forecast import KINDS, Batch, Forecaster, Settings
 from runtime.core.step_times import StepTimes
-from runtime.core.trials import plan_exploration, plan_trial
+from runtime.core.trials import plan_exploration, plan_finding
 from tests.core.numpy_choice import NumpyBook, NumpyFilter, NumpyForecast, exploration
+from tests.core.test_step_times import doubt
 
 MAX_GAMMA, SHARED = 8, 2
 SETTINGS = Settings()
@@ -96,24 +97,33 @@ def test_a_trial_is_of_the_longest_draft_with_the_best_hope() -> None:
         costs, max_gamma=MAX_GAMMA, max_shared_missing=SHARED, settings=SETTINGS
     )
     times = StepTimes(max_gamma=MAX_GAMMA, spread=0.05)
-    times.learn(1, 3, [1.0] * 20)
-    others = set()
+    times.learn(1, [(3, [1.0] * 20)])
+    others, distances = set(), set()
     for _ in range(60):
         batch = random_batch(rng)._replace(time_left_s=math.inf)
-        times.learn(batch.num_live, int(rng.integers(0, 9)), rng.uniform(0.9, 1.1, 12).tolist())
+        ratios = rng.uniform(0.9, 1.1, (2, 12)).tolist()
+        times.learn(batch.num_live, list(zip(rng.integers(0, 9, 2).tolist(), ratios, strict=True)))
         scales = times.scales(batch.num_live)
         found = forecaster.forecast(batch, scales)
         expected = NumpyForecast(costs, batch, scales, shared=SHARED, horizon=SETTINGS.horizon)
         best = best_longest(found, None, SETTINGS)
         if best:
-            doubt = times.doubt(batch.num_live, best)
-            other = expected.other(doubt, best, SETTINGS.margin)
-            trial = plan_trial(found, doubt, SETTINGS, best)
+            other = expected.other(doubt(times, batch.num_live, best), best, SETTINGS.margin)
+            covariance = times.covariance(batch.num_live)
+            trial, distance = plan_finding(found, covariance, SETTINGS, best, 1e-3)
             others.add(other)
             assert (trial is None) == (other is None)
             assert trial is None or trial.gammas == expected.gammas[other].tolist()
+            rates = found.rates
+            price = (
+                7 * max(rates[best] / rates[found.floor] - 1.0, 0.02) + 1e-3 / found.seconds[best]
+            )
+            usual = int(min(max(price / SETTINGS.probe_share, 64), SETTINGS.probe_every))
+            assert abs(distance - usual) <= 1
+            distances.add(distance)
     assert None in others
     assert len(others) > 3
+    assert len(distances) > 3
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -178,12 +188,12 @@ def test_times_of_steps(seed: int) -> None:
         longest = int(rng.integers(0, MAX_GAMMA + 1))
         held_up = rng.random() < 0.2
         ratios = rng.lognormal(0.3, 0.5 if held_up else 0.05, int(rng.choice([1, 2, 30]))).tolist()
-        times.learn(1, longest, ratios)
+        times.learn(1, [(longest, ratios)])
         plain.learn(longest, ratios)
         scales = np.exp(plain.mean[0] + plain.mean[1:])
         np.testing.assert_allclose(times.scales(1), scales, rtol=1e-9)
         np.testing.assert_allclose(
-            times.doubt(1, longest), plain.doubt(longest), rtol=1e-7, atol=1e-9
+            doubt(times, 1, longest), plain.doubt(longest), rtol=1e-7, atol=1e-9
         )
 
 

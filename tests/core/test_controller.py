@@ -12,7 +12,7 @@ from runtime.core.analysis import optimal_gamma
 from runtime.core.controller import Controller, StepKind
 from runtime.core.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind, monotone
 from runtime.core.forecast import Batch, Forecaster, Settings
-from runtime.core.probes import SETTLING, TIMED
+from runtime.core.trial_loops import SETTLING, TIMED
 
 MAX_GAMMA = 8
 

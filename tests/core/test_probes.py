@@ -9,7 +9,8 @@ import pytest
 from runtime.core.controller import Controller, StepKind
 from runtime.core.forecast import Settings
 from runtime.core.pace import Pace
-from runtime.core.probes import FIRST_PROBE, SETTLING, TIMED, UNKNOWN, UNPROVEN
+from runtime.core.probes import UNKNOWN, UNPROVEN
+from runtime.core.trial_loops import FIRST_PROBE, SETTLING, TIMED
 from tests.core.test_controller import batch, controller, table
 
 
