@@ -217,7 +217,7 @@ class Forecaster:
             facts, batch.survival, packed.verify_s, packed.calls_s, self._prices, once_s, scales,
             batch.time_left_s, figures, gammas,
         )  # fmt: skip
-        step = PackedStep(packed, self._prices, facts)
+        step = PackedStep(packed, facts)
         return Forecast(figures, gammas, floor, plain_tokens, plain_s, step)
 
     def catch_up_s(self, num_missing: Ints) -> float:
@@ -249,6 +249,6 @@ class Forecaster:
         capacity = self._table.capacity_for(num_cached + self._max_gamma + 1)
         known = self._packed.get((num_live, capacity))
         if known is None:
-            known = PackedPrices.of(self._table, num_live, capacity, self._max_gamma)
+            known = PackedPrices.of(self._table, self._prices, num_live, capacity, self._max_gamma)
             self._packed[(num_live, capacity)] = known
         return known

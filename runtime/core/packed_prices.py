@@ -22,17 +22,23 @@ class PackedPrices:
     Attributes:
         verify_s: [n * G + 1] seconds of a step without draft calls, by its draft tokens in all.
         calls_s: [n + 1] seconds of one draft call, by its rows.
+        listed: [kinds] seconds that the host spends on a row, and on each of its draft tokens, and both of the above:
+            as lists, since to take a number out of an array costs what adding up a step does.
     """
 
     verify_s: Rates
     calls_s: Rates
+    listed: tuple[list[float], ...]
 
     @classmethod
-    def of(cls, table: CostTable, num_rows: int, capacity: int, max_gamma: int) -> PackedPrices:
+    def of(
+        cls, table: CostTable, host_s: Rates, num_rows: int, capacity: int, max_gamma: int
+    ) -> PackedPrices:
         """Spans of all lengths cost what as many tokens of spans alike do.
 
         Args:
             table: measured costs, of spans alike.
+            host_s: [2, kinds] seconds that the host spends on a row, and on each of its draft tokens.
             num_rows: of the engine call.
             capacity: cache positions per row.
             max_gamma: G.
@@ -46,7 +52,8 @@ class PackedPrices:
         calls_s = np.zeros(num_rows + 1)
         for rows in range(1, num_rows + 1):
             calls_s[rows] = host.call_s + (draft.extend_s(rows, 1, capacity) if draft else 0.0)
-        return cls(verify_s=verify_s, calls_s=calls_s)
+        listed = *host_s.tolist(), verify_s.tolist(), calls_s.tolist()
+        return cls(verify_s=verify_s, calls_s=calls_s, listed=listed)
 
 
 class PackedStep:
@@ -54,12 +61,11 @@ class PackedStep:
 
     Args:
         prices: of as many rows.
-        host: [2, kinds] seconds that the host spends on a row, and on each of its draft tokens.
         facts: [6, n] of the rows, as in ``forecast.Batch``; must not change.
     """
 
-    def __init__(self, prices: PackedPrices, host: Rates, facts: Ints) -> None:
-        self._prices, self._host, self._facts = prices, host, facts
+    def __init__(self, prices: PackedPrices, facts: Ints) -> None:
+        self._prices, self._facts = prices, facts
         # Steps of one decision are mostly alike.
         self._known: dict[Hashable, float] = {}
 
@@ -75,8 +81,8 @@ class PackedStep:
         return known
 
     def _sum(self, drafted: Sequence[tuple[int, int]]) -> float:
-        kinds, calls_model = self._facts[KIND].tolist(), self._facts[USES_MODEL].tolist()
-        row_s, token_s = self._host.tolist()
+        row_s, token_s, verify_s, calls_s = self._prices.listed
+        calls_model, kinds = self._facts[USES_MODEL : KIND + 1].tolist()
         seconds: float = sum([row_s[kind] for kind in kinds])
         total, num_calling = 0, [0] * max([length for _, length in drafted], default=0)
         for row, length in drafted:
@@ -86,5 +92,4 @@ class PackedStep:
                 seconds += length * token_s[kinds[row]]
                 for position in range(length if calls_model[row] else 0):
                     num_calling[position] += 1
-        seconds += float(self._prices.verify_s[total])
-        return seconds + sum([float(self._prices.calls_s[rows]) for rows in num_calling])
+        return seconds + verify_s[total] + sum([calls_s[rows] for rows in num_calling])
