@@ -8,15 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.laws import ExactnessMode, Verdict
-from engines.trees import tree_layout
-from runtime.core.acceptance import Rates, Round
+from engines.laws import ExactnessMode
+from runtime.core.acceptance import Rates
 from runtime.core.costs import CostTable, RowKind
 from runtime.core.forecast import KINDS, Batch
 from runtime.core.lifecycle import State
 from runtime.core.params import RequestSpec
 from runtime.core.request import Request
-from runtime.drafters.base import Draft
 
 # Part of the rows whose coming and going leaves a decision as it is.
 FEW = 4
@@ -178,20 +176,6 @@ def fixed_gammas(live: Sequence[Request], caps: Sequence[int | None]) -> tuple[i
 def known_gamma(request: Request, known: Mapping[int, int], usual: int) -> int:
     """As decided; a newcomer that has no gamma of its own takes the usual one until then."""
     return known.get(id(request), usual if request.speculation.is_adaptive else request.gamma)
-
-
-def judged_rounds(
-    drafts: Sequence[Draft | None], judged: Sequence[tuple[int, Verdict]]
-) -> list[Round]:
-    """What verification revealed of each row that drafted; a tree counts as deep as it is."""
-    rounds = []
-    for slot, verdict in judged:
-        draft = drafts[slot]
-        if draft is not None and draft.tokens:
-            parents = draft.parents
-            depth = len(draft.tokens) if parents is None else int(tree_layout(parents).depths.max())
-            rounds.append(Round(slot, depth, verdict.num_accepted, verdict.overlaps))
-    return rounds
 
 
 def are_others(live: Sequence[Request], decided: Sequence[Request]) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engines.laws import Verdict
+from engines.trees import tree_layout
+from runtime.core.acceptance import Round
 from runtime.core.controller import Controller, StepKind
 from runtime.core.decision import Taken
 from runtime.drafters.base import Draft
 from runtime.row_evidence import RowEvidence
-from runtime.steering_rows import judged_rounds
 
 MOST_UNTOLD = 16
 """Steps that wait at most."""
@@ -61,15 +62,22 @@ class UntoldSteps:
         steps, self._steps = self._steps, []
         taken, revealed = [], []
         for seconds, kind, catches_up, drafts, judged in steps:
-            rounds = [] if drafts is None else judged_rounds(drafts, judged)
-            revealed += rounds
-            num_emitted, longest = len(judged), 0
-            for _, num_drafted, num_accepted, _ in rounds:
-                num_emitted += num_accepted
-                longest = max(longest, num_drafted)
-            drafted = tuple([one[:2] for one in rounds])
+            num_emitted, longest, drafted = len(judged), 0, []
+            for slot, verdict in judged:
+                draft = None if drafts is None else drafts[slot]
+                if draft is not None and draft.tokens:
+                    depth = len(draft.tokens) if draft.parents is None else _depth(draft.parents)
+                    num_accepted = verdict.num_accepted
+                    num_emitted += num_accepted
+                    longest = max(longest, depth)
+                    drafted.append((slot, depth))
+                    revealed.append(Round(slot, depth, num_accepted, verdict.overlaps))
             taken.append(
-                Taken(seconds, longest, num_emitted, len(judged), kind, catches_up, drafted)
+                Taken(seconds, longest, num_emitted, len(judged), kind, catches_up, tuple(drafted))
             )
         rows.add(revealed)
         controller.observe_all(taken)
+
+
+def _depth(parents: tuple[int, ...]) -> int:
+    return int(tree_layout(parents).depths.max())

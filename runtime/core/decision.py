@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from runtime.core import choice_loops
-from runtime.core.account import MOST_LOST, MOST_STEPS, Account, Accounts
+from runtime.core.account import MOST_STEPS, Account
 from runtime.core.forecast import Batch, Forecast, Settings
 from runtime.core.trials import Trial
 
@@ -113,40 +113,6 @@ class Decision:
     def is_of(self, num_rows: int) -> bool:
         """Whether it is for about so many rows: others' prompts may still be read, or they ended."""
         return abs(num_rows - len(self.gammas)) * FEW <= len(self.gammas)
-
-
-def pay(
-    accounts: Accounts,
-    decision: Decision,
-    step: Taken,
-    seconds: float,
-    expected_s: float,
-    *,
-    is_of: bool,
-    most_s: float,
-) -> None:
-    """Settle what a step lost, or gained, against plain decoding.
-
-    Args:
-        accounts: of all loads.
-        decision: it was taken under.
-        step: with drafts, or catching up.
-        seconds: it took.
-        expected_s: that such a step takes where no draft model catches up.
-        is_of: whether the decision is for as many rows.
-        most_s: credit kept at most.
-    """
-    plain_s, invested_s = decision.plain_s, 0.0
-    if step.catches_up and decision.longest:
-        invested_s = max(0.0, seconds - expected_s)
-    plain_tokens = decision.forecast.plain_tokens * step.num_rows / len(decision.gammas)
-    lost_s = seconds - invested_s - step.num_emitted / plain_tokens * plain_s
-    if not is_of:
-        # Plain decoding of fewer rows takes less, nobody knows how much: nothing is held to be gained.
-        lost_s = max(lost_s, 0.0)
-    if not step.catches_up:
-        lost_s = min(lost_s, MOST_LOST * plain_s)
-    accounts.settle_drafts(decision.account, seconds, lost_s, invested_s, most_s)
 
 
 class Settled:

@@ -8,6 +8,7 @@ and the times known in the end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ from runtime.core.acceptance import Rates
 from runtime.core.forecast import Forecast
 
 FADING = 0.999
+Served = tuple[float, int, int, bool, bool]
+"""Of a step: seconds, emitted tokens, rows, whether drafts were verified, and whether it was a probe."""
 MOST_UNSEEN = 64
 """Decisions whose steps wait to be held against fixed gammas at most."""
 
@@ -83,30 +86,39 @@ class Ledger:
             sums = sums * kept + forecast.fixed * num_steps
         return sums
 
-    def record(
-        self,
-        seconds: float,
-        num_emitted: int,
-        num_rows: int,
-        plain_s: float,
-        has_drafts: bool,
-        is_probe: bool,
-        *,
-        num_steps: int = 1,
-    ) -> None:
-        """Add what one step brought, or several alike together: then all figures are sums over them."""
-        fading = FADING if num_steps == 1 else FADING**num_steps
+    def record(self, steps: Sequence[Served], plain_s: float) -> None:
+        """Add what steps brought.
+
+        Args:
+            steps: in a row.
+            plain_s: that a plain step of the rows decided on takes.
+        """
+        kept, emitted, seconds = self._kept, self._emitted, self._seconds
+        plain_emitted, total_plain_s = self._plain_emitted, self._plain_s
+        num_on = num_probes = 0
+        for took_s, num_emitted, num_rows, has_drafts, is_probe in steps:
+            kept *= FADING
+            emitted = emitted * FADING + num_emitted
+            seconds = seconds * FADING + took_s
+            plain_emitted = plain_emitted * FADING + num_rows
+            total_plain_s = total_plain_s * FADING + plain_s
+            num_on += has_drafts
+            num_probes += is_probe
+        self._kept, self._emitted, self._seconds = kept, emitted, seconds
+        self._plain_emitted, self._plain_s = plain_emitted, total_plain_s
+        self._num_on += num_on
+        self._num_off += len(steps) - num_on
+        self._num_probes += num_probes
+
+    def record_rest(self, seconds: float, num_rows: int, num_steps: int) -> None:
+        """Add what steps alike brought together, all plain ones of so many rows."""
+        fading, num_emitted = FADING**num_steps, num_rows * num_steps
         self._kept *= fading
         self._emitted = self._emitted * fading + num_emitted
         self._seconds = self._seconds * fading + seconds
-        self._plain_emitted = self._plain_emitted * fading + num_rows
-        self._plain_s = self._plain_s * fading + plain_s
-        if has_drafts:
-            self._num_on += num_steps
-        else:
-            self._num_off += num_steps
-        if is_probe:
-            self._num_probes += num_steps
+        self._plain_emitted = self._plain_emitted * fading + num_emitted
+        self._plain_s = self._plain_s * fading + seconds
+        self._num_off += num_steps
 
     def report(self, forecast: Forecast | None = None, num_steps: int = 0) -> ControlReport:
         """The sums as ratios; callable from any thread.

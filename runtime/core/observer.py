@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.core.acceptance import Rates
-from runtime.core.account import Accounts
-from runtime.core.decision import Decision, StepKind, Taken, pay
-from runtime.core.ledger import ControlReport, Ledger
+from runtime.core.account import MOST_LOST, Accounts
+from runtime.core.decision import Decision, StepKind, Taken
+from runtime.core.ledger import ControlReport, Ledger, Served
 from runtime.core.step_times import StepTimes
 from runtime.core.timed_steps import TimedSteps
 from runtime.core.trial_loops import SETTLING
@@ -59,32 +59,45 @@ class Observer:
         a slow machine, on which plain steps would be slow as well, and drafts that lose would be held to gain.
         """
         timed, num_rows, floor = self._timed, len(decision.gammas), decision.floor
-        scales, most_s = self.scales(num_rows), decision.most_s
-        accounts, account, record = self.accounts, decision.account, self._ledger.record
-        is_drafting, plain_s = decision.longest > 0, decision.plain_s
+        account, plain_s, most_s = decision.account, decision.plain_s, decision.most_s
+        scales, plain_tokens = self.scales(num_rows), decision.forecast.plain_tokens
+        settle_drafts, settle_plain = self.accounts.settle_drafts, self.accounts.settle_plain
+        step_table_s, is_drafting = decision.step_table_s, decision.longest > 0
+        served: list[Served] = []
+        ratios: dict[int, list[float]] = {}
         for step in steps:
             seconds, longest, num_emitted, step_rows, kind, catches_up, _ = step
             has_time, is_of = seconds > 0.0, decision.is_of(step_rows)
             if not has_time:
-                seconds = decision.step_table_s(step)
+                seconds = step_table_s(step)
             if longest > floor or catches_up:
                 self._num_in_row = 0
                 tells = not catches_up
-                expected_s = seconds
-                if catches_up:
-                    expected_s = decision.step_table_s(step) * float(scales[longest])
-                pay(accounts, decision, step, seconds, expected_s, is_of=is_of, most_s=most_s)
+                invested_s = 0.0
+                if catches_up and is_drafting:
+                    expected_s = step_table_s(step) * float(scales[longest])
+                    invested_s = max(0.0, seconds - expected_s)
+                tokens = plain_tokens * step_rows / num_rows
+                lost_s = seconds - invested_s - num_emitted / tokens * plain_s
+                if not is_of:
+                    # Plain decoding of fewer rows takes less, nobody knows how much: nothing is held to be gained.
+                    lost_s = max(lost_s, 0.0)
+                if not catches_up:
+                    lost_s = min(lost_s, MOST_LOST * plain_s)
+                settle_drafts(account, seconds, lost_s, invested_s, most_s)
             else:
                 # The first plain ones behind drafts take longer.
                 self._num_in_row += 1
                 tells = self._num_in_row > SETTLING
-                accounts.settle_plain(account, seconds, most_s, is_probe=is_drafting)
-            record(seconds, num_emitted, step_rows, plain_s, longest > 0, kind is StepKind.PROBE)
+                settle_plain(account, seconds, most_s, is_probe=is_drafting)
+            served.append((seconds, num_emitted, step_rows, longest > 0, kind is StepKind.PROBE))
             # The first step of a shape allocates and plans.
             if tells and is_of and has_time and timed.is_known(decision.shape(step)):
-                ratio = seconds / decision.step_table_s(step)
-                timed.add(num_rows, longest, (ratio,), is_plain=longest <= floor)
+                ratios.setdefault(longest, []).append(seconds / step_table_s(step))
         decision.num_steps += len(steps)
+        self._ledger.record(served, plain_s)
+        for longest, of_length in ratios.items():
+            timed.add(num_rows, longest, of_length, is_plain=longest <= floor)
         if timed.is_full:
             self.learn(decision)
 
@@ -98,10 +111,7 @@ class Observer:
         ratios = [one / table_s for one in told if one > 0.0]
         self._timed.add(num_rows, 0, ratios, is_plain=True)
         self.accounts.settle_plain(decision.account, total_s, decision.most_s)
-        num_emitted = num_rows * num_steps
-        self._ledger.record(
-            total_s, num_emitted, num_emitted, total_s, False, False, num_steps=num_steps
-        )
+        self._ledger.record_rest(total_s, num_rows, num_steps)
         if decision.num_steps >= MOST_PENDING:
             self.learn(decision)
             self.end(decision)
