@@ -15,8 +15,6 @@ from runtime.core.trials import Trial
 # Situations that are kept, and how often each stands in for a decision before it is thought over.
 MAX_SETTLED, SETTLED_FOR = 256, 64
 
-# Part of the rows that makes no difference to the time of a step.
-FEW = 4
 LEAST_DOUBT = 0.03
 """Standard deviation of an acceptance that is well known: of such a doubt drafts have no benefit."""
 
@@ -109,10 +107,6 @@ class Decision:
         if self.forecast.packed is not None:
             size = sum([length for _, length in step.drafted])
         return self.batch.num_live, size
-
-    def is_of(self, num_rows: int) -> bool:
-        """Whether it is for about so many rows: others' prompts may still be read, or they ended."""
-        return abs(num_rows - len(self.gammas)) * FEW <= len(self.gammas)
 
 
 class Settled:

@@ -16,6 +16,8 @@ from runtime.core.step_times import StepTimes
 from runtime.core.timed_steps import TimedSteps
 from runtime.core.trial_loops import SETTLING
 
+# Part of the rows that makes no difference to the time of a step.
+FEW = 4
 MOST_PENDING = 512
 """Steps of one decision that wait to be held against what fixed gammas would have brought."""
 
@@ -65,9 +67,13 @@ class Observer:
         step_table_s, is_drafting = decision.step_table_s, decision.longest > 0
         served: list[Served] = []
         ratios: dict[int, list[float]] = {}
+        # Tabled times of steps whose shape is known: most are alike.
+        known_s: dict[object, float] = {}
+        slack = num_rows // FEW
         for step in steps:
-            seconds, longest, num_emitted, step_rows, kind, catches_up, _ = step
-            has_time, is_of = seconds > 0.0, decision.is_of(step_rows)
+            seconds, longest, num_emitted, step_rows, kind, catches_up, drafted = step
+            # Others' prompts may still be read, or rows ended.
+            has_time, fits = seconds > 0.0, -slack <= step_rows - num_rows <= slack
             if not has_time:
                 seconds = step_table_s(step)
             if longest > floor or catches_up:
@@ -79,7 +85,7 @@ class Observer:
                     invested_s = max(0.0, seconds - expected_s)
                 tokens = plain_tokens * step_rows / num_rows
                 lost_s = seconds - invested_s - num_emitted / tokens * plain_s
-                if not is_of:
+                if not fits:
                     # Plain decoding of fewer rows takes less, nobody knows how much: nothing is held to be gained.
                     lost_s = max(lost_s, 0.0)
                 if not catches_up:
@@ -91,9 +97,14 @@ class Observer:
                 tells = self._num_in_row > SETTLING
                 settle_plain(account, seconds, most_s, is_probe=is_drafting)
             served.append((seconds, num_emitted, step_rows, longest > 0, kind is StepKind.PROBE))
+            if not (tells and fits and has_time):
+                continue
+            table_s = known_s.get(drafted or longest)
             # The first step of a shape allocates and plans.
-            if tells and is_of and has_time and timed.is_known(decision.shape(step)):
-                ratios.setdefault(longest, []).append(seconds / step_table_s(step))
+            if table_s is None and timed.is_known(decision.shape(step)):
+                table_s = known_s[drafted or longest] = step_table_s(step)
+            if table_s is not None:
+                ratios.setdefault(longest, []).append(seconds / table_s)
         decision.num_steps += len(steps)
         self._ledger.record(served, plain_s)
         for longest, of_length in ratios.items():
