@@ -99,12 +99,16 @@ class PackedMemory:
     def reserve(self, sizes: PackedShape) -> bool:
         """Make room for a call; whether memory was replaced, so that every call has to be bound anew."""
         num_logits = max(self.inputs.counts(sizes)[1], sizes.num_rows * sizes.num_wanted)
+        num_rows, vocab_size = self.logits.shape
+        logits = self.logits
+        if num_logits > num_rows:
+            # Before anything is replaced: there may not be the memory.
+            logits = zeros((max(num_logits, 2 * num_rows), vocab_size))
         replaced: list[KeptValues[int, Values] | KeptValues[tuple[int, int], Values]] = []
         if self.inputs.reserve(sizes):
             replaced += self.of_tokens, self.of_wanted, self.of_rectangle
-        num_rows, vocab_size = self.logits.shape
-        if num_logits > num_rows:
-            self.logits = zeros((max(num_logits, 2 * num_rows), vocab_size))
+        if logits is not self.logits:
+            self.logits = logits
             replaced.append(self.of_logits)
         for kept in replaced:
             kept.clear()

@@ -215,7 +215,7 @@ class PackedInputs:
         }
 
     def _allocate(self, room: tuple[int, ...]) -> None:
-        num_places, num_tokens, num_wanted = self._room = room
+        num_places, num_tokens, num_wanted = room
         graph = self._graph
         shapes = {
             **graph.of_tokens(num_tokens),
@@ -225,9 +225,13 @@ class PackedInputs:
         sizes = {name: math.prod(axes) for name, axes in shapes.items()}
         places = np.zeros(sizes.pop(QUERY_POSITIONS), dtype=np.float32)
         integers = {name: np.zeros(size, dtype=np.int64) for name, size in sizes.items()}
+        spans = np.zeros((num_places, 3), dtype=np.int64)
+        row_positions = integers.get(ROW_POSITIONS, np.zeros(num_tokens, dtype=np.int64))
+        # Nothing is replaced before there is the memory for all.
+        self._room = room
         self.arrays: dict[str, IntArray | FloatArray] = {**integers, QUERY_POSITIONS: places}
-        self.spans: IntArray = np.zeros((num_places, 3), dtype=np.int64)
-        self._told, self._tokens = elements(self.spans), elements(integers[TOKENS])
+        self.spans: IntArray = spans
+        self._told, self._tokens = elements(spans), elements(integers[TOKENS])
         row_heads, wanted_heads = (
             integers[name].reshape(-1, graph.num_heads, 3) for name in (ROW_HEADS, WANTED_HEADS)
         )
@@ -235,7 +239,6 @@ class PackedInputs:
         tokens, starts, wanted, positions = (
             integers[name] for name in (TOKENS, START, LOGIT_POSITIONS, POSITIONS)
         )
-        row_positions = integers.get(ROW_POSITIONS, np.zeros(num_tokens, dtype=np.int64))
         self._laid_out = (
             tokens, starts, wanted, positions, row_positions, places, row_heads, wanted_heads
         )  # fmt: skip

@@ -193,6 +193,28 @@ def test_other_totals_are_put_together_from_what_was_made_before(
         extend(2, 2, 1)
 
 
+def test_without_memory_for_a_larger_call_the_smaller_ones_go_on(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = load_bundle(tiny_bundle)
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    # More rows than there is room for at first.
+    assert engine.limits.max_extend < 3 * LONG
+    tokens, other = (make_tokens(engine, LONG, seed=seed) for seed in (1, 2))
+    expected = [reference(engine, given[:2]) for given in (tokens, other)]
+    monkeypatch.setattr("engines.onnx_packed.zeros", no_memory)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            engine.extend([span(row, 0, tokens) for row in range(3)])
+        for given, logits in zip((tokens, other), expected, strict=True):
+            found = wanted_logits(engine, [span(0, 0, given[:2])])
+            np.testing.assert_array_equal(found[0], logits)
+
+
+def no_memory(shape: tuple[int, ...]) -> FloatArray:
+    raise MemoryError
+
+
 def test_rows_that_want_different_numbers_of_logits_get_their_own(bundle: Bundle) -> None:
     """In every order, rows that want nothing and rows without tokens among them."""
     engine = OnnxEngine(bundle, bundle.manifest.target)
