@@ -51,13 +51,13 @@ def make_monotone(measured: Floats, fitted: Floats) -> None:
 def price_catching_up(
     facts: Ints, catch_up: Floats, shared: int, horizon: int, once_s: Floats
 ) -> None:
-    """Write the seconds per step that catching up costs each row that goes on drafting after it.
+    """Write the seconds that catching up costs each row that goes on drafting after it, per token that it then emits.
 
     Args:
         facts: [6, n].
         catch_up: [2, m] tokens of one row, ascending, and seconds to feed them; m may be 0.
         shared: tokens a row may miss and still be fed with the others.
-        horizon: steps over which catching up is to pay.
+        horizon: tokens over which catching up is to pay.
         once_s: [n] overwritten.
     """
     tokens, seconds = catch_up[0], catch_up[1]
@@ -94,7 +94,7 @@ def give_gammas(
         facts: [6, n].
         survival: [n, G] that the first i + 1 draft tokens are all kept.
         prices: [2, kinds] seconds.
-        once_s: [n] seconds per step of catching up.
+        once_s: [n] seconds of catching up, per token emitted.
         pay: tokens per second that a position must bring.
         gammas: [G + 1, n] overwritten.
     """
@@ -105,12 +105,13 @@ def give_gammas(
         for j in range(survival.shape[1]):
             most += survival[i, j] > price
         most = min(most, cap)
-        gained = 0.0
+        gained, emitted = 0.0, 1.0
         for longest in range(gammas.shape[0]):
             gamma = min(most, longest)
             if 0 < longest == gamma:
                 gained += survival[i, longest - 1] - price
-            if once_s[i] > 0.0 and not gained > pay * once_s[i]:
+                emitted += survival[i, longest - 1]
+            if once_s[i] > 0.0 and not gained > pay * once_s[i] * emitted:
                 gamma = 0
             if facts[IS_FIXED, i]:
                 gamma = cap
@@ -129,7 +130,7 @@ def weigh(
         facts: [6, n].
         kept: [n, G + 1] draft tokens expected to be kept of as many.
         prices: [2, kinds] seconds.
-        once_s: [n] seconds per step of catching up.
+        once_s: [n] seconds of catching up, per token emitted.
         gammas: [G + 1, n].
         figures: [5, G + 1], of which ``TOKENS`` and ``TABLE_S`` grow.
     """
@@ -139,7 +140,7 @@ def weigh(
             figures[TOKENS, longest] += kept[i, gamma]
             figures[TABLE_S, longest] += gamma * prices[TOKEN_S, facts[KIND, i]]
             if gamma > 0:
-                figures[TABLE_S, longest] += once_s[i]
+                figures[TABLE_S, longest] += once_s[i] * (1.0 + kept[i, gamma])
 
 
 @rule(void(_IDS, _WIDE, _WIDE, _LINE, _LINE, _WIDE))

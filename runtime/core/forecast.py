@@ -43,7 +43,8 @@ class Settings:
             price per token.
         hope: standard deviations of the acceptance by which drafts that are made are given the benefit of the
             doubt: the first few tell little, and to find out again costs another catching up.
-        horizon: steps over which feeding the draft model what it missed is expected to pay.
+        horizon: tokens of an answer over which feeding the draft model what it missed is expected to pay, or all that
+            are left if these are fewer.
         probe_every: steps with drafts between two probes at most, which measure what drafts gain.
         probe_share: of the time of steps with drafts, spent on probes.
         lost_share: of the time served, that may be lost against plain decoding (``core.account``).
@@ -58,7 +59,7 @@ class Settings:
     margin: float = 0.01
     lead: float = 0.06
     hope: float = 2.0
-    horizon: int = 64
+    horizon: int = 128
     probe_every: int = 1024
     probe_share: float = 0.004
     lost_share: float = 0.005

@@ -73,7 +73,7 @@ def give(
         facts: [6, n].
         survival: [n, G].
         mean_s: [n] seconds of one more token, on average.
-        once_s: [n] seconds per step of catching up.
+        once_s: [n] seconds of catching up, per token emitted.
         pay: tokens per second that time must bring.
         longest: draft.
         gammas: [n] overwritten; rows of a fixed gamma keep it.
@@ -82,12 +82,13 @@ def give(
         gammas[i] = facts[CAP, i]
         if facts[IS_FIXED, i]:
             continue
-        price, gained = pay * mean_s[i], 0.0
+        price, gained, emitted = pay * mean_s[i], 0.0, 1.0
         most, gammas[i] = min(gammas[i], longest), 0
         while gammas[i] < most and survival[i, gammas[i]] > PART * price:
             gained += survival[i, gammas[i]] - price
+            emitted += survival[i, gammas[i]]
             gammas[i] += 1
-        if once_s[i] > 0.0 and not gained > pay * once_s[i]:
+        if once_s[i] > 0.0 and not gained > pay * once_s[i] * emitted:
             gammas[i] = 0
 
 
@@ -116,7 +117,7 @@ def predict(
         verify_s: [> n * G] seconds by all rows' draft tokens, and what a step costs the host anyway.
         calls_s: [> n] seconds of one draft call by its rows.
         prices: [2, kinds] seconds.
-        once_s: [n] seconds per step of catching up.
+        once_s: [n] seconds of catching up, per token emitted.
         scales: [G + 1] measured over tabled time.
         time_left_s: until the earliest deadline; infinite without one.
         figures: [5, G + 1] overwritten.
@@ -146,8 +147,8 @@ def predict(
                 facts, survival, calls_s, prices, gammas[longest], num_calling
             )
             for i in range(num_rows):
-                if gammas[longest, i] > 0:
-                    table_s += once_s[i]
+                if gammas[longest, i] > 0 and once_s[i] > 0.0:
+                    table_s += once_s[i] * (1.0 + survival[i, : gammas[longest, i]].sum())
             figures[TOKENS, longest] = tokens
             figures[TABLE_S, longest] = table_s + verify_s[total]
             figures[SECONDS, longest] = figures[TABLE_S, longest] * scales[longest]

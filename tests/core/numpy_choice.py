@@ -41,7 +41,8 @@ class NumpyForecast:
         every = np.arange(self.num_rows)
         gammas = self.paying(self.num_rows / (engine_s[0] * scales[0]))
         for _ in range(2):
-            self.table_s = least_s + gammas @ self.token_s + (gammas > 0) @ self.once_s
+            emitted = (gammas > 0) * (1.0 + kept[every, gammas])
+            self.table_s = least_s + gammas @ self.token_s + emitted @ self.once_s
             seconds = monotone(self.table_s * scales)
             seconds[batch.caps.max() + 1 :] = np.inf
             seconds[: self.floor] = np.inf
@@ -73,7 +74,9 @@ class NumpyForecast:
         most = np.minimum((batch.survival > price).sum(axis=1), batch.caps)
         gammas = np.minimum(most, self.longest[:, None])
         gained = np.cumsum(np.pad(batch.survival - price, ((0, 0), (1, 0))), axis=1)
-        pays = gained[np.arange(self.num_rows), gammas] > pay * self.once_s
+        every = np.arange(self.num_rows)
+        emitted = 1.0 + np.cumsum(np.pad(batch.survival, ((0, 0), (1, 0))), axis=1)
+        pays = gained[every, gammas] > pay * self.once_s * emitted[every, gammas]
         return np.where(batch.is_fixed, batch.caps, np.where(pays, gammas, 0))
 
     def best(self, in_use: int | None, lead: float, margin: float) -> int:
@@ -92,7 +95,7 @@ class NumpyForecast:
 
 
 def catch_up_s(table: CostTable, batch: Rows, shared: int, horizon: int) -> Rates:
-    """[n] seconds per step of catching up."""
+    """[n] seconds of catching up, per token emitted."""
     fed = table.catch_up
     lagging = (batch.num_missing > shared) & batch.uses_model & ~batch.is_fixed
     missing, last = batch.num_missing - 1, fed.tokens[-1]

@@ -36,7 +36,7 @@ class NumpyPacked:
             )
             self.tokens = np.array([self.tokens_of(one) for one in self.gammas])
             self.table_s = np.array(
-                [self.seconds_of(one) + self.once_s[one > 0].sum() for one in self.gammas]
+                [self.seconds_of(one) + self.catch_up_s(one) for one in self.gammas]
             )
             seconds = self.table_s * scales
             left_s = batch.time_left_s
@@ -53,6 +53,11 @@ class NumpyPacked:
     def tokens_of(self, gammas: np.ndarray) -> float:
         taken = np.arange(self.max_gamma) < gammas[:, None]
         return self.num_rows + float((self.batch.survival * taken).sum())
+
+    def catch_up_s(self, gammas: np.ndarray) -> float:
+        taken = np.arange(self.max_gamma) < gammas[:, None]
+        emitted = 1.0 + (self.batch.survival * taken).sum(axis=1)
+        return float((self.once_s * emitted)[gammas > 0].sum())
 
     def seconds_of(self, gammas: np.ndarray) -> float:
         """Seconds, catching up left out."""
@@ -88,5 +93,6 @@ class NumpyPacked:
         within = np.arange(self.max_gamma) < np.minimum(batch.caps, longest)[:, None]
         taken = within & (batch.survival > PART * price)
         gained = ((batch.survival - price) * taken).sum(axis=1)
-        pays = (self.once_s <= 0.0) | (gained > pay * self.once_s)
+        emitted = 1.0 + (batch.survival * taken).sum(axis=1)
+        pays = (self.once_s <= 0.0) | (gained > pay * self.once_s * emitted)
         return np.where(batch.is_fixed, bare, taken.sum(axis=1) * pays)

@@ -82,6 +82,25 @@ def test_a_row_whose_drafts_fare_worse_is_not_left_behind() -> None:
     assert first_choice(packed(costs), rows)[3] >= 1
 
 
+@pytest.mark.parametrize("num_remaining", [10, 40])
+def test_the_steps_left_pay_for_catching_up_in_all(num_remaining: int) -> None:
+    """Drafts that bring many tokens leave few steps to pay."""
+    costs = table(c=0.02, catch_up_s=0.01)
+    wide = Forecaster(costs, max_gamma=MAX_GAMMA, max_shared_missing=SHARED, settings=SETTINGS)
+    left = {"num_remaining": np.array([num_remaining])}
+    for forecaster in (packed(costs), wide):
+        one, other = (
+            forecaster.forecast(
+                batch(0.97, **left, num_missing=np.array([n])), np.ones(MAX_GAMMA + 1)
+            )
+            for n in (100, 1)
+        )
+        assert (one.gammas == other.gammas).all()
+        num_steps = num_remaining / one.tokens[1:]
+        caught_up_s = (one.table_s - other.table_s)[1:] * num_steps
+        assert caught_up_s == pytest.approx(np.full(MAX_GAMMA, 99 * 0.01))
+
+
 def test_one_row_is_priced_alike_either_way() -> None:
     costs = table(c=0.1, slope=0.2, token_s=0.01)
     wide = Forecaster(costs, max_gamma=MAX_GAMMA, max_shared_missing=SHARED, settings=SETTINGS)
