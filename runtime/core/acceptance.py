@@ -79,9 +79,9 @@ class AcceptanceBook:
         self, *, num_rows: int, max_gamma: int, num_groups: int, fading: Fading | None = None
     ) -> None:
         self._fading = fading = fading or Fading()
-        self._prior = fading.first_rate, fading.first_weight, fading.position_weight
-        self._weights = fading.traffic_weight, fading.position_weight
-        self._known_fading = np.array((*self._prior, *self._weights, LEAST_RATE, MOST_RATE))
+        prior = fading.first_rate, fading.first_weight, fading.position_weight
+        weights = fading.traffic_weight, fading.position_weight
+        self._known_fading = np.array((*prior, *weights, LEAST_RATE, MOST_RATE))
         self._group_of = np.zeros(num_rows, dtype=np.int64)
         # Hits and trials, by owner and position.
         self._rows = np.zeros((2, num_rows, max_gamma))
@@ -121,43 +121,16 @@ class AcceptanceBook:
         """What the next draft tokens of the first rows will do.
 
         Returns:
-            [num_rows, G] probability that the first i + 1 draft tokens are all kept; and the standard deviation of
-            the rate that is expected of rows that know nothing of their own, their mean.
+            [num_rows, G] probability that the first i + 1 draft tokens are all kept: a row that does better or worse
+            than the traffic does so at every position, its odds are the traffic's times one factor, pulled towards 1
+            while the row knows little; and the standard deviation of the rate that is expected of rows that know
+            nothing of their own, their mean.
         """
         survival = np.empty((num_rows, self._rows.shape[2]))
         doubt = evidence_loops.expect(
             self._rows, self._traffic, self._group_of, self._known_fading, survival
         )
         return survival, doubt
-
-    def rates(self, num_rows: int) -> Rates:
-        """[num_rows, G] probability that a position is kept, given that it is reached.
-
-        A row that does better or worse than the traffic does so at every position: its odds are the
-        traffic's times one factor, pulled towards 1 while the row knows little.
-        """
-        rates = np.empty((num_rows, self._rows.shape[2]))
-        evidence_loops.rate_rows(
-            self._rows,
-            self.traffic_rates(),
-            self._group_of,
-            self._weights,
-            (LEAST_RATE, MOST_RATE),
-            rates,
-        )
-        return rates
-
-    def traffic_rates(self) -> Rates:
-        """[num_groups, G] the same for rows that know nothing of their own."""
-        rates = np.empty(self._traffic.shape[1:])
-        evidence_loops.rate_traffic(
-            self._traffic,
-            np.arange(len(rates)),
-            self._prior,
-            (LEAST_RATE, MOST_RATE),
-            rates,
-        )
-        return rates
 
     def age(self, num_steps: int) -> None:
         """Drafts are made again after so many steps without: what was seen before says less of today."""

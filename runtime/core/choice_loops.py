@@ -47,41 +47,6 @@ def make_monotone(measured: Floats, fitted: Floats) -> None:
         fitted[i] = (fitted[i] + greatest) / 2.0
 
 
-@rule(void(_IDS, _WIDE, int64, int64, _LINE))
-def price_catching_up(
-    facts: Ints, catch_up: Floats, shared: int, horizon: int, once_s: Floats
-) -> None:
-    """Write the seconds that catching up costs each row that goes on drafting after it, per token that it then emits.
-
-    Args:
-        facts: [6, n].
-        catch_up: [2, m] tokens of one row, ascending, and seconds to feed them; m may be 0.
-        shared: tokens a row may miss and still be fed with the others.
-        horizon: tokens over which catching up is to pay.
-        once_s: [n] overwritten.
-    """
-    tokens, seconds = catch_up[0], catch_up[1]
-    last = len(tokens) - 1
-    for i in range(facts.shape[1]):
-        once_s[i] = 0.0
-        may_draft = facts[USES_MODEL, i] and not facts[IS_FIXED, i] and facts[CAP, i] > 0
-        if last < 0 or not may_draft or facts[MISSING, i] <= shared:
-            continue
-        fed = facts[MISSING, i] - 1
-        at = 0
-        while at < last and tokens[at + 1] < fed:
-            at += 1
-        if fed <= tokens[0] or last == 0:
-            cost_s = seconds[0]
-        elif fed >= tokens[last]:
-            cost_s = seconds[last]
-        else:
-            slope = (seconds[at + 1] - seconds[at]) / (tokens[at + 1] - tokens[at])
-            cost_s = seconds[at] + slope * (fed - tokens[at])
-        cost_s += max(fed - tokens[last], 0.0) * (seconds[last] / tokens[last])
-        once_s[i] = cost_s / min(max(facts[REMAINING, i], 1), horizon)
-
-
 @rule(boolean(_IDS, _WIDE, _WIDE, _LINE, float64, _IDS))
 def give_gammas(
     facts: Ints, survival: Floats, prices: Floats, once_s: Floats, pay: float, gammas: Ints
@@ -188,20 +153,14 @@ def prepare(
     return fixed_tokens
 
 
-@rule(
-    types.Tuple((int64, float64))(
-        _IDS, _WIDE, _WIDE, _WIDE, _WIDE, _LINE, int64, int64, float64, _WIDE, _IDS
-    )
-)
+@rule(types.Tuple((int64, float64))(_IDS, _WIDE, _WIDE, _WIDE, _LINE, _LINE, float64, _WIDE, _IDS))
 def predict(
     facts: Ints,
     survival: Floats,
     curves: Floats,
     prices: Floats,
-    catch_up: Floats,
+    once_s: Floats,
     scales: Floats,
-    shared: int,
-    horizon: int,
     time_left_s: float,
     figures: Floats,
     gammas: Ints,
@@ -213,17 +172,14 @@ def predict(
         survival: [n, G].
         curves: [2, G + 1] seconds of this many rows.
         prices: [2, kinds] seconds.
-        catch_up: [2, m] tokens and seconds.
+        once_s: [n] seconds of catching up, per token emitted.
         scales: [G + 1] measured over tabled time.
-        shared: as for ``price_catching_up``.
-        horizon: as there.
         time_left_s: until the earliest deadline; infinite without one.
         figures: [5, G + 1] overwritten.
         gammas: [G + 1, n] overwritten.
     """
     width, num_rows = gammas.shape
-    once_s, engine_s, kept = np.empty(num_rows), np.empty(width), np.empty((num_rows, width))
-    price_catching_up(facts, catch_up, shared, horizon, once_s)
+    engine_s, kept = np.empty(width), np.empty((num_rows, width))
     fixed_tokens = prepare(facts, survival, curves, prices, engine_s, kept)
     floor = ceiling = 0
     for i in range(num_rows):

@@ -31,7 +31,7 @@ class Chooser:
     def __init__(self, forecaster: Forecaster, observer: Observer, settings: Settings) -> None:
         self._forecaster, self._observer, self._settings = forecaster, observer, settings
         # To feed the draft model what one row misses after a probe.
-        self._behind_s = forecaster.catch_up_s(np.array([1 + SETTLING + TIMED]))
+        self._behind_s = float(forecaster.feeding_s(np.array([1 + SETTLING + TIMED]))[0])
         self.longest: int | None = None
 
     def choose(self, batch: Batch) -> Decision:
@@ -82,7 +82,7 @@ class Chooser:
         """Seconds to feed the draft model all that rows which are to draft miss."""
         facts = batch.facts
         fed = (np.array(gammas) > 0) & (facts[USES_MODEL] > 0) & (facts[IS_FIXED] == 0)
-        return self._forecaster.catch_up_s(facts[MISSING][fed])
+        return float(self._forecaster.feeding_s(facts[MISSING][fed]).sum())
 
     def _best(self, batch: Batch, forecast: Forecast, doubt: float = 0.0) -> int:
         is_refilled = batch.is_refilled

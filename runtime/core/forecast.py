@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.core import choice_loops, packed_loops, trial_loops
+from runtime.core import choice_loops, feeding_loops, packed_loops
 from runtime.core.acceptance import Rates
 from runtime.core.costs import CostTable, RowKind
 from runtime.core.packed_prices import PackedPrices, PackedStep
@@ -164,9 +164,6 @@ class Forecaster:
         settings: of the controller.
         chunk: tokens that rows are fed in one step to catch up, together.
         packs_rows: whether a step costs by the total of its tokens.
-
-    Attributes:
-        catch_up: [2, m] tokens of one row, ascending, and seconds to feed them to the draft model; m may be 0.
     """
 
     def __init__(
@@ -187,9 +184,9 @@ class Forecaster:
         self._catching = max_shared_missing, settings.horizon
         rows = [table.host.rows[kind] for kind in KINDS]
         self._prices = np.array([[row.row_s for row in rows], [row.token_s for row in rows]])
-        self.catch_up = np.empty((2, 0))
+        self._catch_up = np.empty((2, 0))
         if table.catch_up is not None:
-            self.catch_up = np.array([table.catch_up.tokens, table.catch_up.seconds[0]])
+            self._catch_up = np.array([table.catch_up.tokens, table.catch_up.seconds[0]])
         self._known: dict[tuple[int, int], Rates] = {}
         self._packed: dict[tuple[int, int], PackedPrices] = {}
 
@@ -203,17 +200,17 @@ class Forecaster:
         facts, num_rows = batch.facts, batch.num_live
         figures = np.empty((5, self._max_gamma + 1))
         gammas = np.zeros((self._max_gamma + 1, num_rows), dtype=np.int64)
+        once_s = np.empty(num_rows)
+        feeding_loops.price_catching_up(facts, self._catch_up, *self._catching, once_s)
         if not self._packs_rows:
             curves = self._curves(num_rows, batch.num_cached)
             floor, plain_tokens = choice_loops.predict(
-                facts, batch.survival, curves, self._prices, self.catch_up, scales, *self._catching,
-                batch.time_left_s, figures, gammas,
+                facts, batch.survival, curves, self._prices, once_s, scales, batch.time_left_s, figures,
+                gammas,
             )  # fmt: skip
             plain_s = float(figures[choice_loops.TABLE_S, floor])
             return Forecast(figures, gammas, floor, plain_tokens, plain_s)
         packed = self._packed_prices(num_rows, batch.num_cached)
-        once_s = np.empty(num_rows)
-        choice_loops.price_catching_up(facts, self.catch_up, *self._catching, once_s)
         floor, plain_tokens, plain_s = packed_loops.predict(
             facts, batch.survival, packed.verify_s, packed.calls_s, self._prices, once_s, scales,
             batch.time_left_s, figures, gammas,
@@ -221,15 +218,15 @@ class Forecaster:
         step = PackedStep(packed, facts)
         return Forecast(figures, gammas, floor, plain_tokens, plain_s, step)
 
-    def catch_up_s(self, num_missing: Ints) -> float:
-        """Seconds to feed the draft model what rows miss, beyond what is fed along anyway.
+    def feeding_s(self, num_missing: Ints) -> Rates:
+        """[n] seconds to feed the draft model what rows miss, beyond what is fed along anyway.
 
         Args:
             num_missing: [n] tokens.
         """
         seconds = np.empty(len(num_missing))
-        trial_loops.price_feeding(num_missing, self.catch_up, self.shared, seconds)
-        return float(seconds.sum())
+        feeding_loops.price_feeding(num_missing, self._catch_up, self.shared, seconds)
+        return seconds
 
     def _curves(self, num_live: int, num_cached: int) -> Rates:
         """[2, G + 1] seconds to verify every longest draft, and of its draft calls."""

@@ -116,43 +116,14 @@ def plan(
     return other, wasted_s, probe_distance(figures, best, floor, share, behind_s)
 
 
-@rule(void(_INDICES, _WIDE, int64, _LINE))
-def price_feeding(num_missing: Ints, catch_up: Floats, shared: int, seconds: Floats) -> None:
-    """Write what it takes to feed the draft model what each row misses, beyond what is fed along anyway.
-
-    Args:
-        num_missing: [n] tokens.
-        catch_up: [2, m] tokens of one row, ascending, and seconds to feed them; m may be 0.
-        shared: tokens a row may miss and still be fed with the others.
-        seconds: [n] overwritten.
-    """
-    tokens, table_s = catch_up[0], catch_up[1]
-    last = len(tokens) - 1
-    for i in range(len(num_missing)):
-        seconds[i] = 0.0
-        if last < 0 or num_missing[i] <= shared:
-            continue
-        fed = num_missing[i] - 1
-        at = 0
-        while at < last and tokens[at + 1] <= fed:
-            at += 1
-        seconds[i] = table_s[at]
-        if fed > tokens[0] and at < last:
-            slope = (table_s[at + 1] - table_s[at]) / (tokens[at + 1] - tokens[at])
-            seconds[i] = slope * (fed - tokens[at]) + table_s[at]
-        if last > 0 and fed > tokens[last]:
-            slope = (table_s[last] - table_s[last - 1]) / (tokens[last] - tokens[last - 1])
-            seconds[i] += (fed - tokens[last]) * slope
-
-
 @rule(
-    types.Tuple((int64, float64))(_IDS, _WIDE, _WIDE, _WIDE, int64, int64, int64, int64, _INDICES)
+    types.Tuple((int64, float64))(_IDS, _WIDE, _WIDE, _LINE, int64, int64, int64, int64, _INDICES)
 )
 def explore(
     facts: Ints,
     survival: Floats,
     figures: Floats,
-    catch_up: Floats,
+    feeding_s: Floats,
     num_trials: int,
     num_steps: int,
     chunk: int,
@@ -165,11 +136,11 @@ def explore(
         facts: [6, n] of the rows.
         survival: [n, G].
         figures: [5, G + 1] that ``predict`` wrote.
-        catch_up: as for ``price_feeding``.
+        feeding_s: [n] seconds to feed the draft model what rows miss, beyond what is fed along anyway.
         num_trials: drafts that are to be judged at least.
         num_steps: steps to be taken at least.
         chunk: tokens that rows are fed in one step to catch up, together.
-        shared: as for ``price_feeding``.
+        shared: tokens a row may miss and still be fed with the others.
         gammas: [n] overwritten; rows of a fixed gamma keep it.
     """
     num_rows = facts.shape[1]
@@ -191,8 +162,6 @@ def explore(
         num_may += 1
     if not num_may or figures.shape[1] < 2:
         return 0, 0.0
-    feeding_s = np.empty(num_may)
-    price_feeding(missing[:num_may], catch_up, shared, feeding_s)
     plain_s = figures[FIXED_S, 0]
     longer_s = figures[FIXED_S, 1] - plain_s
     least_s = max(LEAST_WASTE * longer_s, LEAST_COST * plain_s)
@@ -200,8 +169,9 @@ def explore(
     best, best_steps, best_cost_s, least_price = 0, 0, 0.0, np.inf
     for at in range(num_may):
         count = at + 1
-        fed += missing[at] - 1 if missing[at] > shared else 0
-        once_s += feeding_s[at]
+        if missing[at] > shared:
+            fed += missing[at] - 1
+            once_s += feeding_s[order[at]]
         kept += survival[order[at], 0]
         steps = max(-(-num_trials // count), num_steps) + max(-(-fed // chunk), 1) - 1
         gained_s = kept * plain_s / num_rows

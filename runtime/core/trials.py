@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.core import trial_loops
+from runtime.core import choice_loops, trial_loops
 from runtime.core.acceptance import Rates
 from runtime.core.forecast import Batch, Forecast, Forecaster, Settings
 
@@ -74,11 +74,12 @@ def plan_exploration(
     However bad they are said to be: what says so may be wrong, and must not keep it from being tried.
     """
     gammas = np.empty(batch.num_live, dtype=np.int64)
+    facts = batch.facts
     num_steps, cost_s = trial_loops.explore(
-        batch.facts,
+        facts,
         batch.survival,
         forecast.figures,
-        forecaster.catch_up,
+        forecaster.feeding_s(facts[choice_loops.MISSING]),
         settings.explore_trials,
         settings.explore_steps,
         forecaster.chunk,

@@ -96,12 +96,17 @@ class NumpyForecast:
 
 def catch_up_s(table: CostTable, batch: Rows, shared: int, horizon: int) -> Rates:
     """[n] seconds of catching up, per token emitted."""
-    fed = table.catch_up
     lagging = (batch.num_missing > shared) & batch.uses_model & ~batch.is_fixed
-    missing, last = batch.num_missing - 1, fed.tokens[-1]
-    beyond_s = np.maximum(missing - last, 0) * (fed.seconds[0][-1] / last)
-    seconds = np.interp(missing, fed.tokens, fed.seconds[0]) + beyond_s
+    seconds = feeding_s(table, batch.num_missing)
     return seconds / np.clip(batch.num_remaining, 1, horizon) * (lagging & (batch.caps > 0))
+
+
+def feeding_s(table: CostTable, num_missing: np.ndarray) -> Rates:
+    """[n] seconds to feed the draft model what rows miss, but for the last token of each."""
+    (line_s,), tokens = table.catch_up.seconds, table.catch_up.tokens
+    beyond_s = np.maximum(num_missing - 1 - tokens[-1], 0) * (line_s[-1] / tokens[-1])
+    seconds: Rates = np.interp(num_missing - 1, tokens, line_s) + beyond_s
+    return seconds
 
 
 def exploration(
@@ -126,8 +131,7 @@ def exploration(
     fed = np.cumsum(np.where(missing > shared, missing - 1, 0))
     steps = np.maximum(-(-settings.explore_trials // count), settings.explore_steps)
     steps += np.maximum(-(-fed // chunk), 1) - 1
-    feeding_s = [table.catch_up.extend_s(1, int(one) - 1, 1) for one in missing]
-    once_s = np.cumsum(np.where(missing > shared, feeding_s, 0.0))
+    once_s = np.cumsum(np.where(missing > shared, feeding_s(table, missing), 0.0))
     plain_s, longer_s = fixed[1, :2].tolist()
     longer_s -= plain_s
     gained_s = np.cumsum(rows.survival[may, 0]) * plain_s / batch.num_live

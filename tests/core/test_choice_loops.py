@@ -14,7 +14,7 @@ from runtime.core.decision import best_longest
 from runtime.core.forecast import KINDS, Batch, Forecaster, Settings
 from runtime.core.step_times import StepTimes
 from runtime.core.trials import plan_exploration, plan_finding
-from tests.core.numpy_choice import NumpyBook, NumpyFilter, NumpyForecast, exploration
+from tests.core.numpy_choice import NumpyBook, NumpyFilter, NumpyForecast, exploration, feeding_s
 from tests.core.test_step_times import doubt
 
 MAX_GAMMA, SHARED = 8, 2
@@ -162,20 +162,19 @@ def random_rounds(rng: np.random.Generator, num_rows: int) -> list[Round]:
 @pytest.mark.parametrize("seed", range(4))
 def test_acceptance_of_rows_and_traffic(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    book = AcceptanceBook(num_rows=5, max_gamma=MAX_GAMMA, num_groups=3)
-    plain = NumpyBook(5, MAX_GAMMA, 3)
-    for row, group in enumerate((0, 2, 1, 2, 0)):
+    book = AcceptanceBook(num_rows=6, max_gamma=MAX_GAMMA, num_groups=3)
+    plain = NumpyBook(6, MAX_GAMMA, 3)
+    # The last one knows nothing of its own.
+    for row, group in enumerate((0, 2, 1, 2, 0, 1)):
         book.start(row, group)
         plain.group_of[row] = group
     for _ in range(40):
         rounds = random_rounds(rng, 5)
         book.record(rounds)
         plain.record(rounds)
-        np.testing.assert_allclose(book.traffic_rates(), plain.traffic_rates(), rtol=1e-12)
-        np.testing.assert_allclose(book.rates(5), plain.rates(), rtol=1e-12)
-        np.testing.assert_allclose(
-            book.expect(3)[0], np.cumprod(plain.rates(), axis=1)[:3], rtol=1e-12
-        )
+        for num_rows in (3, 6):
+            survival = np.cumprod(plain.rates(), axis=1)[:num_rows]
+            np.testing.assert_allclose(book.expect(num_rows)[0], survival, rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -203,15 +202,17 @@ def test_what_rows_miss_is_priced_as_the_table_has_it() -> None:
     forecaster = Forecaster(
         costs, max_gamma=MAX_GAMMA, max_shared_missing=SHARED, settings=SETTINGS
     )
-    missing = np.array([0, 1, SHARED, SHARED + 1, 7, 65, 66, 500])
-    fed = costs.catch_up
-    for one in missing.tolist():
-        expected = fed.extend_s(1, one - 1, 1) if one > SHARED else 0.0
-        assert forecaster.catch_up_s(np.array([one])) == pytest.approx(expected, rel=1e-12)
+    missing = np.array([0, 1, SHARED, SHARED + 1, 7, 64, 65, 66, 500])
+    expected = feeding_s(costs, missing) * (missing > SHARED)
+    np.testing.assert_allclose(forecaster.feeding_s(missing), expected, rtol=1e-12)
+    assert expected[:3].tolist() == [0.0] * 3
+    # The table ends at the longest span that a call takes.
+    fed, longest_s = costs.catch_up, costs.catch_up.seconds[0][-1]
+    assert forecaster.feeding_s(1 + 3 * np.array(fed.tokens[-1:])) == pytest.approx(3 * longest_s)
     without = Forecaster(
         replace(costs, catch_up=None),
         max_gamma=MAX_GAMMA,
         max_shared_missing=SHARED,
         settings=SETTINGS,
     )
-    assert without.catch_up_s(missing) == 0.0
+    assert not without.feeding_s(missing).any()
