@@ -38,12 +38,13 @@ from export.half_graph import derive_half_graph
 from export.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
 from export.narrow_spans import NARROWEST_SPAN
 from export.parity import FLOAT32_TOLERANCE
-from export.quantize import BITS, quantize_file
+from export.quantize import quantize_file
+from export.quantize_static import INTEGER_KINDS, W8A8, quantize_static
 from export.sampler_graphs import write_sampler_graphs
 from export.to_onnx import export_model
 from export.tree_graph import derive_tree_graphs
 
-WEIGHT_KINDS = ("float32", FLOAT16, *BITS)
+WEIGHT_KINDS = ("float32", FLOAT16, *INTEGER_KINDS)
 MAX_EXTEND = 512
 # The graph is written once in float32, and once more by a pass that rewrites its weights.
 _DISK_COPIES = 2
@@ -194,9 +195,13 @@ def _export_part(
     export_model(model, path, num_positions=sizes.max_context + sizes.max_extend)
     progress(f"{name}: comparing with the checkpoint")
     certificate = certified(FLOAT32_TOLERANCE)
-    if weights in BITS:
+    if weights in INTEGER_KINDS:
         progress(f"{name}: storing the weights as {weights}")
-        quantize_file(path, weights)
+        if weights == W8A8:
+            count = quantize_static(path, facts)
+            progress(f"{name}: {count} products take 8-bit activations")
+        else:
+            quantize_file(path, weights)
         # Judged before: the graph. Recorded here: what the coarser weights change.
         certificate[weights] = certified(None)
     elif weights == FLOAT16:

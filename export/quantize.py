@@ -64,8 +64,8 @@ def quantize_file(path: Path, kind: str) -> int:
 def quantize_graph(model: ir.Model, bits: int) -> int:
     """Quantise every MatMul weight of the graph in place; returns how many."""
     graph, done = model.graph, 0
-    for original in list(graph):
-        node = _split_gemm(graph, original) if original.op_type == "Gemm" else original
+    split_gemms(graph)
+    for node in list(graph):
         if node.op_type != "MatMul":
             continue
         weight = constant_weight(node.inputs[1])
@@ -77,30 +77,39 @@ def quantize_graph(model: ir.Model, bits: int) -> int:
     return done
 
 
-def _split_gemm(graph: ir.Graph, node: ir.Node) -> ir.Node:
-    """Write x @ W + b as MatMul and Add where Gemm does no more; returns the MatMul (or the Gemm).
+def split_gemms(graph: ir.Graph) -> None:
+    """Write x @ W + b as MatMul and Add where Gemm does no more.
 
-    ONNX Runtime fuses block-quantised weights into MatMul only.
+    ONNX Runtime fuses quantised weights into MatMul only.
     """
+    for node in list(graph):
+        if node.op_type == "Gemm":
+            _split_gemm(graph, node)
+
+
+def _split_gemm(graph: ir.Graph, node: ir.Node) -> None:
     attributes = node.attributes
-    is_plain = all(
-        attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta")
-    ) and not any(attributes.get_int(name, 0) for name in ("transA", "transB"))
-    if not is_plain:
-        return node
-    old = node.outputs[0]
-    product = ir.node("MatMul", node.inputs[:2])
-    added = [product]
+    is_scaled = any(attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta"))
+    weight = node.inputs[1]
+    if is_scaled or attributes.get_int("transA", 0) or weight is None:
+        return
+    old, added = node.outputs[0], []
+    if attributes.get_int("transB", 0):
+        added.append(ir.node("Transpose", [weight], attributes={"perm": [1, 0]}))
+        weight = added[0].outputs[0]
+    product = ir.node("MatMul", [node.inputs[0], weight])
+    added.append(product)
     # The exporter leaves a bias of zeros away.
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         added.append(ir.node("Add", [product.outputs[0], node.inputs[2]]))
     for part in added:
-        value = part.outputs[0]
-        value.name, value.type, value.shape = f"{old.name}.{part.op_type}", old.type, old.shape
+        part.outputs[0].name = f"{old.name}.{part.op_type}"
+        part.outputs[0].type = old.type
     graph.insert_before(node, added)
+    for value in (product.outputs[0], added[-1].outputs[0]):
+        value.shape = old.shape
     old.replace_all_uses_with(added[-1].outputs[0])
     graph.remove(node, safe=True)
-    return product
 
 
 def constant_weight(value: ir.Value | None) -> FloatArray | None:

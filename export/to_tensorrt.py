@@ -19,7 +19,7 @@ from engines.cuda_device import compute_capability
 from engines.kv_cache import coarse_capacities
 from engines.plans import DEFAULT_OPT_BATCH, PLANS_FOLDER, PlanEntry, plan_capacities
 from engines.tensorrt_api import TensorRtApi, find_api
-from export.quantize import BITS
+from export.quantize_static import INTEGER_KINDS
 from export.tensorrt_float8 import FLOAT8, LEAST_CAPABILITY
 from export.tensorrt_graph import PRECISIONS
 from export.tensorrt_network import PlanJob, Report, build_plan
@@ -141,9 +141,9 @@ def _build(
 
 def _refusal(part: PlanPart, error: EngineError) -> str:
     """What a library that refuses a model is answered with: its words, and the alternative."""
-    if part.weights in BITS:
+    if part.weights in INTEGER_KINDS:
         return (
-            f"{part.weights} weights in blocks of 32 are refused; export with "
+            f"{part.weights} weights are refused; export with "
             f"--weights float16 and build that bundle ({error})"
         )
     return str(error)
@@ -188,7 +188,7 @@ def _check_capacities(bundle: Bundle, wanted: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_precision(precision: str) -> None:
-    if precision in BITS:
+    if precision in INTEGER_KINDS:
         raise BundleError(
             f"precision {precision!r}: weights of integers are the bundle's own; export with "
             f"--weights {precision} and build that bundle with --precision float16"

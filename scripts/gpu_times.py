@@ -22,7 +22,7 @@ from scripts.gpu_parity import precision_of
 ALLOWED_OVER_FLOOR = 1.3
 CONTEXT = 200
 _ITEM_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8": 1.0}
-_STORED_BYTES = {"float32": 4.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
+_STORED_BYTES = {"float32": 4.0, "float16": 2.0, "int8": 1.0, "w8a8": 1.0, "int4": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def floor_seconds(
     """
     stored = bundle.manifest.files[f"{entry.path}/model.onnx.data"].size
     num_weights = stored / _STORED_BYTES[entry.weights]
-    is_quantised = entry.weights in ("int8", "int4")
+    is_quantised = entry.weights in ("int8", "w8a8", "int4")
     weight_bytes = stored if is_quantised else num_weights * _ITEM_BYTES[precision]
     cached = entry.num_layers * entry.num_kv_heads * entry.head_size * batch * (context + tokens)
     cache_bytes = 2 * cached * CACHE_DTYPES[precision].itemsize

@@ -25,6 +25,7 @@ from export.certify import certify
 from export.checkpoint import model_facts
 from export.grouped_heads import derive_grouped_graph
 from export.quantize import quantize_file
+from export.quantize_static import W8A8, quantize_static
 from export.to_onnx import export_model
 
 V = 64
@@ -57,7 +58,7 @@ def model(kv_heads: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-@pytest.fixture(scope="module", params=["float32", "int8"])
+@pytest.fixture(scope="module", params=["float32", "int8", W8A8])
 def graphs(
     request: pytest.FixtureRequest,
     model: LlamaForCausalLM,
@@ -66,7 +67,9 @@ def graphs(
     """The canonical and the grouped graph, by weights."""
     path = tmp_path_factory.mktemp(request.param) / MODEL_FILE
     export_model(model, path)
-    if request.param != "float32":
+    if request.param == W8A8:
+        assert quantize_static(path, model_facts(model.config)) == 2
+    elif request.param != "float32":
         quantize_file(path, request.param)
     assert derive_grouped_graph(path)
     return path, path.with_name(GROUPED_FILE)

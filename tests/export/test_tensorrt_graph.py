@@ -1,5 +1,6 @@
 """The graphs made for TensorRT answer as the canonical ones, and become plans with native caches."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from engines.bundle import load_bundle
 from engines.plans import derive_profiles
 from engines.sampler_plans import sampler_profile
 from engines.tensorrt_api import RTX, TensorRtApi, find_api, make_logger
+from export.checkpoint import model_facts
 from export.position_tables import is_position_table
 from export.quantize import quantize_file
+from export.quantize_static import quantize_static
 from export.tensorrt_graph import derive_graph
 from export.tensorrt_network import (
     AttentionFacts,
@@ -207,6 +210,24 @@ def test_blockwise_weights_become_a_plan(
     quantize_file(source, weights)
     derive_graph(source, out, capacity=CAPACITY, precision="float16")
     assert len(build_plan(find_api(RTX), job(out), lambda *step: None)) > 1000
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("float16", 0.1), ("float32", 0.0)])
+def test_8_bit_activations_become_a_plan(
+    tiny_bundle: Path,
+    tiny_checkpoints: tuple[Path, Path],
+    precision: str,
+    limit: float,
+    tmp_path: Path,
+) -> None:
+    """In 16 bits other activations are rounded up, of logits whose deviation is 1.6."""
+    source, out = tmp_path / "source" / "model.onnx", tmp_path / "out.onnx"
+    shutil.copytree(tiny_bundle / "target", source.parent)
+    quantize_static(source, model_facts(AutoConfig.from_pretrained(tiny_checkpoints[0])))
+    derive_graph(source, out, capacity=CAPACITY, precision=precision)
+    assert len(build_plan(find_api(RTX), job(out, precision), lambda *step: None)) > 1000
+    exact, found = (run_graph(path) for path in (source, out))
+    assert (found["logits"] - exact["logits"]).std() <= limit
 
 
 def facts_of(graph: Path) -> NetworkFacts:
