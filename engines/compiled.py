@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+from numba import types
 from numba.core.caching import FunctionCache
+from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +37,19 @@ def _can_cache() -> bool:
 
 
 _CAN_CACHE = _can_cache()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(_typing: Any, _address: Any) -> Any:
+    """Within compiled loops: a number as the address of an array, for ``numba.carray``.
+
+    So one call works on arrays of as many requests as there are. Whoever hands over an address keeps the array.
+    """
+
+    def convert(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
+
+    return types.voidptr(types.int64), convert
 
 
 def kernel(*signatures: object) -> Callable[[F], F]:

@@ -218,4 +218,6 @@ def _without_model(
     for slot in slots:
         drafts[slot] = Draft(tokens=())
     asked = {**proposals.asked, _MODEL: error}
-    return Outcome(proposals=Proposals(drafts=drafts, rows=rows, asked=asked), verdicts=None)
+    return Outcome(
+        proposals=replace(proposals, drafts=drafts, rows=rows, asked=asked), verdicts=None
+    )

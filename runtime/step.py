@@ -162,7 +162,7 @@ def _on_host(
     proposals: Proposals,
 ) -> list[tuple[int, Verdict]]:
     """Verify drafts and judge them where the host sees the logits."""
-    if not proposals.rows and None not in gammas:
+    if not proposals.rows and all(draft is NO_DRAFT for draft in proposals.drafts):
         return _undrafted(parts, live)
     fed: list[tuple[int, ...] | None] = []
     rows: list[SamplingRow] = []
@@ -175,7 +175,8 @@ def _on_host(
         fed.append((request.last_token, *draft.tokens))
         if draft.parents is not None:
             trees[slot] = draft.parents
-        wanted = num_choices(parts.drafters, request, gammas[slot])
+        # Who looks at texts alone wants to learn from no choices.
+        wanted = num_choices(parts.drafters, request, gammas[slot]) if proposals.rows else 0
         rows.append(sampling_row(request, draft, num_choices=wanted))
     spans = decode_spans([request.num_computed for request in live], fed, trees=trees)
     verdicts = judge(parts.sampler, parts.target.extend(spans), rows)

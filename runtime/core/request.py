@@ -48,6 +48,7 @@ class Request:
         slot: row of the KV cache, None while it holds none.
         order: admission number.
         submitted_at: seconds on the worker's clock.
+        tokens: [prompt + max_output] int64, the same array for life; the first ``num_known`` are committed.
         num_known: prompt and committed output tokens.
         last_token: the last of them.
         num_computed: leading tokens valid in the target's cache.
@@ -77,10 +78,10 @@ class Request:
         self.max_output = min(spec.max_tokens, max_context - num_prompt)
         self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
         self._end_tokens = frozenset(spec.law.end_token_ids)
-        self._tokens = np.zeros(num_prompt + self.max_output, dtype=np.int64)
-        self._tokens[:num_prompt] = spec.prompt_tokens
+        self.tokens = np.zeros(num_prompt + self.max_output, dtype=np.int64)
+        self.tokens[:num_prompt] = spec.prompt_tokens
         # Written one by one: numpy takes ten times as long for a few numbers.
-        self._cells = self._tokens.data.cast("B").cast("q")
+        self._cells = self.tokens.data.cast("B").cast("q")
         self.last_token = spec.prompt_tokens[-1]
         self._undrafted: SamplingRow | None = None
         self._text = CompletionText(
@@ -93,7 +94,7 @@ class Request:
     @property
     def history(self) -> IntArray:
         """[num_known] int64 view of prompt and committed output."""
-        return self._tokens[: self.num_known]
+        return self.tokens[: self.num_known]
 
     @property
     def undrafted(self) -> SamplingRow:
@@ -280,7 +281,7 @@ class Request:
         self.num_known -= num_tokens
         self.num_computed -= num_tokens
         self.draft_computed = min(self.draft_computed, self.num_computed)
-        self.last_token = int(self._tokens[self.num_computed])
+        self.last_token = int(self.tokens[self.num_computed])
 
     def _cut(self, run: tuple[int, ...], *, is_over: bool) -> tuple[str, int, Ending | None]:
         """Text to show, tokens to keep, and the ending: a stop string, or what ``advance`` found."""

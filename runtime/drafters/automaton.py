@@ -12,7 +12,6 @@ Source: Blumer et al. 1985, "The smallest automaton recognizing the subwords of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,73 +20,47 @@ from runtime.core import automaton_loops as loops
 ROOT = loops.ROOT
 
 _LEAST_TOKENS = 256
-_STATES_PER_TOKEN, _EDGES_PER_TOKEN = 2, 3
-
-
-@dataclass(frozen=True, slots=True)
-class Continuation:
-    """What a text may go on with.
-
-    Attributes:
-        tokens: one after another.
-        score: sum of their estimated chances of being right.
-        matched: tokens of the match that they continue.
-        state: behind that match.
-        total: its occurrences, the context's own end not counted.
-    """
-
-    tokens: tuple[int, ...] = ()
-    score: float = 0.0
-    matched: int = 0
-    state: int = ROOT
-    total: int = 0
+_ROOT_ALONE = np.array([[-1], [0], [0], [-1]], dtype=np.int32)
+_NO_EDGES = np.zeros((4, 0), dtype=np.int32)
 
 
 class SuffixAutomaton:
-    """Substrings of several texts with their counts. Not thread-safe. States are numbers, ``ROOT`` of nothing."""
+    """Substrings of several texts with their counts. Not thread-safe. States are numbers, ``ROOT`` of nothing.
+
+    Attributes:
+        used: [HEADER] int64, the same array for life; see ``runtime.core.automaton_loops``.
+        at: its address; compiled loops find everything from there.
+    """
 
     def __init__(self) -> None:
-        self._num_tokens = self._room = 0
-        self._used = np.array([1, 0], dtype=np.int64)
-        self._states = np.array([[-1], [0], [0], [-1]], dtype=np.int32)
-        self._edges = np.zeros((4, 0), dtype=np.int32)
-        self._make_room(_LEAST_TOKENS)
-        self._chains = np.zeros((2, 16), dtype=np.int64)
-        self._figures = np.zeros(4)
+        self.used = np.zeros(loops.HEADER, dtype=np.int64)
+        self.at = int(self.used.ctypes.data)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        self.used[loops.STATES], self.used[loops.EDGES], self.used[loops.TOKENS] = 1, 0, 0
+        self.used[loops.CLEARED] += 1
+        self._states, self._edges = _ROOT_ALONE, _NO_EDGES
+        self.make_room(_LEAST_TOKENS)
 
     def __len__(self) -> int:
         """States."""
-        return int(self._used[loops.STATES])
+        return int(self.used[loops.STATES])
 
     def append(self, last: int, tokens: Sequence[int]) -> int:
         """Extend the text whose whole is state ``last`` (``ROOT`` begins one); the new whole."""
-        self._num_tokens += len(tokens)
-        if self._num_tokens > self._room:
-            self._make_room(2 * self._num_tokens)
+        num_tokens = int(self.used[loops.TOKENS]) + len(tokens)
+        if num_tokens > self.used[loops.ROOM]:
+            self.make_room(2 * num_tokens)
+        self.used[loops.TOKENS] = num_tokens
         return loops.append(
-            self._states, self._edges, self._slots, self._used, last, _as_array(tokens)
+            self._states, self._edges, self._slots, self.used, last, _as_array(tokens)
         )
 
     def remove(self, tokens: Sequence[int]) -> None:
         """Take back the counts of a text that was appended from the root; states stay."""
         loops.remove(self._states, self._edges, self._slots, _as_array(tokens))
-
-    def advance(self, state: int, matched: int, tokens: Sequence[int]) -> tuple[int, int]:
-        """The longest known suffix after more tokens, as state and length, 0 for none.
-
-        Args:
-            state: of the match so far, as it was told; later appends may have split it.
-            matched: its tokens.
-            tokens: that follow.
-        """
-        return loops.advance(
-            self._states, self._edges, self._slots, state, matched, _as_array(tokens)
-        )
-
-    def suffix(self, state: int) -> tuple[int, int]:
-        """The longest suffix of a whole text that ends elsewhere too, as state and length."""
-        link = max(int(self._states[loops.LINK, state]), ROOT)
-        return link, int(self._states[loops.LENGTH, link])
 
     def count(self, state: int) -> int:
         """Occurrences of a state's substrings."""
@@ -104,50 +77,21 @@ class SuffixAutomaton:
             edge = following
         return sorted(found, key=lambda one: (-one[2], one[0]))
 
-    def continuation(
-        self,
-        state: int,
-        matched: int,
-        *,
-        factor: float,
-        length: int,
-        min_prob: float,
-        is_own_end: bool,
-    ) -> Continuation:
-        """The best-scored of the likeliest continuations of a match and of its suffixes.
-
-        Args:
-            state: of the longest match, from ``advance`` or ``suffix``.
-            matched: its tokens.
-            factor: tokens proposed per matched one.
-            length: tokens at most.
-            min_prob: the chain ends where the product of its tokens' shares falls below.
-            is_own_end: whether one occurrence of every match is the context's own end.
-        """
-        if length > self._chains.shape[1]:
-            self._chains = np.zeros((2, length), dtype=np.int64)
-        num_tokens = loops.continue_text(
-            self._states, self._edges, state, matched, factor, length, min_prob, is_own_end,
-            self._chains, self._figures,
-        )  # fmt: skip
-        if num_tokens == 0:
-            return Continuation()
-        score, *numbers = self._figures.tolist()
-        tokens = tuple(self._chains[0, :num_tokens].tolist())
-        return Continuation(tokens, score, *map(int, numbers))
-
-    def _make_room(self, num_tokens: int) -> None:
+    def make_room(self, num_tokens: int) -> None:
         """Room for texts of so many tokens in all."""
-        self._room = num_tokens
-        num_states, num_edges = self._used.tolist()
-        states = np.zeros((4, _STATES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
-        edges = np.zeros((4, _EDGES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
+        used = self.used
+        num_states, num_edges = int(used[loops.STATES]), int(used[loops.EDGES])
+        states = np.zeros((4, loops.STATES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
+        edges = np.zeros((4, loops.EDGES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
         states[:, :num_states] = self._states[:, :num_states]
         edges[:, :num_edges] = self._edges[:, :num_edges]
-        self._states, self._edges = states, edges
-        num_slots = 1 << (2 * edges.shape[1]).bit_length()
-        self._slots = np.full(num_slots, -1, dtype=np.int32)
-        loops.hash_edges(edges, self._slots, num_edges)
+        slots = np.full(1 << (2 * edges.shape[1]).bit_length(), -1, dtype=np.int32)
+        loops.hash_edges(edges, slots, num_edges)
+        self._states, self._edges, self._slots = states, edges, slots
+        used[loops.STATES_AT] = states.ctypes.data
+        used[loops.EDGES_AT] = edges.ctypes.data
+        used[loops.SLOTS_AT] = slots.ctypes.data
+        used[loops.ROOM], used[loops.NUM_SLOTS] = num_tokens, len(slots)
 
 
 def _as_array(tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

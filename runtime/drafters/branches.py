@@ -11,7 +11,7 @@ import heapq
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from runtime.core.tree import preorder
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Traits, least_prob
@@ -34,6 +34,21 @@ class Budget:
     max_depth: int
     max_nodes: int
     min_prob: float
+
+    @classmethod
+    def of_row(cls, row: DraftRow, *, max_nodes: int, min_prob: float) -> Self | None:
+        """Of a row's tree; None where the row takes a chain.
+
+        Args:
+            row: to draft for.
+            max_nodes: the server's bound.
+            min_prob: likewise, where nobody knows what a node costs.
+        """
+        max_nodes = min(row.max_nodes, max_nodes)
+        if max_nodes == 0:
+            return None
+        prob = min_prob if row.node_cost is None else least_prob(row.node_cost)
+        return cls(max_depth=row.gamma, max_nodes=max_nodes, min_prob=prob)
 
 
 Followers = Callable[[P], Sequence[tuple[int, float, P]]]
@@ -111,10 +126,7 @@ class BranchingDrafter(ChainDrafter[S]):
         return [self._draft(live[slot]) for slot in chosen]
 
     def _draft(self, row: DraftRow) -> Draft:
-        ends = row.sampling.law.end_token_ids
-        max_nodes = min(row.max_nodes, self._max_nodes)
-        if max_nodes == 0:
+        budget = Budget.of_row(row, max_nodes=self._max_nodes, min_prob=self._min_prob)
+        if budget is None:
             return self.chain(row)
-        prob = self._min_prob if row.node_cost is None else least_prob(row.node_cost)
-        budget = Budget(max_depth=row.gamma, max_nodes=max_nodes, min_prob=prob)
-        return as_draft(*self.branch(self.state_of(row), budget, ends))
+        return as_draft(*self.branch(self.state_of(row), budget, row.sampling.law.end_token_ids))

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Generic, TypeVar
 
+from engines.base import IntArray
 from runtime.drafters.base import Draft, DraftRow, Outcome, Traits
 
 S = TypeVar("S")
@@ -73,7 +74,17 @@ class ChainDrafter(ABC, Generic[S]):
 
 def cut_at_end(tokens: tuple[int, ...], end_token_ids: Collection[int]) -> tuple[int, ...]:
     """Tokens up to and with the first end token."""
-    for index, token in enumerate(tokens):
-        if token in end_token_ids:
-            return tokens[: index + 1]
+    for end in end_token_ids:
+        if end in tokens:
+            tokens = tokens[: tokens.index(end) + 1]
     return tokens
+
+
+def pieces(found: IntArray, num_texts: int) -> list[tuple[int, ...]]:
+    """What was found for several texts: first the number of tokens of each, and then these, text after text."""
+    numbers: list[int] = found.tolist()
+    end, each = num_texts, []
+    for length in numbers[:num_texts]:
+        each.append(tuple(numbers[end : end + length]))
+        end += length
+    return each

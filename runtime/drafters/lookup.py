@@ -6,52 +6,28 @@ match, a continuation shorter than gamma is used as it is, and no match means no
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
-from runtime.drafters.base import DrafterParts, DraftRow
-from runtime.drafters.chain import ChainDrafter
+import numpy as np
 
-
-class LookupIndex:
-    """Where each short n-gram of a growing text last ended, in O(longest - shortest) per token.
-
-    An n-gram enters when the token after it is known: whatever is found can be continued.
-    """
-
-    def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
-        self._lengths = range(max_ngram, min_ngram - 1, -1)
-        self._tokens: list[int] = []
-        self._ends: dict[tuple[int, ...], int] = {}
-
-    def push(self, tokens: list[int]) -> None:
-        """Append tokens."""
-        known, ends = self._tokens, self._ends
-        first = len(known)
-        known += tokens
-        for end in range(max(first, 1), len(known)):
-            for length in self._lengths:
-                if length <= end:
-                    ends[tuple(known[end - length : end])] = end
-
-    def find(self, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """At most ``length`` tokens that followed the longest known suffix of text and drafted."""
-        longest = self._lengths.start
-        suffix = (*self._tokens[-longest:], *drafted)[-longest:]
-        for size in self._lengths:
-            if size <= len(suffix):
-                end = self._ends.get(suffix[len(suffix) - size :])
-                if end is not None:
-                    return tuple(self._tokens[end : end + length])
-        return ()
+from engines.base import IntArray
+from runtime.core import lookup_loops as loops
+from runtime.core.drafting import HistoryScope
+from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Text, Traits
+from runtime.drafters.chain import cut_at_end, pieces
 
 
-class LookupDrafter(ChainDrafter[LookupIndex]):
+class LookupDrafter:
     """Proposes continuations copied from the committed tokens."""
 
+    traits: ClassVar[Traits] = Traits(is_guesser=True)
+
     def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
-        super().__init__()
         self._min_ngram = min_ngram
         self._max_ngram = max_ngram
+        # By request, where its tokens are; the arrays are kept, since loops read from there.
+        self._places: dict[str, tuple[IntArray, int]] = {}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
@@ -59,14 +35,47 @@ class LookupDrafter(ChainDrafter[LookupIndex]):
         config = parts.config
         return cls(min_ngram=config.lookup_min_ngram, max_ngram=config.lookup_max_ngram)
 
-    def new_state(self, row: DraftRow) -> LookupIndex:
-        """An empty index."""
-        return LookupIndex(min_ngram=self._min_ngram, max_ngram=self._max_ngram)
+    def continue_texts(
+        self, texts: Sequence[Text], lengths: Sequence[int], scope: HistoryScope
+    ) -> list[tuple[int, ...]]:
+        """What followed the most recent match of each text's longest suffix."""
+        asked: list[int] = []
+        places = self._places
+        for text, length in zip(texts, lengths, strict=True):
+            place = places.get(text.spec.internal_id)
+            if place is None:
+                place = text.tokens, int(text.tokens.ctypes.data)
+                places[text.spec.internal_id] = place
+            asked += (place[1], text.num_known, length)
+        found = np.empty(len(texts) * (1 + max(lengths)), dtype=np.int64)
+        rows = np.array(asked, dtype=np.int64)
+        loops.find_all(rows, self._min_ngram, self._max_ngram, found)
+        each = pieces(found, len(texts))
+        return [
+            cut_at_end(tokens, text.spec.law.end_token_ids) if tokens else tokens
+            for tokens, text in zip(each, texts, strict=True)
+        ]
 
-    def push(self, state: LookupIndex, tokens: list[int]) -> None:
-        """Index committed tokens."""
-        state.push(tokens)
+    def note_texts(self, texts: Sequence[Text]) -> None:
+        """Learns nothing."""
 
-    def extend(self, state: LookupIndex, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """Copy from the most recent match of the longest suffix."""
-        return state.find(drafted, length)
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """A copied chain per chosen slot."""
+        rows = [live[slot] for slot in chosen]
+        return [
+            Draft(tokens=cut_at_end(self.guess(row, (), row.gamma), row.sampling.law.end_token_ids))
+            for row in rows
+        ]
+
+    def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """Copy from the most recent match of the longest suffix; see ``Guesser``."""
+        history, behind = row.sampling.history, np.array(drafted, dtype=np.int64)
+        place, size = loops.find(history, behind, self._min_ngram, self._max_ngram)
+        return tuple(history[place : place + length].tolist()) if size else ()
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learns nothing."""
+
+    def forget(self, key: str) -> None:
+        """Drop where the request's tokens are."""
+        self._places.pop(key, None)

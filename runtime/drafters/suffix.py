@@ -10,86 +10,22 @@ Source: Oliaro et al. 2024, "SuffixDecoding" (arXiv:2411.04975).
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import ClassVar, Self
 
-from runtime.drafters.automaton import ROOT, Continuation, SuffixAutomaton
-from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
-from runtime.drafters.branches import BranchingDrafter, Budget, grow
+from engines.base import IntArray
+from runtime.core import automaton_loops as loops
+from runtime.core.drafting import HistoryScope, scope_of
+from runtime.drafters.automaton import SuffixAutomaton
+from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Text, Traits
+from runtime.drafters.branches import Budget, as_draft, grow
 from runtime.drafters.chain import cut_at_end
 from runtime.drafters.scopes import Scoped
-
-REMATCH = 64
-"""Tokens walked again when the shared automaton was rebuilt."""
+from runtime.drafters.suffix_texts import AnswerHistory, SuffixState, SuffixTexts
 
 
-class AnswerHistory:
-    """Earlier answers as one automaton; the oldest answer goes first. Thread-safe by its lock.
-
-    Removed answers leave states without occurrences behind; when these outweigh the rest, the
-    automaton is built anew.
-
-    Args:
-        max_tokens: tokens of all answers together.
-    """
-
-    def __init__(self, max_tokens: int) -> None:
-        self.lock = threading.Lock()
-        self.automaton = SuffixAutomaton()
-        self._max_tokens = max_tokens
-        self._answers: deque[list[int]] = deque()
-        self._num_tokens = 0
-        self._num_removed = 0
-
-    def __len__(self) -> int:
-        """Tokens held."""
-        return self._num_tokens
-
-    def add(self, answer: list[int]) -> None:
-        """Take in an answer, of a very long one its end."""
-        answer = answer[-self._max_tokens :]
-        with self.lock:
-            self._answers.append(answer)
-            self._num_tokens += len(answer)
-            self.automaton.append(ROOT, answer)
-            while self._num_tokens > self._max_tokens:
-                self._remove(self._answers.popleft())
-            if self._num_removed > self._max_tokens:
-                self.automaton = SuffixAutomaton()
-                self._num_removed = 0
-                for one in self._answers:
-                    self.automaton.append(ROOT, one)
-
-    def _remove(self, answer: list[int]) -> None:
-        self.automaton.remove(answer)
-        self._num_tokens -= len(answer)
-        self._num_removed += len(answer)
-
-
-@dataclass(slots=True)
-class SuffixState:
-    """One request: its own automaton, and where it stands in that of its scope.
-
-    Attributes:
-        whole: state of the request's whole text in ``own``.
-        shared: automaton that ``state`` and ``matched`` refer to.
-        num_prompt: leading tokens that are not part of the answer.
-    """
-
-    history: AnswerHistory
-    shared: SuffixAutomaton
-    num_prompt: int
-    own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
-    tokens: list[int] = field(default_factory=list)
-    whole: int = ROOT
-    state: int = ROOT
-    matched: int = 0
-
-
-class SuffixDrafter(BranchingDrafter[SuffixState]):
+class SuffixDrafter:
     """Proposes the best-scored continuation of what the context ended like before."""
 
     traits: ClassVar[Traits] = Traits(is_guesser=True, proposes_trees=True, wants_outcomes=True)
@@ -103,10 +39,13 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
         max_scopes: int,
         parts: DrafterParts | None = None,
     ) -> None:
-        super().__init__(parts)
         self._factor = factor
         self._min_chain_prob = min_prob
+        self._max_nodes = 0 if parts is None else parts.config.tree_nodes
+        self._min_node_prob = 1.0 if parts is None else parts.config.min_node_prob
         self._histories = Scoped(lambda: AnswerHistory(max_tokens), max_scopes=max_scopes)
+        self._texts = SuffixTexts(factor=factor)
+        self._states: dict[str, SuffixState] = {}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
@@ -120,61 +59,97 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
             parts=parts,
         )
 
-    def new_state(self, row: DraftRow) -> SuffixState:
-        """An empty automaton beside the scope's."""
-        history = self._histories.of(row.scope)
-        return SuffixState(history, history.automaton, row.sampling.num_prompt)
+    def continue_texts(
+        self, texts: Sequence[Text], lengths: Sequence[int], scope: HistoryScope
+    ) -> list[tuple[int, ...]]:
+        """The best continuation of each text."""
+        asked: list[int] = []
+        states = self._states
+        for text, length in zip(texts, lengths, strict=True):
+            key = text.spec.internal_id
+            state = states.get(key)
+            if state is None:
+                state = self._entered(key, scope_of(scope, text.spec.tenant), text.num_prompt)
+            if state.tokens is not text.tokens:
+                self._texts.hold(state, text.tokens)
+            state.num_told = known = text.num_known
+            asked += (state.place, known, length)
+        found = self._texts.continuations(asked, max(lengths), min_prob=self._min_chain_prob)
+        return [
+            cut_at_end(tokens, text.spec.law.end_token_ids) if tokens else tokens
+            for tokens, text in zip(found, texts, strict=True)
+        ]
 
-    def push(self, state: SuffixState, tokens: list[int]) -> None:
-        """Append committed tokens, and follow them through the scope's automaton."""
-        state.tokens += tokens
-        state.whole = state.own.append(state.whole, tokens)
-        with state.history.lock:
-            shared = state.history.automaton
-            if shared is not state.shared:
-                state.shared, state.state, state.matched = shared, ROOT, 0
-                tokens = state.tokens[-REMATCH:]
-            state.state, state.matched = shared.advance(state.state, state.matched, tokens)
+    def note_texts(self, texts: Sequence[Text]) -> None:
+        """Know how far texts are committed; their tokens are read when the next are wanted."""
+        for text in texts:
+            self._states[text.spec.internal_id].num_told = text.num_known
 
-    def extend(self, state: SuffixState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """The better of the best continuations of the request's own text and of its scope's."""
-        return self._continuation(state, drafted, length).tokens
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """A tree, or a chain with its score, per chosen slot."""
+        return [self._draft(live[slot]) for slot in chosen]
 
-    def chain(self, row: DraftRow) -> Draft:
-        """The best continuation, with its score."""
-        best = self._continuation(self.state_of(row), (), row.gamma)
-        tokens = cut_at_end(best.tokens, row.sampling.law.end_token_ids)
-        return Draft(tokens=tokens, expected=min(best.score, float(len(tokens))))
+    def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """Continue the committed tokens and ``drafted``; see ``Guesser``."""
+        return self._best(self._state_of(row), drafted, length, self._min_chain_prob)[0]
 
-    def _continuation(
-        self, state: SuffixState, drafted: tuple[int, ...], length: int
-    ) -> Continuation:
-        least = self._min_chain_prob
-        own = self._best_own(state, drafted, length, least)
-        with state.history.lock:
-            other = self._best_shared(state, drafted, length, least)
-        return other if other.score > own.score else own
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """See every committed token, the last ones too."""
+        for outcome in outcomes:
+            self._state_of(outcome.row)
 
-    def branch(
+    def forget(self, key: str) -> None:
+        """Add the answer to its scope's history."""
+        state = self._states.pop(key, None)
+        if state is not None:
+            self._texts.leave(state)
+
+    def _entered(self, key: str, scope: str | None, num_prompt: int) -> SuffixState:
+        state = self._states[key] = self._texts.enter(self._histories.of(scope), num_prompt)
+        return state
+
+    def _state_of(self, row: DraftRow) -> SuffixState:
+        """The row's state, told of its committed tokens."""
+        state = self._states.get(row.key)
+        if state is None:
+            state = self._entered(row.key, row.scope, row.sampling.num_prompt)
+        history: IntArray = row.sampling.history
+        self._texts.hold(state, history)
+        state.num_told = len(history)
+        return state
+
+    def _best(
+        self, state: SuffixState, drafted: tuple[int, ...], length: int, min_prob: float
+    ) -> tuple[tuple[int, ...], bool, list[float]]:
+        """Tokens, whether they are the scope's, and their figures."""
+        (tokens,) = self._texts.continuations(
+            (state.place, state.num_told, length),
+            length,
+            min_prob=min_prob,
+            drafted=drafted,
+        )
+        own, shared = self._texts.figures[0].tolist()
+        is_shared = shared[loops.SCORE] > own[loops.SCORE]
+        return tokens, is_shared, shared if is_shared else own
+
+    def _draft(self, row: DraftRow) -> Draft:
+        state, ends = self._state_of(row), row.sampling.law.end_token_ids
+        budget = Budget.of_row(row, max_nodes=self._max_nodes, min_prob=self._min_node_prob)
+        if budget is not None:
+            return as_draft(*self._tree(state, budget, ends))
+        tokens, _, figures = self._best(state, (), row.gamma, self._min_chain_prob)
+        tokens = cut_at_end(tokens, ends)
+        return Draft(tokens=tokens, expected=min(figures[loops.SCORE], float(len(tokens))))
+
+    def _tree(
         self, state: SuffixState, budget: Budget, ends: Collection[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """All that followed the best match, likeliest first."""
-        best = self._best_own(state, (), budget.max_depth, budget.min_prob)
-        with state.history.lock:
-            other = self._best_shared(state, (), budget.max_depth, budget.min_prob)
-            if other.score > best.score:
-                return self._grown(state.shared, other, budget, ends)
-        return self._grown(state.own, best, budget, ends)
-
-    def _grown(
-        self,
-        automaton: SuffixAutomaton,
-        match: Continuation,
-        budget: Budget,
-        ends: Collection[int],
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        depth = min(budget.max_depth, int(self._factor * match.matched + 1e-6))
-        if depth == 0 or match.total <= 0:
+        _, is_shared, figures = self._best(state, (), budget.max_depth, budget.min_prob)
+        automaton: SuffixAutomaton = state.history.automaton if is_shared else state.own
+        place, total = int(figures[loops.STATE]), int(figures[loops.TOTAL])
+        depth = min(budget.max_depth, int(self._factor * figures[loops.MATCHED] + 1e-6))
+        if depth == 0 or total <= 0:
             return (), ()
 
         def followers(place: tuple[int, int]) -> list[tuple[int, float, tuple[int, int]]]:
@@ -184,44 +159,4 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
                 for token, behind, count in automaton.followers(state)
             ]
 
-        return grow((match.state, match.total), followers, replace(budget, max_depth=depth), ends)
-
-    def _best_own(
-        self, state: SuffixState, drafted: tuple[int, ...], length: int, min_prob: float
-    ) -> Continuation:
-        own = state.own
-        at, matched = own.suffix(state.whole)
-        if drafted:
-            at, matched = own.advance(at, matched, drafted)
-        return own.continuation(
-            at,
-            matched,
-            factor=self._factor,
-            length=length,
-            min_prob=min_prob,
-            is_own_end=not drafted,
-        )
-
-    def _best_shared(
-        self, state: SuffixState, drafted: tuple[int, ...], length: int, min_prob: float
-    ) -> Continuation:
-        """Under the history's lock; nothing where the automaton was rebuilt since the last token."""
-        shared = state.history.automaton
-        if shared is not state.shared:
-            return Continuation()
-        at, matched = shared.advance(state.state, state.matched, drafted)
-        return shared.continuation(
-            at, matched, factor=self._factor, length=length, min_prob=min_prob, is_own_end=False
-        )
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """See every committed token, the last ones too."""
-        for outcome in outcomes:
-            self.state_of(outcome.row)
-
-    def forget(self, key: str) -> None:
-        """Add the answer to its scope's history."""
-        state = self._states.get(key)
-        super().forget(key)
-        if state is not None and len(state.tokens) > state.num_prompt:
-            state.history.add(state.tokens[state.num_prompt :])
+        return grow((place, total), followers, replace(budget, max_depth=depth), ends)

@@ -19,8 +19,9 @@ from runtime.drafters.ngram import CorpusTable, NgramDrafter, NgramTable
 from runtime.drafters.recycling import RecyclingDrafter
 from runtime.drafters.reference import ReferenceDrafter
 from runtime.drafters.scopes import Scoped
-from runtime.drafters.suffix import AnswerHistory, SuffixDrafter
+from runtime.drafters.suffix import SuffixDrafter
 from runtime.drafters.suffix_array import Datastore, sort_suffixes, write_datastore
+from runtime.drafters.suffix_texts import AnswerHistory
 from tests.drafters.rows import draft, outcome, row
 
 TEXTS = st.lists(st.integers(0, 2), max_size=40)
@@ -171,6 +172,19 @@ def test_a_datastore_of_another_vocabulary_or_a_damaged_one_is_refused(tmp_path:
 # --- suffix decoding
 
 
+class Automaton(SuffixAutomaton):
+    """With the loops that are otherwise called for many texts at once."""
+
+    def advance(self, state: int, matched: int, tokens: list[int]) -> tuple[int, int]:
+        return loops.advance(
+            self._states, self._edges, self._slots, state, matched, np.array(tokens, dtype=np.int64)
+        )
+
+    def suffix(self, state: int) -> tuple[int, int]:
+        link = max(int(self._states[loops.LINK, state]), ROOT)
+        return link, int(self._states[loops.LENGTH, link])
+
+
 def slow_count(texts: list[list[int]], pattern: tuple[int, ...]) -> int:
     size = len(pattern)
     return sum(
@@ -180,7 +194,7 @@ def slow_count(texts: list[list[int]], pattern: tuple[int, ...]) -> int:
 
 @given(st.lists(TEXTS, max_size=3), st.integers(0, 2))
 def test_the_automaton_counts_substrings(texts: list[list[int]], removed: int) -> None:
-    automaton = SuffixAutomaton()
+    automaton = Automaton()
     for text in texts:
         half = automaton.append(ROOT, text[: len(text) // 2])
         automaton.append(half, text[len(text) // 2 :])
@@ -197,7 +211,7 @@ def test_the_automaton_counts_substrings(texts: list[list[int]], removed: int) -
 
 @given(TEXTS, TEXTS)
 def test_a_match_is_the_longest_known_suffix(text: list[int], context: list[int]) -> None:
-    automaton = SuffixAutomaton()
+    automaton = Automaton()
     whole = ROOT
     state, matched = ROOT, 0
     for position, token in enumerate(context):
@@ -248,22 +262,25 @@ def slow_continuation(
 def test_a_continuation_is_the_best_scored_one(
     text: list[int], length: int, factor: float, min_prob: float
 ) -> None:
-    automaton = SuffixAutomaton()
+    automaton = Automaton()
     place = automaton.suffix(automaton.append(ROOT, text))
-    found = automaton.continuation(
-        *place, factor=factor, length=length, min_prob=min_prob, is_own_end=True
+    chains, figures = np.zeros((2, length), dtype=np.int64), np.zeros(4)
+    num = loops.continue_text(
+        automaton._states, automaton._edges, *place, factor, length, min_prob, True, chains, figures
     )
     tokens, score = slow_continuation(text, length, factor, min_prob)
-    assert (found.tokens, found.score) == (tokens, pytest.approx(score))
+    assert tuple(chains[0, :num].tolist()) == tokens
+    assert figures[loops.SCORE] == pytest.approx(score)
 
 
 def test_room_grows_with_the_texts_and_is_never_overrun() -> None:
-    automaton = SuffixAutomaton()
+    automaton = Automaton()
     numbers = np.random.default_rng(5)
     for _ in range(40):
         automaton.append(ROOT, numbers.integers(0, 2, size=50).tolist())
         automaton.append(ROOT, [1, *[0] * 49])
-        num_tokens, (states, edges) = automaton._num_tokens, automaton._used.tolist()
+        states, edges = automaton.used[[loops.STATES, loops.EDGES]].tolist()
+        num_tokens = automaton.used[loops.TOKENS]
         assert states <= 2 * num_tokens + 1
         assert edges <= 3 * num_tokens
     # Nothing is written beyond the tables, whoever counts wrongly.
@@ -294,9 +311,9 @@ def test_the_hand_example_of_suffix_decoding(min_prob: float, expected: tuple[in
 
 def test_evicting_an_answer_changes_the_share_of_the_others() -> None:
     history = AnswerHistory(1000)
+    history.automaton = automaton = Automaton()
     for answer in ANSWERS:
         history.add(answer)
-    automaton = history.automaton
     state, _ = automaton.advance(ROOT, 0, [2, 3])
     (token, _, count), _ = automaton.followers(state)
     assert (token, count, automaton.count(state)) == (4, 2, 3)

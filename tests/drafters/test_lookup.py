@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
-from runtime.drafters.base import DraftRow
-from runtime.drafters.lookup import LookupDrafter, LookupIndex
+from runtime.drafters.lookup import LookupDrafter
+from tests.drafters.rows import row
 
 
-def find(history: list[int], length: int, shortest: int, longest: int) -> tuple[int, ...]:
-    index = LookupIndex(min_ngram=shortest, max_ngram=longest)
-    index.push(history)
-    return index.find((), length)
+def find(
+    history: list[int], length: int, shortest: int, longest: int, drafted: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    drafter = LookupDrafter(min_ngram=shortest, max_ngram=longest)
+    return drafter.guess(row(history), drafted, length)
 
 
 @pytest.mark.parametrize(
@@ -62,31 +61,14 @@ def test_it_finds_what_a_plain_search_finds(
     history: list[int], drafted: list[int], length: int, shortest: int, more: int
 ) -> None:
     longest = shortest + more
-    grown = LookupIndex(min_ngram=shortest, max_ngram=longest)
-    for token in history:
-        grown.push([token])
     for context in ((), tuple(drafted)):
         expected = slow_find(history, length, shortest, longest, context)
-        assert grown.find(context, length) == expected
-    assert find(history, length, shortest, longest) == grown.find((), length)
+        assert find(history, length, shortest, longest, context) == expected
 
 
 def test_a_draft_is_cut_after_its_first_end_token() -> None:
-    row = DraftRow(
-        sampling=SamplingRow(
-            index=0,
-            slot=0,
-            law=SamplingLaw(end_token_ids=(4,)),
-            mode=ExactnessMode.MAX_ACCEPT,
-            lenience=1.0,
-            seed=0,
-            history=np.array([2, 3, 9, 4, 5, 2, 3], dtype=np.int64),
-            num_prompt=7,
-        ),
-        gamma=4,
-        num_computed=0,
-    )
-    (draft,) = LookupDrafter(min_ngram=2, max_ngram=4).propose([row], [0])
+    one = row([2, 3, 9, 4, 5, 2, 3], gamma=4, end_tokens=(5, 4))
+    (draft,) = LookupDrafter(min_ngram=2, max_ngram=4).propose([one], [0])
     assert draft.tokens == (9, 4)
     assert not draft.is_sampled
     assert draft.num_computed is None

@@ -214,12 +214,12 @@ def test_nothing_is_kept_of_a_request_that_ended() -> None:
     harness.submit("cancelled", [1, 2, 3, 1, 2], drafter="lookup", gamma=3, max_tokens=50)
     for _ in range(3):
         harness.worker.run_step()
-    assert harness.worker._parts.drafters["lookup"]._states
+    assert harness.worker._parts.drafters["lookup"]._places
     harness.worker.cancel("internal-cancelled", RuntimeError())
     harness.run()
-    for name in ("lookup", "reference"):
-        assert not harness.worker._parts.drafters[name]._states
-        assert not harness.worker._parts.drafters[name]._num_seen
+    assert not harness.worker._parts.drafters["lookup"]._places
+    assert not harness.worker._parts.drafters["reference"]._states
+    assert not harness.worker._parts.drafters["reference"]._num_seen
 
 
 def test_names_that_callers_compose_do_not_pile_up() -> None:
