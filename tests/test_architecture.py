@@ -81,7 +81,7 @@ RULES: dict[str, set[str]] = {
     "runtime.core.packed_loops": PURE | {"numba", "engines.compiled"},
     "runtime.core.trial_loops": PURE | {"numba", "engines.compiled"},
     "runtime.core.step_time_loops": PURE | {"numba", "engines.compiled"},
-    "runtime.drafters": PURE | CORE | {"runtime.drafters"},
+    "runtime.drafters": PURE | CORE | {"engines.compiled.address", "runtime.drafters"},
     "runtime.drafters.guarded": CORE | {"engines.spans", "runtime.drafters.base"},
     "runtime.propose": PURE | CORE | {"runtime.drafters.base", "runtime.drafters.Drafters"},
     "runtime.prompts": CORE,

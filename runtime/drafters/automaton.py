@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engines.compiled import address
 from runtime.core import automaton_loops as loops
 
 ROOT = loops.ROOT
@@ -34,7 +35,7 @@ class SuffixAutomaton:
 
     def __init__(self) -> None:
         self.used = np.zeros(loops.HEADER, dtype=np.int64)
-        self.at = int(self.used.ctypes.data)
+        self.at = address(self.used)
         self.clear()
 
     def clear(self) -> None:
@@ -88,9 +89,9 @@ class SuffixAutomaton:
         slots = np.full(1 << (2 * edges.shape[1]).bit_length(), -1, dtype=np.int32)
         loops.hash_edges(edges, slots, num_edges)
         self._states, self._edges, self._slots = states, edges, slots
-        used[loops.STATES_AT] = states.ctypes.data
-        used[loops.EDGES_AT] = edges.ctypes.data
-        used[loops.SLOTS_AT] = slots.ctypes.data
+        used[loops.STATES_AT] = address(states)
+        used[loops.EDGES_AT] = address(edges)
+        used[loops.SLOTS_AT] = address(slots)
         used[loops.ROOM], used[loops.NUM_SLOTS] = num_tokens, len(slots)
 
 

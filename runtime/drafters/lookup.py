@@ -12,6 +12,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from engines.base import IntArray
+from engines.compiled import address
 from runtime.core import lookup_loops as loops
 from runtime.core.drafting import HistoryScope
 from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Text, Traits
@@ -44,7 +45,7 @@ class LookupDrafter:
         for text, length in zip(texts, lengths, strict=True):
             place = places.get(text.spec.internal_id)
             if place is None:
-                place = text.tokens, int(text.tokens.ctypes.data)
+                place = text.tokens, address(text.tokens)
                 places[text.spec.internal_id] = place
             asked += (place[1], text.num_known, length)
         found = np.empty(len(texts) * (1 + max(lengths)), dtype=np.int64)

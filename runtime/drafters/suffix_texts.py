@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engines.base import IntArray
+from engines.compiled import address
 from runtime.core import automaton_loops as loops
 from runtime.drafters.automaton import ROOT, SuffixAutomaton
 from runtime.drafters.chain import pieces
@@ -108,7 +109,7 @@ class SuffixTexts:
     def hold(self, state: SuffixState, tokens: IntArray) -> None:
         """Read a request's tokens from here, an array that it keeps."""
         state.tokens = tokens
-        self._table[state.place, loops.TOKENS_AT] = tokens.ctypes.data
+        self._table[state.place, loops.TOKENS_AT] = address(tokens)
 
     def leave(self, state: SuffixState) -> None:
         """The request has ended: its answer, as far as it was told of, joins the history of its scope."""
