@@ -94,7 +94,8 @@ class Steering:
             forecaster, max_gamma=max_gamma, settings=self._settings, spread=table.disagreement
         )
         self._rows = RowEvidence(num_slots, max_gamma, uses_model)
-        self._untold = UntoldSteps()
+        self._untold = UntoldSteps(prices_proposed=packs_rows)
+        self._chosen: tuple[int | None, ...] = ()
         self._num_prefilling = 0
         self._most_missing = max_shared_missing
         self._catches_up = False
@@ -124,6 +125,7 @@ class Steering:
             alike = course.next(live, caps)
             if alike is not None:
                 self._catches_up, self._held_back = course.catches_up, course.held_back
+                self._chosen = alike
                 return alike
         self._is_resting = rest is not None and rest.holds(live, caps)
         if rest is not None and self._is_resting:
@@ -172,6 +174,7 @@ class Steering:
             gammas = [known_gamma(row, known, usual) for row in self._rows.live]
         self._held_back = [] if kind is StepKind.PROBE else held_back(caps, gammas)
         chosen = bounded(caps, gammas)
+        self._chosen = chosen
         self._is_drafting = any(chosen)
         if self._is_drafting:
             self._num_idle = 0
@@ -214,7 +217,7 @@ class Steering:
             return
         self._served_s += seconds
         drafted = drafts if self._is_drafting else None
-        self._untold.add(seconds, self._kind, self._catches_up, drafted, judged)
+        self._untold.add(seconds, self._kind, self._catches_up, self._chosen, drafted, judged)
         course = self._course
         if course is not None:
             course.left_s -= seconds

@@ -78,7 +78,7 @@ def batch_of(
     caps: Sequence[int | None],
     known: RowFacts,
     *,
-    expected: tuple[Rates, float],
+    expected: tuple[Rates, Rates, float],
     num_cached: int,
     now_s: float,
     is_refilled: bool,
@@ -89,7 +89,7 @@ def batch_of(
         rows: at least one; row i holds slot i.
         caps: of each, the most draft tokens it may take; None for rows that do not decode yet.
         known: what holds of them while they stay.
-        expected: [n, G] survival of drafts and the doubt of it, from the acceptance book.
+        expected: [n, G] survival of drafts, [2, n, G] shares and the doubt, from the acceptance book.
         num_cached: tokens of the longest row before.
         now_s: on the clock that deadlines are on.
         is_refilled: whether other requests wait for their slots.
@@ -105,8 +105,8 @@ def batch_of(
         (takes, known.is_fixed, known.calls_model, known.kinds, missing, left), dtype=np.int64
     )
     left_s = known.deadline_s - now_s
-    survival, doubt = expected
-    return Batch(facts, survival, num_cached, left_s, doubt, is_refilled)
+    survival, shares, doubt = expected
+    return Batch(facts, survival, shares, num_cached, left_s, doubt, is_refilled)
 
 
 def situation_of(live: Sequence[Request], known: RowFacts, *, is_refilled: bool) -> Hashable:

@@ -25,6 +25,19 @@ def put_in(monkeypatch: pytest.MonkeyPatch, module: ModuleType, old: str, new: s
             monkeypatch.setattr(function, "__code__", code)
 
 
+def put_in_loops(monkeypatch: pytest.MonkeyPatch, module: ModuleType, old: str, new: str) -> None:
+    """The same in a module of compiled loops, which then run as the Python that they are written in."""
+    source = inspect.getsource(module)
+    assert source.count(old) == 1, f"the mutation must hit one place: {old}"
+    plain = source.replace(
+        "import rule\n", "import rule as _\n\ndef rule(*_):\n    return lambda f: f\n"
+    )
+    names: dict[str, object] = {"__name__": module.__name__}
+    exec(compile(plain.replace(old, new), inspect.getfile(module), "exec"), names)
+    for function in [one for one in vars(module) if one in names and one.islower()]:
+        monkeypatch.setattr(module, function, names[function])
+
+
 def assert_caught(
     monkeypatch: pytest.MonkeyPatch,
     module: ModuleType,

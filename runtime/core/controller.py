@@ -214,7 +214,7 @@ class Controller:
         *,
         num_rows: int | None = None,
         catches_up: bool = False,
-        drafted: tuple[tuple[int, int], ...] = (),
+        drafted: tuple[tuple[int, int, int], ...] = (),
     ) -> None:
         """Learn from one step; see ``Taken``, and ``num_rows`` None for the rows last decided on."""
         num_rows = num_rows or self._num_rows

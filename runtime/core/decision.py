@@ -43,7 +43,8 @@ class Taken(NamedTuple):
         kind: what it was for.
         catches_up: whether its time holds what a draft model was fed that it had missed, and so says
             nothing of the table.
-        drafted: row and length of each draft that was verified; looked at where engines pack rows.
+        drafted: row and length of each draft that was verified, and tokens of it that the draft model was called
+            for; looked at where engines pack rows.
     """
 
     seconds: float
@@ -52,7 +53,7 @@ class Taken(NamedTuple):
     num_rows: int
     kind: StepKind
     catches_up: bool = False
-    drafted: tuple[tuple[int, int], ...] = ()
+    drafted: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class Decision:
         """What engines plan a step by."""
         size = step.longest
         if self.forecast.packed is not None:
-            size = sum([length for _, length in step.drafted])
+            size = sum([length for _, length, _ in step.drafted])
         return self.batch.num_live, size
 
 

@@ -16,8 +16,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 HITS, TRIALS = range(2)
+# Of shares: what was asked for, and what of it was proposed, and by the draft model.
+PROPOSED, CALLED, ASKED = range(3)
 # Columns of what a round reveals.
-ROW, DRAFTED, ACCEPTED, NUM_OVERLAPS = range(4)
+ROW, WANTED, DRAFTED, CALLS, ACCEPTED, NUM_OVERLAPS = range(6)
 
 _EVIDENCE, _WIDE, _LINE, _INDICES = float64[:, :, ::1], float64[:, ::1], float64[::1], int64[::1]
 
@@ -27,7 +29,7 @@ def fade(evidence: Floats, decay: float, counts: Ints) -> None:
     """Let each owner's evidence fade as often as it is told something.
 
     Args:
-        evidence: [2, owners, G].
+        evidence: [kinds, owners, G].
         decay: factor of one time.
         counts: [owners] times.
     """
@@ -35,12 +37,14 @@ def fade(evidence: Floats, decay: float, counts: Ints) -> None:
         if counts[owner]:
             factor = decay ** counts[owner]
             for position in range(evidence.shape[2]):
-                evidence[HITS, owner, position] *= factor
-                evidence[TRIALS, owner, position] *= factor
+                for kind in range(evidence.shape[0]):
+                    evidence[kind, owner, position] *= factor
 
 
 @rule(
-    void(int64[:, ::1], _LINE, _INDICES, float64, float64, _EVIDENCE, _EVIDENCE),
+    void(
+        int64[:, ::1], _LINE, _INDICES, float64, float64, _EVIDENCE, _EVIDENCE, _EVIDENCE, _EVIDENCE
+    ),
 )
 def record(
     rounds: Ints,
@@ -50,17 +54,21 @@ def record(
     traffic_decay: float,
     rows: Floats,
     traffic: Floats,
+    row_shares: Floats,
+    traffic_shares: Floats,
 ) -> None:
     """Count what rounds revealed, after what was known has faded by as many.
 
     Args:
-        rounds: [k, 4], each with a draft.
+        rounds: [k, 6], in each of which a draft was asked for.
         overlaps: of all rounds, one after the other.
         group_of: [num_rows].
         row_decay: of a row's evidence, per round.
         traffic_decay: of a group's.
         rows: [2, num_rows, G] changed.
         traffic: [2, num_groups, G] changed.
+        row_shares: [3, num_rows, G] changed.
+        traffic_shares: [3, num_groups, G] changed.
     """
     by_row = np.zeros(rows.shape[1], dtype=np.int64)
     by_group = np.zeros(traffic.shape[1], dtype=np.int64)
@@ -69,11 +77,24 @@ def record(
         by_group[group_of[rounds[told, ROW]]] += 1
     fade(rows, row_decay, by_row)
     fade(traffic, traffic_decay, by_group)
+    fade(row_shares, row_decay, by_row)
+    fade(traffic_shares, traffic_decay, by_group)
     used = 0
     for told in range(len(rounds)):
         row, accepted = rounds[told, ROW], rounds[told, ACCEPTED]
         group, num_overlaps = group_of[row], rounds[told, NUM_OVERLAPS]
-        reached = min(accepted + 1, rounds[told, DRAFTED])
+        wanted = rounds[told, WANTED]
+        # What was asked for and not proposed was not kept either.
+        reached = min(accepted + 1, wanted)
+        for position in range(wanted):
+            proposed = 1.0 if position < rounds[told, DRAFTED] else 0.0
+            called = 1.0 if position < rounds[told, CALLS] else 0.0
+            row_shares[PROPOSED, row, position] += proposed
+            row_shares[CALLED, row, position] += called
+            row_shares[ASKED, row, position] += 1.0
+            traffic_shares[PROPOSED, group, position] += proposed
+            traffic_shares[CALLED, group, position] += called
+            traffic_shares[ASKED, group, position] += 1.0
         for position in range(rows.shape[2]):
             hit = 1.0 if position < accepted else 0.0
             if position < num_overlaps:
@@ -182,19 +203,61 @@ def mean_doubt(traffic: Floats, group_of: Ints, num_rows: int, first: tuple[floa
     return total / num_rows
 
 
-@rule(float64(_EVIDENCE, _EVIDENCE, _INDICES, _LINE, _WIDE))
+@rule(void(_EVIDENCE, _EVIDENCE, _INDICES, types.UniTuple(float64, 2), _EVIDENCE))
+def share_rows(
+    rows: Floats, traffic: Floats, group_of: Ints, weights: tuple[float, float], shares: Floats
+) -> None:
+    """Write the share of what is asked for that is proposed, and that the draft model is called for.
+
+    A position that was never asked for is expected to fare as the one before it, and the first as if all were proposed.
+
+    Args:
+        rows: [3, num_rows, G].
+        traffic: [3, num_groups, G].
+        group_of: [num_rows].
+        weights: of the traffic against a row's own rounds, and of one position against the next.
+        shares: [2, n, G] overwritten, of the first n rows.
+    """
+    traffic_weight, weight = weights
+    for row in range(shares.shape[1]):
+        group = group_of[row]
+        for kind in range(2):
+            usual, before = 1.0, 1.0
+            for position in range(shares.shape[2]):
+                usual = traffic[kind, group, position] + weight * usual
+                usual /= traffic[ASKED, group, position] + weight
+                share = rows[kind, row, position] + traffic_weight * usual
+                share /= rows[ASKED, row, position] + traffic_weight
+                # Whatever positions were asked for: further ones are not proposed more often.
+                shares[kind, row, position] = before = min(share, before)
+
+
+@rule(float64(_EVIDENCE, _EVIDENCE, _EVIDENCE, _EVIDENCE, _INDICES, _LINE, _WIDE, _EVIDENCE))
 def expect(
-    rows: Floats, traffic: Floats, group_of: Ints, fading: Floats, survival: Floats
+    rows: Floats,
+    traffic: Floats,
+    row_shares: Floats,
+    traffic_shares: Floats,
+    group_of: Ints,
+    fading: Floats,
+    survival: Floats,
+    shares: Floats,
 ) -> float:
-    """Write how likely each row's first draft tokens are all kept; the doubt of the traffic, as ``mean_doubt``.
+    """Write how likely each row's first draft tokens are all kept, and what of them is proposed.
+
+    Returns:
+        The doubt of the traffic, as ``mean_doubt``.
 
     Args:
         rows: [2, num_rows, G].
         traffic: [2, num_groups, G].
+        row_shares: [3, num_rows, G].
+        traffic_shares: [3, num_groups, G].
         group_of: [num_rows].
         fading: [7] prior of ``rate_traffic``, weights of ``rate_rows``, least and greatest rate; no tuples, which take
             a call longer to recognise than all else.
         survival: [n, G] overwritten, of the first n rows.
+        shares: [2, n, G] overwritten.
     """
     num_rows = survival.shape[0]
     traffic_rates = np.empty(traffic.shape[1:])
@@ -203,7 +266,10 @@ def expect(
     prior = fading[0], fading[1], fading[2]
     rate_traffic(traffic, group_of[:num_rows], prior, bounds, traffic_rates)
     rate_rows(rows, traffic_rates, group_of, (fading[3], fading[4]), bounds, survival)
+    share_rows(row_shares, traffic_shares, group_of, (fading[3], fading[4]), shares)
     for row in range(num_rows):
-        for position in range(1, survival.shape[1]):
-            survival[row, position] *= survival[row, position - 1]
+        for position in range(survival.shape[1]):
+            if position:
+                survival[row, position] *= survival[row, position - 1]
+            survival[row, position] = min(survival[row, position], shares[PROPOSED, row, position])
     return mean_doubt(traffic, group_of, num_rows, first)

@@ -6,9 +6,10 @@ as the widest row), so every longest draft G is tried, and below it each row tak
 that pay for their own share: those whose survival exceeds the rate of the batch times what a token
 costs the row. Rows with a gamma of their own keep it, and what it costs is there anyway.
 
-Where engines pack rows, a step's time depends on the total of tokens, and a draft call's on the rows that
-still draft: then a position that is not likely to be kept costs what any other does, and each longest
-draft takes the positions of the best rate (``core.packed_loops``).
+Where engines pack rows, a step's time depends on the total of tokens that are proposed, which may be
+fewer than are asked for, and a draft call's on the rows that still draft: then a position that is not
+likely to be kept costs what any other does, and each longest draft takes the positions of the best rate
+(``core.packed_loops``).
 
 Nothing here looks at noise or at a draft that is not verified yet: a choice depends on what was
 revealed, on costs, and on the clock, and so leaves the law of the answer alone.
@@ -79,6 +80,7 @@ class Batch(NamedTuple):
             model; index into ``KINDS``; committed tokens that the draft model has not been fed; tokens that it may
             still emit.
         survival: [n, G] from the acceptance book.
+        shares: [2, n, G] from there: of what is asked for, what is proposed, and what the draft model is called for.
         num_cached: tokens of the longest row so far.
         time_left_s: until the earliest deadline; infinite without one.
         doubt: standard deviation of the acceptance that the traffic shows.
@@ -87,6 +89,7 @@ class Batch(NamedTuple):
 
     facts: Ints
     survival: Rates
+    shares: Rates
     num_cached: int
     time_left_s: float = math.inf
     doubt: float = 0.0
@@ -212,7 +215,7 @@ class Forecaster:
             return Forecast(figures, gammas, floor, plain_tokens, plain_s)
         packed = self._packed_prices(num_rows, batch.num_cached)
         floor, plain_tokens, plain_s = packed_loops.predict(
-            facts, batch.survival, packed.verify_s, packed.calls_s, self._prices, once_s, scales,
+            facts, batch.survival, batch.shares, packed.verify_s, packed.calls_s, self._prices, once_s, scales,
             batch.time_left_s, figures, gammas,
         )  # fmt: skip
         step = PackedStep(packed, facts)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from runtime.core.acceptance import Rates
 from runtime.core.costs import CostTable
-from runtime.core.packed_loops import KIND, USES_MODEL
+from runtime.core.packed_loops import KIND
 
 Ints = npt.NDArray[np.int64]
 
@@ -69,27 +69,27 @@ class PackedStep:
         # Steps of one decision are mostly alike.
         self._known: dict[Hashable, float] = {}
 
-    def table_s(self, drafted: tuple[tuple[int, int], ...]) -> float:
+    def table_s(self, drafted: tuple[tuple[int, int, int], ...]) -> float:
         """Tabled seconds of a step.
 
         Args:
-            drafted: row and length of each draft.
+            drafted: row and length of each draft, and tokens of it that the draft model was called for.
         """
         known = self._known.get(drafted)
         if known is None:
             known = self._known[drafted] = self._sum(drafted)
         return known
 
-    def _sum(self, drafted: Sequence[tuple[int, int]]) -> float:
+    def _sum(self, drafted: Sequence[tuple[int, int, int]]) -> float:
         row_s, token_s, verify_s, calls_s = self._prices.listed
-        calls_model, kinds = self._facts[USES_MODEL : KIND + 1].tolist()
+        kinds = self._facts[KIND].tolist()
         seconds: float = sum([row_s[kind] for kind in kinds])
-        total, num_calling = 0, [0] * max([length for _, length in drafted], default=0)
-        for row, length in drafted:
+        total, num_calling = 0, [0] * max([calls for _, _, calls in drafted], default=0)
+        for row, length, calls in drafted:
             # Others may decode by now.
             if row < len(kinds):
                 total += length
                 seconds += length * token_s[kinds[row]]
-                for position in range(length if calls_model[row] else 0):
+                for position in range(calls):
                     num_calling[position] += 1
         return seconds + verify_s[total] + sum([calls_s[rows] for rows in num_calling])

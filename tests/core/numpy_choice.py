@@ -151,15 +151,22 @@ class NumpyBook:
         self.group_of = np.zeros(num_rows, dtype=np.int64)
         self.rows = np.zeros((2, num_rows, max_gamma))
         self.traffic = np.zeros((2, num_groups, max_gamma))
+        self.row_shares = np.zeros((3, num_rows, max_gamma))
+        self.traffic_shares = np.zeros((3, num_groups, max_gamma))
 
     def record(self, rounds: Sequence[Round]) -> None:
         positions = np.arange(self.rows.shape[2])
-        told = [one for one in rounds if one.num_drafted]
+        told = [one for one in rounds if one.num_asked]
         for one in told:
-            self.rows[:, one.row] *= self.fading.row_decay
-            self.traffic[:, self.group_of[one.row]] *= self.fading.traffic_decay
+            for evidence in (self.rows, self.row_shares):
+                evidence[:, one.row] *= self.fading.row_decay
+            for evidence in (self.traffic, self.traffic_shares):
+                evidence[:, self.group_of[one.row]] *= self.fading.traffic_decay
         for one in told:
-            reached = min(one.num_accepted + 1, one.num_drafted)
+            counts = np.array([one.num_drafted, one.num_called, one.num_asked])
+            self.row_shares[:, one.row] += positions < counts[:, None]
+            self.traffic_shares[:, self.group_of[one.row]] += positions < counts[:, None]
+            reached = min(one.num_accepted + 1, one.num_asked)
             hits = (positions < one.num_accepted).astype(float)
             hits[: len(one.overlaps)] = one.overlaps
             for evidence, owner in ((self.rows, one.row), (self.traffic, self.group_of[one.row])):
@@ -172,6 +179,17 @@ class NumpyBook:
         pooled = (hits.sum(axis=1) + prior) / (trials.sum(axis=1) + fading.first_weight)
         weight = fading.position_weight
         return np.clip((hits + weight * pooled[:, None]) / (trials + weight), LEAST_RATE, MOST_RATE)
+
+    def shares(self) -> Rates:
+        """[2, num_rows, G] proposed, and called for, of what is asked for."""
+        weight, usual = self.fading.position_weight, np.ones((2, self.traffic.shape[1]))
+        of_traffic = np.empty((2, *self.traffic.shape[1:]))
+        for position in range(self.traffic.shape[2]):
+            *counts, asked = self.traffic_shares[:, :, position]
+            usual = of_traffic[:, :, position] = (counts + weight * usual) / (asked + weight)
+        weight, (*counts, asked) = self.fading.traffic_weight, self.row_shares
+        shares = (counts + weight * of_traffic[:, self.group_of]) / (asked + weight)
+        return np.minimum.accumulate(shares, axis=2)
 
     def rates(self) -> Rates:
         fading, (hits, trials) = self.fading, self.rows

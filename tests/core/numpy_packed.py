@@ -17,9 +17,10 @@ class NumpyPacked:
     def __init__(
         self, table: CostTable, batch: Batch, scales: Rates, *, shared: int, horizon: int
     ) -> None:
-        batch = Rows(batch)
+        shares, batch = batch.shares, Rows(batch)
         self.table, self.batch = table, batch
         self.num_rows, self.max_gamma = batch.survival.shape
+        self.proposed, self.called = shares
         self.longest = np.arange(self.max_gamma + 1)
         costs = [table.host.rows[kind] for kind in RowKind]
         self.token_s = np.array([one.token_s for one in costs])[batch.kinds]
@@ -60,38 +61,54 @@ class NumpyPacked:
         return float((self.once_s * emitted)[gammas > 0].sum())
 
     def seconds_of(self, gammas: np.ndarray) -> float:
-        """Seconds, catching up left out."""
+        """Expected seconds where so much is asked for, catching up left out."""
+        taken = np.arange(self.max_gamma) < gammas[:, None]
+        calling = self.called * taken * self.batch.uses_model[:, None]
+        return self.seconds_for((self.proposed * taken).sum(axis=1), calling.sum(axis=0))
+
+    def seconds_for(self, lengths: np.ndarray, num_calling: np.ndarray) -> float:
+        """Seconds where so much is proposed."""
         batch, host = self.batch, self.table.host
-        mean = gammas.sum() / batch.num_live
+        mean = lengths.sum() / batch.num_live
         below, above = int(np.floor(mean)), int(np.ceil(mean))
         verify_s = [
             self.table.target.extend_s(batch.num_live, 1 + one, self.capacity)
             for one in (below, above)
         ]
         seconds = host.step_s + np.interp(mean - below, [0, 1], verify_s)
-        calling = (gammas[:, None] > np.arange(self.max_gamma)) & batch.uses_model[:, None]
-        seconds += sum(self.call_s(rows) for rows in calling.sum(axis=0) if rows)
-        return float(seconds + self.rows_s + gammas @ self.token_s)
+        seconds += sum(self.call_s(rows) for rows in num_calling)
+        return float(seconds + self.rows_s + lengths @ self.token_s)
 
-    def call_s(self, rows: int) -> float:
-        return self.table.draft.extend_s(int(rows), 1, self.capacity) + self.table.host.call_s
+    def call_s(self, rows: float) -> float:
+        numbers = np.arange(self.num_rows + 1)
+        draft, call_s = self.table.draft, self.table.host.call_s
+        seconds = [0.0] + [draft.extend_s(int(n), 1, self.capacity) + call_s for n in numbers[1:]]
+        return float(np.interp(rows, numbers, seconds))
 
     @property
-    def mean_s(self) -> Rates:
-        """[n] what one more token costs on average."""
+    def mean_s(self) -> tuple[Rates, Rates]:
+        """[n] what one more token costs on average, and its draft call."""
         batch, target = self.batch, self.table.target
         ends = [
             target.extend_s(batch.num_live, width, self.capacity)
             for width in (1, 1 + self.max_gamma)
         ]
         mean_s = (ends[1] - ends[0]) / (self.num_rows * self.max_gamma) + self.token_s
-        return mean_s + batch.uses_model * self.call_s(self.num_rows) / self.num_rows
+        return mean_s, batch.uses_model * self.call_s(self.num_rows) / self.num_rows
 
     def gammas_for(self, longest: int, bare: np.ndarray, pay: float) -> np.ndarray:
         batch = self.batch
-        price = (pay * self.mean_s)[:, None]
+        token_s, call_s = (one[:, None] for one in self.mean_s)
+        price = pay * (self.proposed * token_s + self.called * call_s)
         within = np.arange(self.max_gamma) < np.minimum(batch.caps, longest)[:, None]
-        taken = within & (batch.survival > PART * price)
+        # Up to the longest draft of those whose last positions, however many, all bring their part.
+        worth = np.cumsum(np.pad(batch.survival - PART * price, ((0, 0), (1, 0))), axis=1)
+        best = np.zeros(self.num_rows, dtype=int)
+        for row, cap in enumerate(within.sum(axis=1)):
+            for gamma in range(1, cap + 1):
+                if worth[row, gamma] > worth[row, best[row]]:
+                    best[row] = gamma
+        taken = np.arange(self.max_gamma) < best[:, None]
         gained = ((batch.survival - price) * taken).sum(axis=1)
         emitted = 1.0 + (batch.survival * taken).sum(axis=1)
         pays = (self.once_s <= 0.0) | (gained > pay * self.once_s * emitted)

@@ -14,11 +14,18 @@ def book(num_rows: int = 3, max_gamma: int = 4, **fading: float) -> AcceptanceBo
     )
 
 
+def judged(
+    row: int, num_drafted: int, num_accepted: int, overlaps: tuple[float, ...] = ()
+) -> Round:
+    """As many as were asked for, of the draft model."""
+    return Round(row, num_drafted, num_drafted, num_drafted, num_accepted, overlaps)
+
+
 def feed(one: AcceptanceBook, row: int, alpha: float, rounds: int, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(rounds):
         kept = rng.random(4) < alpha
-        one.record([Round(row, 4, int(np.cumprod(kept).sum()))])
+        one.record([judged(row, 4, int(np.cumprod(kept).sum()))])
 
 
 def rates_of(one: AcceptanceBook, num_rows: int) -> np.ndarray:
@@ -42,13 +49,13 @@ def test_the_estimate_comes_close_to_the_truth(alpha: float) -> None:
 def test_positions_behind_a_rejection_count_nowhere() -> None:
     one = book(row_decay=1.0, traffic_decay=1.0, position_weight=1e-9)
     one.start(0, 0)
-    one.record([Round(0, 4, 4), Round(0, 4, 1), Round(0, 4, 0), Round(0, 4, 2)])
+    one.record([judged(0, 4, 4), judged(0, 4, 1), judged(0, 4, 0), judged(0, 4, 2)])
     assert rates_of(one, 1)[0] == pytest.approx([3 / 4, 2 / 3, 1 / 2, 0.99], abs=1e-6)
 
 
 def test_overlaps_take_the_place_of_hits() -> None:
     one = book(row_decay=1.0, position_weight=1e-9)
-    one.record([Round(0, 4, 0, (0.25,)), Round(0, 4, 1, (0.75, 0.5))])
+    one.record([judged(0, 4, 0, (0.25,)), judged(0, 4, 1, (0.75, 0.5))])
     assert rates_of(one, 1)[0, :2] == pytest.approx([0.5, 0.5], abs=1e-6)
 
 
@@ -88,7 +95,7 @@ def test_a_change_of_subject_is_noticed() -> None:
 def test_rounds_without_a_draft_reveal_nothing() -> None:
     one = book()
     before = rates_of(one, 3)
-    one.record([Round(0, 0, 0), Round(1, 0, 0)])
+    one.record([judged(0, 0, 0), judged(1, 0, 0)])
     assert (rates_of(one, 3) == before).all()
     one.record([])
     assert (rates_of(one, 3) == before).all()
@@ -98,7 +105,7 @@ def test_rates_stay_inside_their_bounds_whatever_comes() -> None:
     one = book()
     for accepted in (0, 4):
         for _ in range(500):
-            one.record([Round(row, 4, accepted) for row in range(3)])
+            one.record([judged(row, 4, accepted) for row in range(3)])
         rates = rates_of(one, 3)
         assert np.isfinite(rates).all()
         assert (rates >= 0.01).all()
@@ -125,9 +132,55 @@ def test_doubt_falls_with_what_was_judged_and_is_of_the_rows_group() -> None:
     one = book()
     one.start(0, 0)
     one.start(1, 1)
-    before = one.expect(2)[1]
+    before = one.expect(2)[2]
     assert before == pytest.approx((0.7 * 0.3 / 5.0) ** 0.5)
     feed(one, 0, 0.5, 100)
-    told = one.expect(1)[1]
+    told = one.expect(1)[2]
     assert told < 0.3 * before
-    assert one.expect(2)[1] == pytest.approx((told + before) / 2.0)
+    assert one.expect(2)[2] == pytest.approx((told + before) / 2.0)
+
+
+def test_all_that_was_asked_for_is_expected_to_be_proposed_until_less_was() -> None:
+    one = book()
+    one.start(0, 0)
+    assert (one.expect(3)[1] == 1.0).all()
+    feed(one, 0, 0.6, 30)
+    assert (one.expect(3)[1] == 1.0).all()
+
+
+def test_shares_are_of_what_was_asked_for() -> None:
+    one = book(row_decay=1.0, traffic_decay=1.0, position_weight=1e-9, traffic_weight=1e-9)
+    one.record(
+        [Round(0, 4, 3, 0, 3), Round(0, 4, 1, 1, 0), Round(0, 2, 2, 2, 1), Round(0, 3, 0, 0, 0)]
+    )
+    kept, (proposed, called), _ = one.expect(1)
+    assert proposed[0] == pytest.approx([3 / 4, 2 / 4, 1 / 3, 0], abs=1e-6)
+    assert called[0] == pytest.approx([2 / 4, 1 / 4, 0, 0], abs=1e-6)
+    # Positions that were not proposed are not kept: what remains is P(at least so many are kept | asked for).
+    assert kept[0, 0] == pytest.approx(2 / 4, abs=1e-6)
+    assert kept[0, 3] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_position_that_was_never_asked_for_is_proposed_no_more_often_than_the_one_before() -> (
+    None
+):
+    one = book()
+    for _ in range(200):
+        one.record([Round(0, 2, 1, 0, 1)])
+    (proposed, called), (other, _) = one.expect(1)[1][:, 0], one.expect(2)[1][:, 1]
+    assert proposed[1] < 0.05
+    assert proposed[2:] == pytest.approx([proposed[1]] * 2)
+    assert called.max() < 0.1
+    # A row that knows nothing follows the traffic of its group, and takes what it knows along.
+    assert other[1] < 0.1
+    one.move(0, 2)
+    assert one.expect(3)[1][0, 2] == pytest.approx(proposed)
+
+
+def test_what_is_never_proposed_is_never_kept() -> None:
+    one = book()
+    for _ in range(2000):
+        one.record([Round(0, 4, 0, 0, 0)])
+    kept, (proposed, _), _ = one.expect(1)
+    assert (kept <= proposed).all()
+    assert kept.max() < 0.01

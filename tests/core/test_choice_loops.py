@@ -60,6 +60,7 @@ def random_batch(rng: np.random.Generator) -> Batch:
     return Batch(
         np.array(facts, dtype=np.int64),
         survival=np.cumprod(rng.uniform(0.1, 1.0, (n, MAX_GAMMA)), axis=1),
+        shares=np.ones((2, n, MAX_GAMMA)),
         num_cached=int(rng.integers(1, 600)),
         time_left_s=float(rng.uniform(1e-3, 2e-2)) if rng.random() < 0.3 else math.inf,
     )
@@ -152,10 +153,13 @@ def test_an_exploration_is_of_the_rows_that_tell_most_for_their_price(seed: int)
 def random_rounds(rng: np.random.Generator, num_rows: int) -> list[Round]:
     rounds = []
     for _ in range(int(rng.integers(1, 12))):
-        drafted = int(rng.integers(0, MAX_GAMMA + 1))
+        asked = int(rng.integers(0, MAX_GAMMA + 1))
+        drafted = asked if rng.random() < 0.5 else int(rng.integers(0, asked + 1))
+        called = drafted if rng.random() < 0.5 else 0
         accepted = int(rng.integers(0, drafted + 1))
         overlaps = rng.random(min(accepted + 1, drafted)) if rng.random() < 0.5 else ()
-        rounds.append(Round(int(rng.integers(num_rows)), drafted, accepted, tuple(overlaps)))
+        row = int(rng.integers(num_rows))
+        rounds.append(Round(row, asked, drafted, called, accepted, tuple(overlaps)))
     return rounds
 
 
@@ -173,8 +177,11 @@ def test_acceptance_of_rows_and_traffic(seed: int) -> None:
         book.record(rounds)
         plain.record(rounds)
         for num_rows in (3, 6):
-            survival = np.cumprod(plain.rates(), axis=1)[:num_rows]
-            np.testing.assert_allclose(book.expect(num_rows)[0], survival, rtol=1e-12)
+            survival, shares, _ = book.expect(num_rows)
+            expected = plain.shares()[:, :num_rows]
+            np.testing.assert_allclose(shares, expected, rtol=1e-12)
+            expected = np.minimum(np.cumprod(plain.rates(), axis=1)[:num_rows], expected[0])
+            np.testing.assert_allclose(survival, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -68,7 +68,13 @@ def batch(
     rows = [np.broadcast_to(np.array(one), n) for one in facts.values()]
     survival = np.array(alphas)[:, None] ** powers
     return Batch(
-        np.array(rows, dtype=np.int64), **{"survival": survival, "num_cached": 20, **change}
+        np.array(rows, dtype=np.int64),
+        **{
+            "survival": survival,
+            "shares": np.ones((2, *survival.shape)),
+            "num_cached": 20,
+            **change,
+        },
     )
 
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from runtime.core import packed_loops
 from runtime.core.controller import Controller, StepKind
 from runtime.core.forecast import Batch, Forecaster, Settings
 from runtime.core.packed_loops import PART
 from tests.core.numpy_packed import NumpyPacked
 from tests.core.test_choice_loops import MAX_GAMMA, SHARED, random_batch, random_table
 from tests.core.test_controller import batch, table
+from tests.mutants import put_in_loops
 
 SETTINGS = Settings()
+
+
+def proposing_less(rng: np.random.Generator, rows: Batch) -> Batch:
+    """The batch with drafters that propose less than they are asked for."""
+    proposed = np.cumprod(rng.uniform(0.3, 1.0, rows.survival.shape), axis=1)
+    called = proposed * rng.choice([0.0, 0.4, 1.0], (rows.num_live, 1))
+    return rows._replace(survival=rows.survival * proposed, shares=np.stack([proposed, called]))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -29,6 +38,8 @@ def test_what_every_longest_draft_brings(seed: int) -> None:
     num_ragged = 0
     for _ in range(60):
         rows, scales = random_batch(rng), rng.uniform(0.7, 1.4, MAX_GAMMA + 1)
+        if rng.random() < 0.6:
+            rows = proposing_less(rng, rows)
         found = forecaster.forecast(rows, scales)
         expected = NumpyPacked(costs, rows, scales, shared=SHARED, horizon=SETTINGS.horizon)
         assert found.floor == expected.floor
@@ -39,9 +50,13 @@ def test_what_every_longest_draft_brings(seed: int) -> None:
             )
         gammas = found.gammas[int(found.rates.argmax())]
         num_ragged += len(set(gammas[~expected.batch.is_fixed].tolist())) > 1
-        drafted = tuple((row, int(gamma)) for row, gamma in enumerate(gammas) if gamma)
+        drafted = [
+            (row, int(gamma), int(rng.integers(gamma + 1))) for row, gamma in enumerate(gammas)
+        ]
+        num_calling = sum(np.arange(MAX_GAMMA) < calls for *_, calls in drafted)
         assert found.packed is not None
-        assert found.packed.table_s(drafted) == pytest.approx(expected.seconds_of(gammas))
+        known_s = found.packed.table_s(tuple(one for one in drafted if one[1]))
+        assert known_s == pytest.approx(expected.seconds_for(gammas, num_calling))
     assert num_ragged > 10
 
 
@@ -77,7 +92,8 @@ def test_a_row_whose_drafts_fare_worse_is_not_left_behind() -> None:
     costs = table(c=0.01, slope=0.4)
     rows = batch(0.9, 0.9, 0.9, 0.3)
     forecast = packed(costs).forecast(rows, np.ones(MAX_GAMMA + 1))
-    price = NumpyPacked(costs, rows, np.ones(MAX_GAMMA + 1), shared=SHARED, horizon=64).mean_s[3]
+    oracle = NumpyPacked(costs, rows, np.ones(MAX_GAMMA + 1), shared=SHARED, horizon=64)
+    price = sum(one[3] for one in oracle.mean_s)
     assert 0.3 < price * forecast.rates.max() < 0.3 / PART
     assert first_choice(packed(costs), rows)[3] >= 1
 
@@ -120,10 +136,10 @@ def test_a_choice_of_other_times_is_learnt_from_by_what_its_own_drafts_cost() ->
     gammas, _ = one.next_step()
     assert min(gammas) >= 2
     prices = one._decision.forecast.packed
-    drafted = tuple((row, gamma // 2) for row, gamma in enumerate(gammas))
+    drafted = tuple((row, gamma // 2, gamma // 2) for row, gamma in enumerate(gammas))
     seconds = prices.table_s(drafted)
-    assert seconds < 0.9 * prices.table_s(tuple(enumerate(gammas)))
-    longest = max(length for _, length in drafted)
+    assert seconds < 0.9 * prices.table_s(tuple((row, one, one) for row, one in enumerate(gammas)))
+    longest = max(length for _, length, _ in drafted)
     for _ in range(40):
         one.observe(1.0, 0, 4, StepKind.PROBE)
         one.observe(seconds, longest, 8, StepKind.GAIN, drafted=drafted)
@@ -133,7 +149,7 @@ def test_a_choice_of_other_times_is_learnt_from_by_what_its_own_drafts_cost() ->
 def test_rows_that_joined_since_are_left_out_of_the_price() -> None:
     rows = batch(0.9, 0.9)
     prices = packed(table()).forecast(rows, np.ones(MAX_GAMMA + 1)).packed
-    assert prices.table_s(((0, 2), (5, 8))) == prices.table_s(((0, 2),))
+    assert prices.table_s(((0, 2, 2), (5, 8, 8))) == prices.table_s(((0, 2, 2),))
 
 
 def test_rows_of_a_fixed_gamma_are_the_plain_step() -> None:
@@ -142,3 +158,121 @@ def test_rows_of_a_fixed_gamma_are_the_plain_step() -> None:
     assert found.floor == 4
     assert found.gammas[4].tolist() == [4, 0]
     assert found.plain_table_s == pytest.approx(found.table_s[4])
+
+
+MOST = 4
+"""Tokens of the drafts that are enumerated."""
+
+
+def enumerated(seed: int) -> list[tuple[float, int, int, int]]:
+    """Chance, length, calls and kept tokens of everything that a drafter asked for ``MOST`` may propose."""
+    rng = np.random.default_rng(seed)
+    ways = [
+        (length, calls, kept)
+        for length in range(MOST + 1)
+        for calls in {0, min(length, 2), length}
+        for kept in range(length + 1)
+    ]
+    chances = rng.dirichlet(np.full(len(ways), 0.3))
+    return [(float(chance), *way) for chance, way in zip(chances, ways, strict=True)]
+
+
+def one_row(ways: list[tuple[float, int, int, int]]) -> Batch:
+    chances, *columns = (np.array(one) for one in zip(*ways, strict=True))
+    positions = np.arange(MAX_GAMMA)
+    proposed, called, kept = (chances @ (one[:, None] > positions) for one in columns)
+    return batch(0.5, caps=(MOST,))._replace(
+        survival=kept[None], shares=np.stack([proposed[None], called[None]])
+    )
+
+
+SEEDS = range(6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_row_is_priced_by_all_that_may_be_proposed_and_kept(seed: int) -> None:
+    """Costs are linear in tokens, so that the mean over every draft is the price of the mean draft."""
+    ways, ones = enumerated(seed), np.ones(MAX_GAMMA + 1)
+    costs = table(c=0.1, slope=0.2, token_s=0.01)
+    found = packed(costs).forecast(one_row(ways), ones)
+    assert found.packed is not None
+    for gamma in range(MOST + 1):
+        tokens = seconds = 0.0
+        for chance, length, calls, kept in ways:
+            length, calls, kept = (min(one, gamma) for one in (length, calls, kept))
+            drafted = ((0, length, calls),) if length else ()
+            tokens += chance * (1 + kept)
+            seconds += chance * found.packed.table_s(drafted)
+        assert found.fixed[:, gamma] == pytest.approx([tokens, seconds], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kept", "proposed", "gammas"),
+    [
+        # Few are long, but of those that are all is kept: what a draft model of few tokens proposes does not hide them.
+        ([0.7, 0.5, 0.015, 0.09, 0.09], [1.0, 1.0, 0.1, 0.1, 0.1], [0, 1, 2, 2, 4, 5]),
+        # The last ones would pay for themselves, and not for the one before them.
+        ([0.7, 0.5, 0.011, 0.008, 0.0], [1.0, 1.0, 0.1, 0.04, 0.04], [0, 1, 2, 2, 2, 2]),
+    ],
+)
+def test_later_positions_may_make_up_for_one_that_does_not_pay(
+    kept: list[float], proposed: list[float], gammas: list[int]
+) -> None:
+    rows = batch(0.5, caps=(5,), uses_model=False)
+    rows.survival[0, :5], rows.shares[0, 0, :5] = kept, proposed
+    found = packed(table(c=0.0, slope=0.7)).forecast(rows, np.ones(MAX_GAMMA + 1))
+    assert found.gammas[:6, 0].tolist() == gammas
+
+
+def test_a_drafter_that_never_proposes_is_never_asked_to_pay() -> None:
+    rows = batch(0.9, 0.9)
+    silent = rows._replace(survival=0.0 * rows.survival, shares=0.0 * rows.shares)
+    found = packed(table(c=0.3, slope=0.5)).forecast(silent, np.ones(MAX_GAMMA + 1))
+    assert found.fixed[0].tolist() == [2.0] * (MAX_GAMMA + 1)
+    assert found.fixed[1] == pytest.approx(np.full(MAX_GAMMA + 1, found.fixed[1, 0]), rel=1e-12)
+    assert first_choice(packed(table()), silent) == [0, 0]
+
+
+MUTANTS = {
+    "what is asked for counts as proposed": (
+        "proposed += shares[PROPOSED, i, j]",
+        "proposed += 1.0",
+    ),
+    "every draft token calls the draft model": (
+        "num_calling[j] += shares[CALLED, i, j]",
+        "num_calling[j] += 1.0",
+    ),
+    "part of a token costs nothing": ("if part <= 0.0:", "if part < 1.0:"),
+    "a position is held against its whole price": (
+        "shares[PROPOSED, i, j] * mean_s[0, i]",
+        "mean_s[0, i]",
+    ),
+    "the draft model is held to be called for all": (
+        "shares[CALLED, i, j] * mean_s[1, i]",
+        "mean_s[1, i]",
+    ),
+    "later positions make up for nothing": (
+        "gammas[i], kept, spent = j + 1, 0.0, 0.0",
+        "gammas[i], kept, spent = j + 1, 0.0, 0.0\n            else:\n                break",
+    ),
+    "what did not pay is forgotten": (
+        "gammas[i], kept, spent = j + 1, 0.0, 0.0",
+        "gammas[i] = j + 1\n            kept, spent = 0.0, 0.0",
+    ),
+}
+
+
+def every_choice() -> None:
+    for seed in range(8):
+        test_what_every_longest_draft_brings(seed)
+    for mark in test_later_positions_may_make_up_for_one_that_does_not_pay.pytestmark:
+        for case in mark.args[1]:
+            test_later_positions_may_make_up_for_one_that_does_not_pay(*case)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_in_a_price_is_caught(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    every_choice()
+    put_in_loops(monkeypatch, packed_loops, *MUTANTS[name])
+    with pytest.raises(AssertionError):
+        every_choice()
