@@ -201,7 +201,7 @@ def _export_part(
             count = quantize_static(path, facts)
             progress(f"{name}: {count} products take 8-bit activations")
         else:
-            quantize_file(path, weights)
+            quantize_file(path, weights, facts)
         # Judged before: the graph. Recorded here: what the coarser weights change.
         certificate[weights] = certified(None)
     elif weights == FLOAT16:

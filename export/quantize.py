@@ -1,15 +1,16 @@
-"""Weights in 8 or 4 bits, in standard ONNX: DequantizeLinear in blocks of 32 along K.
+"""Weights in 8 or 4 bits, in standard ONNX: DequantizeLinear in blocks along K.
 
 Requires a canonical graph whose MatMul weights are constants [K, N] (possibly behind a Transpose).
 Ensures the same graph with those weights stored as integers, float32 scales beside them; ONNX
 Runtime fuses the pair to MatMulNBits. Embeddings stay as they are; a head that shares its weight
 with the embedding gets a copy of its own, so the lookup stays exact.
 
-Source: ONNX DequantizeLinear-21, blocked quantisation; symmetric, scale = max|w| / (2^(bits-1) - 1).
+Source: ONNX DequantizeLinear-21, blocked quantisation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,61 +18,83 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from engines.base import BundleError, FloatArray
+from export.checkpoint import ModelFacts
 from export.graph_edits import drop_unused, put, put_tensor
+from export.rounding import round_by_activations, round_to_nearest
+from export.written_text import observe, write_text
 
-BLOCK_SIZE = 32
 BITS = {"int8": 8, "int4": 4}
+# Rows of K that share a scale; the first that divides K. Longer blocks are quicker, but from 128 on ONNX
+# Runtime's kernel gives a row other bits beside others.
+BLOCK_SIZES = {8: (64, 32), 4: (32,)}
 
 
-def quantize_blocks(weight: FloatArray, bits: int) -> tuple[npt.NDArray[np.int8], FloatArray]:
-    """Integers [K, N] int8 and scales [K / 32, N] float32 of a weight [K, N] float32.
-
-    ``integers * scale`` of its block is within half a scale of the weight. K is a multiple of 32.
-    """
-    num_rows, num_columns = weight.shape
-    blocks = weight.reshape(num_rows // BLOCK_SIZE, BLOCK_SIZE, num_columns)
-    greatest = 2 ** (bits - 1) - 1
-    scales = np.abs(blocks).max(axis=1) / greatest
-    scales = np.where(scales == 0, 1, scales).astype(np.float32)
-    integers = np.clip(np.rint(blocks / scales[:, None]), -greatest, greatest)
-    return integers.astype(np.int8).reshape(weight.shape), scales
-
-
-def dequantize_blocks(integers: npt.NDArray[np.int8], scales: FloatArray) -> FloatArray:
-    """Weight [K, N] float32 that the graph computes with."""
-    return integers.astype(np.float32) * np.repeat(scales, BLOCK_SIZE, axis=0)
-
-
-def quantize_file(path: Path, kind: str) -> int:
+def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int:
     """Rewrite the graph at ``path`` with its MatMul weights as ``kind``; returns how many.
 
     Args:
         path: canonical graph with float32 weights in ``path``.data; both are replaced.
         kind: "int8" or "int4".
+        facts: of its model, to round by what the products read on text that the model writes; None rounds
+            to nearest.
 
     Raises:
         BundleError: no weight could be quantised.
     """
     model = ir.load(path)
     ir.external_data.load_to_model(model)
-    count = quantize_graph(model, BITS[kind])
+    split_gemms(model.graph)
+    activations = None if facts is None else product_activations(model.graph, path, facts)
+    count = quantize_graph(model.graph, BITS[kind], activations)
     if count == 0:
-        raise BundleError(f"{path.name}: no MatMul weight with K a multiple of {BLOCK_SIZE}")
+        raise BundleError(f"{path.name}: no MatMul weight with K a multiple of 32")
     ir.save(model, path, external_data=f"{path.name}.data")
     return count
 
 
-def quantize_graph(model: ir.Model, bits: int) -> int:
-    """Quantise every MatMul weight of the graph in place; returns how many."""
-    graph, done = model.graph, 0
-    split_gemms(graph)
+def product_activations(graph: ir.Graph, path: Path, facts: ModelFacts) -> dict[str, FloatArray]:
+    """What products with constant weights read on text that the model writes: [rows, K] float32, by name.
+
+    Args:
+        graph: canonical graph.
+        path: its file.
+        facts: of its model.
+    """
+    products = (node for node in graph if node.op_type == "MatMul")
+    names = {
+        str(node.inputs[0].name): None
+        for node in products
+        if node.inputs[0] is not None and constant_weight(node.inputs[1]) is not None
+    }
+    return observe(path, facts, [*names], write_text(path, facts))
+
+
+def quantize_graph(
+    graph: ir.Graph, bits: int, activations: Mapping[str, FloatArray] | None = None
+) -> int:
+    """Store every MatMul weight in blocks, in place; returns how many.
+
+    Args:
+        graph: canonical graph without Gemm nodes.
+        bits: of an integer.
+        activations: of ``product_activations``; None rounds to nearest.
+    """
+    done = 0
     for node in list(graph):
         if node.op_type != "MatMul":
             continue
-        weight = constant_weight(node.inputs[1])
-        if weight is None or weight.shape[0] % BLOCK_SIZE:
+        weight, left = constant_weight(node.inputs[1]), node.inputs[0]
+        if weight is None or left is None:
             continue
-        _replace_weight(graph, node, weight, bits, f"weight_{done}")
+        size = next((size for size in BLOCK_SIZES[bits] if len(weight) % size == 0), None)
+        if size is None:
+            continue
+        if activations is None:
+            stored = round_to_nearest(weight, bits=bits, block_size=size)
+        else:
+            given = activations[str(left.name)]
+            stored = round_by_activations(weight, given, bits=bits, block_size=size)
+        _replace_weight(graph, node, *stored, bits, f"weight_{done}")
         done += 1
     drop_unused(graph)
     return done
@@ -127,19 +150,24 @@ def constant_weight(value: ir.Value | None) -> FloatArray | None:
 
 
 def _replace_weight(
-    graph: ir.Graph, node: ir.Node, weight: FloatArray, bits: int, name: str
+    graph: ir.Graph,
+    node: ir.Node,
+    integers: npt.NDArray[np.int8],
+    scales: FloatArray,
+    bits: int,
+    name: str,
 ) -> None:
-    integers, scales = quantize_blocks(weight, bits)
     stored = put_tensor(graph, _integer_tensor(integers, bits, f"{name}.q"))
     scale = put(graph, scales, f"{name}.scale")
-    restore = ir.node(
-        "DequantizeLinear", [stored, scale], attributes={"axis": 0, "block_size": BLOCK_SIZE}
+    size = len(integers) // len(scales)
+    restored = ir.node(
+        "DequantizeLinear", [stored, scale], attributes={"axis": 0, "block_size": size}
     )
-    restore.outputs[0].name = f"{name}.restored"
-    restore.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    restore.outputs[0].shape = ir.Shape(weight.shape)
-    graph.insert_before(node, restore)
-    node.replace_input_with(1, restore.outputs[0])
+    restored.outputs[0].name = f"{name}.restored"
+    restored.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    restored.outputs[0].shape = ir.Shape(integers.shape)
+    graph.insert_before(node, restored)
+    node.replace_input_with(1, restored.outputs[0])
 
 
 def _integer_tensor(integers: npt.NDArray[np.int8], bits: int, name: str) -> ir.TensorProtocol:

@@ -18,14 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from engines.base import BundleError, FloatArray
 from export.checkpoint import ModelFacts
 from export.graph_edits import constant, put
-from export.quantize import BITS, constant_weight, quantize_graph, split_gemms
-from export.written_text import observe, write_text
+from export.quantize import (
+    BITS,
+    constant_weight,
+    product_activations,
+    quantize_graph,
+    split_gemms,
+)
+from export.rounding import Int8Array, restore, round_by_activations
 
 W8A8 = "w8a8"
 INTEGER_KINDS = (*BITS, W8A8)
@@ -43,8 +48,6 @@ _REACHES = np.linspace(0.2, 1.0, 33)
 # Rows of activations that errors are measured on, about.
 _NUM_JUDGED = 256
 
-Int8Array = npt.NDArray[np.int8]
-
 
 def quantize_static(path: Path, facts: ModelFacts) -> int:
     """Rewrite the graph at ``path``; returns how many products take 8-bit activations.
@@ -56,18 +59,17 @@ def quantize_static(path: Path, facts: ModelFacts) -> int:
     Raises:
         BundleError: no product takes 8-bit activations within ``MOST_ERROR``.
     """
-    tokens = write_text(path, facts)
     model = ir.load(path)
     ir.external_data.load_to_model(model)
     split_gemms(model.graph)
-    names = [found.name for found in normed_products(model.graph)]
-    count = quantize_products(model.graph, observe(path, facts, names, tokens))
+    activations = product_activations(model.graph, path, facts)
+    count = quantize_products(model.graph, activations)
     if count == 0:
         raise BundleError(
             f"{path.parent.name}/{path.name}: no product takes 8-bit activations within "
             f"{MOST_ERROR:.0%} of error; export with --weights int8"
         )
-    quantize_graph(model, bits=8)
+    quantize_graph(model.graph, 8, activations)
     ir.save(model, path, external_data=f"{path.name}.data")
     return count
 
@@ -82,8 +84,10 @@ class NormedProducts:
 
     @property
     def name(self) -> str:
-        """Of the norm's output."""
-        return str(self.norm.outputs[0].name)
+        """Of what the first product reads: the norm's output, or that reshaped."""
+        left = self.products[0].inputs[0]
+        assert left is not None
+        return str(left.name)
 
 
 def normed_products(graph: ir.Graph) -> Iterator[NormedProducts]:
@@ -107,7 +111,7 @@ def quantize_products(graph: ir.Graph, activations: Mapping[str, FloatArray]) ->
 
     Args:
         graph: canonical graph.
-        activations: [rows, K] float32, by the name of the norm's output.
+        activations: [rows, K] float32, by the name of what a product reads.
     """
     count = 0
     for found in list(normed_products(graph)):
@@ -115,27 +119,20 @@ def quantize_products(graph: ir.Graph, activations: Mapping[str, FloatArray]) ->
         factors = evening_factors(given, found.weights)
         evened = given / factors
         scale = _activation_scale(evened)
-        stored = [quantize_columns(weight * factors[:, None]) for weight in found.weights]
+        stored = [
+            round_by_activations(weight * factors[:, None], evened, bits=8, block_size=len(weight))
+            for weight in found.weights
+        ]
         judged = slice(None, None, max(1, len(given) // _NUM_JUDGED))
-        narrow = np.clip(np.rint(evened[judged] / scale), -_GREATEST - 1, _GREATEST)
+        narrow = np.clip(np.rint(evened[judged] / scale), -_GREATEST - 1, _GREATEST) * scale
         errors = [
-            _error(given[judged] @ weight, narrow @ columns.astype(np.float32) * (scales * scale))
-            for weight, (columns, scales) in zip(found.weights, stored, strict=True)
+            _error(given[judged] @ weight, narrow @ restore(*one))
+            for weight, one in zip(found.weights, stored, strict=True)
         ]
         if max(errors) <= MOST_ERROR:
             _rewrite(graph, found, factors, scale, stored)
             count += len(stored)
     return count
-
-
-def quantize_columns(weight: FloatArray) -> tuple[Int8Array, FloatArray]:
-    """Integers [K, N] int8 and scales [N] float32 of a weight [K, N] float32.
-
-    ``integers * scale`` of its column is within half a scale of the weight.
-    """
-    scales = np.abs(weight).max(axis=0) / _GREATEST
-    scales = np.where(scales == 0, 1, scales).astype(np.float32)
-    return np.rint(weight / scales).astype(np.int8), scales
 
 
 def evening_factors(given: FloatArray, weights: tuple[FloatArray, ...]) -> FloatArray:
@@ -203,7 +200,10 @@ def _rewrite(
             _describe(widen.outputs[0], f"{part}.activations", ir.DataType.FLOAT, left.shape)
         weight = ir.node(
             "DequantizeLinear",
-            [put(graph, columns, f"{part}.weight.q"), put(graph, scales, f"{part}.weight.scale")],
+            [
+                put(graph, columns, f"{part}.weight.q"),
+                put(graph, scales[0], f"{part}.weight.scale"),
+            ],
             attributes={"axis": 1},
         )
         _describe(weight.outputs[0], f"{part}.weight", ir.DataType.FLOAT, ir.Shape(columns.shape))

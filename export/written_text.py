@@ -69,7 +69,7 @@ def observe(
     feeds: dict[str, FloatArray | IntArray] = {
         bundle.TOKENS: tokens,
         bundle.START: np.zeros(len(tokens), np.int64),
-        bundle.LOGIT_POSITIONS: np.zeros((len(tokens), 1), np.int64),
+        bundle.LOGIT_POSITIONS: np.tile(np.arange(tokens.shape[1]), (len(tokens), 1)),
     }
     for name in (*map(bundle.key_name, layers), *map(bundle.value_name, layers)):
         feeds[name] = np.zeros(shape, np.float32)

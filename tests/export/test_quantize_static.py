@@ -55,14 +55,6 @@ def path(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "target")) / "model.onnx"
 
 
-def test_columns_restore_within_half_a_scale() -> None:
-    weight = np.random.default_rng(3).normal(size=(96, 7)).astype(np.float32)
-    weight[:, 2] = 0
-    integers, scales = static.quantize_columns(weight)
-    assert np.abs(integers).max(axis=0).tolist() == [127, 127, 0, 127, 127, 127, 127]
-    assert (np.abs(integers * scales - weight) <= scales * 0.5001).all()
-
-
 def test_text_is_what_the_model_would_write(model: PreTrainedModel, path: Path) -> None:
     """Each token wins by PyTorch's logits and the same noise, and another seed writes other text."""
     facts = model_facts(model.config)
@@ -167,7 +159,6 @@ def test_products_that_would_change_much_are_left_alone(
 def test_a_norm_that_others_read_too_is_left_alone(model: PreTrainedModel, path: Path) -> None:
     quantised = split(path)
     first, *others = list(static.normed_products(quantised.graph))
-    assert first.norm.outputs[0].name == first.name
     extra = ir.node("Neg", [first.norm.outputs[0]])
     quantised.graph.insert_after(first.norm, extra)
     assert [found.name for found in static.normed_products(quantised.graph)] == [

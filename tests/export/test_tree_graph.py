@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from engines.base import BundleError
 from engines.bundle import ANCESTORS, MODEL_FILE, POSITIONS
 from export.checkpoint import model_facts
+from export.parity import check_parity
 from export.quantize import quantize_file
 from export.tree_graph import derive_tree_graphs
 from export.tree_parity import check_tree_parity
@@ -72,10 +73,13 @@ def test_tree_graph_names_the_weights_of_the_model(graphs: Path, weights: str) -
 def test_int8_trees_are_as_far_from_the_checkpoint_as_int8_chains(
     model: PreTrainedModel, graphs: Path
 ) -> None:
-    quantize_file(graphs / MODEL_FILE, "int8")
-    derive_tree_graphs(graphs / MODEL_FILE)
-    certificate = certify(model, graphs, tolerance=0.5)
-    assert certificate["tree_masks"]["max_difference"] > 1e-3
+    path, facts = graphs / MODEL_FILE, model_facts(model.config)
+    quantize_file(path, "int8")
+    derive_tree_graphs(path)
+    chains = check_parity(model, path, facts, max_gamma=NUM_NODES - 1, tolerance=None)["verify"]
+    assert isinstance(chains, dict)
+    trees = certify(model, graphs, tolerance=2 * chains["max_difference"])
+    assert trees["tree_masks"]["max_difference"] > chains["max_difference"] / 2 > 1e-3
 
 
 @pytest.mark.parametrize("num_nodes", [2, 3, 4, 7])
