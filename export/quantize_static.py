@@ -124,7 +124,7 @@ def quantize_products(graph: ir.Graph, activations: Mapping[str, FloatArray]) ->
             for weight in found.weights
         ]
         judged = slice(None, None, max(1, len(given) // _NUM_JUDGED))
-        narrow = np.clip(np.rint(evened[judged] / scale), -_GREATEST - 1, _GREATEST) * scale
+        narrow = _narrowed(evened[judged], float(scale))
         errors = [
             _error(given[judged] @ weight, narrow @ restore(*one))
             for weight, one in zip(found.weights, stored, strict=True)
@@ -159,15 +159,20 @@ def _readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
 
 def _activation_scale(given: FloatArray) -> np.float32:
     """Scale of the least square error over the activations [rows, K]."""
-    scales = np.abs(given).max() * _REACHES / _GREATEST
-    cut = (np.clip(np.rint(given / scale), -_GREATEST - 1, _GREATEST) * scale for scale in scales)
-    return np.float32(scales[int(np.argmin([np.square(one - given).mean() for one in cut]))])
+    scales = max(float(np.abs(given).max()), _LEAST) * _REACHES / _GREATEST
+    errors = [np.square(_narrowed(given, scale) - given).mean() for scale in scales]
+    return np.float32(scales[int(np.argmin(errors))])
+
+
+def _narrowed(given: FloatArray, scale: float) -> FloatArray:
+    """What is left of activations behind QuantizeLinear and DequantizeLinear."""
+    return np.clip(np.rint(given / scale), -_GREATEST - 1, _GREATEST) * scale
 
 
 def _error(exact: FloatArray, found: FloatArray) -> float:
     """Root mean square over rows of their relative errors: a token matters as much as any other."""
-    shares = np.square(found - exact).sum(axis=1) / np.square(exact).sum(axis=1)
-    return float(np.sqrt(shares.mean()))
+    lengths = np.maximum(np.square(exact).sum(axis=1), _LEAST**2)
+    return float(np.sqrt((np.square(found - exact).sum(axis=1) / lengths).mean()))
 
 
 def _rewrite(

@@ -156,6 +156,21 @@ def test_products_that_would_change_much_are_left_alone(
         static.quantize_static(path, model_facts(model.config))
 
 
+def test_a_product_that_is_always_zero_stays_so(model: PreTrainedModel, path: Path) -> None:
+    """As of blocks that a model was widened or deepened by."""
+    quantised = split(path)
+    found = list(static.normed_products(quantised.graph))
+    nothing = np.zeros((64, 64), np.float32)
+    assert static.quantize_products(quantised.graph, {one.name: nothing for one in found}) == 4
+    scales = [
+        value.const_value.numpy()
+        for name, value in quantised.graph.initializers.items()
+        if name.endswith(".scale") and value.const_value is not None
+    ]
+    assert len(scales) == 8
+    assert all(np.isfinite(scale).all() and (scale > 0).all() for scale in scales)
+
+
 def test_a_norm_that_others_read_too_is_left_alone(model: PreTrainedModel, path: Path) -> None:
     quantised = split(path)
     first, *others = list(static.normed_products(quantised.graph))
