@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from engines.base import EngineError
+from outrider.engines.base import EngineError
 
 CPU, CUDA, TENSORRT, AUTO = "cpu", "cuda", "tensorrt", "auto"
 # Fastest first; the CPU is always there.

@@ -29,8 +29,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
-
-from engines.base import EngineError, EngineLimits, FloatArray
+from outrider.engines.base import EngineError, EngineLimits, FloatArray
 
 # Attention reads the whole capacity: 7.4 ms a step at 128 tokens, 14.8 ms at 2048 (6 layers, 768
 # wide), so capacities start low and grow in steps. Two steps to a doubling leave a seventh of what is read empty

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engines.base import Engine, EngineError
-from engines.bundle import Bundle, ModelEntry
-from engines.cpu_sampler import CpuSampler
-from engines.device_rounds import DeviceRounds
-from engines.graph_sampler import GraphSampler
-from engines.laws import Sampler
-from engines.mixed_sampler import MixedSampler
-from engines.plan_device import PlanDevice
-from engines.plan_engine import PlanEngine
-from engines.rounds import Rounds
-from engines.sampler_tensors import SAMPLER_FOLDER
+from outrider.engines.base import Engine, EngineError
+from outrider.engines.bundle.manifest import Bundle, ModelEntry
+from outrider.engines.device.base import PlanDevice
+from outrider.engines.device.engine import PlanEngine
+from outrider.engines.device.pair_rounds import DeviceRounds
+from outrider.engines.device.rounds import Rounds
+from outrider.engines.device.sampling.mixed import MixedSampler
+from outrider.engines.device.sampling.sampler import GraphSampler
+from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
+from outrider.engines.sampling.base import Sampler
+from outrider.engines.sampling.cpu_sampler import CpuSampler
 
 AUTO, HOST, DEVICE = "auto", "host", "device"
 PLACES = (AUTO, HOST, DEVICE)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engines.base import EngineError, EngineLimits, Span
-from engines.trees import chain_length, check_parents, check_path, tree_layout
+from outrider.engines.base import EngineError, EngineLimits, Span
+from outrider.engines.trees import chain_length, check_parents, check_path, tree_layout
 
 
 def check_spans(

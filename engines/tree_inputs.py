@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
-from engines.base import IntArray, Span
-from engines.trees import BoolArray, tree_layout
+from outrider.engines.base import IntArray, Span
+from outrider.engines.trees import BoolArray, tree_layout
 
 
 @dataclass(frozen=True, slots=True)

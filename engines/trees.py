@@ -16,8 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-
-from engines.base import EngineError, IntArray
+from outrider.engines.base import EngineError, IntArray
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from optimum.exporters.tasks import TasksManager
 from optimum.utils import NormalizedConfigManager
+from outrider.engines.base import BundleError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-from engines.base import BundleError
 
 TASK = "text-generation"
 TOKENIZER_FILE = "tokenizer.json"

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from engines.base import BundleError
-from engines.bundle import (
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.files import hash_files
+from outrider.engines.bundle.manifest import (
     HALF_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
@@ -24,25 +25,24 @@ from engines.bundle import (
     load_bundle,
     write_manifest,
 )
-from engines.bundle_files import hash_files
-from engines.sampler_tensors import SAMPLER_FOLDER
-from export.certify import certify
-from export.checkpoint import (
+from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
+from outrider.export.certificate.certify import certify
+from outrider.export.certificate.parity import FLOAT32_TOLERANCE
+from outrider.export.checkpoint import (
     Checkpoint,
     check_same_tokens,
     check_tokenizer,
     open_checkpoint,
 )
-from export.grouped_heads import derive_grouped_graph
-from export.half_graph import derive_half_graph
-from export.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
-from export.narrow_spans import NARROWEST_SPAN
-from export.parity import FLOAT32_TOLERANCE
-from export.quantize import quantize_file
-from export.quantize_static import INTEGER_KINDS, W8A8, quantize_static
-from export.sampler_graphs import write_sampler_graphs
-from export.to_onnx import export_model
-from export.tree_graph import derive_tree_graphs
+from outrider.export.graph.grouped_heads import derive_grouped_graph
+from outrider.export.graph.narrow_spans import NARROWEST_SPAN
+from outrider.export.graph.to_onnx import export_model
+from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.sampler_graphs import write_sampler_graphs
+from outrider.export.weights.blocks import quantize_file
+from outrider.export.weights.half_graph import derive_half_graph
+from outrider.export.weights.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
+from outrider.export.weights.w8a8 import INTEGER_KINDS, W8A8, quantize_static
 
 WEIGHT_KINDS = ("float32", FLOAT16, *INTEGER_KINDS)
 MAX_EXTEND = 512

@@ -11,17 +11,24 @@ from pathlib import Path
 from typing import Self
 
 import typer
+from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.params import (
+    Event,
+    Failed,
+    Finished,
+    Progressed,
+    RequestSpec,
+    SpeculationParams,
+)
+from outrider.runtime.drafters.registry import DRAFTER_NAMES
+from outrider.runtime.drafters.text.suffix_array import write_datastore
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from engines.bundle import load_bundle
-from engines.laws import ExactnessMode, SamplingLaw
-from runtime.core.drafting import DraftingConfig
-from runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec, SpeculationParams
-from runtime.drafters import DRAFTER_NAMES
-from runtime.drafters.suffix_array import write_datastore
-from scripts.bench_common import Rig, code_prompts, open_rig
+from scripts.bench.tools.common import Rig, code_prompts, open_rig
 
 COMPOSED = ("model/lookup", "model/suffix+ngram", "lookup+datastore+model", "tree+suffix")
 ALL = "all"

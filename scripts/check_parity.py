@@ -9,19 +9,18 @@ from pathlib import Path
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-
-from export.checkpoint import model_facts
-from export.parity import (
+from outrider.export.certificate.parity import (
     FLOAT32_TOLERANCE,
     CaseResult,
     GraphRunner,
     compare_logits,
     reference_logits,
 )
-from export.to_onnx import export_model
+from outrider.export.checkpoint import model_facts
+from outrider.export.graph.to_onnx import export_model
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 SIZES: dict[str, object] = {
     "vocab_size": 128,

@@ -20,7 +20,7 @@ START_LIMIT_S = 60.0
 
 def outrider(*arguments: str) -> list[str]:
     """Command line of one ``outrider`` subcommand in this environment."""
-    return [sys.executable, "-m", "runtime.cli", *arguments]
+    return [sys.executable, "-m", "outrider.runtime.cli", *arguments]
 
 
 def ensure_bundle(bundle: Path, weights: str) -> None:

@@ -9,9 +9,8 @@ import onnx
 import onnxruntime
 import pytest
 from hypothesis import settings
-
-from engines.bundle import Bundle
-from engines.onnx_session import open_session
+from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.onnx.session import open_session
 
 # The same examples in every run, and no deadline: a busy machine must not fail a test.
 settings.register_profile("deterministic", derandomize=True, deadline=None)
@@ -80,7 +79,7 @@ def tiny_bundle(
     tiny_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Folder of the bundle exported from ``tiny_checkpoints``, float32, 256 tokens of context."""
-    from export.pipeline import export_bundle
+    from outrider.export.pipeline import export_bundle
 
     target, draft = tiny_checkpoints
     out = tmp_path_factory.mktemp("bundles") / "tiny"
@@ -99,7 +98,7 @@ def tiny_bundle(
 @pytest.fixture
 def export_small(tiny_checkpoints: tuple[Path, Path], tmp_path: Path) -> Callable[..., Bundle]:
     """Exports the tiny draft alone as a target of 64 tokens; options of ``export_bundle``."""
-    from export.pipeline import export_bundle
+    from outrider.export.pipeline import export_bundle
 
     fixed = {"target": tiny_checkpoints[1], "draft": None, "max_context": 64}
     quiet = {"out": tmp_path / "bundle", "progress": lambda stage: None}

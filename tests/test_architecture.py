@@ -1,4 +1,4 @@
-"""Import directions, held by reading every file's syntax tree."""
+"""Import directions between packages, held by reading every file's syntax tree."""
 
 import ast
 import sys
@@ -8,292 +8,106 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROJECT = ("engines", "export", "runtime", "outrider")
-PURE = {"numpy"}
-CORE = {
-    "engines.base",
-    "engines.laws",
-    "engines.noise",
-    "engines.rounds",
-    "engines.trees",
-    "runtime.core",
-}
-GRPC = {"grpc", "grpc_status", "grpc_health", "google", "outrider.v1"}
-SERVICE = {
-    "runtime.metrics",
-    "runtime.outbox",
-    "runtime.service",
-    "runtime.serving",
-    "runtime.status",
-    "runtime.stream",
-    "runtime.tokenizer",
-    "runtime.wire",
-    "runtime.worker",
-}
-ANY = {"*"}
+CONTRACTS = "engines.base engines.spans engines.trees engines.buffers engines.sampling.base engines.device.rounds"
+ENGINES = f"numpy {CONTRACTS} engines.tree_inputs engines.kv_cache engines.devices engines.huge_pages engines.bundle"
+DEVICE = f"{ENGINES} engines.device engines.sampling"
+CORE = f"numpy {CONTRACTS} runtime.core"
+GRPC = "grpc_status grpc_health grpc_reflection google outrider.v1"
 
-# Module prefix -> prefixes it may import beside the standard library and itself. The longest
-# prefix that fits a module decides.
-RULES: dict[str, set[str]] = {
-    "engines": PURE | {"engines"},
-    "engines.base": PURE,
-    "engines.compiled": {"numba"},
-    "engines.packed_loops": PURE | {"numba", "engines.base", "engines.compiled"},
-    "engines.philox": PURE | {"numba", "engines.compiled"},
-    "engines.kernels": PURE | {"numba", "engines.compiled", "engines.philox"},
-    "engines.laws": PURE | {"engines.base"},
-    "engines.noise": PURE | {"engines.base", "engines.laws", "engines.philox"},
-    "engines.bundle": {
-        "engines.base",
-        "engines.bundle_files",
-        "engines.manifest_fields",
-        "engines.onnx_files",
-        "engines.plans",
-        "engines.serving_defaults",
-    },
-    "engines.bundle_files": {"engines.base"},
-    "engines.serving_defaults": {"engines.manifest_fields"},
-    "engines.plans": {"engines.base", "engines.manifest_fields"},
-    "engines.tensorrt_api": {"engines.base", "tensorrt"},
-    "engines.devices": {"engines.base"},
-    "engines.plan_device": PURE,
-    "engines.cuda_device": PURE | {"engines.base", "engines.plan_device", "cuda"},
-    "engines.tree_judge": PURE | {"engines"},
-    "engines.rounds": {"engines.base", "engines.laws"},
-    "engines.trees": PURE | {"engines.base"},
-    "engines.onnx_engine": PURE | {"engines", "onnxruntime"},
-    "engines.bound_session": {"engines", "onnxruntime"},
-    "engines.onnx_session": PURE | {"engines", "onnxruntime"},
-    "engines.onnx_calls": PURE | {"engines", "onnxruntime"},
-    "engines.onnx_packed": PURE | {"engines", "onnxruntime"},
-    "engines.onnx_tree": PURE | {"engines", "onnxruntime"},
-    "engines.tensorrt_program": {"engines", "tensorrt"},
-    "engines.torch_engine": PURE | {"engines", "torch", "transformers"},
-    # A new file of runtime needs a line here.
-    "runtime": set(),
-    "runtime.core": PURE | CORE,
-    # Loops of decisions and drafters, compiled: numpy's calls on a few numbers cost more than a small model's token.
-    "runtime.core.automaton_loops": PURE | {"numba", "engines.compiled"},
-    "runtime.core.choice_loops": PURE | {"numba", "engines.compiled"},
-    "runtime.core.evidence_loops": PURE | {"numba", "engines.compiled"},
-    "runtime.core.feeding_loops": PURE | {"numba", "engines.compiled"},
-    "runtime.core.lookup_loops": PURE | {"numba", "engines.compiled"},
-    "runtime.core.packed_loops": PURE | {"numba", "engines.compiled"},
-    "runtime.core.trial_loops": PURE | {"numba", "engines.compiled"},
-    "runtime.core.step_time_loops": PURE | {"numba", "engines.compiled"},
-    "runtime.drafters": PURE | CORE | {"engines.compiled.address", "runtime.drafters"},
-    "runtime.drafters.guarded": CORE | {"engines.spans", "runtime.drafters.base"},
-    "runtime.propose": PURE | CORE | {"runtime.drafters.base", "runtime.drafters.Drafters"},
-    "runtime.prompts": CORE,
-    "runtime.rounds": PURE
-    | CORE
-    | {
-        "runtime.propose",
-        "runtime.drafters.model",
-        "runtime.drafters.base",
-        "runtime.drafters.Drafters",
-    },
-    "runtime.step": PURE
-    | CORE
-    | {
-        "engines.tree_judge",
-        "runtime.propose",
-        "runtime.rounds",
-        "runtime.step_parts",
-        "runtime.drafters.base",
-    },
-    "runtime.step_parts": PURE
-    | CORE
-    | {
-        "runtime.prompts",
-        "runtime.propose",
-        "runtime.steering",
-        "runtime.drafters.model.MAX_SHARED_MISSING",
-        "runtime.drafters.base",
-        "runtime.drafters.Drafters",
-        "runtime.drafters.build_drafters",
-    },
-    "runtime.beam_cache": PURE | CORE,
-    "runtime.search": PURE | CORE | {"engines.continuations", "runtime.beam_cache"},
-    "runtime.beams": PURE
-    | CORE
-    | {"runtime.beam_cache", "runtime.search", "runtime.step_parts.StepResult"},
-    "runtime.rows": CORE | {"runtime.search"},
-    "runtime.intake": CORE | {"runtime.speculate"},
-    "runtime.speculate": CORE | {"runtime.drafters.DRAFTER_NAMES", "runtime.drafters.Drafters"},
-    # The worker is given engines and builds its drafters over them.
-    "runtime.worker": PURE
-    | CORE
-    | {
-        "runtime.beams",
-        "runtime.intake",
-        "runtime.outgoing",
-        "runtime.rows",
-        "runtime.settle",
-        "runtime.speculate",
-        "runtime.step",
-        "runtime.step_parts",
-    },
-    "runtime.settle": CORE
-    | {
-        "runtime.drafters.Drafters",
-        "runtime.outgoing",
-        "runtime.rows",
-        "runtime.speculate",
-        "runtime.step_parts.StepResult",
-    },
-    # Measures engines it is given, through a worker of its own.
-    "runtime.calibrate": PURE
-    | CORE
-    | {"engines.kv_cache", "runtime.host_costs", "runtime.tree_costs"},
-    "runtime.tree_costs": PURE | CORE | {"engines.kv_cache"},
-    "runtime.host_costs": PURE | CORE | {"engines.kv_cache", "runtime.worker"},
-    "runtime.cost_store": CORE,
-    "runtime.steering": PURE
-    | CORE
-    | {
-        "runtime.alike_steps",
-        "runtime.drafters.base",
-        "runtime.row_evidence",
-        "runtime.steering_rows",
-        "runtime.untold_steps",
-    },
-    "runtime.alike_steps": CORE | {"runtime.steering_rows"},
-    "runtime.untold_steps": CORE
-    | {"runtime.drafters.base", "runtime.row_evidence", "runtime.steering_rows"},
-    "runtime.row_evidence": PURE | CORE | {"runtime.steering_rows"},
-    "runtime.steering_rows": PURE | CORE | {"runtime.drafters.base"},
-    "runtime.serving_defaults": CORE | {"engines.serving_defaults"},
-    "runtime.metrics": CORE | {"runtime.worker", "prometheus_client"},
-    "runtime.tokenizer": CORE | {"tokenizers"},
-    "runtime.outbox": CORE,
-    "runtime.outgoing": CORE,
-    "runtime.status": CORE | GRPC,
-    "runtime.wire": CORE | {"outrider.v1", "google"},
-    "runtime.serving": CORE | {"runtime.worker", "runtime.tokenizer", "outrider.v1"},
-    "runtime.stream": CORE | SERVICE | GRPC,
-    "runtime.service": PURE | CORE | SERVICE | GRPC,
-    "runtime.trace": {"rich", "outrider.v1"},
-    "runtime.build_progress": {"rich"},
-    "runtime.chi_square": PURE,
-    # Opens a bundle as the server does, and holds its answers against the oracle.
-    "runtime.verify_sampler": ANY,
-    "runtime.verify_rounds": PURE
-    | CORE
-    | {"engines.cpu_sampler", "runtime.chi_square", "runtime.verify_report"},
-    "runtime.verify_report": CORE,
-    "runtime.verify_pair": ANY,
-    # Measures a bundle in process; nobody but the command line may import it.
-    "runtime.offline": ANY,
-    "runtime.opening": ANY,
-    "runtime.server": ANY,
-    "runtime.cli": ANY,
-    "runtime.cli_client": ANY,
-    "runtime.cli_datastore": ANY,
-    "runtime.cli_offline": ANY,
-    "runtime.cli_refusals": ANY,
-    "export": ANY,
-    "outrider": {"grpc", "grpc_status", "google", "outrider"},
+# What a package may import beside the standard library and itself; names without "outrider." are ours, and the longest
+# prefix that fits a module decides. "*" is anything, but for the libraries of HEAVY.
+RULES = {
+    "engines": ENGINES,
+    "engines.jit": "",
+    "engines.pair": DEVICE,
+    "engines.opening": "*",
+    "engines.bundle": CONTRACTS,
+    "engines.sampling": f"{CONTRACTS} numpy engines.jit",
+    "engines.device": DEVICE,
+    "engines.onnx": f"{DEVICE} engines.jit",
+    "engines.tensorrt": DEVICE,
+    "engines.reference": ENGINES,
+    "runtime": "",
+    "runtime.core": CORE,
+    "runtime.oracle": CORE,
+    "runtime.gamma": f"{CORE} runtime.drafters engines.jit",
+    "runtime.drafters": f"{CORE} engines.jit",
+    "runtime.loop": f"{CORE} runtime.gamma runtime.drafters engines.sampling",
+    "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache",
+    "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
+    "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
+    "runtime.verify": f"{ENGINES} engines.opening engines.pair engines.sampling runtime",
+    "runtime.cli": "*",
+    "export": "*",
+    "outrider": "grpc_status google",
 }
-# A heavy library may appear only under these prefixes.
-HEAVY: dict[str, set[str]] = {
-    "torch": {"engines.torch_engine", "export"},
-    "transformers": {"engines.torch_engine", "export"},
-    "optimum": {"export"},
-    "onnx": {"export"},
-    "onnxscript": {"export"},
-    "numba": {
-        "engines.compiled",
-        "engines.kernels",
-        "engines.packed_loops",
-        "engines.philox",
-        "runtime.core.choice_loops",
-        "runtime.core.automaton_loops",
-        "runtime.core.evidence_loops",
-        "runtime.core.feeding_loops",
-        "runtime.core.lookup_loops",
-        "runtime.core.packed_loops",
-        "runtime.core.trial_loops",
-        "runtime.core.step_time_loops",
-    },
-    "onnxruntime": {
-        "engines.onnx_engine",
-        "engines.onnx_session",
-        "engines.onnx_tree",
-        "engines.bound_session",
-        "engines.onnx_calls",
-        "engines.onnx_packed",
-        "export",
-    },
-    # Annotations; the modules themselves are imported by tensorrt_api, by name, either flavour.
-    "tensorrt": {"engines.tensorrt_api", "engines.tensorrt_program", "export"},
-    "cuda": {"engines.cuda_device"},
-    "grpc": {
-        "runtime.service",
-        "runtime.status",
-        "runtime.stream",
-        "runtime.server",
-        "runtime.cli",
-        "outrider",
-    },
-    "prometheus_client": {"runtime.metrics", "runtime.server"},
-    "tokenizers": {"runtime.tokenizer", "export"},
-    "typer": {
-        "runtime.cli",
-        "runtime.cli_client",
-        "runtime.cli_datastore",
-        "runtime.cli_offline",
-        "runtime.cli_refusals",
-    },
-    "matplotlib": {"runtime.offline"},
-    "jinja2": {"runtime.offline"},
+# Packages that nobody may import but these.
+PRIVATE = {
+    "runtime.oracle": "runtime.oracle runtime.offline runtime.verify export",
+    "runtime.serving": "runtime.serving runtime.offline runtime.verify runtime.cli",
+    "runtime.offline": "runtime.offline runtime.cli",
+    "runtime.verify": "runtime.verify runtime.cli",
+    "runtime.cli": "runtime.cli",
+    "export": "export runtime.cli",
+    "scripts": "",
+    "tests": "",
 }
-LAZY = {
-    "engines",
-    "runtime.cli",
-    "runtime.cli_client",
-    "runtime.cli_offline",
-    "runtime.cli_refusals",
+# A heavy library may appear only here.
+HEAVY = {
+    "torch": "engines.reference export",
+    "transformers": "engines.reference export",
+    "optimum": "export",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnx_ir": "export",
+    "onnxruntime": "engines.onnx",
+    "tensorrt": "engines.tensorrt export.tensorrt",
+    "cuda": "engines.device.cuda",
+    "numba": "engines.jit engines.sampling engines.onnx.packed_loops runtime.drafters.text runtime.gamma",
+    "grpc": "runtime.serving outrider",
+    "matplotlib": "runtime.offline",
+    "jinja2": "runtime.offline",
 }
-# Imported for annotations only: which module it is at run time, tensorrt_api decides.
+# Imports inside functions: what costs seconds to load, or may be missing.
+LAZY = "engines.opening engines.tensorrt.api export runtime.cli"
+# Imported for annotations only: which module it is at run time, tensorrt.api decides.
 TYPING_ONLY = {"tensorrt"}
-# Nothing but the command line may reach the exporter, and nothing at all scripts or tests.
-NOBODY_IMPORTS = {"scripts": set[str](), "tests": set[str](), "export": {"export", "runtime.cli"}}
 
 
-def is_under(module: str, prefixes: set[str]) -> bool:
-    return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
+def is_under(module: str, prefixes: str) -> bool:
+    return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes.split())
 
 
-def module_name(path: Path, root: Path) -> str:
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def short(name: str) -> str:
+    """Our own modules by the folder they lie in: "outrider.engines.base" as "engines.base"."""
+    top, _, rest = name.partition(".")
+    if top in ("engines", "runtime", "export"):
+        return f"top-level {name}"
+    return (
+        rest
+        if top == "outrider" and rest.split(".")[0] in ("engines", "runtime", "export")
+        else name
+    )
 
 
 def project_files() -> list[tuple[str, Path]]:
-    files = [
-        (module_name(path, root), path)
-        for root, folders in (
-            (ROOT, ("engines", "export", "runtime")),
-            (ROOT / "proto", ("outrider",)),
-        )
+    roots = [(ROOT, ("engines", "export", "runtime")), (ROOT / "proto", ("outrider",))]
+    return [
+        (".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), path)
+        for root, folders in roots
         for folder in folders
         for path in sorted((root / folder).rglob("*.py"))
-    ]
-    return [
-        (module, path) for module, path in files if not path.stem.endswith(("_pb2", "_pb2_grpc"))
+        if not path.stem.endswith(("_pb2", "_pb2_grpc"))
     ]
 
 
-def imported_names(node: ast.AST, module: str, is_package: bool) -> Iterator[str]:
-    """Absolute dotted names of an import statement, ``from a import b`` as ``a.b``."""
+def imported_names(node: ast.AST) -> Iterator[str]:
+    """Dotted names of an import statement, ``from a import b`` as ``a.b``."""
     if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
+        yield from (short(alias.name) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        package = module.split(".")[: None if is_package else -1]
-        base = package[: len(package) - node.level + 1] if node.level else []
-        source = ".".join([*base, *([node.module] if node.module else [])])
-        yield from (f"{source}.{alias.name}" for alias in node.names)
+        source = "." * node.level + (node.module or "")
+        yield from (short(f"{source}.{alias.name}") for alias in node.names)
 
 
 def lazy_imports(tree: ast.Module) -> set[ast.AST]:
@@ -308,65 +122,92 @@ def lazy_imports(tree: ast.Module) -> set[ast.AST]:
     }
 
 
-def broken_rules(module: str, source: str, *, is_package: bool = False) -> list[str]:
+def offence(module: str, name: str) -> str | None:
+    top = name.split(".")[0]
+    for private, friends in PRIVATE.items():
+        if is_under(name, private) and not is_under(module, friends):
+            return f"only {friends or 'nobody'} may import {private}"
+    if top in HEAVY and not is_under(module, HEAVY[top]):
+        return f"{top} belongs in {HEAVY[top]}"
+    if top in HEAVY:
+        return None
+    rule = max((prefix for prefix in RULES if is_under(module, prefix)), key=len)
+    own = rule if rule not in ("engines", "runtime") else ""
+    allowed = f"{RULES[rule]} {own}"
+    if top in sys.stdlib_module_names or "*" in allowed or is_under(name, allowed):
+        return None
+    return f"allowed: {allowed}"
+
+
+def broken_rules(module: str, source: str) -> list[str]:
     """Every offence of a file, as "module:line: imports name: rule"."""
     tree = ast.parse(source)
     lazy = lazy_imports(tree)
-    rule = max((prefix for prefix in RULES if is_under(module, {prefix})), key=len)
     found = []
     for node in ast.walk(tree):
-        for name in imported_names(node, module, is_package):
-            reason = offence(module, name, RULES[rule])
+        for name in imported_names(node):
+            reason = offence(module, name)
             is_escape = node in lazy and name.split(".")[0] not in TYPING_ONLY
-            if reason is None and is_escape and module not in LAZY:
-                reason = "lazy imports belong in " + ", ".join(sorted(LAZY))
+            if reason is None and is_escape and not is_under(module, LAZY):
+                reason = f"lazy imports belong in {LAZY}"
             if reason is not None:
                 found.append(f"{module}:{getattr(node, 'lineno', 0)}: imports {name}: {reason}")
     return found
 
 
-def offence(module: str, name: str, allowed: set[str]) -> str | None:
-    top = name.split(".")[0]
-    if top in NOBODY_IMPORTS and not is_under(module, NOBODY_IMPORTS[top]):
-        return f"only {sorted(NOBODY_IMPORTS[top]) or 'nobody'} may import {top}"
-    if top in HEAVY and not is_under(module, HEAVY[top]):
-        return f"{top} belongs in {sorted(HEAVY[top])}"
-    if top in sys.stdlib_module_names or allowed == ANY or is_under(name, allowed):
-        return None
-    return f"allowed: {sorted(allowed)}"
-
-
 @pytest.mark.parametrize(("module", "path"), project_files(), ids=lambda value: str(value)[-40:])
 def test_imports_keep_their_directions(module: str, path: Path) -> None:
-    found = broken_rules(
-        module, path.read_text(encoding="utf-8"), is_package=path.stem == "__init__"
-    )
+    found = broken_rules(module, path.read_text(encoding="utf-8"))
     assert not found, "\n".join(found)
 
 
 def test_every_file_is_seen() -> None:
     modules = {module for module, _ in project_files()}
-    assert {"engines", "engines.base", "runtime.core.params"} <= modules
-    assert all(module.split(".")[0] in PROJECT for module in modules)
+    assert {"engines", "engines.base", "runtime.core.params", "outrider.client"} <= modules
+
+
+def test_the_table_is_short() -> None:
+    assert len(RULES) <= 30
 
 
 @pytest.mark.parametrize(
     ("module", "source", "offender"),
     [
-        ("runtime.core.slots", "import torch", "1: imports torch"),
-        ("runtime.core.slots", "import grpc", "1: imports grpc"),
-        ("runtime.core.slots", "x = 1\nfrom engines import bundle", "2: imports engines.bundle"),
-        ("runtime.core.slots", "from ..worker import Worker", "imports runtime.worker.Worker"),
-        ("runtime.drafters.model", "from runtime.step import run", "imports runtime.step.run"),
-        ("runtime.step", "import runtime.worker", "imports runtime.worker"),
-        ("runtime.worker", "import engines.onnx_engine", "imports engines.onnx_engine"),
-        ("runtime.server", "import torch", "torch belongs in"),
-        ("runtime.server", "import export.pipeline", "may import export"),
-        ("runtime.server", "def f():\n    import engines.onnx_engine", "2: imports"),
-        ("engines.base", "import engines.bundle", "imports engines.bundle"),
+        ("runtime.core.request", "import torch", "1: imports torch"),
+        ("runtime.core.request", "import grpc", "1: imports grpc"),
+        (
+            "runtime.core.request",
+            "x = 1\nfrom outrider.engines import bundle",
+            "2: imports engines.bundle",
+        ),
+        ("runtime.core.request", "from ..worker import Worker", "imports ..worker.Worker"),
+        (
+            "runtime.core.request",
+            "from engines.base import Span",
+            "imports top-level engines.base.Span",
+        ),
+        (
+            "runtime.drafters.model.model",
+            "from outrider.runtime.loop.step import run",
+            "imports runtime.loop.step.run",
+        ),
+        ("runtime.loop.step", "import outrider.runtime.oracle.block", "only runtime.oracle"),
+        (
+            "runtime.loop.worker",
+            "import outrider.engines.onnx.engine",
+            "imports engines.onnx.engine",
+        ),
+        ("runtime.serving.server", "import torch", "torch belongs in"),
+        ("runtime.serving.server", "import outrider.export.pipeline", "may import export"),
+        ("runtime.serving.server", "def f():\n    import outrider.engines.opening", "2: imports"),
+        ("engines.base", "import outrider.engines.opening", "imports engines.opening"),
         ("engines.kv_cache", "import onnxruntime", "onnxruntime belongs in"),
-        ("export.parity", "import tests.conftest", "nobody"),
-        ("outrider.client", "from runtime.core import errors", "imports runtime.core.errors"),
+        ("export.certificate.parity", "import tests.conftest", "nobody"),
+        (
+            "outrider.client",
+            "from outrider.runtime.core import errors",
+            "imports runtime.core.errors",
+        ),
         ("outrider.client", "import numpy", "imports numpy"),
     ],
 )
@@ -379,10 +220,13 @@ def test_an_offending_line_is_named(module: str, source: str, offender: str) -> 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("engines", "def f():\n    from engines.onnx_engine import OnnxEngine"),
-        ("runtime.cli", "def f():\n    import export.pipeline"),
-        ("runtime.core.slots", "import heapq\nimport numpy as np\nfrom engines.base import Span"),
-        ("runtime.worker", "import threading\nfrom runtime.core.params import Event"),
+        ("engines.opening", "def f():\n    from outrider.engines.onnx.engine import OnnxEngine"),
+        ("runtime.cli.main", "def f():\n    import outrider.export.pipeline"),
+        (
+            "runtime.core.slots",
+            "import heapq\nimport numpy as np\nfrom outrider.engines.base import Span",
+        ),
+        ("runtime.loop.worker", "import threading\nfrom outrider.runtime.core.params import Event"),
     ],
 )
 def test_lawful_imports_pass(module: str, source: str) -> None:

@@ -14,9 +14,17 @@ import pytest
 
 TESTS = Path(__file__).parent
 
-ORACLE, SAMPLER, TREE = "core/test_verification", "engines/test_cpu_sampler", "core/test_tree"
-OFFERS = "engines/test_offers"
-BIASES, STEP, SAMPLING = "core/test_biased_schemes", "runtime/test_step", "core/test_sampling"
+ORACLE, SAMPLER, TREE = (
+    "runtime/oracle/test_verification",
+    "engines/sampling/test_cpu_sampler",
+    "runtime/oracle/test_tree",
+)
+OFFERS = "engines/sampling/test_candidates"
+BIASES, STEP, SAMPLING = (
+    "runtime/oracle/test_biased_schemes",
+    "runtime/loop/test_step",
+    "runtime/oracle/test_sampling",
+)
 
 CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     "T1 one position enumerated": {
@@ -27,7 +35,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     "T3 the coin at the ratio": {
         ORACLE: ("test_the_coin_at_the_ratio_itself_rejects",),
         SAMPLER: ("test_the_coin_at_the_ratio_itself_rejects",),
-        "engines/test_sampler_laws": ("test_the_coin_at_the_ratio_itself_rejects",),
+        "engines/device/test_sampler_laws": ("test_the_coin_at_the_ratio_itself_rejects",),
     },
     "T4 a coin of zero": {
         ORACLE: ("test_a_coin_of_zero_does_not_keep_an_impossible_token",),
@@ -45,7 +53,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         SAMPLER: ("test_the_run_law_of_the_markov_pair",),
     },
     "T7 number of emitted tokens": {ORACLE: ("test_the_law_of_the_number_of_emitted_tokens",)},
-    "T8 operations and speed": {"core/test_analysis": ("test_table_1_reproduces_entirely",)},
+    "T8 operations and speed": {"runtime/oracle/test_analysis": ("test_table_1_reproduces_entirely",)},
     "T9 ties of the argmax": {
         ORACLE: ("test_greedy_keeps_the_lowest_id_of_a_tie_only",),
         SAMPLING: ("test_greedy_gives_all_mass_to_the_lowest_id_of_a_tie",),
@@ -56,9 +64,9 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_top_p_keeps_one_token_where_the_mass_before_the_next_equals_it",
         )
     },
-    "T11 best gammas": {"core/test_analysis": ("test_the_best_gamma_and_its_factor",)},
+    "T11 best gammas": {"runtime/oracle/test_analysis": ("test_the_best_gamma_and_its_factor",)},
     "T12 nothing to gain": {
-        "core/test_controller": (
+        "runtime/gamma/test_controller": (
             "test_one_row_gets_the_gamma_of_the_formula",
             "test_equal_gammas_go_to_the_smaller",
         )
@@ -75,10 +83,10 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         SAMPLER: ("test_lenient_greedy_keeps_tokens_near_the_greatest",),
     },
     "T15 alpha by counts": {
-        "core/test_stats": ("test_alpha_hat_counts_the_trials_that_were_reached",)
+        "runtime/core/test_stats": ("test_alpha_hat_counts_the_trials_that_were_reached",)
     },
     "T16 whole blocks": {
-        "core/test_block": (
+        "runtime/oracle/test_block": (
             "test_the_emitted_tokens_have_the_targets_law",
             "test_the_worked_pair_keeps_the_known_number_of_tokens",
         )
@@ -110,7 +118,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     "T21 a draw per phrase": {
         TREE: ("test_published_biases_are_not_here",),
         BIASES: ("test_a_draw_per_phrase_favours_what_phrases_begin_with",),
-        "drafters/test_phrases": ("test_sampled_answers_are_the_same_whatever_the_pool_holds",),
+        "runtime/drafters/phrases/test_phrases": ("test_sampled_answers_are_the_same_whatever_the_pool_holds",),
     },
     "T22 drawn again after a mismatch": {
         ORACLE: ("test_drawing_again_after_a_mismatch_would_be_seen",),
@@ -134,7 +142,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "T27 stops inside a run": {
         STEP: ("test_a_run_is_cut_where_plain_decoding_stops",),
-        "core/test_request": (
+        "runtime/core/test_request": (
             "test_a_stop_token_cuts_the_run",
             "test_a_stop_string_may_span_two_steps",
             "test_max_tokens_cuts_a_run_of_four",
@@ -142,11 +150,11 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "T28 greedy equality": {
         STEP: ("test_speculation_never_changes_a_token",),
-        "drafters/test_equality": ("test_no_drafter_changes_a_token",),
-        "drafters/test_equality_on_a_bundle": ("test_no_drafter_changes_a_token_of_a_real_model",),
-        "drafters/test_phrases": ("test_greedy_answers_are_the_same_with_any_pool",),
-        "drafters/test_lookahead": ("test_no_window_changes_a_token",),
-        "runtime/test_tree_step": ("test_trees_never_change_a_token",),
+        "runtime/drafters/test_equality": ("test_no_drafter_changes_a_token",),
+        "runtime/drafters/test_equality_on_a_bundle": ("test_no_drafter_changes_a_token_of_a_real_model",),
+        "runtime/drafters/phrases/test_phrases": ("test_greedy_answers_are_the_same_with_any_pool",),
+        "runtime/drafters/phrases/test_lookahead": ("test_no_window_changes_a_token",),
+        "runtime/loop/test_tree_step": ("test_trees_never_change_a_token",),
     },
     "T29 pathwise equality": {
         STEP: (
@@ -157,19 +165,19 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_seed_stable_tokens_are_those_of_plain_decoding",
             "test_matched_point_masses_give_the_tokens_of_plain_decoding",
         ),
-        "drafters/test_equality": (
+        "runtime/drafters/test_equality": (
             "test_no_drafter_changes_a_token",
             "test_point_masses_change_no_sampled_token",
         ),
-        "drafters/test_equality_on_a_bundle": ("test_no_drafter_changes_a_token_of_a_real_model",),
-        "drafters/test_cascade": ("test_a_cascade_drafts_the_draft_models_own_chain",),
+        "runtime/drafters/test_equality_on_a_bundle": ("test_no_drafter_changes_a_token_of_a_real_model",),
+        "runtime/drafters/model/test_cascade": ("test_a_cascade_drafts_the_draft_models_own_chain",),
     },
     "T30 audit of the caches": {
-        "runtime/test_cache_audit": (
+        "runtime/loop/test_cache_audit": (
             "test_both_caches_are_those_of_the_committed_tokens_after_every_step",
             "test_the_audit_sees_a_pointer_that_is_off_by_one",
         ),
-        "engines/test_onnx_trees": (
+        "engines/onnx/test_trees": (
             "test_cache_after_every_step_is_that_of_the_kept_tokens",
         ),
     },
@@ -181,18 +189,18 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     "T32 what was rejected goes nowhere": {
         STEP: ("test_what_was_rejected_or_cut_reaches_no_figure",),
         SAMPLER: ("test_rejected_draft_tokens_leave_nothing_behind",),
-        "drafters/test_phrases": (
+        "runtime/drafters/phrases/test_phrases": (
             "test_rejected_drafts_reach_the_pool_by_option_only",
             "test_what_ouroboros_tried_and_the_target_corrected_reaches_the_pool_by_option_only",
         ),
     },
     "T33 what a node sees": {
         "engines/tree_contract": ("test_only_descendants_see_a_token",),
-        "drafters/test_lookahead": ("test_places_and_sight_of_a_wide_window",),
+        "runtime/drafters/phrases/test_lookahead": ("test_places_and_sight_of_a_wide_window",),
     },
     "T34 beam search": {
-        "core/test_beam": ("test_a_draft_changes_nothing",),
-        "runtime/test_beams": ("test_the_answer_is_the_plain_searchs_whatever_is_drafted",),
+        "runtime/loop/beams/test_beam": ("test_a_draft_changes_nothing",),
+        "runtime/loop/beams/test_step": ("test_the_answer_is_the_plain_searchs_whatever_is_drafted",),
     },
     "T35 other vocabularies": {
         STEP: (
@@ -207,7 +215,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "T37 the target as its own draft": {
         SAMPLER: ("test_a_draft_that_is_the_target_is_always_kept",),
-        "offline/test_alpha": ("test_a_model_drafted_by_itself_has_alpha_one",),
+        "runtime/offline/test_alpha": ("test_a_model_drafted_by_itself_has_alpha_one",),
     },
     "T38 its argmax as its draft": {
         ORACLE: ("test_match_mode_with_equal_models_agrees_less_than_always",),
@@ -217,23 +225,23 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         STEP: ("test_the_draft_cache_never_falls_behind_in_a_long_run",)
     },
     "T40 drafters by hand": {
-        "drafters/test_lookup": ("test_hand_examples",),
-        "drafters/test_chains": (
+        "runtime/drafters/text/test_lookup": ("test_hand_examples",),
+        "runtime/drafters/test_chains": (
             "test_the_hand_example_of_counts_drafts_the_likeliest_token",
             "test_the_hand_example_of_retrieval",
             "test_the_hand_example_of_suffix_decoding",
             "test_evicting_an_answer_changes_the_share_of_the_others",
             "test_the_hand_example_of_token_recycling",
         ),
-        "drafters/test_branches": (
+        "runtime/drafters/test_branches": (
             "test_the_hand_example_of_retrieval_as_a_tree",
             "test_the_hand_example_of_recycling_as_a_tree",
         ),
-        "drafters/test_phrases": ("test_the_hand_examples_of_matching_segments",),
-        "drafters/test_lookahead": ("test_the_hand_example_of_a_window",),
+        "runtime/drafters/phrases/test_phrases": ("test_the_hand_examples_of_matching_segments",),
+        "runtime/drafters/phrases/test_lookahead": ("test_the_hand_example_of_a_window",),
     },
     "the law of served answers, by drafter": {
-        "drafters/test_laws": ("test_answers_have_the_targets_law",)
+        "runtime/drafters/test_laws": ("test_answers_have_the_targets_law",)
     },
 }  # fmt: skip
 

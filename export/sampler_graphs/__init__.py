@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
-
-from engines.base import BundleError
-from engines.sampler_tensors import (
+from outrider.engines.base import BundleError
+from outrider.engines.device.sampling.tensors import (
     LOGPROBS_FILE,
     MAX_VOCAB_SIZE,
     NOISE_FILE,
@@ -23,10 +22,10 @@ from engines.sampler_tensors import (
     kept_depth,
     propose_file,
 )
-from export.sampler_graphs.judge import judge_graph
-from export.sampler_graphs.logprobs import logprobs_graph
-from export.sampler_graphs.noise import noise_graph
-from export.sampler_graphs.propose import propose_graph
+from outrider.export.sampler_graphs.judge import judge_graph
+from outrider.export.sampler_graphs.logprobs import logprobs_graph
+from outrider.export.sampler_graphs.noise import noise_graph
+from outrider.export.sampler_graphs.propose import propose_graph
 
 
 def sampler_graphs(

@@ -1,6 +1,6 @@
 """The law of the next token at every position of every row: bans, penalties, temperature, truncation.
 
-The order is that of ``engines.laws.SamplingLaw``. Everything is float32, as TensorRT has no wider
+The order is that of ``engines.sampling.base.SamplingLaw``. Everything is float32, as TensorRT has no wider
 type, so sums are arranged to stay exact where it matters: what a processor adds to a logit is
 computed as a difference and added after the greatest raw logit was subtracted, and masses are
 integers. Nothing is carried between positions: what the draft tokens before a position change is
@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engines import sampler_tensors as names
-from engines.sampler_tensors import FRACTION_BITS, Count, Flag, Setting, Variant
-from export.sampler_graphs.builder import FLOAT, INT64, Graph, Value
-from export.sampler_graphs.truncate import to_fixed, truncated
+from outrider.engines.device.sampling import tensors as names
+from outrider.engines.device.sampling.tensors import FRACTION_BITS, Count, Flag, Setting, Variant
+from outrider.export.sampler_graphs.builder import FLOAT, INT64, Graph, Value
+from outrider.export.sampler_graphs.truncate import to_fixed, truncated
 
 _INFINITY = float("inf")
 

@@ -1,14 +1,14 @@
 """Drawing from a row with a uniform number, in integers: no sum rounds, so no border moves.
 
-A uniform number is given as the 53 bits of ``engines.noise`` and stays an integer; products with it
+A uniform number is given as the 53 bits of ``engines.sampling.noise`` and stays an integer; products with it
 are cut exactly, limb by limb, because TensorRT has no float64.
 """
 
 from __future__ import annotations
 
-from engines.sampler_tensors import UNIFORM_BITS
-from export.sampler_graphs.builder import FLOAT, INT64, Value
-from export.sampler_graphs.truncate import to_fixed
+from outrider.engines.device.sampling.tensors import UNIFORM_BITS
+from outrider.export.sampler_graphs.builder import FLOAT, INT64, Value
+from outrider.export.sampler_graphs.truncate import to_fixed
 
 _LIMB_BITS = (17, 18, 18)
 assert sum(_LIMB_BITS) == UNIFORM_BITS

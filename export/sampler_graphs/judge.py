@@ -13,13 +13,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx
-
-from engines import sampler_tensors as names
-from engines.sampler_tensors import FRACTION_BITS, Count, Flag, Rule, Setting, Variant
-from export.sampler_graphs.adjust import Adjusted, Rows, adjusted, declare_rows, finite_rows
-from export.sampler_graphs.builder import FLOAT, INT64, Graph, Value
-from export.sampler_graphs.draw import at, draw, is_drawn, race_winner, scaled
-from export.sampler_graphs.truncate import to_fixed
+from outrider.engines.device.sampling import tensors as names
+from outrider.engines.device.sampling.tensors import (
+    FRACTION_BITS,
+    Count,
+    Flag,
+    Rule,
+    Setting,
+    Variant,
+)
+from outrider.export.sampler_graphs.adjust import (
+    Adjusted,
+    Rows,
+    adjusted,
+    declare_rows,
+    finite_rows,
+)
+from outrider.export.sampler_graphs.builder import FLOAT, INT64, Graph, Value
+from outrider.export.sampler_graphs.draw import at, draw, is_drawn, race_winner, scaled
+from outrider.export.sampler_graphs.truncate import to_fixed
 
 # Below this the float32 difference of two rows is rounding, not mass.
 _SMALLEST_RESIDUAL = int(1e-6 * (1 << FRACTION_BITS))

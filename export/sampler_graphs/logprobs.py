@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import onnx
-
-from engines import sampler_tensors as names
-from engines.sampler_tensors import FRACTION_BITS, MAX_TOP_LOGPROBS
-from export.sampler_graphs.builder import FLOAT, INT64, Graph
-from export.sampler_graphs.truncate import to_fixed
+from outrider.engines.device.sampling import tensors as names
+from outrider.engines.device.sampling.tensors import FRACTION_BITS, MAX_TOP_LOGPROBS
+from outrider.export.sampler_graphs.builder import FLOAT, INT64, Graph
+from outrider.export.sampler_graphs.truncate import to_fixed
 
 _LOWEST = -3.4028234663852886e38
 

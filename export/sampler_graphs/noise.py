@@ -1,4 +1,4 @@
-"""The graph of shared exponentials: Philox 4x64 in integers, the very words of ``engines.noise``.
+"""The graph of shared exponentials: Philox 4x64 in integers, the very words of ``engines.sampling.noise``.
 
 TensorRT has no bitwise operators, and nothing unsigned but bytes. So a word of 64 bits is four limbs
 of 16 bits in int64; products are sums of limb products with carries; and exclusive-or looks pairs of
@@ -18,10 +18,9 @@ from itertools import pairwise
 
 import numpy as np
 import onnx
-
-from engines import sampler_tensors as names
-from engines.noise import Purpose
-from export.sampler_graphs.builder import FLOAT, INT64, Graph, Value
+from outrider.engines.device.sampling import tensors as names
+from outrider.engines.sampling.noise import Purpose
+from outrider.export.sampler_graphs.builder import FLOAT, INT64, Graph, Value
 
 _NUM_ROUNDS = 10
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
@@ -85,7 +84,7 @@ def _in_order(even: Word, odd: Word, positions: Value) -> Value:
 
 
 def _exponential(words: Value) -> Value:
-    """-log(1 - u) of u = (word + 0.5) * 2 ** -32, in float32, as ``engines.noise`` has it."""
+    """-log(1 - u) of u = (word + 0.5) * 2 ** -32, in float32, as ``engines.sampling.noise`` has it."""
     graph = words.graph
     negated = (words.cast(FLOAT) + 0.5) * -(2.0**-32)
     negated = graph.op("Max", negated, _LEAST_ABOVE_MINUS_ONE)

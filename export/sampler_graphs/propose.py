@@ -9,12 +9,11 @@ steps and the judgement follow one another without a value passing through the h
 from __future__ import annotations
 
 import onnx
-
-from engines import sampler_tensors as names
-from engines.sampler_tensors import Count, Rule, Variant
-from export.sampler_graphs.adjust import Rows, adjusted, declare_rows, finite_rows
-from export.sampler_graphs.builder import FLOAT, INT64, Graph, Value
-from export.sampler_graphs.draw import draw, race_winner
+from outrider.engines.device.sampling import tensors as names
+from outrider.engines.device.sampling.tensors import Count, Rule, Variant
+from outrider.export.sampler_graphs.adjust import Rows, adjusted, declare_rows, finite_rows
+from outrider.export.sampler_graphs.builder import FLOAT, INT64, Graph, Value
+from outrider.export.sampler_graphs.draw import draw, race_winner
 
 
 def propose_graph(

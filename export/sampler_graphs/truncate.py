@@ -9,9 +9,8 @@ are sums of integers: exact, and the same in any order of summation.
 from __future__ import annotations
 
 import numpy as np
-
-from engines.sampler_tensors import FRACTION_BITS, TOP_P_BITS
-from export.sampler_graphs.builder import FLOAT, INT32, INT64, Value
+from outrider.engines.device.sampling.tensors import FRACTION_BITS, TOP_P_BITS
+from outrider.export.sampler_graphs.builder import FLOAT, INT32, INT64, Value
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST_NORMAL = 2.0**-126

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.core.errors import ConfigError
+from outrider.runtime.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from runtime.core.errors import RequestError
+from outrider.runtime.core.errors import RequestError
 
 
 def check_texts(name: str, texts: Collection[str], most: int, max_bytes: int) -> None:

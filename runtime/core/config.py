@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.core.breaker import BreakerConfig
-from runtime.core.drafting import AUTO, AUTO_DRAFTERS, DraftingConfig
-from runtime.core.errors import ConfigError
+from outrider.runtime.core.breaker import BreakerConfig
+from outrider.runtime.core.drafting import AUTO, AUTO_DRAFTERS, DraftingConfig
+from outrider.runtime.core.errors import ConfigError
 
 SAMPLERS = ("auto", "host", "device")
 

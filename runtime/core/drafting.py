@@ -14,9 +14,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from engines.laws import ExactnessMode
-from runtime.core.errors import ConfigError, RequestError, UnsupportedOption
-from runtime.core.params import SpeculationParams
+from outrider.engines.sampling.base import ExactnessMode
+from outrider.runtime.core.errors import ConfigError, RequestError, UnsupportedOption
+from outrider.runtime.core.params import SpeculationParams
 
 AUTO = "auto"
 """In place of a drafter's name: the one that recent requests went fastest with."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
-from runtime.core.drafting import DraftingConfig
-from runtime.core.errors import ConfigError
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.errors import ConfigError
 
 Setting = bool | int | float | tuple[int, ...]
 

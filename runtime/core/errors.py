@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from engines.base import SpeculativeError
+from outrider.engines.base import SpeculativeError
 
 
 class ServingError(SpeculativeError):

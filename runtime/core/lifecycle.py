@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from engines.base import SpeculativeError
+from outrider.engines.base import SpeculativeError
 
 
 class State(Enum):

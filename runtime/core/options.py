@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engines.laws import ExactnessMode, SamplingLaw
-from runtime.core.checks import check_range
-from runtime.core.errors import RequestError, UnsupportedOption
-from runtime.core.params import BeamParams, SpeculationParams
+from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.runtime.core.checks import check_range
+from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.core.params import BeamParams, SpeculationParams
 
 # The caller may leave these out or say the only value that is served.
 ONLY_VALUES: Mapping[str, object] = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engines.base import step_value
-from engines.laws import ExactnessMode, SamplingLaw, TokenLogprobs
+from outrider.engines.base import step_value
+from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -74,7 +74,7 @@ class BeamParams:
             where 0.
         num_results: completions to answer with, the best ones.
         length_penalty: exponent of the length that a sum of log-probabilities is divided by.
-        stops_early: as in ``runtime.core.beam.BeamRules``.
+        stops_early: as in ``runtime.loop.beams.beam.BeamRules``.
         is_exhaustive: likewise.
     """
 

@@ -15,20 +15,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-
-from engines.base import IntArray
-from engines.laws import SamplingRow, Verdict
-from runtime.core.lifecycle import LIFECYCLE, Happening, IllegalTransition, State
-from runtime.core.params import (
+from outrider.engines.base import IntArray
+from outrider.engines.sampling.base import SamplingRow, Verdict
+from outrider.runtime.core.lifecycle import LIFECYCLE, Happening, IllegalTransition, State
+from outrider.runtime.core.params import (
     FinishReason,
     Progressed,
     RequestSpec,
     SpeculationReport,
     StepTrace,
 )
-from runtime.core.request_values import Advance, Ending, Speculation, emitted
-from runtime.core.stats import DEGRADED, SpeculationStats
-from runtime.core.text import (
+from outrider.runtime.core.request_values import Advance, Ending, Speculation, emitted
+from outrider.runtime.core.stats import DEGRADED, SpeculationStats
+from outrider.runtime.core.text import (
     CompletionText,
     Decoder,
     IncrementalDecoder,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.base import step_value
-from engines.laws import TokenLogprobs, Verdict
-from runtime.core.params import EmittedToken, FinishReason, Provenance
+from outrider.engines.base import step_value
+from outrider.engines.sampling.base import TokenLogprobs, Verdict
+from outrider.runtime.core.params import EmittedToken, FinishReason, Provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engines.base import Span, step_value
+from outrider.engines.base import Span, step_value
 
 MOST_PADDING = 16
 """Tokens that a row is padded by at most to be fed in one call with others.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from engines.laws import ExactnessMode
-from runtime.core.params import SpeculationReport
+from outrider.engines.sampling.base import ExactnessMode
+from outrider.runtime.core.params import SpeculationReport
 
 DISABLED = "DISABLED"
 NO_DRAFT = "NO_DRAFT"

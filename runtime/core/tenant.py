@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from runtime.core.errors import RequestError
+from outrider.runtime.core.errors import RequestError
 
 TENANT_KEY = "outrider-tenant"
 """Key of the metadata."""

@@ -1,6 +1,6 @@
 """Drafts that are trees: their shapes, and how one is made, cut and read. A chain is the simple tree.
 
-Which path of one the target keeps is ``runtime.core.tree_walks``.
+Which path of one the target keeps is ``runtime.oracle.tree_walks``.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engines.base import IntArray
-from engines.trees import BoolArray, check_parents, tree_layout
+from outrider.engines.base import IntArray
+from outrider.engines.trees import BoolArray, check_parents, tree_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

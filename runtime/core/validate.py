@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engines.laws import SamplingLaw
-from runtime.core.checks import check_count, check_ids, check_range, check_texts
-from runtime.core.drafting import check_drafter, check_drafter_params, check_mode
-from runtime.core.errors import ContextTooLong, ModelNotFound, RequestError
-from runtime.core.options import check_beams, check_options, check_ranked
-from runtime.core.params import BeamParams, RequestSpec, SpeculationParams
+from outrider.engines.sampling.base import SamplingLaw
+from outrider.runtime.core.checks import check_count, check_ids, check_range, check_texts
+from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
+from outrider.runtime.core.errors import ContextTooLong, ModelNotFound, RequestError
+from outrider.runtime.core.options import check_beams, check_options, check_ranked
+from outrider.runtime.core.params import BeamParams, RequestSpec, SpeculationParams
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.

@@ -13,10 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from engines.base import Engine, IntArray, step_value
-from engines.laws import OfferingSampler, Sampler, SamplingRow
-from runtime.core.drafting import DraftingConfig, HistoryScope
-from runtime.core.params import RequestSpec, SpeculationParams
+from outrider.engines.base import Engine, IntArray, step_value
+from outrider.engines.sampling.base import OfferingSampler, Sampler, SamplingRow
+from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
 
 LEAST_NODE_PROB = 0.01
 """Nodes less likely than this are never proposed, however little they cost to verify."""

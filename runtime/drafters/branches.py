@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeVar
 
-from runtime.core.tree import preorder
-from runtime.drafters.base import Draft, DrafterParts, DraftRow, Traits, least_prob
-from runtime.drafters.chain import ChainDrafter
+from outrider.runtime.core.tree import preorder
+from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Traits, least_prob
+from outrider.runtime.drafters.chain import ChainDrafter
 
 S = TypeVar("S")
 P = TypeVar("P")

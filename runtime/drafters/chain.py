@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Generic, TypeVar
 
-from engines.base import IntArray
-from runtime.drafters.base import Draft, DraftRow, Outcome, Traits
+from outrider.engines.base import IntArray
+from outrider.runtime.drafters.base import Draft, DraftRow, Outcome, Traits
 
 S = TypeVar("S")
 

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from runtime.core.drafting import parse_drafter
-from runtime.core.errors import RequestError
-from runtime.drafters.base import (
+from outrider.runtime.core.drafting import parse_drafter
+from outrider.runtime.core.errors import RequestError
+from outrider.runtime.drafters.base import (
     Drafter,
     DrafterParts,
     Guesser,
@@ -19,8 +19,8 @@ from runtime.drafters.base import (
     TextDrafter,
     Traits,
 )
-from runtime.drafters.cascade import CascadeDrafter
-from runtime.drafters.fallback import FallbackDrafter
+from outrider.runtime.drafters.fallback import FallbackDrafter
+from outrider.runtime.drafters.model.cascade import CascadeDrafter
 
 MAX_COMPOSED = 256
 """Composites kept; callers may spell many thousands."""

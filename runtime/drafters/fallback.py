@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runtime.drafters.base import Draft, DraftRow, Proposer
+from outrider.runtime.drafters.base import Draft, DraftRow, Proposer
 
 
 class FallbackDrafter:

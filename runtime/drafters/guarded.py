@@ -13,9 +13,9 @@ from dataclasses import replace
 from operator import index
 from typing import Self
 
-from engines.base import Engine, EngineError, EngineLimits, FloatArray, Span
-from engines.spans import num_valid
-from runtime.drafters.base import (
+from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Span
+from outrider.engines.spans import num_valid
+from outrider.runtime.drafters.base import (
     Draft,
     Drafter,
     DrafterParts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
-from runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 
 
 class NoDrafter:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-
-from engines.base import Engine, Span
-from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
-from runtime.core.analysis import lenient_acceptance
-from runtime.drafters.base import DraftRow, Guesser
-from runtime.offline.results import AlphaRow
+from outrider.engines.base import Engine, Span
+from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, SamplingRow
+from outrider.runtime.drafters.base import DraftRow, Guesser
+from outrider.runtime.offline.results import AlphaRow
+from outrider.runtime.oracle.analysis import lenient_acceptance
 
 Rows = npt.NDArray[np.float64]
 Report = Callable[[str, int, int], None]

@@ -12,25 +12,25 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from engines.laws import SamplingLaw
-from runtime.core.analysis import optimal_gamma, walltime_factor
-from runtime.core.costs import RowKind
-from runtime.core.drafting import DraftingConfig
-from runtime.core.params import SpeculationParams
-from runtime.drafters import Drafters, build_drafters
-from runtime.drafters.base import DrafterParts, Guesser
-from runtime.offline.alpha import MODEL, Text, measure_alphas, text_of
-from runtime.offline.options import (
+from outrider.engines.sampling.base import SamplingLaw
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.drafters.base import DrafterParts, Guesser
+from outrider.runtime.drafters.registry import Drafters, build_drafters
+from outrider.runtime.gamma.costs import RowKind
+from outrider.runtime.offline.alpha import MODEL, Text, measure_alphas, text_of
+from outrider.runtime.offline.options import (
     SERVED_ROWS,
     AnalysisOptions,
     chosen_drafters,
     seconds_of,
 )
-from runtime.offline.prompts import encode_prompts, read_prompts
-from runtime.offline.results import AlphaRow, Analysis, CostRow, SpeedRow, TraceRow
-from runtime.offline.rig import Rig
-from runtime.offline.speed import PLAIN, Cell, Measured, measure_cells
-from runtime.offline.step_costs import StepCosts, cost_row
+from outrider.runtime.offline.prompts import encode_prompts, read_prompts
+from outrider.runtime.offline.results import AlphaRow, Analysis, CostRow, SpeedRow, TraceRow
+from outrider.runtime.offline.rig import Rig
+from outrider.runtime.offline.speed import PLAIN, Cell, Measured, measure_cells
+from outrider.runtime.offline.step_costs import StepCosts, cost_row
+from outrider.runtime.oracle.analysis import optimal_gamma, walltime_factor
 
 Report = Callable[[str, int, int], None]
 Prompts = tuple[tuple[int, ...], ...]

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-
-from runtime.core.analysis import (
+from outrider.runtime.offline.results import Analysis, SpeedRow, TraceRow
+from outrider.runtime.oracle.analysis import (
     expected_tokens,
     operations_factor,
     optimal_gamma,
     walltime_factor,
 )
-from runtime.offline.results import Analysis, SpeedRow, TraceRow
 
 ALPHAS = np.linspace(0.01, 0.99, 99)
 CURVE_COSTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

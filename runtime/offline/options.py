@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from engines.bundle import Manifest
-from runtime.core.drafting import DraftingConfig, HistoryScope, check_drafter
-from runtime.core.errors import ConfigError, RequestError
-from runtime.offline.rig import Rig, RigOptions, open_rig
+from outrider.engines.bundle.manifest import Manifest
+from outrider.runtime.core.drafting import DraftingConfig, HistoryScope, check_drafter
+from outrider.runtime.core.errors import ConfigError, RequestError
+from outrider.runtime.offline.rig import Rig, RigOptions, open_rig
 
 SERVED_ROWS = 64
 """Slots of ``outrider serve``: so many, and its measured step costs are used here too."""

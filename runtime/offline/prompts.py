@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from runtime.core.errors import ConfigError
-from runtime.tokenizer import TokenizersCodec
+from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 KEY = "prompts"
 FIELD = "prompt"

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from engines import choose_device, open_engine
-from engines.bundle import TOKENIZER_FILE, Bundle, load_bundle
-from engines.cpu_sampler import CpuSampler
-from engines.laws import SamplingLaw
-from runtime.core.config import ServerConfig
-from runtime.core.costs import CostTable
-from runtime.core.drafting import DraftingConfig
-from runtime.core.params import (
+from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
+from outrider.engines.opening import choose_device, open_engine
+from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.params import (
     Event,
     Failed,
     Finished,
@@ -27,11 +26,12 @@ from runtime.core.params import (
     RequestSpec,
     SpeculationParams,
 )
-from runtime.drafters import any_proposes_trees
-from runtime.offline.timers import TimedEngine, TimedSampler
-from runtime.opening import ServeOptions, bundle_costs, settle_loaded
-from runtime.tokenizer import TokenizersCodec
-from runtime.worker import Worker
+from outrider.runtime.drafters.registry import any_proposes_trees
+from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.loop.worker import Worker
+from outrider.runtime.offline.timers import TimedEngine, TimedSampler
+from outrider.runtime.serving.opening import ServeOptions, bundle_costs, settle_loaded
+from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

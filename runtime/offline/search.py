@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from engines.serving_defaults import ServingDefaults
-from runtime.core.drafting import check_drafter_params
-from runtime.core.errors import RequestError
-from runtime.core.params import SpeculationParams
-from runtime.offline.speed import Measured
+from outrider.engines.bundle.serving_defaults import ServingDefaults
+from outrider.runtime.core.drafting import check_drafter_params
+from outrider.runtime.core.errors import RequestError
+from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.offline.speed import Measured
 
 GAMMA, WINDOW, PHRASES = "gamma", "window", "phrase_length"
 NUM_PHRASES = 3

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engines.laws import SamplingLaw
-from runtime.core.params import Finished, SpeculationParams, SpeculationReport
-from runtime.offline.rig import Rig
+from outrider.engines.sampling.base import SamplingLaw
+from outrider.runtime.core.params import Finished, SpeculationParams, SpeculationReport
+from outrider.runtime.offline.rig import Rig
 
 Report = Callable[[str, int, int], None]
 Prompts = Sequence[Sequence[int]]

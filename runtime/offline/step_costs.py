@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from runtime.core.costs import CostTable, RowKind
-from runtime.offline.results import CostRow
+from outrider.runtime.gamma.costs import CostTable, RowKind
+from outrider.runtime.offline.results import CostRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

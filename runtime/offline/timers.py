@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engines.base import Engine, EngineLimits, FloatArray, Span
-from engines.laws import OfferingSampler, OfferPoint, SamplingRow, Verdict
+from outrider.engines.base import Engine, EngineLimits, FloatArray, Span
+from outrider.engines.sampling.base import OfferingSampler, OfferPoint, SamplingRow, Verdict
 
 
 @dataclass(slots=True)

@@ -11,21 +11,21 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engines.bundle import load_bundle, write_manifest
-from engines.serving_defaults import ServingDefaults
-from runtime.core.drafting import MAX_WINDOW
-from runtime.core.params import SpeculationParams
-from runtime.offline.options import (
+from outrider.engines.bundle.manifest import load_bundle, write_manifest
+from outrider.engines.bundle.serving_defaults import ServingDefaults
+from outrider.runtime.core.drafting import MAX_WINDOW
+from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.offline.options import (
     MeasureOptions,
     check_distinct,
     check_option,
     chosen_drafters,
     seconds_of,
 )
-from runtime.offline.prompts import encode_prompts, read_prompts
-from runtime.offline.rig import Rig
-from runtime.offline.search import Trial, choose, search_drafter
-from runtime.offline.speed import PLAIN, Cell, Measured, Report, measure_cells
+from outrider.runtime.offline.prompts import encode_prompts, read_prompts
+from outrider.runtime.offline.rig import Rig
+from outrider.runtime.offline.search import Trial, choose, search_drafter
+from outrider.runtime.offline.speed import PLAIN, Cell, Measured, Report, measure_cells
 
 DEFAULT_DRAFTERS = ("model", "ouroboros", "lookup", "suffix", "ngram")
 

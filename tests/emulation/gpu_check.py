@@ -1,4 +1,4 @@
-"""``scripts.gpu_check`` on an emulated GPU, in a process of its own: python -m tests.emulation.gpu_check.
+"""``scripts.gpu.check`` on an emulated GPU, in a process of its own: python -m tests.emulation.gpu_check.
 
 ... BUNDLE --device tensorrt:0 OPTIONS -- BUNDLE --device cuda:0 OPTIONS
 """
@@ -10,9 +10,9 @@ from itertools import groupby
 
 import pytest
 import typer
+from outrider.engines.devices import CPU, CUDA
 from typer.testing import CliRunner
 
-from engines.devices import CPU, CUDA
 from tests.emulation.install import emulate
 
 
@@ -20,8 +20,8 @@ def main(arguments: list[str]) -> int:
     """Check after check; the exit code is that of the first that fails."""
     patch = pytest.MonkeyPatch()
     emulate(patch)
-    from scripts import gpu_machine
-    from scripts.gpu_check import main as check
+    from scripts.gpu import machine as gpu_machine
+    from scripts.gpu.check import main as check
 
     # A GPU's copies and products are too large for the host that plays it.
     for sizes in (gpu_machine._COPY_BYTES, gpu_machine._SIZES):

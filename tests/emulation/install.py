@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import onnxruntime
+import outrider.engines.device.cuda
+import outrider.engines.tensorrt.api
+import outrider.export.tensorrt.build
 import pytest
 
-import engines.cuda_device
-import engines.tensorrt_api
-import export.to_tensorrt
 from tests.emulation import tensorrt_runtime
 from tests.emulation.cuda_provider import CPU_PROVIDER, CUDA_PROVIDER, cuda_session
 from tests.emulation.cuda_runtime import EmulatedCuda
@@ -25,13 +25,13 @@ def emulate(
     """A GPU with TensorRT-RTX and, if wanted, ONNX Runtime's CUDA provider."""
     cuda = EmulatedCuda(eager=eager)
     trt = emulated_tensorrt(cuda)
-    patch.setattr(engines.cuda_device, "cudart", cuda)
+    patch.setattr(outrider.engines.device.cuda, "cudart", cuda)
     patch.setattr(
-        engines.tensorrt_api,
+        outrider.engines.tensorrt.api,
         "_import_first",
         lambda names: trt if "tensorrt_rtx_bindings" in names else None,
     )
-    patch.setattr(export.to_tensorrt, "build_plan", tensorrt_runtime.build_plan)
+    patch.setattr(outrider.export.tensorrt.build, "build_plan", tensorrt_runtime.build_plan)
     patch.setattr(onnxruntime, "InferenceSession", cuda_session(cuda))
     providers = [*([CUDA_PROVIDER] if has_provider else []), CPU_PROVIDER]
     patch.setattr(onnxruntime, "get_available_providers", lambda: providers)

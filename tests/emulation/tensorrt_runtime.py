@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from outrider.engines.onnx.session import open_session
+from outrider.engines.tensorrt.api import TensorRtApi, find_api
+from outrider.export.tensorrt.network import PlanJob, Report, _input_shapes
 
-from engines.onnx_session import open_session
-from engines.tensorrt_api import TensorRtApi, find_api
-from export.tensorrt_network import PlanJob, Report, _input_shapes
 from tests.emulation.cuda_runtime import ALIGNMENT, EmulatedCuda
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}

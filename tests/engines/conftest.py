@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from outrider.engines.onnx.sampler import open_onnx_sampler
+from outrider.engines.sampling.noise import CounterNoise
+from outrider.export.sampler_graphs import write_sampler_graphs
 
-from engines.noise import CounterNoise
-from engines.onnx_sampler import open_onnx_sampler
-from export.sampler_graphs import write_sampler_graphs
-from tests.engines.device_laws import (
-    MAX_TRIALS,
-)
+from tests.engines.device.device_laws import MAX_TRIALS
 
 # The graphs keep the laws of so many draft tokens.
 MAX_GAMMA = 4

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-
-from engines.base import Engine, EngineError, FloatArray, Span
+from outrider.engines.base import Engine, EngineError, FloatArray, Span
 
 MakeEngine = Callable[[], Engine]
 

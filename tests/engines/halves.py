@@ -4,7 +4,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from engines.bundle import (
+from outrider.engines.bundle.files import hash_files
+from outrider.engines.bundle.manifest import (
     GROUPED_FILE,
     KEEP_PATH_FILE,
     MODEL_FILE,
@@ -13,9 +14,8 @@ from engines.bundle import (
     load_bundle,
     write_manifest,
 )
-from engines.bundle_files import hash_files
-from export.half_graph import derive_half_graph
-from export.half_weights import FLOAT16, store_float16
+from outrider.export.weights.half_graph import derive_half_graph
+from outrider.export.weights.half_weights import FLOAT16, store_float16
 
 
 def halve_bundle(source: Path, out: Path, **limits: int) -> Bundle:

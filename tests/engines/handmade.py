@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-
-from engines.bundle import (
+from outrider.engines.bundle.files import hash_files
+from outrider.engines.bundle.manifest import (
     LOGIT_POSITIONS,
     LOGITS,
     START,
@@ -19,9 +19,8 @@ from engines.bundle import (
     value_name,
     write_manifest,
 )
-from engines.bundle_files import hash_files
-from export.grouped_heads import derive_grouped_graph
-from export.kv_export import POSITIONS_VALUE
+from outrider.export.graph.grouped_heads import derive_grouped_graph
+from outrider.export.graph.kv_export import POSITIONS_VALUE
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, V = 2, 4, 2, 16, 96
 WIDTH = HEADS * HEAD_SIZE

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-
-from engines.laws import ExactnessMode, SamplingLaw, SamplingRow
+from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, SamplingRow
 
 PROMPT = np.array([0], dtype=np.int64)
 

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outrider.engines.base import EngineLimits, FloatArray
+from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.opening import open_engine
+from outrider.engines.reference.scripted import ScriptedEngine
+from outrider.engines.reference.torch_engine import open_checkpoint
 
-from engines import open_engine
-from engines.base import EngineLimits, FloatArray
-from engines.bundle import Bundle, load_bundle
-from engines.scripted import ScriptedEngine
-from engines.torch_engine import open_checkpoint
 from tests.engines.contract import EngineContract, MakeEngine
 from tests.engines.handmade import write_bundle
 from tests.engines.tree_contract import TreeContract

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from engines import choose_device, open_engine
-from engines.base import EngineError
-from engines.bundle import load_bundle
-from engines.devices import Choice, Device, choose, parse_device
+from outrider.engines.base import EngineError
+from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.devices import Choice, Device, choose, parse_device
+from outrider.engines.opening import choose_device, open_engine
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,8 +81,9 @@ def test_what_serves_plans_needs_no_onnxruntime() -> None:
     """With plans of the sampler's graphs TensorRT serves alone."""
     code = (
         "import sys; sys.modules['onnxruntime'] = None\n"
-        "import engines, engines.pair, engines.tensorrt_engine, engines.tensorrt_sampler\n"
-        "print(engines._why_no_cuda(0))"
+        "import outrider.engines.tensorrt.engine, outrider.engines.tensorrt.sampler\n"
+        "from outrider.engines import opening\n"
+        "print(opening._why_no_cuda(0))"
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert found.stdout.strip() == "onnxruntime is not installed", found.stderr

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-
-from engines.base import EngineError
-from engines.trees import chain_length, check_parents, check_path, path_to, tree_layout
+from outrider.engines.base import EngineError
+from outrider.engines.trees import chain_length, check_parents, check_path, path_to, tree_layout
 
 # A root, a chain of two behind it, and two phrases behind that: ALGORITHMS' example of a mask.
 PHRASES = (0, 1, 2, 3, 2, 5)

@@ -4,16 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from outrider.engines.base import Engine, EngineError, FloatArray, Span
+from outrider.engines.trees import chain_length, path_to
 
-from engines.base import Engine, EngineError, FloatArray, Span
-from engines.trees import chain_length, path_to
-from tests.engines.contract import (
-    EngineContract,
-    extend_one,
-    make_tokens,
-    span,
-    wanted_logits,
-)
+from tests.engines.contract import EngineContract, extend_one, make_tokens, span, wanted_logits
 
 # Leading chain 0-1-2-3, two phrases behind 2, a sibling of 1 with a child, a leaf deep in a phrase.
 PARENTS = (0, 1, 2, 2, 4, 0, 6, 5)

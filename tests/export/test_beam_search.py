@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from outrider.engines.sampling.base import SamplingLaw
+from outrider.runtime.core.params import BeamAnswer, BeamParams
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from engines.laws import SamplingLaw
-from runtime.core.params import BeamAnswer, BeamParams
 from tests.runtime.markov import spec
 from tests.runtime.pair import PairHarness
 

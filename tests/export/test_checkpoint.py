@@ -3,11 +3,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from outrider.engines.base import BundleError
+from outrider.export.checkpoint import open_checkpoint
+from outrider.export.pipeline import export_bundle
 from transformers import AutoConfig
-
-from engines.base import BundleError
-from export.checkpoint import open_checkpoint
-from export.pipeline import export_bundle
 
 
 def write_config(folder: Path, family: str, **fields: object) -> Path:

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outrider.engines.bundle.manifest import GROUPED_FILE
+from outrider.export.certificate.parity import GraphRunner, check_parity
+from outrider.export.certificate.tree_parity import check_tree_parity
+from outrider.export.checkpoint import ModelFacts, model_facts
+from outrider.export.graph.grouped_heads import derive_grouped_graph
+from outrider.export.graph.to_onnx import export_model
+from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.weights.blocks import quantize_file
 
-from engines.bundle import GROUPED_FILE
-from export.checkpoint import ModelFacts, model_facts
-from export.grouped_heads import derive_grouped_graph
-from export.parity import GraphRunner, check_parity
-from export.quantize import quantize_file
-from export.to_onnx import export_model
-from export.tree_graph import derive_tree_graphs
-from export.tree_parity import check_tree_parity
 from scripts.check_parity import FAMILIES, random_model
 
 # No width is a multiple of what kernels compute at once: 10, 9 and 2 angles, 72 and 77 columns.

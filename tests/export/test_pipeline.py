@@ -3,12 +3,11 @@ from pathlib import Path
 
 import onnx
 import pytest
-
-from engines.base import BundleError
-from engines.bundle import HALF_FILE, LOGITS, Bundle, load_bundle
-from engines.sampler_tensors import Variant, judge_file, propose_file
-from export import pipeline
-from export.half_graph import derive_half_graph
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import HALF_FILE, LOGITS, Bundle, load_bundle
+from outrider.engines.device.sampling.tensors import Variant, judge_file, propose_file
+from outrider.export import pipeline
+from outrider.export.weights.half_graph import derive_half_graph
 
 
 def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:

@@ -6,18 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-
-from engines.base import Engine, EngineLimits, FloatArray
-from engines.cpu_sampler import CpuSampler
-from engines.laws import ExactnessMode, SamplingLaw
-from engines.scripted import ScriptedEngine
-from runtime.beam_cache import BeamCache
-from runtime.core.config import ServerConfig
-from runtime.core.costs import CostTable
-from runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec, SpeculationParams
-from runtime.core.request import Request
-from runtime.prompts import PromptFeeder
-from runtime.worker import Worker
+from outrider.engines.base import Engine, EngineLimits, FloatArray
+from outrider.engines.reference.scripted import ScriptedEngine
+from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.params import (
+    Event,
+    Failed,
+    Finished,
+    Progressed,
+    RequestSpec,
+    SpeculationParams,
+)
+from outrider.runtime.core.request import Request
+from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.loop.beams.cache import BeamCache
+from outrider.runtime.loop.prefill import PromptFeeder
+from outrider.runtime.loop.worker import Worker
 
 MAX_GAMMA = 8
 MAX_CONTEXT = 96

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engines import open_pair
-from engines.bundle import Bundle, load_bundle
-from engines.pair import Pair
-from runtime.core.config import ServerConfig
-from runtime.core.params import Event, Finished, Progressed, RequestSpec
-from runtime.worker import Worker
+from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.opening import open_pair
+from outrider.engines.pair import Pair
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.params import Event, Finished, Progressed, RequestSpec
+from outrider.runtime.loop.worker import Worker
 
 
 class SilentDecoder:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench_common import open_rig
+from scripts.bench.tools.common import open_rig
 from scripts.check_equality import MATRIX, Sizes, compared, plain_answers, report
 
 PROMPTS = ((5, 9, 5, 9, 7), (8, 2, 8, 2))

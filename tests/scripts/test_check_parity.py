@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from outrider.export.certificate.parity import FLOAT32_TOLERANCE
 
-from export.parity import FLOAT32_TOLERANCE
 from scripts.check_parity import FAMILIES, TAIL, measure
 
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from outrider.engines.sampling.base import SamplingLaw
+from outrider.runtime.core.params import Event, Progressed, RequestSpec, SpeculationParams
 from peer_job import converted, main
 
-from engines.laws import SamplingLaw
-from runtime.core.params import Event, Progressed, RequestSpec, SpeculationParams
-from scripts.bench_common import open_rig
+from scripts.bench.tools.common import open_rig
 
 WEIGHTS = {"float32": "float32", "int8": "w8a8"}
 """As the peers do it, whose int8 narrows activations too, while the model runs."""
@@ -17,7 +17,9 @@ MAX_GAMMA = 16
 
 def load(job):
     def export(_, out):
-        from export.pipeline import export_bundle  # only where it is needed: it loads torch
+        from outrider.export.pipeline import (
+            export_bundle,  # only where it is needed: it loads torch
+        )
 
         export_bundle(
             target=Path(job["target"]), draft=Path(job["draft"]), out=out / "bundle", weights=WEIGHTS[job["weights"]],

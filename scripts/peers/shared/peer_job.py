@@ -1,6 +1,6 @@
 """What every peer's run.py shares: read a job, load, run it once to warm up and once on the clock, write what came out.
 
-Standard library only: this runs in each peer's own environment. A job is a JSON object (``scripts/peer_jobs.py`` says
+Standard library only: this runs in each peer's own environment. A job is a JSON object (``scripts/peers/jobs.py`` says
 what is in it), the answer another: ``seconds`` and ``outputs`` (token ids, one list a prompt), or the ``reason`` why
 this peer cannot do this, with ``is_unable`` where that holds for every gamma.
 """

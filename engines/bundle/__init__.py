@@ -1,0 +1,1 @@
+"""The exported folder: its manifest, its files and their checks."""

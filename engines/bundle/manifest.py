@@ -1,0 +1,310 @@
+"""The exported directory: names of the tensors of its graphs, its manifest, and how it is checked.
+
+Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
+it, ``grouped.onnx`` over the same data where rows can be packed, ``half.onnx`` likewise where
+weights are float16, ``tree.onnx`` likewise and ``keep_path.onnx`` where trees are verified, and
+``draft/`` in the same way; the device sampler's graphs, without weights, in ``sampler/``; TensorRT plans
+under ``plans/``. The manifest lists every other file with its size and SHA-256; a file that is missing,
+changed, unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is merely
+never read: a build that was killed leaves one behind. Knows no inference library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+
+from outrider.engines.base import BundleError, EngineLimits
+from outrider.engines.bundle.fields import FieldReader
+from outrider.engines.bundle.files import (
+    MANIFEST_FILE,
+    FileEntry,
+    check_file,
+    check_inside,
+    list_files,
+)
+from outrider.engines.bundle.onnx_files import external_data_paths
+from outrider.engines.bundle.plans import PLANS_FOLDER, PlanEntry, read_plans
+from outrider.engines.bundle.serving_defaults import ServingDefaults, read_serving_defaults
+
+SCHEMA_VERSION = 1
+TOKENIZER_FILE = "tokenizer.json"
+MODEL_FILE = "model.onnx"
+GROUPED_FILE = "grouped.onnx"
+HALF_FILE = "half.onnx"
+TREE_FILE = "tree.onnx"
+KEEP_PATH_FILE = "keep_path.onnx"
+
+TOKENS = "tokens"
+START = "start"
+LOGIT_POSITIONS = "logit_positions"
+LOGITS = "logits"
+# Of tree.onnx and grouped.onnx: [batch, tokens] int64.
+POSITIONS = "positions"
+# Of grouped.onnx alone (``engines.onnx.packed_inputs``): the numbers of the cache's columns, [capacity] float32;
+# positions of the rows of grouped queries, [batch, 1, queries, 1] float32; where attention's answers to
+# packed rows stand, [1, rows, query heads, 3] int64, and likewise [1, wanted, ...] of rows whose logits are wanted;
+# positions of packed rows where places have an embedding, [1, rows] int64; and head_rows_name(h).
+CACHE_COLUMNS = "cache_columns"
+QUERY_POSITIONS = "query_positions"
+ROW_HEADS = "row_heads"
+WANTED_HEADS = "wanted_heads"
+ROW_POSITIONS = "row_positions"
+HEAD_ROWS = "head_rows."
+# Of tree.onnx alone: [batch, tokens, tokens] bool.
+ANCESTORS = "ancestors"
+# Of keep_path.onnx alone: cache columns to copy to ``start`` and on, [kept] int64.
+COLUMNS = "columns"
+
+
+def head_rows_name(num_heads: int) -> str:
+    """Input of ``grouped.onnx``: where the rectangle's heads stand in packed rows, [batch, h, tokens] int64."""
+    return f"{HEAD_ROWS}{num_heads}"
+
+
+def key_name(layer: int) -> str:
+    """Input of a layer's cached keys, [batch, H, capacity, D] float32."""
+    return f"key.{layer}"
+
+
+def value_name(layer: int) -> str:
+    """Input of a layer's cached values, [batch, H, capacity, D] float32."""
+    return f"value.{layer}"
+
+
+def new_key_name(layer: int) -> str:
+    """Output of a layer's updated keys, bound to the memory of ``key_name(layer)``."""
+    return f"new_key.{layer}"
+
+
+def new_value_name(layer: int) -> str:
+    """Output of a layer's updated values, bound to the memory of ``value_name(layer)``."""
+    return f"new_value.{layer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """One model of a bundle.
+
+    Attributes:
+        path: folder inside the bundle, POSIX; the canonical graph is ``model.onnx`` in it.
+        num_kv_heads: H of the cache.
+        head_size: D of the cache.
+        vocab_size: V of the logits.
+        weights: storage of the weights, for example "float32" or "int8".
+        max_tree_nodes: tokens of the largest tree; 0 where there is no ``tree.onnx``.
+        narrowest_span: tokens of the narrowest span that has the bits of wider ones, in a batch of
+            at least two rows: 1 or 2. One row alone may take 2 in any graph (``engines.onnx.batch_invariance``).
+    """
+
+    path: str
+    num_layers: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    weights: str
+    max_tree_nodes: int = 0
+    narrowest_span: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a bundle declares of itself.
+
+    Attributes:
+        max_context: tokens of one slot that may ever be valid.
+        max_batch: slots at most.
+        max_gamma: draft tokens per step at most.
+        max_extend: tokens of one span at most.
+        files: every file of the bundle but the manifest, by POSIX path inside it.
+        versions: of the packages that made it.
+        certificate: what the parity check found; JSON values.
+        plans: TensorRT plans built from its graphs.
+        serving: how it is best served, if that was measured.
+    """
+
+    target: ModelEntry
+    draft: ModelEntry | None
+    max_context: int
+    max_batch: int
+    max_gamma: int
+    max_extend: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    certificate: Mapping[str, object] = field(default_factory=dict)
+    plans: tuple[PlanEntry, ...] = ()
+    serving: ServingDefaults | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> str:
+        """Text of the manifest, keys sorted, so that equal manifests are equal files."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Manifest of a text.
+
+        Raises:
+            BundleError: not JSON, another schema version, or a field that is missing or of the
+                wrong kind, named.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise BundleError(f"{MANIFEST_FILE}: not JSON: {error}") from error
+        reader = FieldReader(data, where=MANIFEST_FILE)
+        schema_version = reader.count("schema_version", at_least=0)
+        if schema_version != SCHEMA_VERSION:
+            raise BundleError(
+                f"{MANIFEST_FILE}: schema_version {schema_version}, this server reads "
+                f"{SCHEMA_VERSION}; export the bundle again"
+            )
+        draft = reader.optional_section("draft")
+        return cls(
+            target=_model_entry(reader.section("target")),
+            draft=None if draft is None else _model_entry(draft),
+            max_context=reader.count("max_context"),
+            max_batch=reader.count("max_batch"),
+            max_gamma=reader.count("max_gamma", at_least=0),
+            max_extend=reader.count("max_extend"),
+            eos_token_ids=reader.counts("eos_token_ids"),
+            bos_token_id=reader.optional_count("bos_token_id"),
+            files={
+                name: FileEntry(sha256=entry.text("sha256"), size=entry.count("size", at_least=0))
+                for name, entry in reader.section("files").sections()
+            },
+            versions=reader.section("versions").texts(),
+            certificate=reader.section("certificate").values,
+            plans=read_plans(reader.items("plans")),
+            serving=read_serving_defaults(reader),
+            schema_version=schema_version,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A verified bundle: every file of ``manifest.files`` lies under ``root`` as declared."""
+
+    root: Path
+    manifest: Manifest
+
+    def model_path(self, entry: ModelEntry) -> Path:
+        """Graph file of one of the bundle's models."""
+        return self.root / entry.path / MODEL_FILE
+
+    def host_path(self, entry: ModelEntry) -> Path:
+        """Graph file of one of the bundle's models that suits a CPU best: the same function."""
+        is_grouped = f"{entry.path}/{GROUPED_FILE}" in self.manifest.files
+        return self.root / entry.path / GROUPED_FILE if is_grouped else self.model_path(entry)
+
+    def half_path(self, entry: ModelEntry) -> Path | None:
+        """Graph file that computes in float16, for accelerators; None where weights are others."""
+        has_halves = f"{entry.path}/{HALF_FILE}" in self.manifest.files
+        return self.root / entry.path / HALF_FILE if has_halves else None
+
+    def tree_path(self, entry: ModelEntry) -> Path:
+        """Graph file that verifies trees with one of the bundle's models, if it has one."""
+        return self.root / entry.path / TREE_FILE
+
+    def keep_path_path(self, entry: ModelEntry) -> Path:
+        """Graph file that moves the kept path of a tree into place, where ``tree_path`` exists."""
+        return self.root / entry.path / KEEP_PATH_FILE
+
+    def limits(self) -> EngineLimits:
+        """What an engine over the target may hold at most."""
+        return EngineLimits(
+            max_batch=self.manifest.max_batch,
+            max_context=self.manifest.max_context,
+            max_extend=self.manifest.max_extend,
+            vocab_size=self.manifest.target.vocab_size,
+        )
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json`` whole or not at all."""
+    draft = root / (MANIFEST_FILE + ".new")
+    draft.write_text(manifest.to_json(), encoding="utf-8")
+    draft.replace(root / MANIFEST_FILE)
+
+
+def load_bundle(root: Path) -> Bundle:
+    """Bundle at ``root`` after checking every file against the manifest.
+
+    Raises:
+        BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
+            hard link, outside the folder, or a graph whose weights lie outside it.
+    """
+    root = root.absolute()
+    if not root.is_dir():
+        raise BundleError(f"{root}: no such bundle folder")
+    names = list_files(root)
+    manifest_path = root / MANIFEST_FILE
+    if not manifest_path.is_file():
+        raise BundleError(f"{root}: {MANIFEST_FILE} is missing")
+    try:
+        manifest = Manifest.from_json(manifest_path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{MANIFEST_FILE}: not UTF-8") from error
+    for name in manifest.files:
+        check_inside(name)
+    _check_listing(names, manifest)
+    for name, declared in manifest.files.items():
+        check_file(root, name, declared)
+    for entry in (manifest.target, manifest.draft):
+        if entry is not None:
+            _check_model(root, entry, manifest)
+    return Bundle(root=root, manifest=manifest)
+
+
+def _model_entry(reader: FieldReader) -> ModelEntry:
+    return ModelEntry(
+        path=reader.text("path"),
+        num_layers=reader.count("num_layers"),
+        num_kv_heads=reader.count("num_kv_heads"),
+        head_size=reader.count("head_size"),
+        vocab_size=reader.count("vocab_size"),
+        weights=reader.text("weights"),
+        # Bundles made before there were trees do not have the field.
+        max_tree_nodes=reader.count("max_tree_nodes", at_least=0, default=0),
+        # Nor those whose graphs do not pad attention over single tokens.
+        narrowest_span=reader.count("narrowest_span", at_most=2, default=2),
+    )
+
+
+def _check_listing(names: list[str], manifest: Manifest) -> None:
+    found = set(names)
+    for name in manifest.files:
+        if name not in found:
+            raise BundleError(f"{name}: listed in {MANIFEST_FILE} but missing")
+    for plan in manifest.plans:
+        if plan.path not in manifest.files:
+            raise BundleError(f"{plan.path}: a plan without a hash in {MANIFEST_FILE}")
+    for name in names:
+        if name not in manifest.files and not name.startswith(f"{PLANS_FOLDER}/"):
+            raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
+
+
+def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
+    check_inside(entry.path)
+    folder = PurePosixPath(entry.path)
+    graphs = [MODEL_FILE]
+    optional = (GROUPED_FILE, HALF_FILE)
+    graphs += [name for name in optional if (folder / name).as_posix() in manifest.files]
+    if entry.max_tree_nodes:
+        graphs += [TREE_FILE, KEEP_PATH_FILE]
+    for name in graphs:
+        _check_graph_file(root, folder / name, manifest)
+
+
+def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> None:
+    if graph.as_posix() not in manifest.files:
+        raise BundleError(f"{graph}: the graph of a model is missing")
+    for location in external_data_paths(root / graph):
+        name = (graph.parent / location).as_posix()
+        check_inside(name)
+        if name not in manifest.files:
+            raise BundleError(f"{graph}: weights at {location!r}, not a file of the bundle")

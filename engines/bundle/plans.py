@@ -1,0 +1,239 @@
+"""TensorRT plans of a bundle: their profiles, their entries in the manifest, and which one fits.
+
+A profile is a box of shapes (rows, tokens of a span, wanted logits) that a plan was built for. The
+capacity of the cache is no axis of it: TensorRT takes one capacity per plan. Knows no library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from outrider.engines.base import EngineError
+from outrider.engines.bundle.fields import FieldReader
+
+PLANS_FOLDER = "plans"
+STEP, VERIFY, PREFILL = "step", "verify", "prefill"
+# A step feeds one token; after a round whose drafts were all kept the draft model catches up on two.
+MAX_STEP_TOKENS = 2
+# Where the kernels of a profile are tuned when the caller names nothing else.
+DEFAULT_OPT_BATCH = 8
+DEFAULT_OPT_CHUNK = 128
+# TensorRT wants the address of every tensor, so of every slot's row, at a multiple of 256 bytes.
+CAPACITY_BLOCK = 128
+
+
+class Range(NamedTuple):
+    """Least, tuned and greatest size of an axis."""
+
+    least: int
+    tuned: int
+    most: int
+
+
+class Shape(NamedTuple):
+    """What one call of a graph fixes: B rows, T tokens a row, R logits a row."""
+
+    batch: int
+    tokens: int
+    wanted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Shapes that a plan runs; the order of profiles is that of the plan's profile indices.
+
+    Attributes:
+        batch: rows.
+        tokens: of a span; of a sampler graph, its positions; of a path that is kept, what moves.
+        wanted: logits of a row.
+        lists: further axes by name: the lengths of a sampler graph's lists.
+    """
+
+    name: str
+    batch: Range
+    tokens: Range
+    wanted: Range
+    lists: Mapping[str, Range] = field(default_factory=dict)
+
+    def axes(self) -> dict[str, Range]:
+        """Allowed sizes by the axis names of the graphs."""
+        return {
+            "batch": self.batch,
+            "tokens": self.tokens,
+            "positions": self.tokens,
+            "kept": self.tokens,
+            "wanted": self.wanted,
+            **self.lists,
+        }
+
+    def broken_limits(
+        self, shape: Shape, lists: Mapping[str, int] = MappingProxyType({})
+    ) -> list[str]:
+        """Every axis of a shape that lies outside, in words; empty where the profile fits."""
+        axes = [
+            ("batch", shape.batch, self.batch),
+            ("tokens", shape.tokens, self.tokens),
+            ("logits", shape.wanted, self.wanted),
+        ]
+        axes += [(name, size, self.lists[name]) for name, size in lists.items()]
+        return [
+            f"{axis} {size} is outside {allowed.least}..{allowed.most}"
+            for axis, size, allowed in axes
+            if not allowed.least <= size <= allowed.most
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanEntry:
+    """One plan as the manifest declares it.
+
+    Attributes:
+        path: file inside the bundle, POSIX; its hash is in ``Manifest.files``.
+        part: what it runs: "target", "draft", one of their graphs for trees ("target/tree.onnx"), or
+            the file name of a sampler graph.
+        flavour: "tensorrt" or "rtx".
+        version: of the library that built it; another one does not load it.
+        compute_capability: of the GPUs it runs on, for example "8.0".
+        precision: type of weights, caches and matrix products; "float8" has weights of 8 bits and
+            the rest in float16. Samplers compute in float32.
+        capacity: S of every cache tensor; 0 for a part without a cache.
+        profiles: in the order of the plan's profile indices.
+    """
+
+    path: str
+    part: str
+    flavour: str
+    version: str
+    compute_capability: str
+    precision: str
+    capacity: int
+    profiles: tuple[Profile, ...]
+
+
+def derive_profiles(
+    *,
+    max_batch: int,
+    max_extend: int,
+    max_gamma: int,
+    gamma: int,
+    opt_batch: int = DEFAULT_OPT_BATCH,
+) -> tuple[Profile, ...]:
+    """Profiles of a model's plan from the limits of its bundle, narrowest first.
+
+    Args:
+        max_batch: slots at most.
+        max_extend: tokens of a prefill chunk at most.
+        max_gamma: draft tokens per step at most; 0 leaves the verify profile away.
+        gamma: draft tokens per step to tune for; cut to ``max_gamma``.
+        opt_batch: rows to tune for; cut to ``max_batch``.
+    """
+    rows = Range(1, min(opt_batch, max_batch), max_batch)
+    step = Range(1, 1, MAX_STEP_TOKENS)
+    profiles = [Profile(name=STEP, batch=rows, tokens=step, wanted=step)]
+    if max_gamma >= 1:
+        tuned, most = min(gamma, max_gamma) + 1, max_gamma + 1
+        profiles.append(
+            Profile(
+                name=VERIFY,
+                batch=rows,
+                tokens=Range(2, max(2, tuned), most),
+                wanted=Range(1, max(2, tuned), most),
+            )
+        )
+    profiles.append(
+        Profile(
+            name=PREFILL,
+            # A long chunk pads nobody; the runtime prefills as many rows per call as this says.
+            batch=Range(1, 1, 1),
+            tokens=Range(1, min(DEFAULT_OPT_CHUNK, max_extend), max_extend),
+            wanted=Range(1, 1, max_extend),
+        )
+    )
+    return tuple(profiles)
+
+
+def plan_capacities(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Capacities of plans for caches of these sizes: whole blocks, so that every slot is aligned."""
+    return tuple(sorted({-(-size // CAPACITY_BLOCK) * CAPACITY_BLOCK for size in sizes}))
+
+
+def profile_for(profiles: Sequence[Profile], shape: Shape) -> int:
+    """Index of the first profile that holds a shape.
+
+    Raises:
+        EngineError: none does; names every profile with the limits that the shape breaks.
+    """
+    for index, profile in enumerate(profiles):
+        if not profile.broken_limits(shape):
+            return index
+    reasons = "; ".join(
+        f"profile {profile.name}: {', '.join(profile.broken_limits(shape))}" for profile in profiles
+    )
+    raise EngineError(f"no plan profile fits: {reasons}")
+
+
+def why_unfit(plan: PlanEntry, *, flavour: str, version: str, compute_capability: str) -> str:
+    """Why a plan does not run with a library on a GPU, in words; empty where it does."""
+    for name, declared, found in (
+        ("flavour", plan.flavour, flavour),
+        ("version", plan.version, version),
+        ("compute capability", plan.compute_capability, compute_capability),
+    ):
+        if declared != found:
+            return f"{plan.path}: built for {name} {declared}, this machine has {found}"
+    return ""
+
+
+def rows_of_longest(profiles: Sequence[Profile]) -> int:
+    """Rows that some profile runs together whatever their length: those of the longest spans."""
+    longest = max(profile.tokens.most for profile in profiles)
+    return max(profile.batch.most for profile in profiles if profile.tokens.most == longest)
+
+
+def read_plans(readers: Sequence[FieldReader]) -> tuple[PlanEntry, ...]:
+    """Plans of a manifest.
+
+    Raises:
+        BundleError: a field is missing or of the wrong kind, named.
+    """
+    return tuple(
+        PlanEntry(
+            path=reader.text("path"),
+            part=reader.text("part"),
+            flavour=reader.text("flavour"),
+            version=reader.text("version"),
+            compute_capability=reader.text("compute_capability"),
+            precision=reader.text("precision"),
+            capacity=reader.count("capacity", at_least=0),
+            profiles=tuple(_read_profile(item) for item in reader.items("profiles")),
+        )
+        for reader in readers
+    )
+
+
+def _read_profile(reader: FieldReader) -> Profile:
+    return Profile(
+        name=reader.text("name"),
+        batch=_read_range(reader, "batch"),
+        tokens=_read_range(reader, "tokens"),
+        wanted=_read_range(reader, "wanted"),
+        # Plans of models have none.
+        lists=_read_lists(reader),
+    )
+
+
+def _read_lists(reader: FieldReader) -> dict[str, Range]:
+    if "lists" not in reader.values:
+        return {}
+    lists = reader.section("lists")
+    return {name: _read_range(lists, name) for name in lists.values}
+
+
+def _read_range(reader: FieldReader, name: str) -> Range:
+    sizes = reader.counts(name)
+    if len(sizes) != 3 or sorted(sizes) != list(sizes):
+        raise reader.wrong(name, "three ascending integers")
+    return Range(*sizes)

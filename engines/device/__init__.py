@@ -1,0 +1,1 @@
+"""Engines over a device's memory: plans, caches, uploads and whole rounds."""

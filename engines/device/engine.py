@@ -1,0 +1,310 @@
+"""The engine contract over plans: which plan and profile runs, over which memory.
+
+Knows neither TensorRT nor CUDA: a ``LoadedPlan`` runs, a ``PlanDevice`` holds the bytes. So the same
+code serves from TensorRT plans on a GPU and, in the tests, from the plans' own graphs on the host.
+
+An extend is one upload (tokens, starts and wanted positions in one piece), one run, one download of
+the logits and one wait. A graph reads its inputs at one place whatever was uploaded when: a run of the
+same shape over the same rows is the same run, and what was recorded of it stays good. Rows that no
+profile holds together run one by one. ``extend_on_device`` is the same without the download and the
+wait, so that several follow one another on the device. A call in which a row is a tree runs a plan of
+its own (``engines.device.trees``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from outrider.engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
+from outrider.engines.bundle.manifest import (
+    LOGITS,
+    TOKENS,
+    ModelEntry,
+    key_name,
+    new_key_name,
+    new_value_name,
+    value_name,
+)
+from outrider.engines.bundle.plans import Shape, profile_for, rows_of_longest
+from outrider.engines.device.base import DeviceTensor, PlanDevice
+from outrider.engines.device.kv_cache import PlanCache
+from outrider.engines.device.plan import LoadedPlan
+from outrider.engines.device.row_buckets import padding_rows
+from outrider.engines.device.tensors import CACHE_DTYPES, feeds_of
+from outrider.engines.device.transfers import (
+    Downloads,
+    GivenTokens,
+    HostArray,
+    InputPlace,
+    OutputPlace,
+    Uploads,
+)
+from outrider.engines.device.trees import PlanTrees, has_tree
+from outrider.engines.kv_cache import GROWTH_ROOM, cache_names
+from outrider.engines.spans import check_move, check_spans, num_valid
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+class PlanEngine:
+    """One model with its KV cache on a device.
+
+    Args:
+        plans: of the model, one precision, distinct capacities.
+        device: where they run.
+        model: its entry in the manifest.
+        limits: of the engine.
+        is_row_invariant: whether the plans promise I2 of ``engines.base``.
+        owns_device: whether closing the engine closes the device.
+        row_sizes: numbers of rows that calls are padded to; empty for none.
+        trees: plans that take trees, at every capacity of ``plans``; None where the limits allow none.
+
+    Raises:
+        BundleError: no plan, none whose capacity holds every extend of the limits, or one without
+            its like for trees.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[LoadedPlan],
+        device: PlanDevice,
+        model: ModelEntry,
+        limits: EngineLimits,
+        *,
+        is_row_invariant: bool = False,
+        owns_device: bool = True,
+        row_sizes: Sequence[int] = (),
+        trees: PlanTrees | None = None,
+    ) -> None:
+        self._plans = sorted(plans, key=lambda plan: plan.entry.capacity)
+        self._trees = trees
+        wanted = limits.max_context + limits.max_extend
+        if not self._plans or self._plans[-1].entry.capacity < wanted:
+            raise BundleError(f"no plan with a cache of {wanted} tokens; build the plans again")
+        if trees is not None:
+            trees.check_capacities([plan.entry.capacity for plan in self._plans])
+        self._device = device
+        rows = min(rows_of_longest(plan.entry.profiles) for plan in self._plans)
+        self._limits = replace(limits, max_prompt_rows=min(rows, limits.max_batch))
+        self._cache: PlanCache | None = PlanCache(
+            device,
+            model,
+            max_batch=limits.max_batch,
+            item_bytes=CACHE_DTYPES[self._plans[0].entry.precision].itemsize,
+            capacity=self._plans[0].entry.capacity,
+        )
+        layers = model.num_layers
+        self._past_names = cache_names(layers, key_name, value_name)
+        self._present_names = cache_names(layers, new_key_name, new_value_name)
+        self._is_row_invariant = is_row_invariant
+        self._owns_device = owns_device
+        self._row_sizes = row_sizes
+        self._uploads = Uploads(device)
+        self._inputs = InputPlace(device)
+        self._downloads = Downloads(device)
+        # Logits that nobody wants must not overwrite those that somebody may still read.
+        self._logits, self._unread = OutputPlace(device), OutputPlace(device)
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether I2 of ``engines.base`` holds."""
+        return self._is_row_invariant
+
+    @property
+    def packs_rows(self) -> bool:
+        """False: a call is a rectangle."""
+        return False
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities of this engine."""
+        return self._limits
+
+    @property
+    def precision(self) -> str:
+        """Of the plans' weights and products."""
+        return self._plans[0].entry.precision
+
+    @property
+    def capacity(self) -> int:
+        """S, tokens a slot of the cache has room for at present."""
+        return self._require_open().capacity
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """Append spans and return the wanted logits; see ``Engine.extend``.
+
+        Returns:
+            [B, R, V] float32 on the host, valid until the next extend; later columns are padding.
+            Where no logits are wanted nothing is copied, and nothing is waited for.
+
+        Raises:
+            EngineError: a span breaks a limit (nothing was computed), or the library failed (the
+                given slots are undefined and must be extended from ``start`` 0).
+        """
+        shape = self._shape(spans)
+        profiles = self._plan(spans).entry.profiles
+        if any(not profile.broken_limits(shape) for profile in profiles):
+            return self._on_host(self._run(spans, shape), spans)
+        logits = np.zeros((*shape[::2], self._limits.vocab_size), dtype=np.float32)
+        for row, span in enumerate(spans):
+            alone = self._padded([span], len(span.tokens), span.num_logits)
+            found = self._on_host(self._run([span], alone), [span])
+            logits[row, : span.num_logits] = found[0, : span.num_logits]
+        return logits
+
+    def extend_on_device(
+        self, spans: Sequence[Span], given: Sequence[GivenTokens] = ()
+    ) -> DeviceTensor:
+        """Enqueue an extend whose logits stay, and some of whose tokens are, on the device.
+
+        Args:
+            spans: as for ``extend``; in place of given tokens any id may stand.
+            given: tokens that replace those of the spans.
+
+        Returns:
+            [B, R, V] float32, valid until the next extend of this engine that wants logits.
+
+        Raises:
+            EngineError: as ``extend``, or no plan profile holds all rows together.
+        """
+        shape = self._shape(spans)
+        return self._run(spans, shape, given)
+
+    def wait(self) -> None:
+        """Return when all that was enqueued on the device is done."""
+        self._device.wait()
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
+
+        Raises:
+            EngineError: there is no such path (nothing changed), or the library failed (the slot is
+                undefined and must be extended from ``start`` 0).
+        """
+        cache = self._require_open()
+        if self._trees is None:
+            raise EngineError(f"slot {slot}: this engine takes no trees")
+        self._trees.keep_path(cache, slot, path)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copy the first ``length`` cached tokens of one slot over another.
+
+        Raises:
+            EngineError: a slot is outside the engine, or the source holds fewer tokens.
+        """
+        cache = self._require_open()
+        check_move(source, destination, length, cache.lengths)
+        cache.move(source, destination, length)
+        if self._trees is not None:
+            self._trees.forget(destination)
+
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
+        cache = self._require_open()
+        if self._trees is not None:
+            self._trees.forget()
+        room = GROWTH_ROOM * cache.trim(lengths)
+        sizes = (plan.entry.capacity for plan in self._plans)
+        capacity = next((size for size in sizes if size >= room), cache.capacity)
+        if capacity < cache.capacity:
+            cache.resize(capacity)
+
+    def close(self) -> None:
+        """Free plans, caches and the device's memory; a later call raises EngineError."""
+        if self._cache is None:
+            return
+        self._device.wait()
+        self._cache.free()
+        self._cache = None
+        for plan in self._plans:
+            plan.close()
+        if self._trees is not None:
+            self._trees.close()
+        for piece in (self._uploads, self._inputs, self._downloads, self._logits, self._unread):
+            piece.free()
+        if self._owns_device:
+            self._device.close()
+
+    def _require_open(self) -> PlanCache:
+        if self._cache is None:
+            raise EngineError("this engine is closed")
+        return self._cache
+
+    def _plan(self, spans: Sequence[Span]) -> LoadedPlan:
+        capacity = self._require_open().capacity
+        if self._trees is not None and has_tree(spans):
+            return self._trees.plan(capacity)
+        return next(plan for plan in self._plans if plan.entry.capacity == capacity)
+
+    def _reserve(self, num_tokens: int) -> None:
+        cache = self._require_open()
+        if num_tokens > cache.capacity:
+            sizes = (plan.entry.capacity for plan in self._plans)
+            cache.resize(next(size for size in sizes if size >= num_tokens))
+
+    def _shape(self, spans: Sequence[Span]) -> Shape:
+        """Shape of spans that keep the limits, in a cache that has room for them."""
+        cache = self._require_open()
+        longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
+        shape = self._padded(spans, longest, most_wanted)
+        self._reserve(max(span.start for span in spans) + shape.tokens)
+        return shape
+
+    def _padded(self, spans: Sequence[Span], num_tokens: int, num_wanted: int) -> Shape:
+        """Shape with as many tokens and logits as the narrowest profile takes at least."""
+        profiles = self._plan(spans).entry.profiles
+        return Shape(
+            len(spans),
+            max(num_tokens, min(profile.tokens.least for profile in profiles)),
+            max(num_wanted, min(profile.wanted.least for profile in profiles)),
+        )
+
+    def _run(
+        self, spans: Sequence[Span], shape: Shape, given: Sequence[GivenTokens] = ()
+    ) -> DeviceTensor:
+        """Enqueue an extend of rows that one profile holds together."""
+        cache, plan = self._require_open(), self._plan(spans)
+        profile = profile_for(plan.entry.profiles, shape)
+        padding = padding_rows(
+            spans,
+            shape,
+            sizes=self._row_sizes,
+            lengths=cache.lengths,
+            capacity=cache.capacity,
+            profile=plan.entry.profiles[profile],
+        )
+        rows = [*spans, *padding]
+        shape = shape._replace(batch=len(rows))
+        arrays: dict[str, HostArray] = {**feeds_of(rows, shape)}
+        if self._trees is not None and has_tree(spans):
+            arrays |= self._trees.feeds(rows, shape)
+        feeds = self._inputs.take(self._uploads.put(arrays))
+        for tokens in given:
+            tokens.write(self._device, feeds[TOKENS])
+        for span in rows:
+            cache.begin_write(span.slot, span.start, shape.tokens)
+        for span in spans:
+            cache.lengths[span.slot] = 0
+        addresses = {name: tensor.pointer for name, tensor in feeds.items()}
+        pointers = cache.pointers(spans[0].slot)
+        addresses |= dict(zip(self._past_names, pointers, strict=True))
+        addresses |= dict(zip(self._present_names, pointers, strict=True))
+        row_logits = (shape.wanted, self._limits.vocab_size)
+        num_bytes = shape.batch * math.prod(row_logits) * _FLOAT32.itemsize
+        is_wanted = any(span.num_logits for span in spans)
+        addresses[LOGITS] = (self._logits if is_wanted else self._unread).take(num_bytes)
+        plan.run(profile, shape, addresses)
+        for span in spans:
+            cache.lengths[span.slot] = num_valid(span)
+        if self._trees is not None:
+            self._trees.note(spans)
+        return DeviceTensor(addresses[LOGITS], (len(spans), *row_logits), _FLOAT32)
+
+    def _on_host(self, logits: DeviceTensor, spans: Sequence[Span]) -> FloatArray:
+        if not any(span.num_logits for span in spans):
+            return np.zeros((logits.shape[0], 0, logits.shape[2]), dtype=np.float32)
+        found: FloatArray = self._downloads.get([logits])[0]
+        return found

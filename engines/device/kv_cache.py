@@ -1,0 +1,133 @@
+"""Keys and values of all slots in a device's memory, for graphs that write them in place.
+
+Layout and invariants are those of ``engines.kv_cache``; elements have two or four bytes, nothing is
+ever copied over the host, and what must be cleared or moved is enqueued on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.device.base import ALIGNMENT, PlanDevice, Rows
+
+
+class PlanCache:
+    """Buffers of one model's slots, and how many tokens of each slot are valid or written.
+
+    Args:
+        device: whose memory it is.
+        entry: of the model.
+        max_batch: slots.
+        item_bytes: size of an element.
+        capacity: S to begin with.
+    """
+
+    def __init__(
+        self,
+        device: PlanDevice,
+        entry: ModelEntry,
+        *,
+        max_batch: int,
+        item_bytes: int,
+        capacity: int,
+    ) -> None:
+        self.lengths = [0] * max_batch
+        self.capacity = capacity
+        self._device = device
+        self._num_heads = entry.num_kv_heads
+        self._token_bytes = entry.head_size * item_bytes
+        self._written = [0] * max_batch
+        size = self._buffer_bytes(capacity)
+        # Key and value of layer 0, of layer 1, ...
+        self._buffers = [device.allocate(size) for _ in range(2 * entry.num_layers)]
+
+    def pointers(self, slot: int) -> list[int]:
+        """[2 L] addresses of a slot's row: key.0, value.0, key.1, value.1 ..."""
+        offset = slot * self._row_bytes(self.capacity)
+        assert offset % ALIGNMENT == 0
+        return [buffer + offset for buffer in self._buffers]
+
+    def resize(self, capacity: int) -> None:
+        """Move all slots into buffers of another capacity; what has no room there is forgotten.
+
+        The new buffers are all there, and filled, before the first is replaced: if they cannot be
+        had, nothing has changed.
+        """
+        old_pitch = self.capacity * self._token_bytes
+        new_pitch = capacity * self._token_bytes
+        buffers: list[int] = []
+        try:
+            for old in self._buffers:
+                buffers.append(self._device.allocate(self._buffer_bytes(capacity)))
+                self._device.copy_rows(
+                    Rows(buffers[-1], new_pitch),
+                    Rows(old, old_pitch),
+                    width=min(old_pitch, new_pitch),
+                    rows=len(self.lengths) * self._num_heads,
+                )
+        except Exception:
+            self._free(buffers)
+            raise
+        replaced, self._buffers = self._buffers, buffers
+        self.capacity = capacity
+        self._written = [min(end, capacity) for end in self._written]
+        self._free(replaced)
+
+    def trim(self, lengths: Sequence[int]) -> int:
+        """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
+
+        Returns:
+            Tokens of the longest slot.
+        """
+        kept = [min(held, length) for held, length in zip(self.lengths, lengths, strict=False)]
+        self.lengths[:] = (*kept, *[0] * (len(self.lengths) - len(kept)))
+        return max(kept, default=0)
+
+    def begin_write(self, slot: int, start: int, num_tokens: int) -> None:
+        """Clear what lies beyond an extend about to write ``[start, start + num_tokens)``."""
+        end = start + num_tokens
+        self._clear(slot, end, self._written[slot])
+        self._written[slot] = end
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Copy the first ``length`` tokens of one slot over another."""
+        if source != destination:
+            pitch = self.capacity * self._token_bytes
+            pairs = zip(self.pointers(source), self.pointers(destination), strict=True)
+            for from_pointer, to_pointer in pairs:
+                self._device.copy_rows(
+                    Rows(to_pointer, pitch),
+                    Rows(from_pointer, pitch),
+                    width=length * self._token_bytes,
+                    rows=self._num_heads,
+                )
+            self._clear(destination, length, self._written[destination])
+            self._written[destination] = length
+        self.lengths[destination] = length
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._free(self._buffers)
+        self._buffers = []
+
+    def _free(self, buffers: Sequence[int]) -> None:
+        for buffer in buffers:
+            self._device.free(buffer)
+
+    def _clear(self, slot: int, begin: int, end: int) -> None:
+        if begin >= end:
+            return
+        pitch = self.capacity * self._token_bytes
+        for pointer in self.pointers(slot):
+            self._device.zero_rows(
+                Rows(pointer + begin * self._token_bytes, pitch),
+                width=(end - begin) * self._token_bytes,
+                rows=self._num_heads,
+            )
+
+    def _row_bytes(self, capacity: int) -> int:
+        return self._num_heads * capacity * self._token_bytes
+
+    def _buffer_bytes(self, capacity: int) -> int:
+        return len(self.lengths) * self._row_bytes(capacity)

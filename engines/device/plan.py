@@ -1,0 +1,31 @@
+"""What an engine over plans asks of one plan, whatever library runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from outrider.engines.bundle.plans import PlanEntry, Shape
+
+
+class LoadedPlan(Protocol):
+    """One plan on a device."""
+
+    @property
+    def entry(self) -> PlanEntry:
+        """What the manifest says of it."""
+        ...
+
+    def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:
+        """Enqueue the graph.
+
+        Args:
+            profile: index into ``entry.profiles``; it holds the shape.
+            shape: rows, tokens and wanted logits.
+            addresses: of every input and output by name; a cache's past and present are the same.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what the plan holds on the device."""
+        ...

@@ -1,0 +1,1 @@
+"""The sampler as graphs on the engines' device."""

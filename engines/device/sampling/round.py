@@ -1,0 +1,174 @@
+"""A round of the device sampler, from its first draft to its verdicts without a value on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from outrider.engines.base import EngineError, FloatArray, IntArray
+from outrider.engines.device.base import DeviceTensor
+from outrider.engines.device.sampling import tensors as names
+from outrider.engines.device.sampling.answers import Tops, add_tops, read_answer
+from outrider.engines.device.sampling.rows import (
+    Feeds,
+    Shape,
+    describe,
+    describe_judgement,
+    describe_proposal,
+    race_addresses,
+    races,
+    variant_for,
+)
+from outrider.engines.device.sampling.runner import SamplerRunner
+from outrider.engines.device.sampling.tensors import Variant
+from outrider.engines.device.transfers import Coming, HostArray
+from outrider.engines.sampling.base import SamplingRow, Verdict
+from outrider.engines.sampling.noise import NoiseSource
+
+Logits: TypeAlias = FloatArray | DeviceTensor
+
+
+class DeviceRound:
+    """Proposals and the judgement of one round, chained on the device; see ``GraphSampler.begin``.
+
+    Args:
+        rows: those to serve; row b of every tensor is slot ``rows[0].slot - rows[0].index + b``.
+        gamma: positions, less one.
+        race_noise: where shared exponentials come from; None for the graph that draws them.
+
+    Raises:
+        EngineError: more draft tokens than laws can be kept for.
+    """
+
+    def __init__(
+        self,
+        runner: SamplerRunner,
+        noise: NoiseSource,
+        rows: Sequence[SamplingRow],
+        *,
+        gamma: int,
+        race_noise: NoiseSource | None,
+    ) -> None:
+        longest = max(gamma, *(len(row.draft_tokens) for row in rows))
+        if longest > gamma or longest >= runner.depth:
+            raise EngineError(f"{longest} draft tokens: at most {min(gamma, runner.depth - 1)}")
+        self.num_rows = 1 + max(row.index for row in rows)
+        self._runner, self._noise, self._rows = runner, noise, rows
+        self._race_noise = race_noise
+        self._shape = Shape(
+            num_rows=self.num_rows,
+            num_positions=gamma + 1,
+            depth=runner.depth,
+            vocab_size=runner.vocab_size,
+        )
+        self._variant = variant_for(rows, vocab_size=runner.vocab_size)
+        self._feeds = describe(rows, self._shape, self._variant)
+        self._draft_tokens: HostArray | DeviceTensor = self._feeds[names.DRAFT_TOKENS]
+
+    def propose(self, logits: Logits, depths: IntArray) -> DeviceTensor:
+        """Draw one draft token per row; the next call and ``judge`` see it.
+
+        Args:
+            logits: [B, any, V of the draft] float32; column 0 of each row is used.
+            depths: [len(rows)] int64, draft tokens of each row before this one.
+
+        Returns:
+            [B, 1] int64 on the device: what the draft model is fed next.
+        """
+        feeds = describe_proposal(self._feeds, self._rows, self._shape, self._noise, depths)
+        spans = [range(depth, depth + 1) for depth in depths.tolist()]
+        outputs = self._run(names.propose_file(self._variant), logits, feeds, spans)
+        self._draft_tokens = outputs[names.NEW_DRAFT_TOKENS]
+        return outputs[names.NEXT_TOKENS]
+
+    def judge(self, logits: Logits, gammas: IntArray) -> DeviceTensor:
+        """Judge what was drafted.
+
+        Args:
+            logits: [B, R, V] float32 of the target, R = gamma + 1.
+            gammas: [len(rows)] int64, draft tokens of each row.
+
+        Returns:
+            [B, 4 + R] int64 on the device; see ``verdicts``.
+        """
+        feeds = describe_judgement(self._feeds, self._rows, self._shape, self._noise, gammas)
+        spans = [range(gamma + 1) for gamma in gammas.tolist()]
+        outputs = self._run(names.judge_file(self._variant), logits, feeds, spans)
+        return outputs[names.ANSWERS]
+
+    def verdicts(self, answers: DeviceTensor, gammas: IntArray) -> list[Verdict]:
+        """What ``judge`` answered, copied to the host: a round's one synchronisation."""
+        return self._read(self._runner.read([answers])[0], gammas)
+
+    def send(self, answers: DeviceTensor) -> Coming:
+        """Send what ``judge`` answered to the host, and what was drafted in the same copy."""
+        drafted = self._draft_tokens
+        return self._runner.send(
+            [answers] if isinstance(drafted, np.ndarray) else [answers, drafted]
+        )
+
+    def receive(self, coming: Coming, gammas: IntArray) -> list[tuple[tuple[int, ...], Verdict]]:
+        """Each row's draft and verdict, once they are there: a round's one synchronisation."""
+        drafted = self._draft_tokens
+        arrays = coming.arrays()
+        found, tokens = (*arrays, drafted) if isinstance(drafted, np.ndarray) else arrays
+        verdicts = self._read(found, gammas)
+        return [
+            (tuple(tokens[row.index, :gamma].tolist()), verdict)
+            for row, gamma, verdict in zip(self._rows, gammas.tolist(), verdicts, strict=True)
+        ]
+
+    @property
+    def draft_tokens(self) -> DeviceTensor | None:
+        """[B, R] int64 on the device, what was drafted so far; None before the first proposal."""
+        return None if isinstance(self._draft_tokens, np.ndarray) else self._draft_tokens
+
+    def with_tops(
+        self, verdicts: Sequence[Verdict], logits: Logits, emitted: Sequence[tuple[int, ...]]
+    ) -> list[Verdict]:
+        """Verdicts with what rows ask for of the raw logits: log-probabilities and choices.
+
+        Raises:
+            EngineError: a row asks for more entries than the graph finds.
+        """
+        if all(row.num_logprobs is None and row.num_choices == 0 for row in self._rows):
+            return list(verdicts)
+        tokens = np.zeros((self.num_rows, self._shape.num_positions), dtype=np.int64)
+        for row, run in zip(self._rows, emitted, strict=True):
+            tokens[row.index, : len(run)] = run
+        feeds = {names.LOGITS: logits, names.EMITTED: tokens}
+        outputs = self._runner.run(names.LOGPROBS_FILE, feeds, slot=0, num_rows=self.num_rows)
+        logprobs, ids, top_logprobs = self._runner.read(
+            [outputs[name] for name in (names.LOGPROBS, names.TOP_IDS, names.TOP_LOGPROBS)]
+        )
+        tops = Tops(logprobs=logprobs, ids=ids, top_logprobs=top_logprobs)
+        return [
+            add_tops(verdict, row, tops) for row, verdict in zip(self._rows, verdicts, strict=True)
+        ]
+
+    def _read(self, answers: IntArray, gammas: IntArray) -> list[Verdict]:
+        return [
+            read_answer(row, answers[row.index].tolist(), gamma)
+            for row, gamma in zip(self._rows, gammas.tolist(), strict=True)
+        ]
+
+    def _run(
+        self, file: str, logits: Logits, feeds: Feeds, spans: Sequence[range]
+    ) -> dict[str, DeviceTensor]:
+        """Run a graph on logits; ``spans`` are the depths at which each row may race."""
+        given = {**feeds, names.LOGITS: logits, names.DRAFT_TOKENS: self._draft_tokens}
+        if self._variant is Variant.RACE:
+            is_judging = file == names.judge_file(self._variant)
+            width = self._shape.num_positions if is_judging else 1
+            given[names.RACES] = self._races(spans, width)
+        slot = self._rows[0].slot - self._rows[0].index
+        return self._runner.run(file, given, slot=slot, num_rows=self.num_rows)
+
+    def _races(self, spans: Sequence[range], width: int) -> Logits:
+        """[B, width, V] float32, from the host or drawn on the device."""
+        if self._race_noise is not None:
+            return races(self._rows, self._shape, self._race_noise, spans, width)
+        addresses = race_addresses(self._rows, self._shape, spans, width)
+        outputs = self._runner.run(names.NOISE_FILE, addresses, slot=0, num_rows=self.num_rows)
+        return outputs[names.RACES]

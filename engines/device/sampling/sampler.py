@@ -1,0 +1,163 @@
+"""The sampler of accelerators: ONNX graphs over logits that stay where they are.
+
+The same laws, modes and noise as ``engines.sampling.cpu_sampler``. Greedy and ``seed_stable`` tokens are the
+same from both, unless float32 rounding reverses two that are nearly equal. Where a number draws a
+token, the graphs lay the tokens out by id and that sampler by rank, so the law is the same and the
+tokens of a seed are not. What reaches the host per step is one tensor of integers per row.
+
+``Sampler``'s two methods hand their answers to the host at once. A ``DeviceRound`` takes the same
+steps without: gamma proposals and the judgement follow one another on the device, each reading what
+the one before wrote, because all noise and all parameters are known before the first.
+
+Not thread-safe: the thread that owns the engines owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+from outrider.engines.base import EngineError, FloatArray
+from outrider.engines.device.base import PlanDevice
+from outrider.engines.device.sampling import tensors as names
+from outrider.engines.device.sampling.lists import why_too_long
+from outrider.engines.device.sampling.round import DeviceRound
+from outrider.engines.device.sampling.runner import SamplerGraph, SamplerRunner
+from outrider.engines.sampling.base import SamplingLaw, SamplingRow, Verdict
+from outrider.engines.sampling.noise import CounterNoise, NoiseSource
+
+
+class GraphSampler:
+    """Implements ``engines.sampling.base.Sampler`` with the graphs of ``export.sampler_graphs``.
+
+    Args:
+        open_graph: loads one of the graphs by its file name.
+        max_batch: slots, an upper bound of ``SamplingRow.slot``.
+        max_gamma: draft tokens of a row at most; the one the graphs were made for.
+        vocab_size: V of the target, likewise.
+        device: where they run, together with the engines; stays the caller's.
+        noise: where random numbers come from.
+        draws_races: whether the noise of shared races, V numbers per position, is drawn by a graph
+            instead of ``noise``, whose words it has to the bit, and is never uploaded. None: except
+            on the host, where the graph takes 385 ms at V = 151,936 and numpy 0.4.
+        list_limits: longest lists of a law that the graphs take, by axis; empty for any.
+        scratch: memory of the device that the graphs share, freed with the sampler; None for none.
+    """
+
+    def __init__(
+        self,
+        open_graph: Callable[[str], SamplerGraph],
+        *,
+        max_batch: int,
+        max_gamma: int,
+        vocab_size: int,
+        device: PlanDevice,
+        noise: NoiseSource | None = None,
+        draws_races: bool | None = None,
+        list_limits: Mapping[str, int] = MappingProxyType({}),
+        scratch: int | None = None,
+    ) -> None:
+        self._noise: NoiseSource = CounterNoise() if noise is None else noise
+        self._runner = SamplerRunner(
+            open_graph,
+            max_batch=max_batch,
+            depth=names.kept_depth(max_gamma),
+            vocab_size=vocab_size,
+            device=device,
+        )
+        self._list_limits = list_limits
+        self._scratch = scratch
+        self._draws_races = device.kind != "cpu" if draws_races is None else draws_races
+
+    def why_not(self, law: SamplingLaw) -> str:
+        """Why rows of a law cannot be sampled here, in words; empty where they can."""
+        return why_too_long(law, self._list_limits)
+
+    def propose(
+        self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
+    ) -> list[int]:
+        """Draw one draft token per row; see ``engines.sampling.base.Sampler``.
+
+        Raises:
+            EngineError: ``vocab_size`` is not the one of the graphs, a draft is longer than
+                ``max_gamma``, or a graph failed.
+        """
+        if vocab_size != self._runner.vocab_size:
+            known = self._runner.vocab_size
+            raise EngineError(f"vocab_size {vocab_size}: the sampler's graphs are for {known}")
+        tokens: dict[int, int] = {}
+        for places, first, group in _groups(rows):
+            depths = np.array([len(row.draft_tokens) for row in group])
+            step = self._round(group, int(depths.max()) + 1)
+            part = logits[first : first + step.num_rows]
+            drawn = self._runner.read([step.propose(np.ascontiguousarray(part), depths)])[0]
+            for place, row in zip(places, group, strict=True):
+                tokens[place] = int(drawn[row.index, 0])
+        return [tokens[place] for place in range(len(rows))]
+
+    def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
+        """Judge whole drafts; see ``engines.sampling.base.Sampler``.
+
+        Raises:
+            EngineError: a draft is longer than ``max_gamma``, or a graph failed.
+        """
+        verdicts: dict[int, Verdict] = {}
+        for places, first, group in _groups(rows):
+            gammas = np.array([len(row.draft_tokens) for row in group])
+            width = min(logits.shape[1], self._runner.depth)
+            step = self._round(group, width - 1)
+            part = np.ascontiguousarray(logits[first : first + step.num_rows, :width])
+            found = step.verdicts(step.judge(part, gammas), gammas)
+            emitted = [
+                (*row.draft_tokens[: verdict.num_accepted], verdict.next_token or 0)
+                for row, verdict in zip(group, found, strict=True)
+            ]
+            complete = step.with_tops(found, part, emitted)
+            verdicts.update(zip(places, complete, strict=True))
+        return [verdicts[place] for place in range(len(rows))]
+
+    def begin(self, rows: Sequence[SamplingRow], *, gamma: int) -> DeviceRound:
+        """A round of which nothing reaches the host before ``DeviceRound.verdicts``.
+
+        Args:
+            rows: row b of every tensor is slot ``first + b``, as engines have it; no drafts yet.
+            gamma: draft tokens that will be proposed at most, 0..max_gamma.
+
+        Raises:
+            EngineError: rows and slots do not lie alike, or ``gamma`` is too large.
+        """
+        if len({row.slot - row.index for row in rows}) != 1:
+            raise EngineError("rows of a round on the device must lie as their slots do")
+        return self._round(rows, gamma)
+
+    def close(self) -> None:
+        """Free the device's memory."""
+        self._runner.close()
+        if self._scratch is not None:
+            self._runner.device.free(self._scratch)
+            self._scratch = None
+
+    def _round(self, rows: Sequence[SamplingRow], gamma: int) -> DeviceRound:
+        noise = None if self._draws_races else self._noise
+        return DeviceRound(self._runner, self._noise, rows, gamma=gamma, race_noise=noise)
+
+
+def _groups(
+    rows: Sequence[SamplingRow],
+) -> Iterator[tuple[list[int], int, list[SamplingRow]]]:
+    """Rows that lie as their slots do: their places in ``rows``, the index of the first, and they.
+
+    The first becomes row 0 of its group.
+    """
+    groups: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(row.slot - row.index, []).append(place)
+    for places in groups.values():
+        first = min(rows[place].index for place in places)
+        yield (
+            places,
+            first,
+            [replace(rows[place], index=rows[place].index - first) for place in places],
+        )

@@ -1,0 +1,88 @@
+"""The tensors of one call of a model's graph: what lies at which address, of which shape and type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from outrider.engines.base import IntArray, Span
+from outrider.engines.bundle.manifest import (
+    ANCESTORS,
+    COLUMNS,
+    LOGIT_POSITIONS,
+    LOGITS,
+    POSITIONS,
+    START,
+    TOKENS,
+    ModelEntry,
+    key_name,
+    new_key_name,
+    new_value_name,
+    value_name,
+)
+from outrider.engines.bundle.plans import PlanEntry, Shape
+from outrider.engines.device.base import Call, DeviceTensor
+from outrider.engines.kv_cache import cache_names
+
+# Of the caches. NumPy has no bfloat16; two bytes that nobody computes with stand for it.
+CACHE_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+    "float8": np.dtype(np.float16),
+}
+_INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
+
+
+class ModelTensors:
+    """Describes the calls of one plan.
+
+    Args:
+        model: entry of the model.
+        entry: of the plan; its capacity and precision are those of the caches.
+    """
+
+    def __init__(self, model: ModelEntry, entry: PlanEntry) -> None:
+        self._vocab_size = model.vocab_size
+        self._dtype = CACHE_DTYPES[entry.precision]
+        self._row = (model.num_kv_heads, entry.capacity, model.head_size)
+        pasts = cache_names(model.num_layers, key_name, value_name)
+        presents = cache_names(model.num_layers, new_key_name, new_value_name)
+        self.pairs = list(zip(pasts, presents, strict=True))
+        self._caches = (*pasts, *presents)
+
+    def call(self, shape: Shape, addresses: Mapping[str, int]) -> Call:
+        """A call of the plan; addresses come in the same order every time."""
+        key = (self._row, shape, *addresses.values())
+        return Call(key, lambda: self.describe(shape, addresses))
+
+    def describe(self, shape: Shape, addresses: Mapping[str, int]) -> dict[str, DeviceTensor]:
+        """Every input and output that has an address, by name."""
+        batch, tokens, wanted = shape
+        kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+            TOKENS: ((batch, tokens), _INT64),
+            START: ((batch,), _INT64),
+            LOGIT_POSITIONS: ((batch, wanted), _INT64),
+            POSITIONS: ((batch, tokens), _INT64),
+            ANCESTORS: ((batch, tokens, tokens), _BOOL),
+            # Of a path that is kept, its tokens.
+            COLUMNS: ((tokens,), _INT64),
+            LOGITS: ((batch, wanted, self._vocab_size), _FLOAT32),
+        }
+        kinds |= dict.fromkeys(self._caches, ((batch, *self._row), self._dtype))
+        return {name: DeviceTensor(pointer, *kinds[name]) for name, pointer in addresses.items()}
+
+
+def feeds_of(spans: Sequence[Span], shape: Shape) -> dict[str, IntArray]:
+    """The integers of a call; a row's last token and last wanted position repeat as padding."""
+    tokens = np.zeros((shape.batch, shape.tokens), dtype=np.int64)
+    positions = np.zeros((shape.batch, shape.wanted), dtype=np.int64)
+    for row, span in enumerate(spans):
+        num_tokens = len(span.tokens)
+        tokens[row] = span.tokens[-1] if span.tokens else 0
+        tokens[row, :num_tokens] = span.tokens
+        positions[row] = max(0, num_tokens - 1)
+        positions[row, : span.num_logits] = range(num_tokens - span.num_logits, num_tokens)
+    starts = np.array([span.start for span in spans], dtype=np.int64)
+    return {TOKENS: tokens, START: starts, LOGIT_POSITIONS: positions}

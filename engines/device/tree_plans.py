@@ -1,0 +1,88 @@
+"""Plans that verify trees and keep their paths: what they are called and which shapes they are for.
+
+Pure; what a plan is, ``engines.bundle.plans`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.engines.bundle.manifest import KEEP_PATH_FILE, TREE_FILE, Manifest, ModelEntry
+from outrider.engines.bundle.plans import DEFAULT_OPT_BATCH, PlanEntry, Profile, Range, why_unfit
+
+TREE, KEEP = "tree", "keep"
+# Where the kernels are tuned: tokens of a tree, and tokens of a path that have to be moved.
+DEFAULT_OPT_NODES = 16
+DEFAULT_OPT_KEPT = 4
+
+
+def tree_part(part: str) -> str:
+    """Part of the plan that verifies trees with a model's part, "target" or "draft"."""
+    return f"{part}/{TREE_FILE}"
+
+
+def keep_part(part: str) -> str:
+    """Part of the plan that keeps the paths of a model's trees."""
+    return f"{part}/{KEEP_PATH_FILE}"
+
+
+def tree_profile(
+    manifest: Manifest, model: ModelEntry, *, opt_batch: int = DEFAULT_OPT_BATCH
+) -> Profile:
+    """The one profile of a plan that verifies trees, from the limits of its bundle.
+
+    Args:
+        manifest: of the bundle.
+        model: which takes trees.
+        opt_batch: rows to tune for; cut to the bundle's.
+    """
+    most = model.max_tree_nodes
+    tuned = min(DEFAULT_OPT_NODES, most)
+    return Profile(
+        name=TREE,
+        batch=Range(1, min(opt_batch, manifest.max_batch), manifest.max_batch),
+        tokens=Range(2, tuned, most),
+        # One logit of one row alone would take another kernel on the host.
+        wanted=Range(2, tuned, most),
+    )
+
+
+def keep_profile(model: ModelEntry) -> Profile:
+    """The one profile of a plan that keeps a path: its tokens are those that must be moved."""
+    most = model.max_tree_nodes - 1
+    return Profile(
+        name=KEEP,
+        batch=Range(1, 1, 1),
+        tokens=Range(1, min(DEFAULT_OPT_KEPT, most), most),
+        wanted=Range(1, 1, 1),
+    )
+
+
+def tree_entries(
+    plans: Sequence[PlanEntry],
+    part: str,
+    *,
+    precision: str,
+    flavour: str,
+    version: str,
+    compute_capability: str,
+) -> tuple[list[PlanEntry], list[PlanEntry]]:
+    """Plans of a bundle that take trees beside a model's plans of one precision.
+
+    Returns:
+        Those that verify and those that keep, by ascending capacity, of the same capacities; none
+        where the bundle has none that run here.
+    """
+    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
+    found = [
+        {
+            plan.capacity: plan
+            for plan in plans
+            if plan.part == wanted
+            and plan.precision == precision
+            and not why_unfit(plan, **machine)
+        }
+        for wanted in (tree_part(part), keep_part(part))
+    ]
+    sizes = sorted(found[0].keys() & found[1].keys())
+    return [found[0][size] for size in sizes], [found[1][size] for size in sizes]

@@ -1,0 +1,1 @@
+"""ONNX Runtime, on the host and through its CUDA provider."""

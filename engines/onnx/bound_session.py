@@ -1,0 +1,79 @@
+"""An ONNX Runtime session run over tensors of a device, with what was bound kept for the next time.
+
+Where the caller asks for it, runs are recorded as CUDA graphs by the library: it replays a recording
+without looking at what is bound, so every set of addresses and shapes has a number of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+import onnxruntime
+from outrider.engines.device.base import Call, DeviceTensor, PlanDevice
+from outrider.engines.onnx.session import enqueue
+
+_MAX_BINDINGS = 512
+# The library keeps every recording of a session for good.
+_MAX_RECORDINGS = 128
+_NOT_RECORDED = -1
+
+
+class BoundSession:
+    """A session over one device's memory.
+
+    Args:
+        session: whose provider is the device's.
+        device: that all tensors lie on.
+        records: whether the provider was opened to record CUDA graphs.
+    """
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, device: PlanDevice, *, records: bool = False
+    ) -> None:
+        self._session = session
+        self._place = (device.kind, device.index)
+        self._records = records
+        self._bindings: dict[Hashable, onnxruntime.IOBinding] = {}
+        self._recordings: dict[Hashable, int] = {}
+        self.inputs = frozenset(tensor.name for tensor in session.get_inputs())
+        self.outputs = tuple(tensor.name for tensor in session.get_outputs())
+
+    def run(self, call: Call, *, may_record: bool = True) -> None:
+        """Enqueue the graph.
+
+        Args:
+            call: its tensors.
+            may_record: whether this very call comes again and again.
+
+        Raises:
+            EngineError: the library refuses, in its own words.
+        """
+        binding = self._bindings.get(call.key)
+        if binding is None:
+            if len(self._bindings) >= _MAX_BINDINGS:
+                self._bindings.clear()
+            binding = self._bindings[call.key] = self._bind(call.describe())
+        recording = self._recording(call.key, may_record) if self._records else None
+        enqueue(self._session, binding, recording=recording)
+
+    def close(self) -> None:
+        """Drop what is bound."""
+        self._bindings.clear()
+        self._recordings.clear()
+
+    def _recording(self, key: Hashable, may_record: bool) -> int:
+        """Number of the recording of a call."""
+        number = self._recordings.get(key)
+        if number is not None:
+            return number
+        if not may_record or len(self._recordings) >= _MAX_RECORDINGS:
+            return _NOT_RECORDED
+        number = self._recordings[key] = len(self._recordings)
+        return number
+
+    def _bind(self, tensors: Mapping[str, DeviceTensor]) -> onnxruntime.IOBinding:
+        binding = self._session.io_binding()
+        for name, tensor in tensors.items():
+            bind = binding.bind_input if name in self.inputs else binding.bind_output
+            bind(name, *self._place, tensor.dtype.type, tensor.shape, tensor.pointer)
+        return binding

@@ -1,0 +1,146 @@
+"""The calls of a model on the CPU: bound once per shape and kept."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import onnxruntime
+from outrider.engines.base import EngineLimits
+from outrider.engines.buffers import elements
+from outrider.engines.bundle.manifest import (
+    LOGIT_POSITIONS,
+    LOGITS,
+    START,
+    TOKENS,
+    key_name,
+    new_key_name,
+    new_value_name,
+    value_name,
+)
+from outrider.engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
+from outrider.engines.onnx.bound_call import PaddedCall
+from outrider.engines.onnx.packed_calls import (
+    BoundCaches,
+    KeptValues,
+    PackedCall,
+    PackedMemory,
+    value_over,
+)
+from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
+from outrider.engines.onnx.trees import TreeGraphs
+
+# A server sees few decode and verify shapes but many prefill tails and ragged batches; beyond this many the kept
+# calls are dropped and built anew.
+_MAX_CALLS = 512
+
+Call = PaddedCall | PackedCall
+
+
+class OnnxCalls:
+    """Calls over one cache, and the one buffer of logits that they share.
+
+    Args:
+        session: over the graph of chains.
+        packed: what that graph asks for where it packs its rows, else None.
+        trees: for calls in which some row is a tree, if there are any.
+        cache: of the model.
+        num_layers: L.
+        limits: of the engine.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        *,
+        packed: PackedGraph | None,
+        trees: TreeGraphs | None,
+        cache: KvCache,
+        num_layers: int,
+        limits: EngineLimits,
+    ) -> None:
+        self._session, self._packed, self._trees = session, packed, trees
+        self._cache, self._limits = cache, limits
+        self._past_names = cache_names(num_layers, key_name, value_name)
+        self._present_names = cache_names(num_layers, new_key_name, new_value_name)
+        self._calls: dict[tuple[int, bool, PackedShape], Call] = {}
+        self._caches = KeptValues[tuple[int, int], BoundCaches](lambda slots: self._cached(*slots))
+        self._logits = zeros((MIN_SPAN, limits.vocab_size))
+        self._memory = None if packed is None else PackedMemory(packed, limits, least_rows=1)
+
+    def pad_single_rows(self) -> None:
+        """Have packed rows, and wanted ones, be at least two."""
+        self.clear()
+        if self._packed is not None:
+            self._memory = PackedMemory(self._packed, self._limits, least_rows=MIN_SPAN)
+
+    def clear(self) -> None:
+        """Forget all calls, whose memory is about to go."""
+        self._calls.clear()
+        self._caches.clear()
+
+    def sizes(self) -> list[PackedShape]:
+        """Of the calls that are kept."""
+        return [sizes for _, _, sizes in self._calls]
+
+    def of(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
+        """The call of a shape from a slot on, for the capacity of now."""
+        key = slot, is_tree, sizes
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= _MAX_CALLS:
+                self._calls.clear()
+            call = self._bound(slot, sizes, is_tree=is_tree)
+            self._calls[key] = call
+        return call
+
+    def _bound(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
+        memory, caches = self._memory, self._caches[slot, sizes.num_rows]
+        if memory is None or is_tree:
+            return self._padded_call(caches, sizes, self._trees if is_tree else None)
+        if memory.reserve(sizes):
+            self._calls.clear()
+        return PackedCall(self._session, caches, memory, sizes, capacity=self._cache.capacity)
+
+    def _padded_call(
+        self, caches: BoundCaches, sizes: PackedShape, trees: TreeGraphs | None
+    ) -> PaddedCall:
+        self._reserve_logits(sizes)
+        session = self._session if trees is None else trees.session
+        binding = session.io_binding()
+        num_rows, num_tokens, num_wanted, _, _ = sizes
+        inputs = {
+            TOKENS: np.zeros((num_rows, num_tokens), dtype=np.int64),
+            START: np.zeros(num_rows, dtype=np.int64),
+            LOGIT_POSITIONS: np.zeros((num_rows, num_wanted), dtype=np.int64),
+        }
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        caches.bind(binding)
+        logits = self._logits[: num_rows * num_wanted].reshape(num_rows, num_wanted, -1)
+        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        return PaddedCall(
+            run=partial(session.run_with_iobinding, binding),
+            num_tokens=num_tokens,
+            tokens=elements(inputs[TOKENS]),
+            start=elements(inputs[START]),
+            logit_positions=elements(inputs[LOGIT_POSITIONS]),
+            logits=logits,
+            wanted=[None] * num_rows,
+            last_position=self._limits.max_context - 1,
+            tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
+        )
+
+    def _cached(self, slot: int, num_rows: int) -> BoundCaches:
+        values = [value_over(array) for array in self._cache.arrays(slot, num_rows)]
+        return BoundCaches(
+            past=list(zip(self._past_names, values, strict=True)),
+            present=list(zip(self._present_names, values, strict=True)),
+        )
+
+    def _reserve_logits(self, sizes: PackedShape) -> None:
+        """Make the buffer of logits large enough for a call that packs no rows."""
+        num_logits = sizes.num_rows * sizes.num_wanted
+        if num_logits > len(self._logits):
+            self._calls.clear()
+            self._logits = zeros((num_logits, self._limits.vocab_size))

@@ -1,0 +1,243 @@
+"""Models on ONNX Runtime's CPU provider; ``engines.onnx.device_plan`` has the others.
+
+The cache's memory is bound both as the graph's past and as its present, so that a step writes its
+few new keys and values in place. What a call costs beside the graph is Python, so everything that
+depends on shapes only (a ``Call``) is built once per shape and kept.
+
+Bits: products of one row may take other kernels than products of many. Attention's are per row, and
+the graph sees to them (``ModelEntry.narrowest_span``), or else every call has two columns. Whether
+those with weights do is found out when a model is opened (``engines.onnx.batch_invariance``); if so, a row
+alone is padded to two. Where rows are packed (``engines.onnx.packed_inputs``) that is all the padding that weights
+multiply. Above that ONNX Runtime's CPU kernels give a row the same bits whatever is
+beside it (I2), since the export admits no operator that rounds by an element's place in
+its tensor (``export.graph.to_onnx``), and in all graphs: causal (``model.onnx``), the same with packed rows and
+shared cache heads read once (``grouped.onnx``, run instead where the bundle has it) and masked
+(``tree.onnx``, run only where a row is a tree).
+
+Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
+columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnxruntime
+from outrider.engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
+from outrider.engines.bundle.manifest import GROUPED_FILE, Bundle, ModelEntry
+from outrider.engines.huge_pages import HugePages
+from outrider.engines.kv_cache import MIN_SPAN, KvCache
+from outrider.engines.onnx.batch_invariance import have_single_rows_same_bits
+from outrider.engines.onnx.calls import OnnxCalls
+from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
+from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
+from outrider.engines.onnx.trees import TreeGraphs
+from outrider.engines.spans import check_kept_path, check_move, check_spans, num_valid
+
+# Logits of a call over all its rows.
+_MIN_WANTED = 2
+
+
+class OnnxEngine:
+    """One model of a bundle with its KV cache.
+
+    Args:
+        bundle: a verified bundle (``load_bundle``), so that the graph's weights are its own.
+        entry: which of its models.
+        num_threads: of the pool that all sessions of the process share; two pools that spin on
+            the same cores run speculation at 0.8x of plain decoding instead of 1.9x.
+        max_batch: slots; None for all the bundle allows.
+        with_trees: load the tree graphs too, if there are any; the weights are in memory twice.
+
+    Raises:
+        BundleError: a graph does not fit its entry.
+        EngineError: the library cannot load it, or the shared pool has another size already.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        entry: ModelEntry,
+        *,
+        num_threads: int = 2,
+        max_batch: int | None = None,
+        with_trees: bool = False,
+    ) -> None:
+        manifest = bundle.manifest
+        if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
+            raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
+        self._limits = EngineLimits(
+            max_batch=max_batch or manifest.max_batch,
+            max_context=manifest.max_context,
+            max_extend=manifest.max_extend,
+            vocab_size=entry.vocab_size,
+            max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
+        )
+        huge_pages = HugePages()
+        path = bundle.host_path(entry)
+        self._session: onnxruntime.InferenceSession | None = open_session(
+            path, num_threads=num_threads
+        )
+        self._packed = _packed_graph(self._session, entry, path, self._limits)
+        extra = frozenset() if self._packed is None else self._packed.extra_inputs
+        check_graph(self._session, entry, file=path.name, extra_inputs=extra)
+        # Packed rows share cache heads, so that attention has two rows of a single token.
+        self._narrowest_span = entry.narrowest_span if self._packed is None else 1
+        self._trees: TreeGraphs | None = None
+        if self._limits.max_tree_nodes:
+            self._trees = TreeGraphs(bundle, entry, num_threads=num_threads)
+        self._tree_spans: dict[int, Span] = {}
+        self._cache = KvCache(
+            num_layers=entry.num_layers,
+            num_kv_heads=entry.num_kv_heads,
+            head_size=entry.head_size,
+            limits=self._limits,
+        )
+        self._calls = OnnxCalls(
+            self._session,
+            packed=self._packed,
+            trees=self._trees,
+            cache=self._cache,
+            num_layers=entry.num_layers,
+            limits=self._limits,
+        )
+        self._pads_single_row = False
+        self._pads_single_row = self._narrowest_span == MIN_SPAN or not have_single_rows_same_bits(
+            self.extend, self._cache, self._limits
+        )
+        self._calls.clear()
+        if self._pads_single_row:
+            self._calls.pad_single_rows()
+        huge_pages.use()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities of this engine."""
+        return self._limits
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether I2 holds: measured for the CPU's kernels of every operator that the export admits."""
+        return True
+
+    @property
+    def packs_rows(self) -> bool:
+        """Where the bundle's graph does (``engines.onnx.packed_inputs``)."""
+        return self._packed is not None
+
+    @property
+    def capacity(self) -> int:
+        """S, tokens a slot of the cache has room for at present."""
+        return self._cache.capacity
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """Append spans and return the wanted logits; see ``Engine.extend``.
+
+        Returns:
+            [B, R, V] float32 on the host, valid until the next extend; padding columns hold anything.
+
+        Raises:
+            EngineError: a span breaks a limit (nothing was computed), or ONNX Runtime failed (the
+                given slots are undefined and must be extended from ``start`` 0).
+        """
+        self._require_open()
+        cache = self._cache
+        longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
+        is_tree, furthest, all_tokens, all_wanted = False, 0, 0, 0
+        for span in spans:
+            is_tree = is_tree or span.parents is not None
+            furthest = max(furthest, span.start)
+            all_tokens += len(span.tokens)
+            all_wanted += span.num_logits
+        is_padded = len(spans) == 1 and self._pads_single_row
+        if self._packed is not None and not is_tree:
+            num_tokens, num_wanted = max(self._packed.least_tokens, longest), max(1, most_wanted)
+        else:
+            num_tokens = max(MIN_SPAN if is_padded or is_tree else self._narrowest_span, longest)
+            num_wanted = max(_MIN_WANTED if is_padded else 1, most_wanted)
+            # Padding is rows like others.
+            all_tokens, all_wanted = len(spans) * num_tokens, len(spans) * num_wanted
+        if cache.reserve(furthest + num_tokens):
+            self._calls.clear()
+        sizes = PackedShape(len(spans), num_tokens, num_wanted, all_tokens, all_wanted)
+        call = self._calls.of(spans[0].slot, sizes, is_tree=is_tree)
+        call.fill(spans)
+        for span in spans:
+            cache.begin_write(span.slot, span.start, num_tokens)
+            if self._tree_spans:
+                self._tree_spans.pop(span.slot, None)
+        try:
+            call.run()
+        except LIBRARY_ERRORS as error:
+            raise EngineError(f"ONNX Runtime failed: {error}") from error
+        for span in spans:
+            cache.lengths[span.slot] = num_valid(span)
+            if span.parents is not None:
+                self._tree_spans[span.slot] = span
+        return call.answer(spans)
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
+
+        Raises:
+            EngineError: there is no such path (nothing changed), or ONNX Runtime failed (the slot
+                is undefined and must be extended from ``start`` 0).
+        """
+        self._require_open()
+        tree = self._tree_spans.get(slot)
+        check_kept_path(path, slot, tree)
+        assert tree is not None
+        assert self._trees is not None
+        del self._tree_spans[slot]
+        self._cache.lengths[slot] = 0
+        self._trees.keep_path(self._cache, slot, tree.start, path)
+        self._cache.lengths[slot] = tree.start + len(path)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copy the first ``length`` cached tokens of one slot over another.
+
+        Raises:
+            EngineError: a slot is outside the engine, or the source holds fewer tokens.
+        """
+        self._require_open()
+        check_move(source, destination, length, self._cache.lengths)
+        self._cache.move(source, destination, length)
+        self._tree_spans.pop(destination, None)
+
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
+        self._require_open()
+        self._tree_spans.clear()
+        if self._cache.trim(lengths):
+            self._calls.clear()
+
+    def close(self) -> None:
+        """Free the session and the cache; a later call raises EngineError."""
+        self._session = self._trees = None
+        del self._calls, self._cache
+
+    def _require_open(self) -> onnxruntime.InferenceSession:
+        if self._session is None:
+            raise EngineError("this engine is closed")
+        return self._session
+
+
+def _packed_graph(
+    session: onnxruntime.InferenceSession, entry: ModelEntry, path: Path, limits: EngineLimits
+) -> PackedGraph | None:
+    """What a graph that packs its rows asks for; None for the canonical one.
+
+    Raises:
+        BundleError: the graph shares cache heads but packs no rows, as before outrider could.
+    """
+    packed = PackedGraph.of(
+        {tensor.name: tensor.shape for tensor in session.get_inputs()},
+        num_kv_heads=entry.num_kv_heads,
+        last=limits.max_context - 1,
+    )
+    if packed is None and path.name == GROUPED_FILE:
+        raise BundleError(
+            f"{entry.path}/{path.name}: of an earlier outrider, which packed no rows; export again"
+        )
+    return packed

@@ -1,0 +1,87 @@
+"""The sampler's graphs on ONNX Runtime, over the memory and the stream of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from outrider.engines.base import EngineError
+from outrider.engines.device.base import Call, DeviceTensor, HostDevice, PlanDevice
+from outrider.engines.device.sampling.sampler import GraphSampler
+from outrider.engines.onnx.bound_session import BoundSession
+from outrider.engines.onnx.session import open_session, records_graphs
+from outrider.engines.sampling.noise import NoiseSource
+
+
+class OnnxGraph:
+    """One graph in a session; see ``engines.device.sampling.runner.SamplerGraph``."""
+
+    def __init__(self, file: str, session: BoundSession) -> None:
+        self._file = file
+        self._session = session
+        self.inputs = session.inputs
+        self.outputs = session.outputs
+
+    def run(self, tensors: Mapping[str, DeviceTensor]) -> None:
+        """Enqueue it; see ``SamplerGraph.run``."""
+        try:
+            self._session.run(Call(tuple(tensors.items()), lambda: tensors))
+        except EngineError as error:
+            raise EngineError(f"{self._file}: {error}") from error
+
+    def close(self) -> None:
+        """Drop what is bound."""
+        self._session.close()
+
+
+def open_onnx_sampler(
+    folder: Path,
+    *,
+    max_batch: int,
+    max_gamma: int,
+    vocab_size: int,
+    device: PlanDevice | None = None,
+    num_threads: int = 2,
+    noise: NoiseSource | None = None,
+    draws_races: bool | None = None,
+    provider_options: Mapping[str, str] | None = None,
+) -> GraphSampler:
+    """Sampler over the graphs of a folder, each loaded when it is first used.
+
+    Args:
+        folder: the graphs, for example ``sampler`` of a bundle.
+        max_batch: as ``GraphSampler`` takes it, like those below that are not named here.
+        max_gamma: likewise.
+        vocab_size: likewise.
+        device: where they run; None for the host.
+        num_threads: of the pool that all sessions of the process share.
+        noise: likewise.
+        draws_races: likewise.
+        provider_options: of a GPU's provider, as ``open_session`` takes them.
+    """
+    memory = HostDevice() if device is None else device
+
+    def open_graph(file: str) -> OnnxGraph:
+        path = folder / file
+        if not path.is_file():
+            raise EngineError(f"{folder.name}/{file}: no such sampler graph")
+        session = open_session(
+            path,
+            device=memory.kind,
+            device_index=memory.index,
+            num_threads=num_threads,
+            stream=memory.stream,
+            provider_options=provider_options,
+        )
+        records = records_graphs(provider_options or {})
+        return OnnxGraph(file, BoundSession(session, memory, records=records))
+
+    return GraphSampler(
+        open_graph,
+        max_batch=max_batch,
+        max_gamma=max_gamma,
+        vocab_size=vocab_size,
+        device=memory,
+        noise=noise,
+        draws_races=draws_races,
+    )

@@ -1,0 +1,205 @@
+"""How graphs are opened on ONNX Runtime, and whether they are the declared ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from functools import cache
+from pathlib import Path
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as library
+from outrider.engines.base import BundleError, EngineError
+from outrider.engines.bundle.manifest import (
+    LOGIT_POSITIONS,
+    LOGITS,
+    MODEL_FILE,
+    START,
+    TOKENS,
+    ModelEntry,
+    key_name,
+    new_key_name,
+    new_value_name,
+    value_name,
+)
+from outrider.engines.kv_cache import cache_names
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_RECORDS = "enable_cuda_graph"
+_OWN_OPTIONS = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
+# ONNX Runtime's exceptions have no common base but Exception.
+LIBRARY_ERRORS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    ValueError,
+    *(
+        kind
+        for kind in vars(library).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ),
+)
+
+
+@cache
+def _share_thread_pool(num_threads: int) -> None:
+    """Set the size of the process's one pool; once per size, and the library allows one size."""
+    try:
+        onnxruntime.set_global_thread_pool_sizes(num_threads, 1)
+    except LIBRARY_ERRORS as error:
+        raise EngineError(
+            f"num_threads {num_threads}: the pool all engines share has another size already"
+        ) from error
+
+
+# onnxruntime's severity "error", the first above "warning".
+_LOG_ERRORS = 3
+
+
+def why_unavailable(device: str) -> str:
+    """Why a provider cannot run here, in words; empty where it can."""
+    if device not in _PROVIDERS:
+        return f"must be one of {', '.join(_PROVIDERS)}"
+    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
+        return f"this onnxruntime has no {_PROVIDERS[device]}"
+    return ""
+
+
+def open_session(
+    path: Path,
+    *,
+    device: str = "cpu",
+    device_index: int = 0,
+    num_threads: int = 2,
+    copies_caches: bool = False,
+    stream: int = 0,
+    provider_options: Mapping[str, str] | None = None,
+) -> onnxruntime.InferenceSession:
+    """Session over a graph file, on the thread pool that all sessions of the process share.
+
+    Everyone who runs a graph opens it here: once the shared pool exists, ONNX Runtime refuses
+    sessions with a pool of their own, and checks should run the kernels that serving runs.
+
+    Args:
+        path: ``model.onnx`` of a bundle.
+        device: key of the provider to run on.
+        device_index: which of its devices.
+        num_threads: size of the shared pool.
+        copies_caches: the caller binds past and present to different memory on purpose, so the
+            library's warning about it, one line per call and layer, is left out.
+        stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
+        provider_options: of a GPU's provider, as ONNX Runtime documents them.
+
+    Raises:
+        EngineError: unknown device, unloadable graph, an option that cannot be given, or the shared
+            pool has another size.
+    """
+    if reason := why_unavailable(device):
+        raise EngineError(f"device {device!r}: {reason}")
+    own_options = _provider_options(device, device_index, stream, provider_options or {})
+    _share_thread_pool(num_threads)
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    if copies_caches:
+        options.log_severity_level = _LOG_ERRORS
+    # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path),
+            options,
+            providers=[_PROVIDERS[device]],
+            provider_options=[own_options],
+        )
+    except LIBRARY_ERRORS as error:
+        raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
+    # A provider that fails to start is silently replaced by the CPU's.
+    if session.get_providers()[0] != _PROVIDERS[device]:
+        raise EngineError(f"device {device!r}: {_PROVIDERS[device]} did not start")
+    return session
+
+
+def enqueue(
+    session: onnxruntime.InferenceSession,
+    binding: onnxruntime.IOBinding,
+    *,
+    recording: int | None = None,
+) -> None:
+    """Run a graph over memory of its device without waiting for the device.
+
+    What is bound must be on the device: an array of the host would be copied when it is bound, at
+    once and on another stream.
+
+    Args:
+        session: over the graph.
+        binding: of all its inputs and outputs.
+        recording: number of the CUDA graph that stands for this call, -1 for none; None where the
+            provider records none.
+
+    Raises:
+        EngineError: the library refuses, in its own words.
+    """
+    options = onnxruntime.RunOptions()
+    # Otherwise every run ends in a synchronisation of the stream, as does every replay of a CUDA
+    # graph before ONNX Runtime's pull request 28686.
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    if recording is not None:
+        options.add_run_config_entry("gpu_graph_id", str(recording))
+    try:
+        session.run_with_iobinding(binding, options)
+    except LIBRARY_ERRORS as error:
+        raise EngineError(f"ONNX Runtime failed: {error}") from error
+
+
+def records_graphs(provider_options: Mapping[str, str]) -> bool:
+    """Whether a provider opened with these options records CUDA graphs."""
+    return provider_options.get(_RECORDS, "0").lower() in ("1", "true")
+
+
+def _provider_options(
+    device: str, index: int, stream: int, asked: Mapping[str, str]
+) -> dict[str, str]:
+    if taken := sorted(asked.keys() & _OWN_OPTIONS):
+        raise EngineError(f"provider option {taken[0]}: --device and the engine decide it")
+    if device == "cpu":
+        if asked:
+            raise EngineError(f"provider option {min(asked)}: the CPU's provider takes none")
+        return {}
+    # Float32 means float32; who wants the speed of fewer bits asks for them.
+    options = {"device_id": str(index), "use_tf32": "0", **asked}
+    if stream:
+        options["user_compute_stream"] = str(stream)
+    return options
+
+
+def check_graph(
+    session: onnxruntime.InferenceSession,
+    entry: ModelEntry,
+    *,
+    file: str = MODEL_FILE,
+    extra_inputs: Set[str] = frozenset(),
+) -> None:
+    """Refuse a graph whose tensors are not those its manifest entry declares.
+
+    Args:
+        session: over the graph.
+        entry: of its model.
+        file: its name in the model's folder, for errors.
+        extra_inputs: names beside those of ``model.onnx``, for a tree graph.
+
+    Raises:
+        BundleError: naming the graph and the tensor.
+    """
+    past = cache_names(entry.num_layers, key_name, value_name)
+    present = cache_names(entry.num_layers, new_key_name, new_value_name)
+    inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+    outputs = {tensor.name: tensor.shape for tensor in session.get_outputs()}
+    graph = f"{entry.path}/{file}"
+    for found, declared in (
+        (set(inputs), {TOKENS, START, LOGIT_POSITIONS, *past, *extra_inputs}),
+        (set(outputs), {LOGITS, *present}),
+    ):
+        if found != declared:
+            raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
+    for name in past:
+        if [inputs[name][1], inputs[name][3]] != [entry.num_kv_heads, entry.head_size]:
+            raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")
+    if outputs[LOGITS][2] != entry.vocab_size:
+        raise BundleError(f"{graph}: logits are {outputs[LOGITS]}, vocab_size {entry.vocab_size}")

@@ -1,0 +1,265 @@
+"""Engines run what was exported; this is the one table that imports their libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from outrider.engines.base import BundleError, Engine, EngineError
+from outrider.engines.bundle.manifest import Bundle, ModelEntry
+from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
+from outrider.engines.devices import CPU, CUDA, TENSORRT, Choice, Device, choose, parse_device
+
+if TYPE_CHECKING:
+    from outrider.engines.device.engine import PlanEngine
+    from outrider.engines.device.sampling.sampler import GraphSampler
+    from outrider.engines.pair import Pair
+
+
+def open_engine(
+    bundle: Bundle,
+    which: Literal["target", "draft"],
+    *,
+    device: str = "cpu",
+    num_threads: int = 2,
+    max_batch: int | None = None,
+    with_trees: bool = False,
+    provider_options: Mapping[str, str] | None = None,
+) -> Engine:
+    """One model of a bundle, ready to extend.
+
+    Args:
+        bundle: from ``load_bundle``.
+        which: which of its models.
+        device: "cpu", "cuda[:N]", "tensorrt[:N]" or "auto".
+        num_threads: of the pool that all engines of the process share.
+        max_batch: slots; None for all the bundle allows.
+        with_trees: load the graphs that verify trees too, where bundle and backend have them.
+        provider_options: of ONNX Runtime's CUDA provider, as it documents them.
+
+    Raises:
+        BundleError: the bundle has no such model, or its graph does not fit the manifest.
+        EngineError: the backend cannot load it.
+    """
+    entry = bundle.manifest.target if which == "target" else bundle.manifest.draft
+    if entry is None:
+        raise BundleError("the bundle has no draft model")
+    chosen = parse_device(device) or choose_device(device, bundle).device
+    if chosen.kind == TENSORRT:
+        from outrider.engines.tensorrt.engine import open_tensorrt
+
+        return open_tensorrt(
+            bundle, entry, which, index=chosen.index, max_batch=max_batch, with_trees=with_trees
+        )
+    if chosen.kind == CUDA:
+        from outrider.engines.device.cuda import CudaDevice
+        from outrider.engines.onnx.device_plan import open_on_device
+
+        return open_on_device(
+            bundle,
+            entry,
+            CudaDevice(chosen.index),
+            num_threads=num_threads,
+            max_batch=max_batch,
+            owns_device=True,
+            with_trees=with_trees,
+            provider_options=provider_options,
+        )
+    from outrider.engines.onnx.engine import OnnxEngine
+
+    return OnnxEngine(
+        bundle,
+        entry,
+        num_threads=num_threads,
+        max_batch=max_batch,
+        with_trees=with_trees,
+    )
+
+
+def open_pair(
+    bundle: Bundle,
+    *,
+    device: str = "cpu",
+    sampler: str = "auto",
+    num_threads: int = 2,
+    max_batch: int | None = None,
+    with_trees: bool = False,
+    provider_options: Mapping[str, str] | None = None,
+) -> Pair:
+    """The models of a bundle and their sampler, ready to serve.
+
+    Args:
+        bundle: from ``load_bundle``.
+        device: as ``open_engine`` takes it.
+        sampler: "host", "device", or "auto": the device, where it is an accelerator.
+        num_threads: of the pool that all engines of the process share.
+        max_batch: slots; None for all the bundle allows.
+        with_trees: load what takes trees too: graphs on the host, plans where some were built.
+        provider_options: of ONNX Runtime's CUDA provider, as it documents them.
+
+    Raises:
+        BundleError: a graph does not fit the manifest, or the bundle lacks what was asked for.
+        EngineError: the backend cannot load it, or the sampler cannot be where it was asked for.
+    """
+    from outrider.engines.pair import DEVICE, choose_place, open_on_host
+
+    chosen = parse_device(device) or choose_device(device, bundle).device
+    rows = max_batch or bundle.manifest.max_batch
+    options: dict[str, Any] = {
+        "num_threads": num_threads,
+        "max_batch": rows,
+        "provider_options": _options_for(chosen, provider_options),
+    }
+    missing = _why_no_sampler(bundle, chosen)
+    place, reason = choose_place(sampler, is_accelerator=chosen.kind != CPU, missing=missing)
+    if place == DEVICE:
+        return _open_together(bundle, chosen, reason, with_trees=with_trees, **options)
+    options["device"] = str(chosen)
+    target = open_engine(bundle, "target", with_trees=with_trees, **options)
+    draft = None
+    if bundle.manifest.draft is not None:
+        draft = open_engine(bundle, "draft", with_trees=with_trees, **options)
+    return open_on_host(target, draft, bundle, rows, reason)
+
+
+def _open_together(
+    bundle: Bundle,
+    chosen: Device,
+    reason: str,
+    *,
+    num_threads: int,
+    max_batch: int,
+    with_trees: bool,
+    provider_options: Mapping[str, str],
+) -> Pair:
+    from outrider.engines.pair import open_together
+
+    memory, manifest = _open_memory(chosen), bundle.manifest
+
+    def open_model(entry: ModelEntry, part: str) -> PlanEngine:
+        if chosen.kind == TENSORRT:
+            from outrider.engines.tensorrt.engine import open_tensorrt
+
+            return open_tensorrt(
+                bundle, entry, part, device=memory, max_batch=max_batch, with_trees=with_trees
+            )
+        from outrider.engines.onnx.device_plan import open_on_device
+
+        return open_on_device(
+            bundle,
+            entry,
+            memory,
+            num_threads=num_threads,
+            max_batch=max_batch,
+            provider_options=provider_options,
+        )
+
+    def open_sampler() -> GraphSampler:
+        if chosen.kind == TENSORRT and not _why_no_sampler_plans(bundle, chosen.index):
+            from outrider.engines.tensorrt.sampler import open_tensorrt_sampler
+
+            return open_tensorrt_sampler(bundle, memory, max_batch=max_batch)
+        from outrider.engines.onnx.sampler import open_onnx_sampler
+
+        return open_onnx_sampler(
+            bundle.root / SAMPLER_FOLDER,
+            device=memory,
+            max_batch=max_batch,
+            max_gamma=manifest.max_gamma,
+            vocab_size=manifest.target.vocab_size,
+            num_threads=num_threads,
+            provider_options=provider_options,
+        )
+
+    return open_together(
+        bundle, memory, open_model, open_sampler, max_batch=max_batch, reason=reason
+    )
+
+
+def _open_memory(chosen: Device) -> Any:
+    """The device's memory and stream; its type is known only where CUDA's bindings are."""
+    if chosen.kind == CPU:
+        from outrider.engines.device.base import HostDevice
+
+        return HostDevice()
+    from outrider.engines.device.cuda import CudaDevice
+
+    return CudaDevice(chosen.index)
+
+
+def _why_no_sampler(bundle: Bundle, chosen: Device) -> str:
+    """Why a bundle's sampler does not run on a device, in words; empty where it does."""
+    from outrider.engines.pair import why_no_graphs
+
+    if reason := why_no_graphs(bundle):
+        return reason
+    if chosen.kind == CPU:
+        return ""
+    if chosen.kind == CUDA:
+        return _why_no_cuda(chosen.index)
+    without_plans = _why_no_sampler_plans(bundle, chosen.index)
+    without_cuda = _why_no_cuda(chosen.index) if without_plans else ""
+    return f"{without_plans}; {without_cuda}" if without_cuda else ""
+
+
+def choose_device(text: str, bundle: Bundle) -> Choice:
+    """The device that will serve a bundle, and why.
+
+    Args:
+        text: as ``open_engine`` takes it.
+        bundle: whose plans TensorRT would need.
+
+    Raises:
+        EngineError: it is no device, or the one asked for cannot serve this bundle.
+    """
+    return choose(
+        text, {TENSORRT: lambda index: _why_no_tensorrt(bundle, index), CUDA: _why_no_cuda}
+    )
+
+
+def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
+    try:
+        from outrider.engines.tensorrt.engine import check_plans
+    except ImportError:
+        return "cuda-bindings is not installed"
+    try:
+        check_plans(bundle, index)
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def _why_no_sampler_plans(bundle: Bundle, index: int) -> str:
+    """Why TensorRT does not run the sampler itself; ONNX Runtime's CUDA provider may instead."""
+    from outrider.engines.tensorrt.sampler import check_sampler_plans
+
+    try:
+        check_sampler_plans(bundle, index)
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
+def _options_for(chosen: Device, asked: Mapping[str, str] | None) -> dict[str, str]:
+    """Options of the CUDA provider, refused where nothing would read them."""
+    if asked and chosen.kind == CPU:
+        raise EngineError(f"provider option {min(asked)}: device {chosen} has no such provider")
+    return dict(asked or {})
+
+
+def _why_no_cuda(index: int) -> str:
+    try:
+        from outrider.engines.onnx.session import why_unavailable
+    except ImportError:  # plans alone can serve
+        return "onnxruntime is not installed"
+    if reason := why_unavailable(CUDA):
+        return reason
+    try:
+        from outrider.engines.device.cuda import compute_capability
+    except ImportError:
+        return "cuda-bindings is not installed"
+    try:
+        compute_capability(index)
+    except EngineError as error:
+        return str(error)
+    return ""

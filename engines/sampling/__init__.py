@@ -1,0 +1,1 @@
+"""Exact speculative sampling on the host."""

@@ -1,0 +1,195 @@
+"""Candidates of the nodes of a tree: drawn from the draft model's laws, and judged one after another.
+
+At a node the candidates are tested in the order they were drawn, each by the ratio test against what is left of the
+target's law: kept where u * l * q_k(x_k) < cur(x_k), else cur becomes the residual norm((cur - q_k)+). A candidate that
+was kept is the next node; where none was, the token is drawn from what is left. q_k is the law that candidate k was
+drawn from given its siblings before it: the draft row itself with replacement, so that a token drawn twice is tested
+twice; without replacement that row less the siblings' tokens, renormalised.
+
+The definition, with the proof, is ``runtime.oracle.tree_walks.node_wise_walk``. A walk visits one node per depth, so
+its coins and its last draw are addressed by position.
+
+Source: Miao et al. 2023 (arXiv:2305.09781) with replacement; Jeon et al. 2024 (arXiv:2402.14160) without. p is the
+target row, q_k the law of candidate k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from outrider.engines.base import FloatArray
+from outrider.engines.sampling.base import Verdict
+from outrider.engines.sampling.kernels import is_kept
+from outrider.engines.sampling.noise import Purpose
+from outrider.engines.sampling.token_probs import TokenLaw, residual_law, shared_weights
+
+
+class OfferLaws:
+    """Draft laws of the nodes of each slot's tree, by the tokens that lead to a node.
+
+    Rows are made when first needed and kept for the slot's next trees.
+
+    Args:
+        max_batch: slots.
+        vocab_size: V of the target.
+    """
+
+    def __init__(self, max_batch: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows: list[list[FloatArray]] = [[] for _ in range(max_batch)]
+        self._laws: list[dict[tuple[int, ...], TokenLaw]] = [{} for _ in range(max_batch)]
+
+    def row(self, slot: int, path: tuple[int, ...]) -> FloatArray:
+        """[V] float32 to write the law of a new node in; the root's forgets the tree before."""
+        if not path:
+            self._laws[slot].clear()
+        rows = self._rows[slot]
+        if len(self._laws[slot]) == len(rows):
+            rows.append(np.zeros(self._vocab_size, dtype=np.float32))
+        return rows[len(self._laws[slot])]
+
+    def keep(self, slot: int, path: tuple[int, ...], law: TokenLaw) -> None:
+        """Keep a node's law; it may lie in the row that was just given for it."""
+        self._laws[slot][path] = law
+
+    def law(self, slot: int, path: tuple[int, ...]) -> TokenLaw:
+        """The law that a node's candidates were drawn from."""
+        return self._laws[slot][path]
+
+
+def draw_offers(
+    law: TokenLaw,
+    count: int,
+    uniform: Callable[[int], float],
+    *,
+    is_without_replacement: bool,
+    scratch: FloatArray,
+) -> tuple[int, ...]:
+    """Candidates of one node, in order; fewer than wanted where nothing is left to draw.
+
+    Args:
+        law: q.
+        count: candidates wanted.
+        uniform: fresh number in [0, 1) of each.
+        is_without_replacement: whether a drawn token is taken out.
+        scratch: [V] to write in.
+    """
+    tokens: list[int] = []
+    for index in range(count):
+        left = without(law, tokens, scratch) if is_without_replacement else law
+        if left.total() <= 0.0:
+            break
+        tokens.append(left.draw(uniform(index)))
+    return tuple(tokens)
+
+
+def without(law: TokenLaw, tokens: Sequence[int], scratch: FloatArray) -> TokenLaw:
+    """A law less some of its tokens; not normalised, as laws are.
+
+    Args:
+        law: q.
+        tokens: to take out.
+        scratch: [V] that the result may lie in.
+    """
+    if not tokens:
+        return law
+    if law.ids is None:
+        left = scratch[: len(law.weights)]
+        left[:] = law.weights
+        left[list(tokens)] = 0.0
+        return TokenLaw(left)
+    is_left = ~np.isin(law.ids, tokens)
+    return TokenLaw(law.weights[is_left], law.ids[is_left])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedTree:
+    """A sampled tree, and where its laws and coins come from.
+
+    Attributes:
+        tokens: of nodes 1, 2, ...
+        offers: per node its children in the order they were drawn, repeated ones included.
+        is_without_replacement: how siblings were drawn.
+        lenience: l in (0, 1]; 1 is exact.
+        target_at: p behind a node, given the tokens that lead there; None where the logits are not finite. Valid until
+            the next call.
+        draft_at: q behind a node, by the same tokens.
+        coin: fresh number in [0, 1) of a candidate, by depth of its node and its index among its siblings.
+        uniform: fresh number in [0, 1) of a purpose, by depth of the node whose token it draws.
+    """
+
+    tokens: Sequence[int]
+    offers: Sequence[tuple[int, ...]]
+    is_without_replacement: bool
+    lenience: float
+    target_at: Callable[[int, tuple[int, ...]], TokenLaw | None]
+    draft_at: Callable[[tuple[int, ...]], TokenLaw]
+    coin: Callable[[int, int], float]
+    uniform: Callable[[Purpose, int], float]
+
+
+class OfferJudge:
+    """Judges sampled trees; holds the rows it writes in.
+
+    Args:
+        vocab_size: V of the target.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        # What is left of the target's law lies in one row while the next is written to the other.
+        self._left, self._next, self._draft = np.zeros((3, vocab_size), dtype=np.float32)
+
+    def judge(self, tree: OfferedTree) -> Verdict:
+        """The path that is kept, and the token after it."""
+        path: list[int] = []
+        num_fallbacks = 0
+        while True:
+            node, tokens = path[-1] if path else 0, tuple(tree.tokens[n - 1] for n in path)
+            law = tree.target_at(node, tokens)
+            if law is None:
+                return Verdict(num_accepted=0, next_token=None)
+            purpose = Purpose.BONUS
+            if tree.offers[node]:
+                kept, law, num_empty = self._test(tree, node, tokens, law)
+                num_fallbacks += num_empty
+                if kept is not None:
+                    path.append(kept)
+                    continue
+                purpose = Purpose.RECOVER
+            return Verdict(
+                num_accepted=len(path),
+                next_token=law.draw(tree.uniform(purpose, len(path))),
+                num_fallbacks=num_fallbacks,
+                path=tuple(path),
+            )
+
+    def _test(
+        self, tree: OfferedTree, node: int, path: tuple[int, ...], law: TokenLaw
+    ) -> tuple[int | None, TokenLaw, int]:
+        """The child that is kept, or None and the law that is left; and how many residuals had no mass."""
+        draft = tree.draft_at(path)
+        tried: list[int] = []
+        num_empty = 0
+        for index, child in enumerate(tree.offers[node]):
+            token = tree.tokens[child - 1]
+            taken = tried if tree.is_without_replacement else ()
+            proposal = without(draft, taken, self._draft)
+            if is_kept(
+                tree.coin(len(path), index),
+                tree.lenience,
+                law.weight(token),
+                law.total(),
+                proposal.weight(token),
+                proposal.total(),
+            ):
+                return child, law, num_empty
+            shared, _ = shared_weights(law, proposal, self._next)
+            law, is_empty = residual_law(law, shared)
+            if is_empty:
+                num_empty += 1
+            else:
+                self._left, self._next = self._next, self._left
+            tried.append(token)
+        return None, law, num_empty

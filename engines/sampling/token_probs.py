@@ -1,0 +1,141 @@
+"""The law of one token: unnormalised weights, over the whole vocabulary or over the few ids that a truncation kept.
+
+Rows stay unnormalised because most are asked for one token's probability or one draw, and stay where they were written
+because a row of a large vocabulary is 600 KB. Every operation is a function of the one row, with sums in an order that
+its length alone decides: a row has the same bits alone and in any batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+from outrider.engines.base import FloatArray, IntArray
+from outrider.engines.sampling import kernels
+from outrider.engines.sampling.draws import race_winner
+from outrider.engines.sampling.kernels import Row, WideArray
+
+
+@dataclass(slots=True)
+class TokenLaw:
+    """Weights proportional to the probabilities.
+
+    Attributes:
+        weights: dense [V] float32, or [n] float64, one per id.
+        ids: [n] int64, distinct, in any order; None for dense.
+    """
+
+    weights: Row
+    ids: IntArray | None = None
+    _total: float | None = field(default=None, compare=False)
+
+    @property
+    def dense(self) -> FloatArray:
+        """The weights of a law without ids."""
+        return cast(FloatArray, self.weights)
+
+    @property
+    def few(self) -> WideArray:
+        """The weights of a law with ids."""
+        return cast(WideArray, self.weights)
+
+    def total(self) -> float:
+        """Sum of the weights, which must not change after the first call."""
+        if self._total is None:
+            self._total = kernels.total(self.weights)
+        return self._total
+
+    def weight(self, token: int) -> float:
+        """Weight of one token; 0 outside the vocabulary."""
+        if self.ids is None:
+            return float(self.weights[token]) if 0 <= token < len(self.weights) else 0.0
+        at = (self.ids == token).nonzero()[0]
+        return float(self.weights[at[0]]) if len(at) else 0.0
+
+    def draw(self, uniform: float) -> int:
+        """Token drawn by a uniform in [0, 1); never one of weight 0."""
+        return self._token(kernels.draw(self.weights, uniform * self.total()))
+
+    def race(self, exponentials: FloatArray) -> int:
+        """Winner of the exponential race; see ``engines.sampling.draws.race_winner``.
+
+        Args:
+            exponentials: [V] float32, at least as many as the greatest id.
+        """
+        if self.ids is None:
+            return race_winner(self.weights, exponentials[: len(self.weights)])
+        return self._token(race_winner(self.weights, exponentials[self.ids]))
+
+    def probs(self, vocab_size: int) -> FloatArray:
+        """[V] float32, sums to 1 up to rounding: the law written out, a copy."""
+        row = np.zeros(vocab_size, dtype=np.float32)
+        if self.ids is None:
+            row[: len(self.weights)] = self.weights / self.total()
+        else:
+            row[self.ids] = self.weights / self.total()
+        return row
+
+    def _token(self, index: int) -> int:
+        return index if self.ids is None else int(self.ids[index])
+
+
+def point_mass(token: int | None) -> TokenLaw:
+    """All mass on one token; None, a token outside the vocabulary, is a law without mass."""
+    ids = np.array([] if token is None else [token], dtype=np.int64)
+    return TokenLaw(np.ones(len(ids)), ids)
+
+
+def shared_weights(
+    target: TokenLaw, draft: TokenLaw, scratch: FloatArray, *, weight: float = 1.0
+) -> tuple[Row, float]:
+    """min(p, q) on the target's support, in units of the target's weights, and its sum.
+
+    The sum over the target's total is the overlap.
+
+    Args:
+        target: p.
+        draft: q.
+        scratch: [at least V] float32 to write in; what is returned may lie in it.
+        weight: P in (0, 1]; below 1 it is min(p, q / P).
+    """
+    draft_total = draft.total()
+    scale = target.total() / (draft_total * weight) if draft_total > 0.0 else 0.0
+    if target.ids is None and draft.ids is None:
+        shared = scratch[: len(target.weights)]
+        mass = kernels.write_shared(target.dense, draft.dense, scale, shared)
+        return shared, mass
+    if target.ids is None:
+        shared = scratch[: len(target.weights)]
+        shared[:] = 0.0
+        shared[draft.ids] = draft.weights * scale
+        np.minimum(target.weights, shared, out=shared)
+        return shared, kernels.total(shared)
+    if draft.ids is None:
+        proposed = _weights_of(draft.weights, target.ids)
+        shared_wide = np.minimum(target.few, proposed * scale)
+        return shared_wide, kernels.total(shared_wide)
+    shared_few = np.empty_like(target.few)
+    mass = kernels.write_shared_few(
+        target.few, target.ids, draft.few, draft.ids, scale, scratch, shared_few
+    )
+    return shared_few, mass
+
+
+def residual_law(target: TokenLaw, shared: Row) -> tuple[TokenLaw, bool]:
+    """Unnormalised (p - q)+, or p itself, and whether p had to stand in for a residual without mass.
+
+    Args:
+        target: p.
+        shared: min(p, q), as ``shared_weights`` gives; overwritten.
+    """
+    mass = kernels.leave_residual(target.weights, shared, target.total())
+    if mass == 0.0:
+        return target, True
+    return TokenLaw(shared, target.ids, mass), False
+
+
+def _weights_of(weights: Row, ids: IntArray) -> Row:
+    """[n] weights of some ids, 0 beyond the row."""
+    known = ids < len(weights)
+    return np.where(known, weights[np.where(known, ids, 0)], 0.0)

@@ -1,0 +1,263 @@
+"""TensorRT plans of a bundle on a CUDA device, behind the engine contract.
+
+The kinds of call that repeat every step (``step``, ``verify``) are recorded; see ``TensorRtProgram``.
+
+Aliasing: KV_CACHE_UPDATE writes in place only where the plan declares ``new_key.l`` an alias of
+``key.l``; both are bound to one address, and a plan that declares no alias is refused at load.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from outrider.engines.base import BundleError, EngineError, EngineLimits
+from outrider.engines.bundle.manifest import Bundle, Manifest, ModelEntry
+from outrider.engines.bundle.plans import PREFILL, PlanEntry, Shape, why_unfit
+from outrider.engines.device.cuda import CudaDevice, compute_capability
+from outrider.engines.device.engine import PlanEngine
+from outrider.engines.device.row_buckets import row_sizes
+from outrider.engines.device.tensors import CACHE_DTYPES, ModelTensors
+from outrider.engines.device.tree_plans import tree_entries
+from outrider.engines.device.trees import PlanTrees
+from outrider.engines.tensorrt.api import TensorRtApi, installed_apis
+from outrider.engines.tensorrt.program import TensorRtProgram
+
+log = logging.getLogger(__name__)
+
+# A machine with plans of several precisions takes the first of these.
+PRECISIONS = ("float16", "bfloat16", "float8", "float32")
+
+
+def open_tensorrt(
+    bundle: Bundle,
+    model: ModelEntry,
+    part: str,
+    *,
+    index: int = 0,
+    device: CudaDevice | None = None,
+    max_batch: int | None = None,
+    with_trees: bool = False,
+) -> PlanEngine:
+    """Engine over the plans of one model that fit this machine.
+
+    Args:
+        bundle: from ``load_bundle``.
+        model: entry of the model in the manifest.
+        part: "target" or "draft".
+        index: of the CUDA device, where none is given.
+        device: to share with others; stays the caller's.
+        max_batch: slots; None for all the bundle allows.
+        with_trees: load the plans that take trees too, where the bundle has some that fit.
+
+    Raises:
+        BundleError: a plan is not what the manifest says of it.
+        EngineError: no TensorRT, no such device, or no plan that fits them; says why for each plan.
+    """
+    owns_device = device is None
+    device = CudaDevice(index) if device is None else device
+    manifest = bundle.manifest
+    api = serving_api(installed_apis(), manifest, device.compute_capability)
+    if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
+        raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
+    chosen = choose_engine_plans(
+        manifest,
+        part,
+        with_trees=with_trees,
+        flavour=api.flavour,
+        version=api.version,
+        compute_capability=device.compute_capability,
+    )
+
+    def load(entry: PlanEntry) -> TensorRtPlan:
+        return TensorRtPlan(api, device, bundle, model, entry)
+
+    trees = None
+    if chosen.verify:
+        last = manifest.max_context - 1
+        verify, keep = map(load, chosen.verify), map(load, chosen.keep)
+        trees = PlanTrees([*verify], [*keep], device, model, last_position=last)
+    limits = EngineLimits(
+        max_batch=max_batch or manifest.max_batch,
+        max_context=manifest.max_context,
+        max_extend=manifest.max_extend,
+        vocab_size=model.vocab_size,
+        max_tree_nodes=0 if trees is None else model.max_tree_nodes,
+    )
+    return PlanEngine(
+        [load(entry) for entry in chosen.chains],
+        device,
+        model,
+        limits,
+        owns_device=owns_device,
+        row_sizes=row_sizes(limits.max_batch),
+        trees=trees,
+    )
+
+
+class EnginePlans(NamedTuple):
+    """Plans of one engine, all of one precision.
+
+    Attributes:
+        chains: distinct capacities.
+        verify: those that verify trees, of the same capacities; empty where no trees are taken.
+        keep: those that keep their paths, likewise.
+    """
+
+    chains: Sequence[PlanEntry]
+    verify: Sequence[PlanEntry] = ()
+    keep: Sequence[PlanEntry] = ()
+
+
+def choose_engine_plans(
+    manifest: Manifest,
+    part: str,
+    *,
+    with_trees: bool,
+    flavour: str,
+    version: str,
+    compute_capability: str,
+) -> EnginePlans:
+    """What an engine of a part runs on a machine.
+
+    Trees are taken where the largest cache has plans for them; smaller caches without are then left
+    aside, since a tree may come at any time.
+
+    Raises:
+        EngineError: no plan fits; says why for each one.
+    """
+    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
+    chains = choose_plans(manifest.plans, part, **machine)
+    if not with_trees:
+        return EnginePlans(chains)
+    precision = chains[0].precision
+    verify, keep = tree_entries(manifest.plans, part, precision=precision, **machine)
+    sizes = {plan.capacity for plan in verify}
+    if max(plan.capacity for plan in chains) not in sizes:
+        log.info("%s: no plan takes trees; drafts are chains", part)
+        return EnginePlans(chains)
+    sizes &= {plan.capacity for plan in chains}
+    return EnginePlans(
+        *([plan for plan in plans if plan.capacity in sizes] for plans in (chains, verify, keep))
+    )
+
+
+def check_plans(bundle: Bundle, index: int) -> None:
+    """Refuse a machine on which the bundle's plans do not run.
+
+    One plan is loaded, the smallest: a driver may refuse what the manifest and the library promise.
+
+    Raises:
+        EngineError: no TensorRT, no such device, a model without a plan that fits them, or a plan that
+            cannot be loaded, in the library's words.
+    """
+    manifest, capability = bundle.manifest, compute_capability(index)
+    api = serving_api(installed_apis(), manifest, capability)
+    smallest = smallest_plan(
+        manifest, flavour=api.flavour, version=api.version, compute_capability=capability
+    )
+    device = CudaDevice(index)
+    try:
+        TensorRtProgram(api, device, bundle, smallest).close()
+    finally:
+        device.close()
+
+
+def smallest_plan(
+    manifest: Manifest, *, flavour: str, version: str, compute_capability: str
+) -> PlanEntry:
+    """Of the plans that fit a machine, of which there must be one, the one with the smallest file."""
+    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
+    fitting = [plan for plan in manifest.plans if not why_unfit(plan, **machine)]
+    return min(fitting, key=lambda plan: manifest.files[plan.path].size)
+
+
+def serving_api(
+    apis: Sequence[TensorRtApi], manifest: Manifest, compute_capability: str
+) -> TensorRtApi:
+    """The first of the installed flavours for which every model has a plan that fits.
+
+    Raises:
+        EngineError: there is none; says why for each of them.
+    """
+    reasons = []
+    for api in apis:
+        try:
+            for part in ("target",) if manifest.draft is None else ("target", "draft"):
+                choose_plans(
+                    manifest.plans,
+                    part,
+                    flavour=api.flavour,
+                    version=api.version,
+                    compute_capability=compute_capability,
+                )
+        except EngineError as error:
+            reasons.append(str(error))
+        else:
+            return api
+    raise EngineError("; ".join(reasons))
+
+
+def choose_plans(
+    plans: tuple[PlanEntry, ...],
+    part: str,
+    *,
+    flavour: str,
+    version: str,
+    compute_capability: str,
+) -> list[PlanEntry]:
+    """Plans of a part that run here, all of one precision: the first of ``PRECISIONS``.
+
+    Raises:
+        EngineError: there is none; says why each one was left aside.
+    """
+    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
+    ours = [plan for plan in plans if plan.part == part]
+    reasons = [why_unfit(plan, **machine) for plan in ours]
+    fitting = [plan for plan, reason in zip(ours, reasons, strict=True) if not reason]
+    if not fitting:
+        advice = f"outrider build --flavour {flavour} --compute-capability {compute_capability}"
+        text = "; ".join(reasons) or "the bundle has none"
+        raise EngineError(f"no TensorRT plan of the {part} fits: {text}; run {advice}")
+    order = {precision: rank for rank, precision in enumerate(PRECISIONS)}
+    best = min(fitting, key=lambda plan: order.get(plan.precision, len(order))).precision
+    return [plan for plan in fitting if plan.precision == best]
+
+
+class TensorRtPlan:
+    """One plan of a model, loaded; see ``LoadedPlan``."""
+
+    def __init__(
+        self,
+        api: TensorRtApi,
+        device: CudaDevice,
+        bundle: Bundle,
+        model: ModelEntry,
+        entry: PlanEntry,
+    ) -> None:
+        if entry.precision not in CACHE_DTYPES:
+            raise BundleError(f"{entry.path}: precision {entry.precision!r} is unknown")
+        self.entry = entry
+        self._device = device
+        self._tensors = ModelTensors(model, entry)
+        self._program = TensorRtProgram(api, device, bundle, entry)
+        self._program.check_aliases(self._tensors.pairs)
+        num_bytes = self._program.scratch_bytes
+        self._scratch = device.allocate(num_bytes)
+        self._program.prepare(self._scratch, num_bytes)
+        device.wait()
+
+    def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:
+        """Enqueue the graph; see ``LoadedPlan.run``.
+
+        Raises:
+            EngineError: the library refuses, in its own words.
+        """
+        repeats = self.entry.profiles[profile].name != PREFILL
+        self._program.run(profile, self._tensors.call(shape, addresses), may_record=repeats)
+
+    def close(self) -> None:
+        """Free contexts, recordings and scratch memory."""
+        self._program.close()
+        self._device.free(self._scratch)

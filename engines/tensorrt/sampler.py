@@ -1,0 +1,117 @@
+"""The sampler's graphs as TensorRT plans, over the stream and the memory that the engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from outrider.engines.base import EngineError
+from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.plans import PlanEntry
+from outrider.engines.device.base import Call, DeviceTensor
+from outrider.engines.device.cuda import CudaDevice, compute_capability
+from outrider.engines.device.sampling.lists import LIST_LIMITS
+from outrider.engines.device.sampling.plans import check_call, sampler_parts
+from outrider.engines.device.sampling.sampler import GraphSampler
+from outrider.engines.device.sampling.tensors import KEPT_ROWS, NEW_KEPT_ROWS
+from outrider.engines.tensorrt.api import installed_apis
+from outrider.engines.tensorrt.engine import choose_plans, serving_api
+from outrider.engines.tensorrt.program import TensorRtProgram
+
+
+class TensorRtGraph:
+    """One graph's plan; see ``engines.device.sampling.runner.SamplerGraph``."""
+
+    def __init__(self, program: TensorRtProgram) -> None:
+        self._program = program
+        self.inputs = program.inputs
+        self.outputs = program.outputs
+        if NEW_KEPT_ROWS in self.outputs:
+            program.check_aliases([(KEPT_ROWS, NEW_KEPT_ROWS)])
+
+    def run(self, tensors: Mapping[str, DeviceTensor]) -> None:
+        """Enqueue it; see ``SamplerGraph.run``."""
+        check_call(self._program.entry, tensors)
+        self._program.run(0, Call(tuple(tensors.items()), lambda: tensors))
+
+    def close(self) -> None:
+        """Free contexts and recordings."""
+        self._program.close()
+
+
+def open_tensorrt_sampler(bundle: Bundle, device: CudaDevice, *, max_batch: int) -> GraphSampler:
+    """Sampler over the plans of a bundle's graphs, all loaded at once: no step waits for one.
+
+    Args:
+        bundle: from ``load_bundle``.
+        device: of the engines; stays the caller's.
+        max_batch: slots.
+
+    Raises:
+        BundleError: a plan is not what the manifest says of it.
+        EngineError: a graph has no plan that fits; says why for each plan.
+    """
+    api = serving_api(installed_apis(), bundle.manifest, device.compute_capability)
+    entries = sampler_entries(
+        bundle,
+        flavour=api.flavour,
+        version=api.version,
+        compute_capability=device.compute_capability,
+    )
+    programs = {
+        part: TensorRtProgram(api, device, bundle, entry) for part, entry in entries.items()
+    }
+    # One at a time runs, so all share what the greediest needs.
+    num_bytes = max(program.scratch_bytes for program in programs.values())
+    scratch = device.allocate(num_bytes)
+    for program in programs.values():
+        program.prepare(scratch, num_bytes)
+    device.wait()
+    graphs = {part: TensorRtGraph(program) for part, program in programs.items()}
+
+    def open_graph(file: str) -> TensorRtGraph:
+        if file not in graphs:
+            raise EngineError(f"{file}: the bundle has no such sampler graph")
+        return graphs[file]
+
+    manifest = bundle.manifest
+    return GraphSampler(
+        open_graph,
+        max_batch=max_batch,
+        max_gamma=manifest.max_gamma,
+        vocab_size=manifest.target.vocab_size,
+        device=device,
+        list_limits=LIST_LIMITS,
+        scratch=scratch,
+    )
+
+
+def check_sampler_plans(bundle: Bundle, index: int) -> None:
+    """Refuse a machine on which the plans of a bundle's sampler do not run.
+
+    Raises:
+        EngineError: no TensorRT, no such device, or a graph without a plan that fits them.
+    """
+    capability = compute_capability(index)
+    api = serving_api(installed_apis(), bundle.manifest, capability)
+    sampler_entries(bundle, flavour=api.flavour, version=api.version, compute_capability=capability)
+
+
+def sampler_entries(
+    bundle: Bundle, *, flavour: str, version: str, compute_capability: str
+) -> dict[str, PlanEntry]:
+    """The plan of each sampler graph, by the graph's file name.
+
+    Raises:
+        EngineError: a graph has none that fits; says why.
+    """
+    manifest = bundle.manifest
+    return {
+        part: choose_plans(
+            manifest.plans,
+            part,
+            flavour=flavour,
+            version=version,
+            compute_capability=compute_capability,
+        )[0]
+        for part in sampler_parts(manifest)
+    }

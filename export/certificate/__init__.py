@@ -1,0 +1,1 @@
+"""Parity of exported graphs with PyTorch, and the certificate that records it."""

@@ -1,0 +1,156 @@
+"""Fewer and larger operators for the same function: what the exporter took apart, put together again.
+
+``fuse`` requires a traced float32 graph whose constants are initializers; it ensures the same outputs up
+to rounding, from standard ONNX operators only. Every rewrite is a pattern on values and constants, never
+on an architecture's names, and one that does not fit leaves the graph as it was.
+
+Source: ONNX operators RMSNormalization-23, RotaryEmbedding-23, GatherND-13.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from outrider.export.graph.edits import commuted, constant, drop_unused, put, replace, source
+from outrider.export.graph.fuse_projections import join_projections
+from outrider.export.graph.fuse_rotary import fuse_rotary
+
+_LAST = -1
+
+
+def fuse(model: ir.Model) -> None:
+    """Rewrite a traced graph in place; its inputs, outputs and their names stay."""
+    graph = model.graph
+    _fold_shapes(graph)
+    _fuse_norms(graph)
+    fuse_rotary(graph)
+    join_projections(graph)
+    _gather_columns(graph)
+    drop_unused(graph)
+
+
+def _fold_shapes(graph: ir.Graph) -> None:
+    """Reshape by constants where the leading symbolic axes are copied and at most one more is inferred."""
+    for node in list(graph):
+        if node.op_type != "Reshape":
+            continue
+        value, result = node.inputs[0], node.outputs[0]
+        if _is_same_vector(node):
+            result.replace_all_uses_with(_flattened(value))
+            continue
+        target = _constant_target(value.shape, result.shape)
+        if target is not None and constant(node.inputs[1]) is None:
+            shape = put(graph, np.array(target, np.int64), f"{result.name}.shape")
+            node.replace_input_with(1, shape)
+            node.attributes.pop("allowzero", None)
+
+
+def _constant_target(before: ir.Shape | None, after: ir.Shape | None) -> list[int] | None:
+    """Target of a Reshape with 0 for an axis kept as it is; None where more than one axis stays unknown."""
+    if before is None or after is None:
+        return None
+    target = []
+    for axis, size in enumerate(after):
+        is_kept = axis < len(before) and before[axis] == size and axis == len(target)
+        if isinstance(size, int):
+            target.append(size)
+        elif is_kept and str(size) != "None":
+            target.append(0)
+        else:
+            target.append(-1)
+    return target if target.count(-1) <= 1 else None
+
+
+def _is_same_vector(node: ir.Node) -> bool:
+    """Whether a Reshape to [-1] only takes back what Unsqueeze did to a vector."""
+    target = constant(node.inputs[1])
+    inner = _flattened(node.inputs[0])
+    return (
+        target is not None
+        and target.tolist() == [-1]
+        and inner is not node.inputs[0]
+        and inner.shape is not None
+        and len(inner.shape) == 1
+    )
+
+
+def _flattened(value: ir.Value) -> ir.Value:
+    while (node := source(value, "Unsqueeze")) is not None:
+        value = node.inputs[0]
+    return value
+
+
+def _fuse_norms(graph: ir.Graph) -> None:
+    for node in list(graph):
+        if node.op_type == "Mul":
+            _fuse_norm(graph, node)
+
+
+def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
+    """X * rsqrt(mean(x^2) + eps), times a weight where one follows, as RMSNormalization."""
+    for value, scale in commuted(node):
+        epsilon = _inverse_rms(scale, value)
+        if epsilon is None or value.shape is None or not isinstance(value.shape[_LAST], int):
+            continue
+        width, last, weight = value.shape[_LAST], node, None
+        following = list(node.outputs[0].uses())
+        if len(following) == 1 and following[0].node.op_type == "Mul":
+            for _, factor in commuted(following[0].node):
+                found = constant(factor)
+                if found is not None and found.shape == (width,):
+                    last, weight = following[0].node, factor
+        if weight is None:
+            weight = put(graph, np.ones(width, np.float32), f"{node.outputs[0].name}.ones")
+        fused = ir.node(
+            "RMSNormalization",
+            [value, weight],
+            attributes={"axis": _LAST, "epsilon": epsilon, "stash_type": 1},
+        )
+        replace(graph, last, fused)
+        return
+
+
+def _inverse_rms(scale: ir.Value | None, value: ir.Value | None) -> float | None:
+    """Epsilon when scale is 1 / sqrt(mean(value^2 over the last axis) + epsilon), else None."""
+    inverse = source(scale, "Reciprocal")
+    root = source(inverse.inputs[0], "Sqrt") if inverse else None
+    total = source(root.inputs[0], "Add") if root else None
+    if total is None:
+        return None
+    for mean_value, added in commuted(total):
+        mean, epsilon = source(mean_value, "ReduceMean"), constant(added)
+        if mean is None or epsilon is None or epsilon.size != 1:
+            continue
+        axes = constant(mean.inputs[1]) if len(mean.inputs) > 1 else None
+        if axes is None or axes.reshape(-1).tolist() != [_LAST]:
+            continue
+        if mean.attributes.get_int("keepdims", 1) == 1 and _is_square(mean.inputs[0], value):
+            return float(epsilon.reshape(()))
+    return None
+
+
+def _is_square(square: ir.Value | None, value: ir.Value | None) -> bool:
+    power = source(square, "Pow")
+    if power is not None:
+        exponent = constant(power.inputs[1])
+        return power.inputs[0] is value and exponent is not None and bool((exponent == 2).all())
+    product = source(square, "Mul")
+    return product is not None and all(factor is value for factor in product.inputs)
+
+
+def _gather_columns(graph: ir.Graph) -> None:
+    """Whole rows gathered by index as GatherND, instead of an index per element."""
+    for node in list(graph):
+        if node.op_type != "GatherElements" or node.attributes.get_int("axis", 0) != 1:
+            continue
+        spread = source(node.inputs[1], "Expand")
+        index = source(spread.inputs[0], "Unsqueeze") if spread else None
+        if index is None or len(node.inputs[0].shape or ()) != 3:
+            continue
+        axes = constant(index.inputs[1])
+        if axes is None or axes.reshape(-1).tolist() not in ([2], [_LAST]):
+            continue
+        gathered = ir.node(
+            "GatherND", [node.inputs[0], index.outputs[0]], attributes={"batch_dims": 1}
+        )
+        replace(graph, node, gathered)

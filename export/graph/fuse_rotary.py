@@ -1,0 +1,117 @@
+"""Rotary position embedding, written by the exporter with slices and a concatenation, as one operator.
+
+Requires the half-rotated form x * cos + (-x2 | x1) * sin, whose angles are the same in both halves of
+the last axis. Ensures RotaryEmbedding on [B, H, T, D] with the caches [B, T, D / 2] computed in the graph,
+so that whatever scales the angles stays as the model wrote it.
+
+Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2; ONNX operator RotaryEmbedding-23.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from outrider.export.graph.edits import commuted, constant, replace, source
+
+_LAST = -1
+# Elementwise, so that equal halves stay equal.
+_UNARY = ("Cos", "Sin", "Cast")
+
+
+def fuse_rotary(graph: ir.Graph) -> None:
+    """Rewrite every rotation that fits."""
+    halves: dict[ir.Value, ir.Value] = {}
+    for node in list(graph):
+        if node.op_type == "Add":
+            _fuse_one(graph, node, halves)
+
+
+def _fuse_one(graph: ir.Graph, node: ir.Node, halves: dict[ir.Value, ir.Value]) -> None:
+    for straight, turned in commuted(node):
+        kept, crossed = source(straight, "Mul"), source(turned, "Mul")
+        if kept is None or crossed is None:
+            continue
+        for value, cosine in commuted(kept):
+            for rotated, sine in commuted(crossed):
+                if not _is_half_turn(rotated, value):
+                    continue
+                caches = [_cache(graph, factor, halves) for factor in (cosine, sine)]
+                if None in caches:
+                    return
+                replace(graph, node, ir.node("RotaryEmbedding", [value, *caches]))
+                return
+
+
+def _is_half_turn(rotated: ir.Value, value: ir.Value) -> bool:
+    """Whether rotated [B, H, T, D] is (-x2 | x1) of the value (x1 | x2)."""
+    joined = source(rotated, "Concat")
+    if joined is None or value.shape is None or len(value.shape) != 4 or len(joined.inputs) != 2:
+        return False
+    size = value.shape[_LAST]
+    negated = source(joined.inputs[0], "Neg")
+    if negated is None or not isinstance(size, int) or size % 2:
+        return False
+    return (
+        joined.attributes.get_int("axis", 0) in (_LAST, 3)
+        and _slice_of(negated.inputs[0], value) == (size // 2, size)
+        and _slice_of(joined.inputs[1], value) == (0, size // 2)
+    )
+
+
+def _slice_of(part: ir.Value | None, value: ir.Value) -> tuple[int, int] | None:
+    """Begin and end of a part of the last axis of value."""
+    node = source(part, "Slice")
+    if node is None or node.inputs[0] is not value:
+        return None
+    numbers = [constant(operand) for operand in node.inputs[1:]]
+    if any(number is None or number.size != 1 for number in numbers) or len(numbers) < 3:
+        return None
+    begin, end, axis, *step = (int(number.reshape(())) for number in numbers if number is not None)
+    rank, size = len(value.shape or ()), (value.shape or (0,))[_LAST]
+    if axis not in (_LAST, rank - 1) or step not in ([], [1]) or not isinstance(size, int):
+        return None
+    return begin, min(end, size)
+
+
+def _cache(graph: ir.Graph, factor: ir.Value, halves: dict[ir.Value, ir.Value]) -> ir.Value | None:
+    """First half [B, T, D / 2] of the factor [B, 1, T, D], when its halves are equal."""
+    spread = source(factor, "Unsqueeze")
+    axes = constant(spread.inputs[1]) if spread else None
+    if spread is None or axes is None or axes.reshape(-1).tolist() != [1]:
+        return None
+    whole = spread.inputs[0]
+    assert whole is not None
+    return (
+        _half(graph, whole, halves) if whole.shape is not None and len(whole.shape) == 3 else None
+    )
+
+
+def _half(graph: ir.Graph, whole: ir.Value, halves: dict[ir.Value, ir.Value]) -> ir.Value | None:
+    """What the last axis repeats: the operators after the repetition, moved before it."""
+    if whole in halves:
+        return halves[whole]
+    node = whole.producer()
+    if node is None:
+        return None
+    if node.op_type == "Concat":
+        first, *others = node.inputs
+        is_repeated = len(others) == 1 and others[0] is first
+        last_axis = node.attributes.get_int("axis", 0) in (_LAST, len(whole.shape or ()) - 1)
+        return first if is_repeated and last_axis else None
+    inner = _half(graph, node.inputs[0], halves) if _is_elementwise(node) else None
+    if inner is None:
+        return None
+    copy = ir.node(node.op_type, [inner, *node.inputs[1:]], attributes=node.attributes)
+    made = copy.outputs[0]
+    made.name, made.type, made.shape = f"{whole.name}.half", whole.type, inner.shape
+    graph.insert_before(node, copy)
+    halves[whole] = made
+    return made
+
+
+def _is_elementwise(node: ir.Node) -> bool:
+    if node.op_type in _UNARY:
+        return True
+    if node.op_type != "Mul":
+        return False
+    factor = constant(node.inputs[1])
+    return factor is not None and factor.size == 1

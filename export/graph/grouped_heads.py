@@ -1,0 +1,210 @@
+"""Attention that reads each head of the cache once, where several query heads share it.
+
+ONNX Runtime's CPU kernel multiplies every query head with its keys and values by itself, so G query
+heads of a group read the same cache G times. Heads of a group are adjacent (query head h reads cache
+head h // G), so a reshape makes their tokens the rows of one head, without a copy:
+
+    queries [B, G*H, T, D] -> [B, H, G*T, D]    row g*T + t is token t of the group's head g
+    mask    [B, 1, T, S]   -> [B, 1, G*T, S]    T rows, repeated G times
+
+``grouped.onnx`` is ``model.onnx`` edited so, with packed rows (``export.graph.packed_rows``), over the same weights.
+It is for the CPU: kernels of accelerators want causal attention by lengths, without a mask. Of G*T >= 2
+rows no span is too narrow, so no query is padded; where G is 1 nothing is reshaped, and whoever runs the
+graph makes the rectangle two tokens wide at least.
+
+Positions and the numbers of the cache's columns are inputs: what works them out in the graph is a dozen
+nodes for a few numbers, a tenth of a small model's call. The mask is made once per call, as numbers that are
+added to the scores: 0 where seen, else minus infinity. (As bool, which every layer would convert, a chunk of
+256 tokens takes 3 % longer.) What it compares is float32, since ONNX Runtime compares that twice as fast
+as int64; positions are below 2**24.
+
+Requires Attention on queries [B, G*H, T, D] of known head counts, one G in all layers, and what packing
+requires. Ensures the same function of positions start + t.
+
+Source: ONNX operator Attention-24.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.edits import put, put_input
+from outrider.export.graph.kv_export import POSITIONS_VALUE
+from outrider.export.graph.narrow_spans import drop_query_padding
+from outrider.export.graph.packed_rows import declare_rows, pack_rows
+
+# Inputs of Attention-24.
+_MASK_INPUT, _LENGTHS_INPUT = 3, 6
+_HEADS_AXIS, _SIZE_AXIS = 1, 3
+
+
+def derive_grouped_graph(path: Path) -> bool:
+    """Write ``grouped.onnx`` beside the canonical graph at ``path``, if it has anything to gain.
+
+    Returns:
+        Whether it was written: every Attention node is plainly causal and of as many query heads per head of
+        the cache, and its rows can be packed.
+    """
+    model = ir.load(path)
+    drop_query_padding(model.graph)
+    nodes = attention_nodes(model.graph)
+    groups = {_group_size(node) for node in nodes}
+    if len(groups) != 1 or 0 in groups or not all(map(is_plainly_causal, nodes)):
+        return False
+    positions = give_positions(model.graph)
+    give_mask(nodes, _causal_mask(model.graph))
+    if not pack_rows(model.graph, nodes, positions):
+        return False
+    if groups != {1}:
+        for node in nodes:
+            _group_queries(model.graph, node)
+    declare_rows(model.graph)
+    RemoveUnusedNodesPass()(model)
+    # Weights keep naming the data file of model.onnx: they were never read.
+    ir.save(model, path.parent / bundle.GROUPED_FILE)
+    return True
+
+
+def give_positions(graph: ir.Graph) -> ir.Value:
+    """Have positions as an input, also for what used those that follow from ``start``."""
+    positions = put_input(graph, bundle.POSITIONS, ir.DataType.INT64, ["batch", "tokens"])
+    if (found := span_positions(graph)) is not None:
+        found.replace_all_uses_with(positions)
+    return positions
+
+
+def span_positions(graph: ir.Graph) -> ir.Value | None:
+    """The positions that a graph works out from ``start``, if it uses any."""
+    return next(
+        (value for node in graph for value in node.outputs if value.name == POSITIONS_VALUE), None
+    )
+
+
+def attention_nodes(graph: ir.Graph) -> list[ir.Node]:
+    """All Attention nodes of a graph."""
+    return [node for node in graph if node.op_type == "Attention"]
+
+
+def is_plainly_causal(node: ir.Node) -> bool:
+    """Whether an Attention node sees what lengths say up to each query, and has no mask."""
+    inputs = [*node.inputs, *[None] * (_LENGTHS_INPUT + 1 - len(node.inputs))]
+    return (
+        inputs[_MASK_INPUT] is None
+        and inputs[_LENGTHS_INPUT] is not None
+        and node.attributes.get_int("is_causal", 0) == 1
+    )
+
+
+def give_mask(nodes: list[ir.Node], mask: ir.Value) -> None:
+    """Let plainly causal nodes see what ``mask`` [B, 1, T, S] bool says instead."""
+    for node in nodes:
+        node.resize_inputs(_MASK_INPUT + 1)
+        node.replace_input_with(_MASK_INPUT, mask)
+        node.attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
+
+
+def group_heads(graph: ir.Graph) -> None:
+    """Let every Attention node under a mask read each head of the cache once, where heads share it."""
+    masks: dict[tuple[str | None, int], ir.Value] = {}
+    for node in attention_nodes(graph):
+        groups, mask = _group_size(node), node.inputs[_MASK_INPUT]
+        if groups < 2 or mask is None:
+            continue
+        key = mask.name, groups
+        if key not in masks:
+            masks[key] = _repeated_mask(graph, mask, groups)
+        _regroup(graph, node, masks[key])
+
+
+def _group_size(node: ir.Node) -> int:
+    """Query heads per cache head; 0 where the graph does not say, or not how wide heads are."""
+    queries, keys, values = (node.inputs[index] for index in range(3))
+    assert queries is not None and keys is not None and values is not None
+    num_queries, num_keys = _size(queries, _HEADS_AXIS), _size(keys, _HEADS_AXIS)
+    if _size(queries, _SIZE_AXIS) is None or _size(values, _SIZE_AXIS) is None:
+        return 0
+    return 0 if num_queries is None or num_keys is None else num_queries // num_keys
+
+
+def _size(value: ir.Value, axis: int) -> int | None:
+    """Size of an axis, if the graph says."""
+    size = None if value.shape is None else value.shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def _regroup(graph: ir.Graph, node: ir.Node, mask: ir.Value) -> None:
+    """Reshape an Attention node's queries and answers around it."""
+    queries, values, answers = node.inputs[0], node.inputs[2], node.outputs[0]
+    assert queries is not None and values is not None
+    _group_queries(graph, node)
+    node.replace_input_with(_MASK_INPUT, mask)
+    apart = _reshape(
+        graph, answers, [0, _size(queries, _HEADS_AXIS), -1, _size(values, _SIZE_AXIS)]
+    )
+    apart.outputs[0].name, answers.name = answers.name, f"{answers.name}.grouped"
+    apart.outputs[0].shape, answers.shape = answers.shape, None
+    answers.replace_all_uses_with(apart.outputs[0])
+    apart.replace_input_with(0, answers)
+    graph.insert_after(node, apart)
+
+
+def _group_queries(graph: ir.Graph, node: ir.Node) -> None:
+    """Reshape an Attention node's queries to one head per head of the cache."""
+    queries, keys = node.inputs[0], node.inputs[1]
+    assert queries is not None and keys is not None
+    grouped = _reshape(
+        graph, queries, [0, _size(keys, _HEADS_AXIS), -1, _size(queries, _SIZE_AXIS)]
+    )
+    graph.insert_before(node, grouped)
+    node.replace_input_with(0, grouped.outputs[0])
+
+
+def _reshape(graph: ir.Graph, value: ir.Value, target: list[int | None]) -> ir.Node:
+    shape = put(graph, np.array(target, np.int64), f"{value.name}.grouped.shape")
+    node = ir.node("Reshape", [value, shape])
+    node.outputs[0].name, node.outputs[0].type = f"{value.name}.grouped", value.type
+    return node
+
+
+def _repeated_mask(graph: ir.Graph, mask: ir.Value, groups: int) -> ir.Value:
+    """[B, 1, G*T, S] float32 of a mask [B, 1, T, S] bool."""
+    name = f"{mask.name}.grouped.{groups}"
+    repeats = put(graph, np.array([1, 1, groups, 1], np.int64), f"{name}.repeats")
+    tape = ir.tape.Tape()
+    # Repeated before it is made four times as wide: a long span's mask is large.
+    added = _added(graph, tape, tape.op("Tile", [mask, repeats]), name)
+    _insert(graph, tape, name, after=mask.producer())
+    return added
+
+
+def _causal_mask(graph: ir.Graph) -> ir.Value:
+    """[B, 1, G*T, S] float32: a token sees the columns up to its position."""
+    places = ["batch", 1, "queries", 1]
+    columns = put_input(graph, bundle.CACHE_COLUMNS, ir.DataType.FLOAT, ["capacity"])
+    positions = put_input(graph, bundle.QUERY_POSITIONS, ir.DataType.FLOAT, places)
+    tape = ir.tape.Tape()
+    mask = _added(graph, tape, tape.op("LessOrEqual", [columns, positions]), "causal_mask")
+    _insert(graph, tape, "causal_mask", after=None)
+    return mask
+
+
+def _added(graph: ir.Graph, tape: ir.tape.Tape, mask: ir.Value, name: str) -> ir.Value:
+    """A mask as numbers to be added to scores."""
+    seen = put(graph, np.array(0, np.float32), f"{name}.seen")
+    unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
+    return tape.op("Where", [mask, seen, unseen])
+
+
+def _insert(graph: ir.Graph, tape: ir.tape.Tape, name: str, *, after: ir.Node | None) -> None:
+    """Put a tape's nodes into the graph, first of all or behind a node."""
+    nodes = list(tape.nodes)
+    for number, node in enumerate(nodes):
+        node.outputs[0].name = f"{name}.{number}"
+    if after is None:
+        graph.insert_before(graph[0], nodes)
+    else:
+        graph.insert_after(after, nodes)

@@ -1,0 +1,84 @@
+"""Spans of one token in a batch, with the bits that wider spans have.
+
+One-row matrix products take other kernels than many-row ones on ONNX Runtime's CPU provider. A batch of
+single tokens has as many rows as tokens everywhere but inside attention, whose products are per row and
+head. So attention is given a zero query before the only one, and what it answers is dropped. Keys, values
+and lengths stay: causal attention is aligned at its last query, which sees what it would see alone.
+
+Requires causal Attention on queries [B, H, T, D], one output used once. Ensures the same function. At
+T >= 2 nothing is added, and the two nodes per layer copy what they are given.
+
+Source: ONNX operators Attention-24, Pad-24, Slice-13.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.edits import put, source
+
+NARROWEST_SPAN = 1
+"""Tokens of the narrowest span whose bits do not depend on it, in a batch of at least two rows."""
+_QUERIES_AXIS = 2
+_NUM_AXES = 4
+_LEAST_QUERIES = 2
+_PADS = "query_padding"
+
+
+def pad_single_queries(graph: ir.Graph) -> None:
+    """Let attention over one token per row compute two."""
+    missing, pads = _add_padding(graph)
+    axis = put(graph, np.array([_QUERIES_AXIS], np.int64), f"{_PADS}.axis")
+    end = put(graph, np.array([np.iinfo(np.int64).max], np.int64), f"{_PADS}.end")
+    for node in [node for node in graph if node.op_type == "Attention"]:
+        queries, answers = node.inputs[0], node.outputs[0]
+        assert queries is not None
+        pad = ir.node("Pad", [queries, pads])
+        padded = pad.outputs[0]
+        padded.name, padded.type = f"{queries.name}.padded", queries.type
+        graph.insert_before(node, pad)
+        node.replace_input_with(0, padded)
+        cut = ir.node("Slice", [answers, missing, end, axis])
+        cut.outputs[0].name, answers.name = answers.name, f"{answers.name}.padded"
+        cut.outputs[0].type, cut.outputs[0].shape = answers.type, answers.shape
+        answers.shape = None
+        answers.replace_all_uses_with(cut.outputs[0])
+        cut.replace_input_with(0, answers)
+        graph.insert_after(node, cut)
+
+
+def drop_query_padding(graph: ir.Graph) -> None:
+    """Take back ``pad_single_queries``, where it was done: for engines whose bits do not need it.
+
+    What computes the padding stays behind, unused.
+    """
+    for node in [node for node in graph if node.op_type == "Attention"]:
+        pad = source(node.inputs[0], "Pad")
+        if pad is None or pad.inputs[1] is None or pad.inputs[1].name != _PADS:
+            continue
+        node.replace_input_with(0, pad.inputs[0])
+        answers = node.outputs[0]
+        cut = next(use.node for use in answers.uses())
+        answers.name, answers.shape = cut.outputs[0].name, cut.outputs[0].shape
+        cut.outputs[0].replace_all_uses_with(answers)
+        graph.remove([cut, pad], safe=True)
+
+
+def _add_padding(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
+    """Number of queries to add, [1] int64, and the same as the pads of all axes, [8] int64."""
+    tokens = next(value for value in graph.inputs if value.name == bundle.TOKENS)
+    least = put(graph, np.array([_LEAST_QUERIES], np.int64), f"{_PADS}.least")
+    none = put(graph, np.array([0], np.int64), f"{_PADS}.none")
+    before = put(graph, np.zeros(_QUERIES_AXIS, np.int64), f"{_PADS}.before")
+    after = put(graph, np.zeros(2 * _NUM_AXES - _QUERIES_AXIS - 1, np.int64), f"{_PADS}.after")
+    count = ir.node("Shape", [tokens], attributes={"start": 1, "end": 2})
+    wanted = ir.node("Sub", [least, count.outputs[0]])
+    missing = ir.node("Max", [wanted.outputs[0], none])
+    pads = ir.node("Concat", [before, missing.outputs[0], after], attributes={"axis": 0})
+    for node in (count, wanted, missing, pads):
+        node.outputs[0].name = f"{_PADS}.{node.op_type}"
+        node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+    pads.outputs[0].name = _PADS
+    graph.insert_before(graph[0], [count, wanted, missing, pads])
+    return missing.outputs[0], pads.outputs[0]

@@ -1,0 +1,270 @@
+"""Products without padding: tokens of a ragged batch as rows of one sequence, a rectangle in attention alone.
+
+A batch whose spans differ in length is a rectangle [B, T] with padding, and every product with weights pays for it.
+Here what flows between attentions is [1, N, hidden], the N tokens of all spans one behind the other. Indices that
+the caller makes (``engines.onnx.packed_inputs``) lead into attention and out of it:
+
+    [1, N, h*D] -> [N*h, D] -> Gather head_rows.h [B, h, T]       -> [B, h, T, D]     where a Transpose was
+    [B, H, G*T, D]          -> GatherND row_heads [1, N, G*H, 3]  -> [1, N, G*H, D]   likewise
+
+so that no node is added: what a Transpose copied is copied by index. Behind the last attention only rows go on whose
+logits are wanted, by ``wanted_heads`` and ``logit_positions``: a chunk of a prompt, which wants one, takes a seventh
+less on five layers. Angles are read by position in the node that turns by them, learnt embeddings of places by
+``row_positions`` [1, N].
+
+Rows keep the rank that tokens had. Of rank 2 a product and the sum behind it could be one Gemm, a microsecond less, but
+that starts from the residual: beyond 256 products to a sum it rounds otherwise than ``model.onnx`` and ``tree.onnx``.
+
+Requires a graph whose attention nodes take their heads from Reshape and Transpose, possibly through RMSNormalization,
+Split, Slice, Concat and RotaryEmbedding, and whose positions do nothing but turn or look up an embedding. Ensures the
+same function, and no product with weights over padding.
+
+Source: ONNX operators Gather-13, GatherND-13, RotaryEmbedding-23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.edits import constant, put, put_input, replace, source
+
+_HEADS_FIRST = (0, 2, 1, 3)
+# Of RotaryEmbedding: the numbers of its inputs.
+_COS, _SIN, _PLACES = 1, 2, 3
+# What a rectangle's sizes [B, T, size] are for packed rows, but for the last.
+_RANKED = (1, -1, 0)
+# Of Attention likewise: keys and values, which TensorScatter writes to the cache.
+_CACHES = (1, 2)
+
+
+def pack_rows(graph: ir.Graph, nodes: Sequence[ir.Node], positions: ir.Value) -> bool:
+    """Pack the rows of a graph in which each head of the cache is about to be read once.
+
+    Args:
+        graph: rewritten in place, in parts also where it is none that can be.
+        nodes: its Attention nodes; the caller groups their queries, so that they answer [B, H, G*T, D], and then
+            calls ``declare_rows``.
+        positions: [B, T], of the tokens of the rectangle.
+
+    Returns:
+        Whether the graph is one that can be.
+    """
+    entries = _Entries(graph)
+    for node in nodes:
+        updates = [_update(node.inputs[index]) for index in _CACHES]
+        if not all(entries.pack(value) for value in (node.inputs[0], *updates)):
+            return False
+    packed = [_pack_answers(graph, node) for node in nodes]
+    last = packed[-1]
+    return (
+        all(packed)
+        and last is not None
+        and _keep_rows(graph)
+        and _want_rows(graph, last)
+        and _place_by_position(graph, positions)
+    )
+
+
+class _Entries:
+    """Where packed rows become heads of the rectangle."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._rows: dict[int, ir.Value] = {}
+        self._packed: set[ir.Node] = set()
+
+    def pack(self, value: ir.Value | None) -> bool:
+        """Have what a value [B, h, T, D] is made of come from packed rows; whether that is known how."""
+        node = None if value is None else value.producer()
+        if node is None or node in self._packed:
+            return node is not None
+        if node.op_type in ("Split", "Slice", "RotaryEmbedding", "RMSNormalization"):
+            return self.pack(node.inputs[0])
+        if node.op_type == "Concat":
+            return all(map(self.pack, node.inputs))
+        return node.op_type == "Transpose" and self._pack_heads(node)
+
+    def _pack_heads(self, turned: ir.Node) -> bool:
+        split = turned.inputs[0]
+        while norm := source(split, "RMSNormalization"):
+            split = norm.inputs[0]
+        heads = source(split, "Reshape")
+        sizes = None if heads is None else constant(heads.inputs[1])
+        if heads is None or sizes is None or len(sizes) != 4 or not _puts_heads_first(turned):
+            return False
+        count, size = int(sizes[2]), int(sizes[3])
+        flat = put(self._graph, np.array([-1, size], np.int64), f"{heads.outputs[0].name}.rows")
+        heads.replace_input_with(1, flat)
+        gathered = ir.node("Gather", [turned.inputs[0], self._rows_of(count)])
+        replace(self._graph, turned, gathered)
+        self._graph.remove(turned, safe=True)
+        self._packed.add(gathered)
+        return True
+
+    def _rows_of(self, count: int) -> ir.Value:
+        if count not in self._rows:
+            name, axes = bundle.head_rows_name(count), ["batch", count, "tokens"]
+            self._rows[count] = put_input(self._graph, name, ir.DataType.INT64, axes)
+        return self._rows[count]
+
+
+def _update(cache: ir.Value | None) -> ir.Value | None:
+    """What is written to a cache before attention reads it."""
+    node = source(cache, "TensorScatter")
+    return None if node is None else node.inputs[1]
+
+
+def _puts_heads_first(node: ir.Node) -> bool:
+    return tuple(node.attributes.get_ints("perm", ())) == _HEADS_FIRST
+
+
+def _pack_answers(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
+    """Node that gathers the real rows of an attention's answers; None where it is not known how."""
+    answers, queries = node.outputs[0], node.inputs[0]
+    turned = [use.node for use in answers.uses()]
+    if len(turned) != 1 or turned[0].op_type != "Transpose" or not _puts_heads_first(turned[0]):
+        return None
+    assert queries is not None and queries.shape is not None
+    axes = [1, "rows", queries.shape[1], 3]
+    rows = next((value for value in graph.inputs if value.name == bundle.ROW_HEADS), None)
+    rows = rows or put_input(graph, bundle.ROW_HEADS, ir.DataType.INT64, axes)
+    gathered = ir.node("GatherND", [answers, rows])
+    replace(graph, turned[0], gathered)
+    graph.remove(turned[0], safe=True)
+    return gathered
+
+
+def _want_rows(graph: ir.Graph, last: ir.Node) -> bool:
+    """Go on with wanted rows alone behind the last attention, whose answers ``last`` gathers."""
+    wanted = next(value for value in graph.inputs if value.name == bundle.LOGIT_POSITIONS)
+    gathers = [node for node in graph if node.op_type == "GatherND" and _takes(node, wanted)]
+    behind = _reached(last.outputs[0])
+    if (
+        len(gathers) != 1
+        or gathers[0] not in behind
+        or {"Attention", "TensorScatter"} & {node.op_type for node in behind}
+    ):
+        return False
+    rows = last.inputs[1]
+    assert rows is not None and rows.shape is not None
+    axes = [1, "wanted", *rows.shape[2:]]
+    last.replace_input_with(1, put_input(graph, bundle.WANTED_HEADS, ir.DataType.INT64, axes))
+    # What comes from tokens another way, past the last attention: the residual.
+    tokens = next(value for value in graph.inputs if value.name == bundle.TOKENS)
+    others = _reached(tokens) - behind - {last}
+    passing = dict.fromkeys(
+        value
+        for node in graph
+        if node in behind
+        for value in node.inputs
+        if value is not None and value.producer() in others
+    )
+    for value in passing:
+        if value.shape is None or len(value.shape) != 3:
+            return False
+        gathered = ir.node("Gather", [value, wanted], attributes={"axis": 1})
+        gathered.outputs[0].name = f"{value.name}.wanted"
+        producer = value.producer()
+        assert producer is not None
+        graph.insert_after(producer, gathered)
+        for use in tuple(value.uses()):
+            if use.node in behind:
+                use.node.replace_input_with(use.idx, gathered.outputs[0])
+    rows_already = gathers[0].inputs[0]
+    assert rows_already is not None
+    gathers[0].outputs[0].replace_all_uses_with(rows_already)
+    graph.remove(gathers[0], safe=True)
+    return True
+
+
+def _takes(node: ir.Node, wanted: ir.Value) -> bool:
+    index = source(node.inputs[1], "Unsqueeze")
+    return index is not None and index.inputs[0] is wanted
+
+
+def _reached(value: ir.Value) -> set[ir.Node]:
+    """Nodes that depend on a value."""
+    found: set[ir.Node] = set()
+    left = [use.node for use in value.uses()]
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left += (use.node for output in node.outputs for use in output.uses())
+    return found
+
+
+def _keep_rows(graph: ir.Graph) -> bool:
+    """Leave packed rows packed behind products of rank 2, which went back to [B, T, size] by sizes of their own."""
+    for node in graph:
+        if node.op_type != "Reshape" or constant(node.inputs[1]) is not None:
+            continue
+        sizes = source(node.inputs[1], "Concat")
+        size = None if sizes is None else constant(sizes.inputs[-1])
+        if sizes is None or size is None or len(sizes.inputs) != len(_RANKED):
+            return False
+        if not all(source(value, "Shape") for value in sizes.inputs[:-1]):
+            return False
+        target = np.array([*_RANKED[:-1], int(size.item())], np.int64)
+        node.replace_input_with(1, put(graph, target, f"{node.outputs[0].name}.rows"))
+    return True
+
+
+def _place_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
+    """Have each token's position where it is used: in the rectangle to turn, in packed rows to look up a place.
+
+    RotaryEmbedding reads its tables by position itself, two nodes less.
+
+    Returns:
+        Whether positions do nothing else.
+    """
+    by_row = None
+    for use in tuple(positions.uses()):
+        table = use.node
+        turned = tuple(table.outputs[0].uses())
+        if table.op_type == "Gather" and all(
+            user.node.op_type == "RotaryEmbedding" and user.idx in (_COS, _SIN) for user in turned
+        ):
+            for user in turned:
+                user.node.resize_inputs(_PLACES + 1)
+                user.node.replace_input_with(user.idx, table.inputs[0])
+                user.node.replace_input_with(_PLACES, positions)
+            graph.remove(table, safe=True)
+        elif _looks_up(use):
+            if by_row is None:
+                by_row = put_input(graph, bundle.ROW_POSITIONS, ir.DataType.INT64, [1, "rows"])
+            table.replace_input_with(use.idx, by_row)
+        else:
+            return False
+    return True
+
+
+def _looks_up(use: ir.Usage) -> bool:
+    """Whether positions become rows of a table, from a constant one on."""
+    node = use.node
+    if node.op_type == "Gather":
+        return use.idx == 1 and constant(node.inputs[0]) is not None
+    if node.op_type != "Add" or constant(node.inputs[1 - use.idx]) is None:
+        return False
+    return all(map(_looks_up, node.outputs[0].uses()))
+
+
+def declare_rows(graph: ir.Graph) -> None:
+    """Shapes of what comes in and goes out; those in between are no longer what they were."""
+    shapes: dict[str, list[int | str]] = {
+        bundle.TOKENS: [1, "rows"],
+        bundle.LOGIT_POSITIONS: ["wanted"],
+    }
+    for value in graph.inputs:
+        if value.name in shapes:
+            value.shape = ir.Shape(shapes[value.name])
+    for node in graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None
+            elif value.name == bundle.LOGITS:
+                assert value.shape is not None
+                value.shape = ir.Shape([1, "wanted", value.shape[2]])

@@ -1,0 +1,144 @@
+"""What a graph computes from positions alone, as tables read by position.
+
+ONNX Runtime's CPU provider computes cosines and sines in packs and what is left over by other code, so
+that an angle's bits depend on its place among all angles of the call. A table has the same bits for a
+position whatever is beside it, and reading it costs less than computing it.
+
+Requires a graph whose positions are the value ``kv_export.POSITIONS_VALUE`` [B, T]. Ensures the same
+function of positions below the tables' length, up to rounding. What mixes positions stays as it is.
+
+Source: ONNX operator Gather-13.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+from outrider.engines.base import FloatArray, IntArray
+from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.edits import drop_unused, put, take_over
+from outrider.export.graph.kv_export import POSITIONS_VALUE
+
+_OPSET = 24
+_INT64 = onnx.TensorProto.INT64
+_SUFFIX = ".by_position"
+_PERIODIC = frozenset({"Cos", "Sin"})
+# Absolute, of values near 1: a wrong row differs by more.
+_TOLERANCE = 1e-6
+
+
+def tabulate_positions(graph: ir.Graph, num_positions: int) -> None:
+    """Replace every periodic function of positions by a Gather of its values at 0..num_positions - 1."""
+    positions = next(
+        (value for node in graph for value in node.outputs if value.name == POSITIONS_VALUE), None
+    )
+    if positions is None:
+        return
+    nodes = _computed_from(positions, graph)
+    for value in _results(nodes, positions):
+        table = _table(value, positions, nodes, num_positions)
+        if table is not None:
+            stored = put(graph, table, f"{value.name}{_SUFFIX}")
+            lookup = ir.node("Gather", [stored, positions], attributes={"axis": 0})
+            producer = value.producer()
+            assert producer is not None
+            graph.insert_before(producer, lookup)
+            take_over(value, lookup.outputs[0])
+    drop_unused(graph)
+
+
+def is_position_table(name: str | None) -> bool:
+    """Whether a constant's name is of a table of ``tabulate_positions``, which is no weight of the model."""
+    return name is not None and name.endswith(_SUFFIX)
+
+
+def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Node]:
+    """Nodes that read nothing but positions, constants and the sizes of the span, in order."""
+    known = {id(positions)}
+    sized = [value for value in graph.inputs if value.name in (bundle.TOKENS, bundle.START)]
+    nodes = []
+    for node in graph:
+        if node is positions.producer():
+            continue
+        if node.op_type == "Shape":
+            is_known = node.inputs[0] in sized or id(node.inputs[0]) in known
+        else:
+            is_known = all(
+                value is None or id(value) in known or value.is_initializer()
+                for value in node.inputs
+            )
+        if is_known:
+            known.update(id(value) for value in node.outputs)
+            nodes.append(node)
+    return nodes
+
+
+def _results(nodes: list[ir.Node], positions: ir.Value) -> list[ir.Value]:
+    """Values [B, T, width] float32 behind a Cos or Sin that others than such values read."""
+    assert positions.shape is not None
+    periodic: set[int] = set()
+    candidates: dict[int, ir.Value] = {}
+    for node in nodes:
+        value = node.outputs[0]
+        if node.op_type not in _PERIODIC and not any(id(one) in periodic for one in node.inputs):
+            continue
+        periodic.add(id(value))
+        shape = value.shape or ir.Shape([])
+        is_row = len(shape) == 3 and isinstance(shape[2], int) and value.dtype is ir.DataType.FLOAT
+        if is_row and list(shape[:2]) == list(positions.shape):
+            candidates[id(value)] = value
+    return [
+        value
+        for value in candidates.values()
+        if any(id(use.node.outputs[0]) not in candidates for use in value.uses())
+    ]
+
+
+def _table(
+    value: ir.Value, positions: ir.Value, nodes: list[ir.Node], num_positions: int
+) -> FloatArray | None:
+    """The value [num_positions, width] by position, or None where it depends on more than its own."""
+    evaluator = ReferenceEvaluator(_part(value, positions, nodes))
+
+    def evaluate(where: IntArray) -> FloatArray:
+        sizes = {bundle.TOKENS: np.zeros_like(where), bundle.START: where[:, 0]}
+        values: FloatArray = evaluator.run(None, {POSITIONS_VALUE: where} | sizes)[0]
+        return values
+
+    table = evaluate(np.arange(num_positions)[None])[0]
+    few = np.random.default_rng(0).integers(0, num_positions, (3, 4))
+    # Of the first position alone, too: what looks at the largest of a call shows there.
+    for where in (few, np.zeros((1, 4), np.int64)):
+        if not np.allclose(evaluate(where), table[where], rtol=0.0, atol=_TOLERANCE):
+            return None
+    return table
+
+
+def _part(value: ir.Value, positions: ir.Value, nodes: list[ir.Node]) -> onnx.ModelProto:
+    """What makes the value [B, T, width] of positions [B, T], tokens [B, T] and start [B], for sizes."""
+    wanted: dict[ir.Value | None, None] = {value: None}
+    kept = []
+    for node in reversed(nodes):
+        if any(one in wanted for one in node.outputs):
+            wanted.update(dict.fromkeys(node.inputs))
+            kept.append(ir.serde.serialize_node(node))
+    constants = [_stored(one) for one in wanted if one is not None and one.is_initializer()]
+    span = (positions.name, bundle.TOKENS)
+    graph = onnx.helper.make_graph(
+        kept[::-1],
+        "positions",
+        [
+            *(onnx.helper.make_tensor_value_info(name, _INT64, ["b", "t"]) for name in span),
+            onnx.helper.make_tensor_value_info(bundle.START, _INT64, ["b"]),
+        ],
+        [onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, None)],
+        constants,
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
+
+
+def _stored(value: ir.Value) -> onnx.TensorProto:
+    assert value.const_value is not None
+    return onnx.numpy_helper.from_array(value.const_value.numpy(), value.name)

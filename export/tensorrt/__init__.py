@@ -1,0 +1,1 @@
+"""Plan graphs and TensorRT plans."""

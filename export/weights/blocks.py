@@ -1,0 +1,178 @@
+"""Weights in 8 or 4 bits, in standard ONNX: DequantizeLinear in blocks along K.
+
+Requires a canonical graph whose MatMul weights are constants [K, N] (possibly behind a Transpose).
+Ensures the same graph with those weights stored as integers, float32 scales beside them; ONNX
+Runtime fuses the pair to MatMulNBits. Embeddings stay as they are; a head that shares its weight
+with the embedding gets a copy of its own, so the lookup stays exact.
+
+Source: ONNX DequantizeLinear-21, blocked quantisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+from outrider.engines.base import BundleError, FloatArray
+from outrider.export.checkpoint import ModelFacts
+from outrider.export.graph.edits import drop_unused, put, put_tensor
+from outrider.export.weights.rounding import round_by_activations, round_to_nearest
+from outrider.export.weights.written_text import observe, write_text
+
+BITS = {"int8": 8, "int4": 4}
+# Rows of K that share a scale; the first that divides K. Longer blocks are quicker, but from 128 on ONNX
+# Runtime's kernel gives a row other bits beside others.
+BLOCK_SIZES = {8: (64, 32), 4: (32,)}
+
+
+def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int:
+    """Rewrite the graph at ``path`` with its MatMul weights as ``kind``; returns how many.
+
+    Args:
+        path: canonical graph with float32 weights in ``path``.data; both are replaced.
+        kind: "int8" or "int4".
+        facts: of its model, to round by what the products read on text that the model writes; None rounds
+            to nearest.
+
+    Raises:
+        BundleError: no weight could be quantised.
+    """
+    model = ir.load(path)
+    ir.external_data.load_to_model(model)
+    split_gemms(model.graph)
+    activations = None if facts is None else product_activations(model.graph, path, facts)
+    count = quantize_graph(model.graph, BITS[kind], activations)
+    if count == 0:
+        raise BundleError(f"{path.name}: no MatMul weight with K a multiple of 32")
+    ir.save(model, path, external_data=f"{path.name}.data")
+    return count
+
+
+def product_activations(graph: ir.Graph, path: Path, facts: ModelFacts) -> dict[str, FloatArray]:
+    """What products with constant weights read on text that the model writes: [rows, K] float32, by name.
+
+    Args:
+        graph: canonical graph.
+        path: its file.
+        facts: of its model.
+    """
+    products = (node for node in graph if node.op_type == "MatMul")
+    names = {
+        str(node.inputs[0].name): None
+        for node in products
+        if node.inputs[0] is not None and constant_weight(node.inputs[1]) is not None
+    }
+    return observe(path, facts, [*names], write_text(path, facts))
+
+
+def quantize_graph(
+    graph: ir.Graph, bits: int, activations: Mapping[str, FloatArray] | None = None
+) -> int:
+    """Store every MatMul weight in blocks, in place; returns how many.
+
+    Args:
+        graph: canonical graph without Gemm nodes.
+        bits: of an integer.
+        activations: of ``product_activations``; None rounds to nearest.
+    """
+    done = 0
+    for node in list(graph):
+        if node.op_type != "MatMul":
+            continue
+        weight, left = constant_weight(node.inputs[1]), node.inputs[0]
+        if weight is None or left is None:
+            continue
+        size = next((size for size in BLOCK_SIZES[bits] if len(weight) % size == 0), None)
+        if size is None:
+            continue
+        if activations is None:
+            stored = round_to_nearest(weight, bits=bits, block_size=size)
+        else:
+            given = activations[str(left.name)]
+            stored = round_by_activations(weight, given, bits=bits, block_size=size)
+        _replace_weight(graph, node, *stored, bits, f"weight_{done}")
+        done += 1
+    drop_unused(graph)
+    return done
+
+
+def split_gemms(graph: ir.Graph) -> None:
+    """Write x @ W + b as MatMul and Add where Gemm does no more.
+
+    ONNX Runtime fuses quantised weights into MatMul only.
+    """
+    for node in list(graph):
+        if node.op_type == "Gemm":
+            _split_gemm(graph, node)
+
+
+def _split_gemm(graph: ir.Graph, node: ir.Node) -> None:
+    attributes = node.attributes
+    is_scaled = any(attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta"))
+    weight = node.inputs[1]
+    if is_scaled or attributes.get_int("transA", 0) or weight is None:
+        return
+    old, added = node.outputs[0], []
+    if attributes.get_int("transB", 0):
+        added.append(ir.node("Transpose", [weight], attributes={"perm": [1, 0]}))
+        weight = added[0].outputs[0]
+    product = ir.node("MatMul", [node.inputs[0], weight])
+    added.append(product)
+    # The exporter leaves a bias of zeros away.
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        added.append(ir.node("Add", [product.outputs[0], node.inputs[2]]))
+    for part in added:
+        part.outputs[0].name = f"{old.name}.{part.op_type}"
+        part.outputs[0].type = old.type
+    graph.insert_before(node, added)
+    for value in (product.outputs[0], added[-1].outputs[0]):
+        value.shape = old.shape
+    old.replace_all_uses_with(added[-1].outputs[0])
+    graph.remove(node, safe=True)
+
+
+def constant_weight(value: ir.Value | None) -> FloatArray | None:
+    """Two-dimensional float32 constant behind a value, through one Transpose; else None."""
+    if value is None:
+        return None
+    producer = value.producer()
+    if producer is not None and producer.op_type == "Transpose":
+        inner = constant_weight(producer.inputs[0])
+        return None if inner is None else np.ascontiguousarray(inner.T)
+    if value.const_value is None or not value.is_initializer():
+        return None
+    weight = value.const_value.numpy()
+    return weight if weight.ndim == 2 and weight.dtype == np.float32 else None
+
+
+def _replace_weight(
+    graph: ir.Graph,
+    node: ir.Node,
+    integers: npt.NDArray[np.int8],
+    scales: FloatArray,
+    bits: int,
+    name: str,
+) -> None:
+    stored = put_tensor(graph, _integer_tensor(integers, bits, f"{name}.q"))
+    scale = put(graph, scales, f"{name}.scale")
+    size = len(integers) // len(scales)
+    restored = ir.node(
+        "DequantizeLinear", [stored, scale], attributes={"axis": 0, "block_size": size}
+    )
+    restored.outputs[0].name = f"{name}.restored"
+    restored.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    restored.outputs[0].shape = ir.Shape(integers.shape)
+    graph.insert_before(node, restored)
+    node.replace_input_with(1, restored.outputs[0])
+
+
+def _integer_tensor(integers: npt.NDArray[np.int8], bits: int, name: str) -> ir.TensorProtocol:
+    if bits == 8:
+        return ir.tensor(integers, name=name)
+    nibbles = (integers.reshape(-1) & 0xF).astype(np.uint8)
+    nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
+    packed = nibbles[0::2] | (nibbles[1::2] << 4)
+    return ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape(integers.shape), name=name)

@@ -1,0 +1,131 @@
+"""Weights, caches and matrix products in 16 bits; norms, rotations and the residual stay float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from outrider.engines.base import BundleError
+from outrider.engines.bundle import manifest as bundle
+
+# Operators that move values and leave them as they are: their result keeps the 16 bits.
+_MOVING = frozenset({"Transpose", "Reshape", "Gather", "DequantizeLinear", "Identity"})
+# How many leading inputs of an operator are to be of the 16-bit type.
+_COMPUTING = {"MatMul": 2, "Gemm": 3, "Attention": 3, "TensorScatter": 2}
+
+
+def is_cache(name: str) -> bool:
+    """Whether a graph input or output of this name is a cache tensor."""
+    return name.startswith(("key.", "value.", "new_key.", "new_value."))
+
+
+class HalfPass:
+    """Gives weights, caches and matrix products a 16-bit type; casts where it meets float32.
+
+    Args:
+        graph: rewritten in place.
+        kind: FLOAT16 or BFLOAT16.
+        where: how errors call the graph.
+    """
+
+    def __init__(self, graph: ir.Graph, kind: ir.DataType, where: str) -> None:
+        self._graph = graph
+        self._kind = kind
+        self._where = where
+        self._casts: dict[tuple[int, ir.DataType], ir.Value] = {}
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        for value in (*self._graph.inputs, *self._graph.outputs):
+            if is_cache(value.name or ""):
+                value.type = ir.TensorType(self._kind)
+        for weight in self._weights():
+            self._narrow(weight)
+        for node in list(self._graph):
+            if node.op_type in _COMPUTING and self._has_half(node):
+                self._cast_inputs(node, _COMPUTING[node.op_type], self._kind)
+            elif node.op_type in _MOVING and self._has_half(node):
+                pass
+            else:
+                self._cast_inputs(node, len(node.inputs), ir.DataType.FLOAT)
+                continue
+            node.outputs[0].type = ir.TensorType(self._kind)
+        self._widen_logits()
+
+    def _weights(self) -> list[ir.Value]:
+        """Initializers behind a matrix product, and the embedding of the tokens."""
+        found: dict[str | None, ir.Value] = {}
+        for node in self._graph:
+            if node.op_type in ("MatMul", "Gemm"):
+                roots = [_root(value) for value in node.inputs[:2]]
+            elif node.op_type == "Gather" and _is_tokens(node.inputs[1]):
+                roots = [_root(node.inputs[0])]
+            else:
+                continue
+            found.update({root.name: root for root in roots if root is not None})
+        return list(found.values())
+
+    def _narrow(self, weight: ir.Value) -> None:
+        assert weight.const_value is not None
+        values = weight.const_value.numpy()
+        if self._kind is ir.DataType.FLOAT16 and np.abs(values).max() > np.finfo(np.float16).max:
+            raise BundleError(
+                f"{self._where}: {weight.name} is beyond the range of float16; "
+                "build with --precision bfloat16"
+            )
+        array = values.astype(self._kind.numpy())
+        weight.const_value = ir.tensor(array, dtype=self._kind, name=weight.name)
+        weight.type = ir.TensorType(self._kind)
+
+    def _has_half(self, node: ir.Node) -> bool:
+        return any(value is not None and value.dtype is self._kind for value in node.inputs)
+
+    def _cast_inputs(self, node: ir.Node, count: int, kind: ir.DataType) -> None:
+        floats = (ir.DataType.FLOAT, self._kind)
+        for index, value in enumerate(node.inputs[:count]):
+            if value is not None and value.dtype in floats and value.dtype is not kind:
+                node.replace_input_with(index, self._cast(value, kind, node))
+
+    def _cast(self, value: ir.Value, kind: ir.DataType, before: ir.Node) -> ir.Value:
+        key = (id(value), kind)
+        if key not in self._casts:
+            node = ir.node("Cast", [value], attributes={"to": kind.value})
+            node.outputs[0].name = f"{value.name}.{kind.name.lower()}"
+            node.outputs[0].type = ir.TensorType(kind)
+            node.outputs[0].shape = value.shape
+            self._graph.insert_before(before, node)
+            self._casts[key] = node.outputs[0]
+        return self._casts[key]
+
+    def _widen_logits(self) -> None:
+        """Give the logits out as float32, whatever computed them."""
+        index, old = next(
+            (index, value)
+            for index, value in enumerate(self._graph.outputs)
+            if value.name == bundle.LOGITS
+        )
+        if old.dtype is not self._kind:
+            return
+        old.name = f"{bundle.LOGITS}.half"
+        node = ir.node("Cast", [old], attributes={"to": ir.DataType.FLOAT.value})
+        logits = node.outputs[0]
+        logits.name, logits.shape = bundle.LOGITS, old.shape
+        logits.type = ir.TensorType(ir.DataType.FLOAT)
+        self._graph.append(node)
+        self._graph.outputs[index] = logits
+
+
+def _root(value: ir.Value | None) -> ir.Value | None:
+    """The float32 matrix a value is made of by moving or dequantising, if it is a constant."""
+    while value is not None and not value.is_initializer():
+        producer = value.producer()
+        if producer is None or producer.op_type not in ("Transpose", "DequantizeLinear"):
+            return None
+        # Of quantised weights the scales carry the type.
+        value = producer.inputs[1 if producer.op_type == "DequantizeLinear" else 0]
+    if value is None or value.const_value is None or value.dtype is not ir.DataType.FLOAT:
+        return None
+    return value if len(value.const_value.shape) == 2 else None
+
+
+def _is_tokens(value: ir.Value | None) -> bool:
+    return value is not None and value.name == bundle.TOKENS

@@ -1,0 +1,67 @@
+"""Weights stored in 16 bits: half the file, computed with in float32.
+
+Every matrix behind a product or an embedding becomes float16 with a Cast to float32 beside it, which
+ONNX Runtime folds when it loads the graph: the same kernels, the same speed and memory as float32,
+with weights rounded to 11 bits. ``outrider build`` reads such weights without rounding them again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from outrider.engines.base import BundleError
+from outrider.export.graph.edits import put
+from outrider.export.graph.position_tables import is_position_table
+
+FLOAT16 = "float16"
+# Rounding moves logits by some 1e-2; a wrong weight by more than 1.
+FLOAT16_TOLERANCE = 0.25
+
+
+def store_float16(path: Path) -> int:
+    """Rewrite the graph at ``path`` with its matrices as float16; returns how many.
+
+    Args:
+        path: canonical graph with float32 weights in ``path``.data; both are replaced.
+
+    Raises:
+        BundleError: a weight is beyond the range of float16, or there is none.
+    """
+    model = ir.load(path)
+    ir.external_data.load_to_model(model)
+    matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
+    for value in matrices:
+        _store(model.graph, value, path.parent.name)
+    if not matrices:
+        raise BundleError(f"{path.parent.name}: no weight matrix in the graph")
+    ir.save(model, path, external_data=f"{path.name}.data")
+    return len(matrices)
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    """Whether a constant is a weight: a float32 matrix that a product or a lookup reads."""
+    tensor = value.const_value
+    if is_position_table(value.name):
+        return False
+    if tensor is None or tensor.dtype is not ir.DataType.FLOAT or len(tensor.shape) != 2:
+        return False
+    operators = {node.op_type for node, _ in value.uses()}
+    return bool(operators & {"MatMul", "Gemm", "Gather", "Transpose"})
+
+
+def _store(graph: ir.Graph, value: ir.Value, where: str) -> None:
+    assert value.const_value is not None
+    values = value.const_value.numpy()
+    if np.abs(values).max() > np.finfo(np.float16).max:
+        raise BundleError(f"{where}: {value.name} is beyond the range of float16; use float32")
+    name = f"{value.name}.float16"
+    stored = put(graph, values.astype(np.float16), name)
+    node = ir.node("Cast", [stored], attributes={"to": ir.DataType.FLOAT.value})
+    restored = node.outputs[0]
+    restored.name, restored.type, restored.shape = f"{name}.restored", value.type, value.shape
+    value.replace_all_uses_with(restored)
+    graph.insert_before(graph[0], node)
+    assert value.name is not None
+    del graph.initializers[value.name]

@@ -1,0 +1,80 @@
+"""Weights as integers, rounded so that what their product reads makes up for what rounding takes.
+
+A weight is rounded row by row of K; what a row loses is spread over the rows that follow, by how they go
+together in the activations. Rounding to nearest is the same without activations.
+
+Source: Frantar et al. 2022 (GPTQ, arXiv 2210.17323), algorithm 1; symmetric, scale = max|w| / (2^(bits-1) - 1).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from outrider.engines.base import FloatArray
+
+Int8Array = npt.NDArray[np.int8]
+
+# Share of the mean square of the activations that is added to each (GPTQ, section 3.3, step 3).
+_DAMPING = 0.01
+# Rows of K that are finished before what they lost reaches all that follow (same section, step 2).
+_NUM_LAZY = 128
+
+
+def round_to_nearest(
+    weight: FloatArray, *, bits: int, block_size: int
+) -> tuple[Int8Array, FloatArray]:
+    """Integers [K, N] int8 and scales [K / block_size, N] float32 of a weight [K, N] float32.
+
+    ``integers * scale`` of its block is within half a scale of the weight. K is a multiple of the block size.
+    """
+    num_rows, num_columns = weight.shape
+    blocks = weight.reshape(num_rows // block_size, block_size, num_columns)
+    scales = np.stack([_scales(block, bits) for block in blocks])
+    integers = np.rint(blocks / scales[:, None])
+    return integers.astype(np.int8).reshape(weight.shape), scales
+
+
+def round_by_activations(
+    weight: FloatArray, activations: FloatArray, *, bits: int, block_size: int
+) -> tuple[Int8Array, FloatArray]:
+    """As ``round_to_nearest``, for the least square error of the product with activations [rows, K] float32.
+
+    The block size divides 128 or is K.
+    """
+    num_rows, num_columns = weight.shape
+    greatest = 2 ** (bits - 1) - 1
+    spread = _spread(activations)
+    left = weight.copy()
+    integers = np.empty(weight.shape, np.int8)
+    scales = np.empty((num_rows // block_size, num_columns), np.float32)
+    for begin in range(0, num_rows, _NUM_LAZY):
+        end = min(begin + _NUM_LAZY, num_rows)
+        lost = np.empty((end - begin, num_columns), np.float32)
+        for row in range(begin, end):
+            if row % block_size == 0:
+                scales[row // block_size] = _scales(left[row : row + block_size], bits)
+            scale = scales[row // block_size]
+            whole = np.clip(np.rint(left[row] / scale), -greatest, greatest)
+            integers[row] = whole
+            lost[row - begin] = (left[row] - whole * scale) / spread[row, row]
+            left[row + 1 : end] -= np.outer(spread[row, row + 1 : end], lost[row - begin])
+        left[end:] -= spread[begin:end, end:].T @ lost
+    return integers, scales
+
+
+def restore(integers: Int8Array, scales: FloatArray) -> FloatArray:
+    """Weight [K, N] float32 that the graph computes with, of integers [K, N] and scales [K / block, N]."""
+    return integers * np.repeat(scales, len(integers) // len(scales), axis=0)
+
+
+def _scales(block: FloatArray, bits: int) -> FloatArray:
+    """Scales [N] float32 of a block [rows, N]."""
+    scales = np.abs(block).max(axis=0) / (2 ** (bits - 1) - 1)
+    return np.where(scales == 0, 1, scales).astype(np.float32)
+
+
+def _spread(activations: FloatArray) -> FloatArray:
+    """Upper factor [K, K] float32 of the inverse of the activations' second moments."""
+    moments = (activations.T @ activations).astype(np.float64)
+    moments += np.eye(len(moments)) * max(_DAMPING * np.diag(moments).mean(), 1e-30)
+    return np.linalg.cholesky(np.linalg.inv(moments)).T.astype(np.float32)

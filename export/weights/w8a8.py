@@ -1,0 +1,246 @@
+"""Weights in 8 bits and, behind norms, activations too, by scales that are known beforehand.
+
+Requires a canonical graph with float32 weights. Ensures that a product which reads a norm's output is computed
+from int8 on both sides (QuantizeLinear, DequantizeLinear, MatMul; ONNX Runtime makes one integer product of
+them), as long as that changes it little; all other products have their weights in blocks (``quantize``).
+
+A norm's output has nearly one size in every row, so one scale serves all of them, and channels that stand out
+are evened by the norm's own weights. What a gate or attention puts out has neither property. A scale known
+beforehand, unlike one measured per call, makes a row's bits independent of its neighbours.
+
+Source: Xiao et al. 2023 (SmoothQuant, arXiv 2211.10438), section 4, alpha = 0.5, static scale per tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from outrider.engines.base import BundleError, FloatArray
+from outrider.export.checkpoint import ModelFacts
+from outrider.export.graph.edits import constant, put
+from outrider.export.weights.blocks import (
+    BITS,
+    constant_weight,
+    product_activations,
+    quantize_graph,
+    split_gemms,
+)
+from outrider.export.weights.rounding import Int8Array, restore, round_by_activations
+
+W8A8 = "w8a8"
+INTEGER_KINDS = (*BITS, W8A8)
+"""Kinds of weights that are stored as integers."""
+
+MOST_ERROR = 0.02
+"""Of a row of a product at most, as a share of the row's length; root mean square over rows."""
+
+_NORMS = ("RMSNormalization", "LayerNormalization")
+_MIGRATION = 0.5
+_GREATEST = 127
+_LEAST = 1e-5
+# Shares of the greatest magnitude that a scale may reach up to; what lies beyond is cut.
+_REACHES = np.linspace(0.2, 1.0, 33)
+# Rows of activations that errors are measured on, about.
+_NUM_JUDGED = 256
+
+
+def quantize_static(path: Path, facts: ModelFacts) -> int:
+    """Rewrite the graph at ``path``; returns how many products take 8-bit activations.
+
+    Args:
+        path: canonical graph with float32 weights in ``path``.data; both are replaced.
+        facts: of its model.
+
+    Raises:
+        BundleError: no product takes 8-bit activations within ``MOST_ERROR``.
+    """
+    model = ir.load(path)
+    ir.external_data.load_to_model(model)
+    split_gemms(model.graph)
+    activations = product_activations(model.graph, path, facts)
+    count = quantize_products(model.graph, activations)
+    if count == 0:
+        raise BundleError(
+            f"{path.parent.name}/{path.name}: no product takes 8-bit activations within "
+            f"{MOST_ERROR:.0%} of error; export with --weights int8"
+        )
+    quantize_graph(model.graph, 8, activations)
+    ir.save(model, path, external_data=f"{path.name}.data")
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class NormedProducts:
+    """A norm and the products that alone read it; weights [K, N] float32."""
+
+    norm: ir.Node
+    products: tuple[ir.Node, ...]
+    weights: tuple[FloatArray, ...]
+
+    @property
+    def name(self) -> str:
+        """Of what the first product reads: the norm's output, or that reshaped."""
+        left = self.products[0].inputs[0]
+        assert left is not None
+        return str(left.name)
+
+
+def normed_products(graph: ir.Graph) -> Iterator[NormedProducts]:
+    """Norms with constant weights whose output goes into products with constant weights and nowhere else."""
+    for node in graph:
+        if node.op_type not in _NORMS or any(constant(gain) is None for gain in node.inputs[1:]):
+            continue
+        readers = _readers(node.outputs[0])
+        weights = [
+            constant_weight(reader.inputs[1])
+            for reader, place in readers
+            if reader.op_type == "MatMul" and place == 0
+        ]
+        found = tuple(weight for weight in weights if weight is not None)
+        if readers and len(found) == len(readers):
+            yield NormedProducts(node, tuple(reader for reader, _ in readers), found)
+
+
+def quantize_products(graph: ir.Graph, activations: Mapping[str, FloatArray]) -> int:
+    """Compute products behind norms from int8, in place, where they change little; returns how many.
+
+    Args:
+        graph: canonical graph.
+        activations: [rows, K] float32, by the name of what a product reads.
+    """
+    count = 0
+    for found in list(normed_products(graph)):
+        given = activations[found.name]
+        factors = evening_factors(given, found.weights)
+        evened = given / factors
+        scale = _activation_scale(evened)
+        stored = [
+            round_by_activations(weight * factors[:, None], evened, bits=8, block_size=len(weight))
+            for weight in found.weights
+        ]
+        judged = slice(None, None, max(1, len(given) // _NUM_JUDGED))
+        narrow = _narrowed(evened[judged], float(scale))
+        errors = [
+            _error(given[judged] @ weight, narrow @ restore(*one))
+            for weight, one in zip(found.weights, stored, strict=True)
+        ]
+        if max(errors) <= MOST_ERROR:
+            _rewrite(graph, found, factors, scale, stored)
+            count += len(stored)
+    return count
+
+
+def evening_factors(given: FloatArray, weights: tuple[FloatArray, ...]) -> FloatArray:
+    """Factors [K] float32 to divide activations [rows, K] by and multiply weights [K, N] with.
+
+    Half of what channels differ by moves into the weights (SmoothQuant, equation 4).
+    """
+    ranges = np.maximum(np.abs(given).max(axis=0), _LEAST)
+    heights = np.maximum.reduce([np.abs(weight).max(axis=1) for weight in weights])
+    factors = ranges**_MIGRATION / np.maximum(heights, _LEAST) ** (1 - _MIGRATION)
+    return factors.astype(np.float32)  # type: ignore[no-any-return]
+
+
+def _readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
+    """Nodes that read a value and at which place, looking through Reshape; none where it is an output."""
+    readers = []
+    for use in value.uses():
+        if use.node.op_type == "Reshape" and use.idx == 0:
+            readers += _readers(use.node.outputs[0])
+        else:
+            readers.append((use.node, use.idx))
+    return [] if value.is_graph_output() else readers
+
+
+def _activation_scale(given: FloatArray) -> np.float32:
+    """Scale of the least square error over the activations [rows, K]."""
+    scales = max(float(np.abs(given).max()), _LEAST) * _REACHES / _GREATEST
+    errors = [np.square(_narrowed(given, scale) - given).mean() for scale in scales]
+    return np.float32(scales[int(np.argmin(errors))])
+
+
+def _narrowed(given: FloatArray, scale: float) -> FloatArray:
+    """What is left of activations behind QuantizeLinear and DequantizeLinear."""
+    return np.clip(np.rint(given / scale), -_GREATEST - 1, _GREATEST) * scale
+
+
+def _error(exact: FloatArray, found: FloatArray) -> float:
+    """Root mean square over rows of their relative errors: a token matters as much as any other."""
+    lengths = np.maximum(np.square(exact).sum(axis=1), _LEAST**2)
+    return float(np.sqrt((np.square(found - exact).sum(axis=1) / lengths).mean()))
+
+
+def _rewrite(
+    graph: ir.Graph,
+    found: NormedProducts,
+    factors: FloatArray,
+    scale: np.float32,
+    stored: list[tuple[Int8Array, FloatArray]],
+) -> None:
+    name = found.name
+    for place, value in enumerate(found.norm.inputs[1:], start=1):
+        gain = constant(value)
+        assert gain is not None
+        evened = put(graph, gain / factors, f"{name}.evened.{place}")
+        found.norm.replace_input_with(place, evened)
+    step = put(graph, np.asarray(scale), f"{name}.scale")
+    zero = put(graph, np.zeros((), np.int8), f"{name}.zero")
+    restored: dict[ir.Value, ir.Value] = {}
+    for index, (product, (columns, scales)) in enumerate(zip(found.products, stored, strict=True)):
+        part = f"{name}.product_{index}"
+        _deepen(graph, product)
+        left = product.inputs[0]
+        assert left is not None
+        if left not in restored:
+            narrow = ir.node("QuantizeLinear", [left, step, zero])
+            widen = ir.node("DequantizeLinear", [narrow.outputs[0], step, zero])
+            graph.insert_before(product, [narrow, widen])
+            restored[left] = widen.outputs[0]
+            _describe(narrow.outputs[0], f"{part}.activations.q", ir.DataType.INT8, left.shape)
+            _describe(widen.outputs[0], f"{part}.activations", ir.DataType.FLOAT, left.shape)
+        weight = ir.node(
+            "DequantizeLinear",
+            [
+                put(graph, columns, f"{part}.weight.q"),
+                put(graph, scales[0], f"{part}.weight.scale"),
+            ],
+            attributes={"axis": 1},
+        )
+        _describe(weight.outputs[0], f"{part}.weight", ir.DataType.FLOAT, ir.Shape(columns.shape))
+        graph.insert_before(product, weight)
+        product.replace_input_with(0, restored[left])
+        product.replace_input_with(1, weight.outputs[0])
+
+
+def _deepen(graph: ir.Graph, product: ir.Node) -> None:
+    """Give a product of two matrices a third axis of one.
+
+    With its bias ONNX Runtime would make a Gemm of it, and that is not computed from integers.
+    """
+    left, old = product.inputs[0], product.outputs[0]
+    assert left is not None
+    if left.shape is None or len(left.shape) != 2:
+        return
+    axis = put(graph, np.array([0]), f"{old.name}.axis")
+    deep = ir.node("Unsqueeze", [left, axis])
+    flat = ir.node("Squeeze", [old, axis])
+    _describe(deep.outputs[0], f"{old.name}.left", ir.DataType.FLOAT, _deep(left.shape))
+    graph.insert_before(product, deep)
+    graph.insert_after(product, flat)
+    product.replace_input_with(0, deep.outputs[0])
+    old.replace_all_uses_with(flat.outputs[0])
+    flat.replace_input_with(0, old)
+    _describe(flat.outputs[0], f"{old.name}.flat", ir.DataType.FLOAT, old.shape)
+    old.shape = None if old.shape is None else _deep(old.shape)
+
+
+def _deep(shape: ir.Shape) -> ir.Shape:
+    return ir.Shape([1, *shape])
+
+
+def _describe(value: ir.Value, name: str, kind: ir.DataType, shape: ir.Shape | None) -> None:
+    value.name, value.type, value.shape = name, ir.TensorType(kind), shape

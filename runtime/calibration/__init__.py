@@ -1,0 +1,1 @@
+"""Measures what steps cost on this machine, and keeps the table."""

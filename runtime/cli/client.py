@@ -1,0 +1,134 @@
+"""``outrider generate`` and ``outrider info``: a server asked from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from outrider.runtime.cli.refusals import refusals
+
+DEFAULT_ADDRESS = "localhost:50051"
+
+Address = Annotated[str, typer.Option(help="Server, as HOST:PORT.")]
+
+
+def generate(
+    prompt: Annotated[str, typer.Option(help="Text to complete; - reads standard input.")],
+    address: Address = DEFAULT_ADDRESS,
+    max_tokens: Annotated[int | None, typer.Option(help="Output tokens at most.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="0 is off.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Beam search; 1 is none.")] = None,
+    num_results: Annotated[int | None, typer.Option(help="Best beams to print.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Of a beam's score.")] = None,
+    early_stopping: Annotated[bool, typer.Option(help="End at num_beams ends.")] = False,
+    exhaustive_search: Annotated[bool, typer.Option(help="End when nothing can win.")] = False,
+    beam_width: Annotated[int | None, typer.Option(help="Beams drafted per step.")] = None,
+    speculate: Annotated[bool, typer.Option(help="Draft at all.")] = True,
+    drafter: Annotated[str | None, typer.Option(help="Name; see outrider info.")] = None,
+    phrase_length: Annotated[int | None, typer.Option(help="Of phrases, ouroboros.")] = None,
+    num_phrases: Annotated[int | None, typer.Option(help="Of ouroboros; 0 is none.")] = None,
+    branching: Annotated[
+        list[int] | None, typer.Option(help="Of tree: candidates per level, given once per level.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Text the answer may quote; of drafter reference.")
+    ] = None,
+    gamma: Annotated[int | None, typer.Option(help="Draft tokens per step.")] = None,
+    mode: Annotated[str, typer.Option(help="max_accept, seed_stable, lenient.")] = "max_accept",
+    lenience: Annotated[float | None, typer.Option(help="Of mode lenient.")] = None,
+    block_verification: Annotated[
+        bool | None, typer.Option(help="Judge sampled drafts as whole blocks.")
+    ] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="Deadline, seconds.")] = None,
+    trace: Annotated[bool, typer.Option(help="One line per pass of the target.")] = False,
+) -> None:
+    """Stream one completion to standard output."""
+    from outrider.v1 import inference_pb2 as wire
+
+    names = wire.ExactnessMode.DESCRIPTOR.values_by_name
+    if (mode_name := f"EXACTNESS_MODE_{mode.upper()}") not in names:
+        raise typer.BadParameter("must be max_accept, seed_stable or lenient", param_hint="--mode")
+    with refusals():
+        quoted = None if reference is None else reference.read_text(encoding="utf-8")
+    speculation = {
+        "enabled": speculate,
+        "drafter": drafter,
+        "gamma": gamma,
+        "mode": names[mode_name].number,
+        "lenience": lenience,
+        "block_verification": block_verification,
+        "beam_width": beam_width,
+        "phrase_length": phrase_length,
+        "num_phrases": num_phrases,
+        "branching": branching,
+        "reference": quoted,
+    }
+    given: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop,
+        "num_beams": num_beams,
+        "n": num_results,
+        "length_penalty": length_penalty,
+        "early_stopping": early_stopping or None,
+        "exhaustive_search": exhaustive_search or None,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    options["speculation"] = {k: v for k, v in speculation.items() if v is not None}
+    options["return_trace"] = trace
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with refusals():
+        asyncio.run(_generate(address, text, timeout_s, options))
+
+
+def info(address: Address = DEFAULT_ADDRESS) -> None:
+    """Print what a server serves, within which limits, under which load."""
+    with refusals():
+        typer.echo(asyncio.run(_info(address)))
+
+
+async def _generate(
+    address: str, prompt: str, timeout_s: float | None, options: dict[str, Any]
+) -> None:
+    from outrider import Client
+    from outrider.runtime.cli.trace import beam_heading, print_report, print_step
+    from rich.console import Console
+
+    console = Console()
+    num_steps = 0
+    text = ""
+    async with Client(address) as client:
+        async for response in client.generate(prompt, timeout_s=timeout_s, **options):
+            is_ranked = len(response.finish.beams) > 1
+            if not options["return_trace"] and not is_ranked:
+                typer.echo(response.text, nl=False)
+            text += response.text
+            for step in response.steps:
+                num_steps += 1
+                print_step(console, num_steps, step)
+            for rank, beam in enumerate(response.finish.beams if is_ranked else (), start=1):
+                typer.echo(f"{beam_heading(rank, beam)}\n{beam.text}")
+            if response.HasField("finish"):
+                typer.echo()
+                if options["return_trace"]:
+                    typer.echo(f"{prompt}{text}\n")
+                    print_report(console, response.finish)
+
+
+async def _info(address: str) -> str:
+    from outrider import Client
+
+    async with Client(address) as client:
+        return str(await client.info()).rstrip()

@@ -1,0 +1,292 @@
+"""The ``outrider`` command.
+
+Subcommands import what they need when they run: serving must not import torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from outrider.runtime.cli import client as cli_client
+from outrider.runtime.cli import datastore as cli_datastore
+from outrider.runtime.cli import offline as cli_offline
+from outrider.runtime.cli.refusals import refusals
+from outrider.runtime.core.drafting import AUTO_DRAFTERS, DraftingConfig, HistoryScope
+from outrider.runtime.core.drafting_settings import parse_settings
+from outrider.runtime.core.errors import ConfigError
+
+app = typer.Typer(
+    name="outrider",
+    help="Exact speculative decoding: export a pair of models, serve it, stream completions.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+app.add_typer(cli_datastore.datastore)
+app.command()(cli_client.generate)
+app.command()(cli_client.info)
+app.command()(cli_offline.analyze)
+app.command()(cli_offline.tune)
+
+EXIT_FAILED = 1
+
+
+@app.command()
+def export(
+    target: Annotated[Path, typer.Option(help="Checkpoint of the target model.")],
+    out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
+    draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
+    weights: Annotated[str, typer.Option(help="float32, float16, int8, w8a8 or int4.")] = "float32",
+    draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
+    max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
+    max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
+    max_gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step.")] = 8,
+    max_tree_nodes: Annotated[int, typer.Option(min=0, help="Of a tree; 0: no trees.")] = 64,
+) -> None:
+    """Turn a checkpoint pair into a bundle."""
+    from outrider.export.pipeline import export_bundle
+
+    with refusals():
+        export_bundle(
+            target=target,
+            draft=draft,
+            out=out,
+            weights=weights,
+            draft_weights=draft_weights,
+            max_context=max_context,
+            max_batch=max_batch,
+            max_gamma=max_gamma,
+            max_tree_nodes=max_tree_nodes,
+            progress=lambda stage: typer.echo(f"export: {stage}", err=True),
+        )
+
+
+@app.command()
+def build(
+    bundle: Annotated[Path, typer.Argument(help="Bundle to build plans into.")],
+    flavour: Annotated[
+        str | None, typer.Option(help="tensorrt or rtx; default: installed.")
+    ] = None,
+    compute_capability: Annotated[
+        list[str] | None, typer.Option(help="GPU to build for, such as 8.0; default: the GPU here.")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="float16, bfloat16, float32 or float8.")
+    ] = "float16",
+    gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step to tune for.")] = 4,
+    opt_batch: Annotated[int, typer.Option(min=1, help="Rows to tune for.")] = 8,
+    capacity: Annotated[
+        list[int] | None, typer.Option(help="Cache capacities beside the largest; a plan each.")
+    ] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="target, draft, sampler or trees; default: all but trees."),
+    ] = None,
+    timing_cache: Annotated[
+        Path | None, typer.Option(help="Measured kernel choices; default: the user's cache.")
+    ] = None,
+) -> None:
+    """Build TensorRT plans of a bundle's graphs into the bundle."""
+    from outrider.export.tensorrt.build import BuildOptions, build_plans
+    from outrider.runtime.cli.progress import BuildProgress
+
+    options = BuildOptions(
+        flavour=flavour,
+        compute_capabilities=tuple(compute_capability or ()),
+        precision=precision,
+        gamma=gamma,
+        opt_batch=opt_batch,
+        capacities=tuple(capacity or ()),
+        parts=tuple(part or ()),
+        timing_cache=timing_cache or Path(typer.get_app_dir("outrider")) / "timing.cache",
+    )
+    with refusals(), BuildProgress() as progress:
+        built = build_plans(bundle, options, report=progress.report)
+    for plan in built.manifest.plans:
+        size = built.manifest.files[plan.path].size
+        typer.echo(f"{plan.path}  {size / 2**20:.1f} MiB")
+
+
+@app.command()
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="Bundle to serve.")],
+    host: Annotated[str, typer.Option(help="Interface to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 50051,
+    port_file: Annotated[Path | None, typer.Option(help="Written with the bound port.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Prometheus on the loopback.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "auto",
+    model_name: Annotated[str | None, typer.Option(help="Default: the folder's name.")] = None,
+    max_running: Annotated[int, typer.Option(help="Requests that hold a slot.")] = 64,
+    max_queued: Annotated[int, typer.Option(help="Requests that wait for one.")] = 256,
+    queue_timeout_s: Annotated[float, typer.Option(help="Longest wait, seconds.")] = 30.0,
+    gamma: Annotated[
+        str | None,
+        typer.Option(help="Draft tokens per step, or auto: what gains most. Default: as tuned."),
+    ] = None,
+    block_verification: Annotated[
+        bool, typer.Option(help="Judge sampled drafts of max_accept as whole blocks.")
+    ] = False,
+    costs: Annotated[
+        Path | None, typer.Option(help="Folder for measured step costs; default: by the bundle.")
+    ] = None,
+    refresh_costs: Annotated[bool, typer.Option(help="Measure step costs anew.")] = False,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="Name (see outrider info), or auto. Default: as tuned, or model."),
+    ] = None,
+    auto_drafters: Annotated[
+        str, typer.Option(help="Names that drafter auto chooses among by speed, favourite first.")
+    ] = ",".join(AUTO_DRAFTERS),
+    datastore: Annotated[
+        Path | None, typer.Option(help="Corpus made by outrider datastore build.")
+    ] = None,
+    history_scope: Annotated[
+        str, typer.Option(help="Whose answers inform drafts: request, tenant or server.")
+    ] = "tenant",
+    drafting: Annotated[
+        list[str] | None,
+        typer.Option(help="Setting of the drafters, NAME=VALUE; repeat for several."),
+    ] = None,
+    drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
+    lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
+    message_interval_s: Annotated[
+        float, typer.Option(help="Between two messages of a stream, where steps are short.")
+    ] = 0.05,
+    threads: Annotated[int, typer.Option(help="Threads of a CPU backend.")] = 2,
+    sampler: Annotated[
+        str, typer.Option(help="Where drafts are judged: auto, host or device.")
+    ] = "auto",
+    provider_option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE for ONNX Runtime's CUDA provider.")
+    ] = None,
+) -> None:
+    """Serve a bundle over gRPC until SIGTERM."""
+    from outrider.runtime.core.config import ServerConfig
+    from outrider.runtime.serving.opening import ServeOptions
+    from outrider.runtime.serving.server import serve as serve_bundle
+
+    with refusals():
+        config = ServerConfig(
+            max_running=max_running,
+            max_queued=max_queued,
+            queue_timeout_s=queue_timeout_s,
+            default_gamma=_gamma(gamma or "auto"),
+            block_verification=block_verification,
+            default_drafter="model" if drafter is None else drafter,
+            auto_drafters=tuple(auto_drafters.split(",")),
+            drain_timeout_s=drain_timeout_s,
+            lb_delay_s=lb_delay_s,
+            message_interval_s=message_interval_s,
+            num_threads=threads,
+            sampler=sampler,
+            provider_options=_pairs(provider_option or ()),
+            drafting=_drafting(datastore, history_scope, drafting or []),
+        )
+        options = ServeOptions(
+            address=f"{host}:{port}",
+            port_file=port_file,
+            metrics_port=metrics_port,
+            costs_folder=costs,
+            refreshes_costs=refresh_costs,
+            device=device,
+            model_name=model_name,
+            leaves_drafter=drafter is None,
+            leaves_gamma=gamma is None,
+            config=config,
+        )
+        with asyncio.Runner(loop_factory=_event_loop) as runner:
+            code = runner.run(serve_bundle(bundle, options))
+    raise typer.Exit(code)
+
+
+@app.command()
+def parity(
+    bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
+    target: Annotated[Path, typer.Option(help="Checkpoint it was made from.")],
+    draft: Annotated[Path | None, typer.Option(help="Checkpoint of its draft.")] = None,
+) -> None:
+    """Hold a bundle's graphs against the checkpoints again."""
+    import json
+
+    from outrider.engines.bundle.manifest import load_bundle
+    from outrider.export.certificate.certify import certify_bundle
+
+    checkpoints = {"target": target} | ({} if draft is None else {"draft": draft})
+    with refusals():
+        certificate = certify_bundle(load_bundle(bundle), checkpoints)
+    typer.echo(json.dumps(certificate, indent=2, sort_keys=True))
+
+
+@app.command("verify-sampler")
+def verify_sampler(
+    bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
+    samples: Annotated[int, typer.Option(min=200, help="Completions per side.")] = 2000,
+    false_alarm: Annotated[float, typer.Option(help="Chance to fail a correct bundle.")] = 1e-6,
+    seed: Annotated[int, typer.Option(help="First of the seeds used.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "cpu",
+    sampler: Annotated[str, typer.Option(help="The one to prove: auto, host or device.")] = "auto",
+) -> None:
+    """Prove on this bundle that speculation leaves the target's distribution alone."""
+    from outrider.runtime.verify.command import verify
+
+    with refusals():
+        report = verify(
+            bundle,
+            num_samples=samples,
+            false_alarm=false_alarm,
+            seed=seed,
+            device=device,
+            place=sampler,
+        )
+    typer.echo(report.table())
+    raise typer.Exit(0 if report.has_passed else EXIT_FAILED)
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The loop of uvloop where it is installed (not on Windows): a message costs it a quarter less."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _gamma(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise typer.BadParameter("must be auto or a number", param_hint="--gamma")
+    return int(text)
+
+
+def _pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Keys and values of texts such as "a=b"; one without a key or "=" has an empty key."""
+    parts = [text.partition("=") for text in texts]
+    return tuple((key.strip() if sign else "", value.strip()) for key, sign, value in parts)
+
+
+def _drafting(
+    datastore: Path | None, history_scope: str, settings: Sequence[str]
+) -> DraftingConfig:
+    if history_scope not in set(HistoryScope):
+        raise ConfigError("history_scope", f"must be one of {', '.join(HistoryScope)}")
+    return DraftingConfig(
+        datastore="" if datastore is None else str(datastore),
+        history_scope=HistoryScope(history_scope),
+        **parse_settings(settings),  # type: ignore[arg-type]
+    )
+
+
+def main() -> None:
+    """Entry point of the ``outrider`` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Drafts of the draft model: chains, trees and cascades."""

@@ -1,0 +1,200 @@
+"""A smaller model drafts, one token after another, for all chosen rows in lockstep.
+
+Between steps the draft's cache of a row holds ``num_computed <= n - 1`` of its n committed tokens.
+Before drafting the missing ones are fed: one after a rejection, two after a full acceptance, more
+after steps without a draft. A row that misses more than a round can leave behind is lagging: it is fed
+by at most one chunk per step, together with neighbours that miss about as much, so that it pads
+nobody. Rows whose gamma is chosen share one chunk. A row of a fixed gamma has one of its own: when
+its drafts begin decides which noise its draws use, so it must not depend on its neighbours. Those
+that enter come one chunk of the target's per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+
+from outrider.engines.base import Engine, Span, step_value
+from outrider.engines.sampling.base import ExactnessMode, Sampler
+from outrider.runtime.core.scheduler import alike_neighbours
+from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
+
+MAX_SHARED_MISSING = 2
+"""Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
+
+
+@step_value
+class Ready:
+    """Where rows stand before a model drafts for them.
+
+    Attributes:
+        computed: per live slot, leading tokens valid in the draft model's cache.
+        gammas: by slot, ascending, how many tokens each chosen row that can be drafted for wants.
+    """
+
+    computed: Sequence[int]
+    gammas: dict[int, int]
+
+
+class ModelDrafter:
+    """Proposes what a draft model would say."""
+
+    traits: ClassVar[Traits] = Traits(needs=frozenset({Need.DRAFT_MODEL}), is_sampled=True)
+    max_shared_missing = MAX_SHARED_MISSING
+
+    def __init__(
+        self, engine: Engine, sampler: Sampler, *, target_vocab_size: int, chunk: int
+    ) -> None:
+        self._engine = engine
+        self._limits = engine.limits
+        self._sampler = sampler
+        self._target_vocab_size = target_vocab_size
+        self._chunk = min(chunk, engine.limits.max_extend)
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Over the bundle's draft model."""
+        assert parts.draft is not None, "offered only where there is a draft model"
+        return cls(
+            parts.draft, parts.sampler, target_vocab_size=parts.vocab_size, chunk=parts.chunk
+        )
+
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """Draft for the chosen rows that are, or can be brought, up to date.
+
+        Raises:
+            EngineError: the draft model failed; its caches of all live slots are undefined.
+        """
+        ready = self.prepare(live, chosen)
+        computed = list(ready.computed)
+        tokens = self._draft_in_lockstep(live, ready.gammas, computed)
+        return [
+            Draft(
+                tokens=tuple(tokens.get(slot, ())),
+                is_sampled=is_sampled(live[slot]),
+                num_computed=computed[slot],
+            )
+            for slot in chosen
+        ]
+
+    def prepare(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> Ready:
+        """Bring chosen rows up to date as far as one step may, and say how much each may draft.
+
+        Raises:
+            EngineError: the draft model failed; its caches of all live slots are undefined.
+        """
+        computed = [row.num_computed for row in live]
+        usable = [slot for slot in chosen if self._can_feed(live[slot])]
+        # A row alone pads nobody: the call that drafts feeds it a whole chunk, instead of one before it.
+        if len(live) > 1 or any(_num_missing(live, s, computed) > self._chunk for s in usable):
+            self._catch_up(live, usable, computed)
+            usable = [
+                slot
+                for slot in usable
+                if _num_missing(live, slot, computed) <= self.max_shared_missing
+            ]
+        gammas = {slot: gamma for slot in usable if (gamma := self._gamma(live[slot])) > 0}
+        return Ready(computed=computed, gammas=gammas)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Learns nothing: the cache pointers are the request's."""
+
+    def forget(self, key: str) -> None:
+        """Keeps nothing per request outside the engine's slots."""
+
+    def _can_feed(self, row: DraftRow) -> bool:
+        """Whether the draft model knows the tokens it misses and has room for them."""
+        limits, history = self._limits, row.sampling.history
+        if len(history) > limits.max_context:
+            return False
+        if limits.vocab_size >= self._target_vocab_size:
+            return True
+        return bool(history[row.num_computed :].max() < limits.vocab_size)
+
+    def _gamma(self, row: DraftRow) -> int:
+        """The last draft token is never fed, so n - 1 + gamma tokens must fit."""
+        return min(row.gamma, self._limits.max_context + 1 - len(row.sampling.history))
+
+    def _catch_up(
+        self, live: Sequence[DraftRow], slots: Sequence[int], computed: list[int]
+    ) -> None:
+        # Those that miss least are ready first; a stream that lags never waits for a prompt.
+        lagging = [s for s in slots if _num_missing(live, s, computed) > self.max_shared_missing]
+        if not lagging:
+            return
+        lagging.sort(key=lambda s: _num_missing(live, s, computed))
+        shared = self._chunk
+        lengths: dict[int, int] = {}
+        for slot in lagging:
+            is_sharing = live[slot].is_adaptive
+            budget = shared if is_sharing else self._chunk
+            length = min(budget, len(live[slot].sampling.history) - 1 - computed[slot])
+            if length:
+                lengths[slot] = length
+                shared -= length if is_sharing else 0
+        while lengths:
+            self._feed_together(live, lengths, computed)
+
+    def _feed_together(
+        self, live: Sequence[DraftRow], lengths: dict[int, int], computed: list[int]
+    ) -> None:
+        """Feed the first of these slots, and with it those beside it that miss about as much; they leave."""
+        limits = self._engine.limits
+        slots = alike_neighbours(
+            next(iter(lengths)),
+            lengths,
+            rank=lengths.__getitem__,
+            most_tokens=self._chunk,
+            most_rows=limits.max_prompt_rows or limits.max_batch,
+        )
+        spans = []
+        for slot in slots:
+            start, length = computed[slot], lengths.pop(slot)
+            tokens = tuple(live[slot].sampling.history[start : start + length].tolist())
+            spans.append(Span(slot=slot, start=start, tokens=tokens, num_logits=0))
+        self._engine.extend(spans)
+        for span in spans:
+            computed[span.slot] += len(span.tokens)
+
+    def _draft_in_lockstep(
+        self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
+    ) -> dict[int, list[int]]:
+        drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
+        # The lists grow under the rows: building a row anew for every token costs 2 % of a step.
+        rows = {slot: live[slot].sampling.with_draft(tokens) for slot, tokens in drafted.items()}
+        fed = {
+            slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
+        }
+        while fed:
+            logits = self._engine.extend(_spans(fed, computed))
+            tokens = self._sampler.propose(
+                logits, [rows[slot] for slot in fed], vocab_size=self._target_vocab_size
+            )
+            following: dict[int, tuple[int, ...]] = {}
+            for slot, token in zip(fed, tokens, strict=True):
+                computed[slot] += len(fed[slot])
+                drafted[slot].append(token)
+                is_end = token in live[slot].sampling.law.end_token_ids
+                if len(drafted[slot]) < gammas[slot] and not is_end:
+                    following[slot] = (token,)
+            fed = following
+        return drafted
+
+
+def _spans(fed: Mapping[int, tuple[int, ...]], computed: Sequence[int]) -> list[Span]:
+    """Spans of tokens to feed, by slot; the last logits of each are wanted."""
+    spans = []
+    for slot in range(max(fed) + 1):
+        tokens = fed.get(slot, ())
+        wanted = 1 if tokens else 0
+        spans.append(Span(slot=slot, start=computed[slot], tokens=tokens, num_logits=wanted))
+    return spans
+
+
+def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -> int:
+    return len(live[slot].sampling.history) - computed[slot]
+
+
+def is_sampled(row: DraftRow) -> bool:
+    """Whether verification needs the law of the draft: not for greedy, nor under shared noise."""
+    return not row.sampling.law.is_greedy and row.sampling.mode is not ExactnessMode.SEED_STABLE

@@ -1,0 +1,260 @@
+"""A tree of candidates sampled from the draft model: several tries per position, judged node by node.
+
+Grown level by level: one pass of the draft model over the tree so far, then the sampler draws the children of its
+newest nodes and keeps the laws it drew them from. How many each level gets is decided before anything is drawn there
+(``branching``), as far as the budget of nodes reaches, so that a candidate's law is the one it is judged by. Equal
+siblings are one node that is offered twice.
+
+Greedy and seed_stable rows, rows that are verified as blocks, and rows that take no trees get the draft model's chain.
+
+Source: Miao et al. 2023 (arXiv:2305.09781, SpecInfer) with replacement; Jeon et al. 2024 (arXiv:2402.14160) without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Self
+
+from outrider.engines.base import Engine, FloatArray, Span
+from outrider.engines.sampling.base import OfferingSampler, OfferPoint
+from outrider.engines.trees import chain_length
+from outrider.runtime.core.tree import DraftTree, preorder, preorder_places, preordered
+from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Traits
+from outrider.runtime.drafters.model.model import ModelDrafter, is_sampled
+
+
+class Growth:
+    """One row's tree while it grows.
+
+    Nodes are numbered as they were drawn, the root is 0.
+
+    Attributes:
+        newest: nodes whose children may be drawn next, and the tokens that lead to each.
+    """
+
+    def __init__(self, *, max_nodes: int, depth: int) -> None:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._offers: list[list[int]] = [[]]
+        self._max_nodes = max_nodes
+        self._depth_left = depth
+        self.newest: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+
+    @property
+    def num_left(self) -> int:
+        """Nodes that the tree may still be given."""
+        return self._max_nodes - len(self._tokens)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another level may be drawn."""
+        return self._depth_left > 0 and self.num_left > 0 and bool(self.newest)
+
+    def columns(self) -> list[int]:
+        """Of each of the newest nodes, its token's place in ``span``."""
+        _, places = preorder_places(self._parents)
+        return [places[node] for node, _ in self.newest]
+
+    def span(self, slot: int, start: int, root: int) -> Span:
+        """All tokens so far behind their root, the path of first children first."""
+        tokens, parents = preorder(self._tokens, self._parents)
+        return Span(
+            slot=slot,
+            start=start,
+            tokens=(root, *tokens),
+            num_logits=len(tokens) + 1,
+            parents=parents,
+        )
+
+    def add_level(self, drawn: Sequence[tuple[int, ...]], ends: Sequence[int]) -> None:
+        """Give the newest nodes their children; nothing follows an end token.
+
+        Args:
+            drawn: of the first of the newest nodes, their candidates in order.
+            ends: tokens that nothing follows.
+        """
+        following: list[tuple[int, tuple[int, ...]]] = []
+        for (node, path), candidates in zip(self.newest, drawn, strict=False):
+            children: dict[int, int] = {}
+            for token in candidates:
+                if token not in children:
+                    self._tokens.append(token)
+                    self._parents.append(node)
+                    self._offers.append([])
+                    children[token] = len(self._tokens)
+                    if token not in ends:
+                        following.append((len(self._tokens), (*path, token)))
+                self._offers[node].append(children[token])
+        self.newest = following
+        self._depth_left -= 1
+
+    def tree(self) -> DraftTree:
+        """The tree, the path of first children first."""
+        return preordered(
+            DraftTree(
+                tokens=tuple(self._tokens),
+                parents=tuple(self._parents),
+                offers=tuple(map(tuple, self._offers)),
+            )
+        )
+
+
+class TreeDrafter(ModelDrafter):
+    """Proposes a tree of what the draft model samples.
+
+    Args:
+        branching: candidates per node, by depth, where a request does not say.
+        is_without_replacement: how siblings are drawn.
+        max_nodes: tokens of a tree at most.
+        max_gamma: draft tokens of one path at most.
+    """
+
+    traits: ClassVar[Traits] = Traits(
+        needs=frozenset({Need.DRAFT_MODEL, Need.DRAFT_TREES}), proposes_trees=True, is_sampled=True
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        sampler: OfferingSampler,
+        *,
+        target_vocab_size: int,
+        chunk: int,
+        branching: tuple[int, ...],
+        is_without_replacement: bool,
+        max_nodes: int,
+        max_gamma: int,
+    ) -> None:
+        super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
+        self._offering = sampler
+        self._branching = branching
+        self._is_without_replacement = is_without_replacement
+        limits = engine.limits
+        self._max_nodes = min(max_nodes, limits.max_tree_nodes - 1, limits.max_extend - 1)
+        # A path through side branches leaves the draft model all of its tokens to read.
+        self.max_shared_missing = max_gamma + 1
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Over the bundle's draft model, with the server's shape of trees."""
+        assert parts.draft is not None, "offered only where there is a draft model"
+        assert isinstance(parts.sampler, OfferingSampler), "offered only where one keeps laws"
+        return cls(
+            parts.draft,
+            parts.sampler,
+            target_vocab_size=parts.vocab_size,
+            chunk=parts.chunk,
+            branching=parts.config.branching,
+            is_without_replacement=not parts.config.draws_with_replacement,
+            max_nodes=parts.config.tree_nodes,
+            max_gamma=parts.max_gamma,
+        )
+
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """A tree, or a chain, per chosen slot that is, or can be brought, up to date.
+
+        Raises:
+            EngineError: the draft model failed; its caches of all live slots are undefined.
+        """
+        ready = self.prepare(live, chosen)
+        computed = list(ready.computed)
+        growths = {
+            slot: Growth(max_nodes=min(live[slot].max_nodes, self._max_nodes), depth=gamma)
+            for slot, gamma in ready.gammas.items()
+            if self._takes_tree(live[slot], gamma)
+        }
+        chains = {slot: gamma for slot, gamma in ready.gammas.items() if slot not in growths}
+        tokens = self._draft_in_lockstep(live, chains, computed)
+        self._grow(live, growths, computed)
+        return [
+            self._as_draft(growths[slot].tree(), computed[slot])
+            if slot in growths
+            else Draft(
+                tokens=tuple(tokens.get(slot, ())),
+                is_sampled=is_sampled(live[slot]),
+                num_computed=computed[slot],
+            )
+            for slot in chosen
+        ]
+
+    def _takes_tree(self, row: DraftRow, gamma: int) -> bool:
+        """Whether a tree would be judged by its laws, and branches at all."""
+        is_ratio_tested = is_sampled(row) and not row.sampling.verifies_block
+        return is_ratio_tested and row.max_nodes > 0 and max(self._counts(row)[:gamma]) > 1
+
+    def _counts(self, row: DraftRow) -> tuple[int, ...]:
+        return row.params.branching or self._branching
+
+    def _as_draft(self, tree: DraftTree, num_computed: int) -> Draft:
+        return Draft(
+            tokens=tree.tokens,
+            is_sampled=True,
+            num_computed=num_computed,
+            parents=tree.parents,
+            offers=tree.offers,
+            is_without_replacement=self._is_without_replacement,
+        )
+
+    def _grow(
+        self, live: Sequence[DraftRow], growths: dict[int, Growth], computed: list[int]
+    ) -> None:
+        """Draw level after level for all rows in lockstep."""
+        spans = {
+            slot: Span(
+                slot=slot,
+                start=computed[slot],
+                tokens=tuple(live[slot].sampling.history[computed[slot] :].tolist()),
+                num_logits=1,
+            )
+            for slot in growths
+        }
+        depth = 0
+        while spans:
+            logits = self._engine.extend(
+                [
+                    spans.get(slot, Span(slot=slot, start=start, tokens=(), num_logits=0))
+                    for slot, start in enumerate(computed)
+                ]
+            )
+            for slot, span in spans.items():
+                is_tree = span.parents is not None
+                length = chain_length(span.parents or ()) if is_tree else len(span.tokens)
+                computed[slot] = span.start + length
+            self._draw_level(live, {slot: growths[slot] for slot in spans}, depth, logits)
+            depth += 1
+            spans = {
+                slot: growths[slot].span(
+                    slot,
+                    len(live[slot].sampling.history) - 1,
+                    int(live[slot].sampling.history[-1]),
+                )
+                for slot in spans
+                if growths[slot].is_open
+            }
+
+    def _draw_level(
+        self,
+        live: Sequence[DraftRow],
+        growths: dict[int, Growth],
+        depth: int,
+        logits: FloatArray,
+    ) -> None:
+        for slot, growth in growths.items():
+            row, counts = live[slot], self._counts(live[slot])
+            count = counts[depth] if depth < len(counts) else 1
+            sampling = replace(row.sampling, is_without_replacement=self._is_without_replacement)
+            drawn: list[tuple[int, ...]] = []
+            num_left = growth.num_left
+            for (node, path), column in zip(growth.newest, growth.columns(), strict=True):
+                if num_left < 1:
+                    break
+                point = OfferPoint(
+                    row=replace(sampling, draft_tokens=path),
+                    column=column,
+                    node=node,
+                    count=min(count, num_left),
+                )
+                drawn += self._offering.offer(logits, [point], vocab_size=self._target_vocab_size)
+                num_left -= len(set(drawn[-1]))
+            growth.add_level(drawn, row.sampling.law.end_token_ids)

@@ -1,0 +1,1 @@
+"""Drafts of phrases that verification has turned up."""

@@ -1,0 +1,186 @@
+"""Ouroboros: the draft model drafts phrase by phrase, and the draft is lengthened with K phrases.
+
+The four mechanisms of the source, each of which can be switched off: the draft model accelerated by
+phrases, with a lookahead window that finds new ones (``phrase_draft``; ``window``, 0 for none);
+lengthening (``num_phrases``, 0 for none); phrases from verification (``harvests_rejected``); reuse
+across requests (``history_scope``).
+
+The draft model speaks greedily, or under the shared noise of seed_stable, and all of the draft is
+judged as point masses: one draw of the target per node. So the drafting may be lenient: a phrase's
+token stays in the draft while the draft model finds it ``draft_lenience`` times as likely as its own
+choice, since a phrase that was verified before is often right where a small model is not. The
+phrases behind the draft form a trie with it, since drawing once per phrase, as equation (8) of the
+source reads, favours tokens that several phrases begin with.
+
+Source: Zhao et al. 2024, "Ouroboros" (arXiv:2402.13720).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from outrider.engines.base import Engine
+from outrider.engines.sampling.base import ExactnessMode, Sampler
+from outrider.runtime.core.tree import TreeBuilder
+from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
+from outrider.runtime.drafters.branches import as_draft
+from outrider.runtime.drafters.chain import cut_at_end
+from outrider.runtime.drafters.model.model import ModelDrafter
+from outrider.runtime.drafters.phrases.phrase_passes import PassSettings, PhrasePasses
+from outrider.runtime.drafters.phrases.phrases import (
+    PhraseDrafter,
+    PhrasePool,
+    PhraseSettings,
+    corrected,
+)
+from outrider.runtime.drafters.phrases.window import Phrase
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Phrases appended to a draft.
+
+    Attributes:
+        tokens: proposed.
+        root: tokens the draft model drafted; the phrases stand behind the last of them.
+    """
+
+    tokens: tuple[int, ...]
+    root: int
+    phrases: tuple[Phrase, ...]
+
+
+class OuroborosDrafter(ModelDrafter):
+    """Proposes the draft model's chain with the newest phrases after its last token.
+
+    Args:
+        phrases: the pool, and its harvest.
+        settings: of the draft model's passes.
+        root_phrases: phrases tried beside the draft, behind the last committed token, where a row
+            takes trees; an addition to the source, for targets whose nodes cost little.
+    """
+
+    traits: ClassVar[Traits] = Traits(
+        needs=frozenset({Need.DRAFT_MODEL}),
+        proposes_trees=True,
+        num_choices=1,
+        wants_outcomes=True,
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        sampler: Sampler,
+        *,
+        target_vocab_size: int,
+        chunk: int,
+        phrases: PhraseDrafter,
+        settings: PassSettings,
+        root_phrases: int = 0,
+    ) -> None:
+        super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
+        self._phrases = phrases
+        self._root_phrases = root_phrases
+        self.passes = PhrasePasses(engine, sampler, phrases, target_vocab_size, settings)
+        self._tried: dict[str, Tried] = {}
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Over the bundle's draft model, with the server's pool bounds."""
+        assert parts.draft is not None, "offered only where there is a draft model"
+        return cls(
+            parts.draft,
+            parts.sampler,
+            target_vocab_size=parts.vocab_size,
+            chunk=parts.chunk,
+            phrases=PhraseDrafter(PhraseSettings.of(parts)),
+            settings=PassSettings.of(parts.config),
+            root_phrases=parts.config.root_phrases,
+        )
+
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        """The model's chains, lengthened.
+
+        Raises:
+            EngineError: the draft model failed; its caches of all live slots are undefined.
+        """
+        rows = list(live)
+        for slot in chosen:
+            rows[slot] = _speaking_greedily(live[slot])
+        drafts = super().propose(rows, chosen)
+        return [
+            self._lengthened(live[slot], draft) for slot, draft in zip(chosen, drafts, strict=True)
+        ]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Harvest, and correct the phrases that were reached."""
+        self._phrases.observe(outcomes)
+        if not self._phrases.harvests_rejected:
+            return
+        for outcome in outcomes:
+            tried = self._tried.pop(outcome.row.key, None)
+            if tried is None or tried.tokens != outcome.draft_tokens:
+                continue
+            if outcome.num_accepted < tried.root or not outcome.choices:
+                continue
+            pool = self._phrases.state_of(outcome.row).pool
+            key = tried.tokens[tried.root - 1]
+            kept = outcome.draft_tokens[tried.root : outcome.num_accepted]
+            for phrase in tried.phrases:
+                said = corrected(outcome, tried.root, phrase)
+                if said is not None and said != phrase and phrase != kept:
+                    pool.replace(key, phrase, said)
+
+    def forget(self, key: str) -> None:
+        """Drop the request's state; its phrases stay in the pool."""
+        self._tried.pop(key, None)
+        self.passes.forget(key)
+        self._phrases.forget(key)
+
+    def _draft_in_lockstep(
+        self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
+    ) -> dict[int, list[int]]:
+        return self.passes.draft(live, gammas, computed)
+
+    def _lengthened(self, row: DraftRow, draft: Draft) -> Draft:
+        self._tried.pop(row.key, None)
+        room, ends = row.gamma - len(draft.tokens), row.sampling.law.end_token_ids
+        if not draft.tokens or room < 1 or draft.tokens[-1] in ends:
+            return draft
+        state, count = self._phrases.state_of(row), self._phrases.wanted(row)
+        found = state.pool.get(draft.tokens[-1], count)
+        if not found and not row.max_nodes:
+            return draft
+        # The newest phrase goes on with its own.
+        newest = self._phrases.continued(state, found[0], room)[:room] if found else ()
+        if row.max_nodes:
+            longer = self._branched(row, draft, state.pool, [newest, *found[1:]])
+        else:
+            longer = Draft(
+                tokens=draft.tokens + cut_at_end(newest, ends), num_computed=draft.num_computed
+            )
+        self._tried[row.key] = Tried(longer.tokens, len(draft.tokens), tuple(found))
+        return longer
+
+    def _branched(
+        self, row: DraftRow, draft: Draft, pool: PhrasePool, phrases: Sequence[Phrase]
+    ) -> Draft:
+        """The draft with all phrases behind it, and some behind the last committed token."""
+        tree, ends, drafted = TreeBuilder(), row.sampling.law.end_token_ids, draft.tokens
+        tree.add_chain(drafted)
+        for phrase in phrases:
+            behind = cut_at_end(phrase[: row.gamma - len(drafted)], ends)
+            tree.add_chain((*drafted, *behind), max_nodes=row.max_nodes)
+        for phrase in pool.get(int(row.sampling.history[-1]), self._root_phrases):
+            tree.add_chain(cut_at_end(phrase[: row.gamma], ends), max_nodes=row.max_nodes)
+        return as_draft(tuple(tree.tokens), tuple(tree.parents), draft.num_computed)
+
+
+def _speaking_greedily(row: DraftRow) -> DraftRow:
+    """The row under which the draft model drafts: greedy, unless noise is shared with the target."""
+    sampling = row.sampling
+    if sampling.law.is_greedy or sampling.mode is ExactnessMode.SEED_STABLE:
+        return row
+    return replace(row, sampling=replace(sampling, law=replace(sampling.law, temperature=0.0)))

@@ -1,0 +1,111 @@
+"""The registry of drafters: one line each, and whatever third parties register.
+
+A package registers a class that implements ``runtime.drafters.base.Drafter`` under the entry-point
+group ``outrider.drafters``; the entry point's name is the drafter's.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from importlib import metadata
+
+from outrider.runtime.core.drafting import AUTO
+from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.drafters.base import Drafter, DrafterParts, Traits
+from outrider.runtime.drafters.compose import Drafters
+from outrider.runtime.drafters.guarded import guarded
+from outrider.runtime.drafters.model.model import ModelDrafter
+from outrider.runtime.drafters.model.tree import TreeDrafter
+from outrider.runtime.drafters.none import NoDrafter
+from outrider.runtime.drafters.phrases.lookahead import LookaheadDrafter
+from outrider.runtime.drafters.phrases.ouroboros import OuroborosDrafter
+from outrider.runtime.drafters.phrases.phrases import PhraseDrafter
+from outrider.runtime.drafters.phrases.recycling import RecyclingDrafter
+from outrider.runtime.drafters.text.datastore import DatastoreDrafter
+from outrider.runtime.drafters.text.lookup import LookupDrafter
+from outrider.runtime.drafters.text.ngram import BigramDrafter, NgramDrafter, UnigramDrafter
+from outrider.runtime.drafters.text.reference import ReferenceDrafter
+from outrider.runtime.drafters.text.suffix import SuffixDrafter
+
+__all__ = ["DRAFTER_NAMES", "ENTRY_POINTS", "Drafters", "any_proposes_trees", "build_drafters"]
+
+ENTRY_POINTS = "outrider.drafters"
+
+REGISTRY: Mapping[str, type[Drafter]] = {
+    "model": ModelDrafter,
+    "tree": TreeDrafter,
+    "lookup": LookupDrafter,
+    "reference": ReferenceDrafter,
+    "unigram": UnigramDrafter,
+    "bigram": BigramDrafter,
+    "ngram": NgramDrafter,
+    "datastore": DatastoreDrafter,
+    "suffix": SuffixDrafter,
+    "recycling": RecyclingDrafter,
+    "phrases": PhraseDrafter,
+    "lookahead": LookaheadDrafter,
+    "ouroboros": OuroborosDrafter,
+    "none": NoDrafter,
+}
+DRAFTER_NAMES = tuple(REGISTRY)
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+
+logger = logging.getLogger(__name__)
+
+
+def build_drafters(parts: DrafterParts) -> Drafters:
+    """Every drafter whose needs these parts meet.
+
+    Raises:
+        ConfigError: a registered package cannot be loaded, is no drafter, or cannot be built.
+    """
+    foreign = _registered()
+    single: dict[str, Drafter] = {}
+    for name, kind in {**REGISTRY, **foreign}.items():
+        if all(parts.has(need) for need in _traits(name, kind).needs):
+            is_foreign = name in foreign
+            single[name] = _build(name, kind, parts) if is_foreign else kind.from_parts(parts)
+    return Drafters(single, parts)
+
+
+def any_proposes_trees() -> bool:
+    """Whether a registered drafter may propose trees, so that the target must verify them.
+
+    Raises:
+        ConfigError: as ``build_drafters``.
+    """
+    kinds = {**REGISTRY, **_registered()}
+    return any(_traits(name, kind).proposes_trees for name, kind in kinds.items())
+
+
+def _build(name: str, kind: type[Drafter], parts: DrafterParts) -> Drafter:
+    try:
+        return guarded(kind, _traits(name, kind).needs, parts)
+    except Exception as error:  # a foreign class may raise anything when it is built
+        raise ConfigError(f"{ENTRY_POINTS}: {name}", "must be built by from_parts") from error
+
+
+def _registered() -> dict[str, type[Drafter]]:
+    """Drafters of third parties; the project's own names cannot be taken."""
+    found: dict[str, type[Drafter]] = {}
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        key = f"{ENTRY_POINTS}: {entry.name}"
+        if not NAME.fullmatch(entry.name) or entry.name in {*REGISTRY, AUTO, *found}:
+            raise ConfigError(key, f"must match {NAME.pattern} and be nobody else's name")
+        try:
+            kind = entry.load()
+        except Exception as error:  # a foreign package may raise anything on import
+            raise ConfigError(key, "must be importable") from error
+        logger.info("drafter %s comes from %s", entry.name, entry.value)
+        found[entry.name] = kind
+    return found
+
+
+def _traits(name: str, kind: type[Drafter]) -> Traits:
+    methods = ("from_parts", "propose", "observe", "forget")
+    traits: object = getattr(kind, "traits", None)
+    if not isinstance(traits, Traits) or not all(hasattr(kind, method) for method in methods):
+        raise ConfigError(f"{ENTRY_POINTS}: {name}", f"must have traits, {', '.join(methods)}")
+    return traits

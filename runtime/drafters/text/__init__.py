@@ -1,0 +1,1 @@
+"""Drafts found in texts: the request's own, earlier ones, a reference or a corpus."""

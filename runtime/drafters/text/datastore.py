@@ -1,0 +1,129 @@
+"""Retrieval from a datastore: what most often followed the longest known end of the context.
+
+The heaviest prefixes of the continuations make a tree, or where only chains are verified the
+heaviest chain; an unknown context means no draft.
+
+Source: He et al. 2023, "REST: Retrieval-Based Speculative Decoding" (arXiv:2311.08252).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+from outrider.runtime.drafters.base import DrafterParts, DraftRow, Need, Traits
+from outrider.runtime.drafters.branches import BranchingDrafter, Budget, grow
+from outrider.runtime.drafters.text.suffix_array import Datastore
+
+MAX_MATCHES = 64
+"""Occurrences that vote on a continuation, spread evenly over all there are."""
+
+
+class DatastoreDrafter(BranchingDrafter[list[int]]):
+    """Proposes continuations found in a corpus; its state is the context's last tokens."""
+
+    traits: ClassVar[Traits] = Traits(
+        needs=frozenset({Need.CORPUS}), is_guesser=True, proposes_trees=True
+    )
+
+    def __init__(
+        self,
+        store: Datastore,
+        *,
+        min_match: int,
+        max_match: int,
+        parts: DrafterParts | None = None,
+    ) -> None:
+        super().__init__(parts)
+        self._store = store
+        self._min_match = min_match
+        self._max_match = max_match
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Over the server's datastore.
+
+        Raises:
+            BundleError: it cannot be read, or was made for another vocabulary.
+        """
+        config = parts.config
+        return cls(
+            Datastore.open(Path(config.datastore), vocab_size=parts.vocab_size),
+            min_match=config.lookup_min_ngram,
+            max_match=config.datastore_max_match,
+            parts=parts,
+        )
+
+    def new_state(self, row: DraftRow) -> list[int]:
+        """No token yet."""
+        return []
+
+    def push(self, state: list[int], tokens: list[int]) -> None:
+        """Keep the last tokens."""
+        state += tokens
+        del state[: -self._max_match]
+
+    def extend(self, state: list[int], drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        """The heaviest continuation of the longest match."""
+        return heaviest_chain(self._rows([*state, *drafted], length), self._store.vocab_size)
+
+    def branch(
+        self, state: list[int], budget: Budget, ends: Collection[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The heaviest prefixes of what followed the longest match."""
+        store, length = self._store, budget.max_depth
+
+        def followers(
+            place: tuple[int, list[list[int]]],
+        ) -> list[tuple[int, float, tuple[int, list[list[int]]]]]:
+            depth, rows = place
+            if depth == length or not rows:
+                return []
+            counts = Counter(row[depth] for row in rows)
+            # Where the corpus ends nothing is known to follow.
+            del counts[store.vocab_size]
+            return [
+                (token, count / len(rows), (depth + 1, [r for r in rows if r[depth] == token]))
+                for token, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            ]
+
+        return grow((0, self._rows(state, length)), followers, budget, ends)
+
+    def _rows(self, context: list[int], length: int) -> list[list[int]]:
+        """What followed occurrences of the context's longest known end; none for an unknown one."""
+        size, found = self._store.longest_suffix(
+            context[-self._max_match :], shortest=self._min_match, longest=self._max_match
+        )
+        return continuations(self._store, found, size, length) if size else []
+
+
+def continuations(store: Datastore, found: range, skip: int, length: int) -> list[list[int]]:
+    """At most ``length`` tokens behind the first ``skip`` of each of ``MAX_MATCHES`` occurrences."""
+    step = -(-len(found) // MAX_MATCHES)
+    positions = store.suffixes[found.start : found.stop : step].astype(np.int64) + skip
+    columns = positions[:, None] + np.arange(length)
+    last = len(store.tokens) - 1
+    # The last token is a separator: whatever runs over the end ends there.
+    gathered: list[list[int]] = store.tokens[np.minimum(columns, last)].tolist()
+    return gathered
+
+
+def heaviest_chain(rows: list[list[int]], separator: int) -> tuple[int, ...]:
+    """At each depth the most frequent next token among the rows that agree so far, ties by id."""
+    chain: list[int] = []
+    while rows and len(chain) < len(rows[0]):
+        depth = len(chain)
+        if len(rows) == 1:
+            token = rows[0][depth]
+        else:
+            counts = Counter(row[depth] for row in rows)
+            greatest = max(counts.values())
+            token = min(t for t, count in counts.items() if count == greatest)
+            rows = [row for row in rows if row[depth] == token]
+        if token == separator:
+            break
+        chain.append(token)
+    return tuple(chain)

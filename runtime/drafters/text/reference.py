@@ -1,0 +1,79 @@
+"""LLMA: copy from a reference text that came with the request.
+
+The text is what the answer is expected to quote: the document to summarise, the code to edit.
+Source: Yang et al. 2023, "Inference with Reference" (arXiv:2304.04487); here the longest suffix
+wins, then the most recent match behind the place copied from last, so that repeated lines are
+followed in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from outrider.runtime.drafters.base import DrafterParts, DraftRow
+from outrider.runtime.drafters.chain import ChainDrafter
+
+
+@dataclass(slots=True)
+class ReferenceState:
+    """A reference, where its n-grams end, and the context's last tokens.
+
+    Attributes:
+        ends: n-gram -> positions after it, ascending.
+        place: position in the reference behind the last committed match.
+    """
+
+    reference: tuple[int, ...]
+    ends: dict[tuple[int, ...], list[int]]
+    suffix: tuple[int, ...] = ()
+    place: int = 0
+
+
+class ReferenceDrafter(ChainDrafter[ReferenceState]):
+    """Proposes continuations copied from the request's reference tokens."""
+
+    def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
+        super().__init__()
+        self._lengths = range(max_ngram, min_ngram - 1, -1)
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """With the server's n-gram lengths."""
+        config = parts.config
+        return cls(min_ngram=config.lookup_min_ngram, max_ngram=config.lookup_max_ngram)
+
+    def new_state(self, row: DraftRow) -> ReferenceState:
+        """The index of the reference, made once per request."""
+        reference = row.params.reference_tokens
+        ends: dict[tuple[int, ...], list[int]] = {}
+        for length in self._lengths:
+            for end in range(length, len(reference)):
+                ends.setdefault(reference[end - length : end], []).append(end)
+        return ReferenceState(reference=reference, ends=ends)
+
+    def push(self, state: ReferenceState, tokens: list[int]) -> None:
+        """Follow the committed tokens through the reference."""
+        longest = self._lengths.start
+        for token in tokens[-2 * longest :]:
+            if state.reference[state.place : state.place + 1] == (token,):
+                state.place += 1
+            state.suffix = (*state.suffix, token)[-longest:]
+            end = self._find(state, state.suffix)
+            if end is not None:
+                state.place = end
+
+    def extend(
+        self, state: ReferenceState, drafted: tuple[int, ...], length: int
+    ) -> tuple[int, ...]:
+        """Copy what follows the match in the reference."""
+        end = self._find(state, (*state.suffix, *drafted)[-self._lengths.start :])
+        return state.reference[end : end + length] if end is not None else ()
+
+    def _find(self, state: ReferenceState, suffix: tuple[int, ...]) -> int | None:
+        """The match of the longest suffix at or behind the place, else the last one before it."""
+        for size in self._lengths:
+            ends = state.ends.get(suffix[len(suffix) - size :]) if size <= len(suffix) else None
+            if ends:
+                return next((end for end in ends if end >= state.place), ends[-1])
+        return None

@@ -1,0 +1,1 @@
+"""Chooses how many tokens to draft: acceptance, costs, and one controller."""

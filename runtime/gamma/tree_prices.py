@@ -1,0 +1,52 @@
+"""What the tokens of a tree cost beside the rows of a step, and how many of them can pay.
+
+From the measured cost of a pass over trees of as many rows (``core.costs``). A pass is as wide as its widest row, so
+that rows without drafts pay for the others' trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.engines.base import EngineLimits
+from outrider.runtime.gamma.costs import CostTable
+
+
+class TreePrices:
+    """Prices by number of rows.
+
+    Args:
+        table: measured costs.
+        max_nodes: tokens of a tree at most, as configured.
+        limits: of the target.
+    """
+
+    def __init__(self, table: CostTable, max_nodes: int, limits: EngineLimits) -> None:
+        num_nodes = max(1, min(max_nodes, limits.max_tree_nodes - 1))
+        all_rows = range(1, limits.max_batch + 1)
+        self._of_rows = [table.node_cost(num_nodes, rows) for rows in all_rows]
+
+    def of_step(self, gammas: Sequence[int | None]) -> float:
+        """What each token of a tree adds to a step, in plain steps of as many rows.
+
+        Args:
+            gammas: per live slot; some are positive, and these rows may carry trees.
+        """
+        num_drafting = sum(1 for gamma in gammas if gamma)
+        return self._of_rows[len(gammas) - 1] * len(gammas) / num_drafting
+
+
+def affordable_nodes(max_nodes: int, gamma: int, node_cost: float) -> int:
+    """Tokens that a tree may have and still pay for itself if a whole path of it is kept.
+
+    Args:
+        max_nodes: at most.
+        gamma: depth of the tree, at least 1.
+        node_cost: of a token, in plain steps.
+
+    Returns:
+        0 where a chain is as good.
+    """
+    if max_nodes * node_cost > gamma:
+        max_nodes = int(gamma / node_cost)
+    return max_nodes if max_nodes > gamma else 0

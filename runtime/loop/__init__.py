@@ -1,0 +1,1 @@
+"""One thread owns the engines and runs steps: plan, draft, run, judge, commit."""

@@ -1,0 +1,1 @@
+"""Beam searches, which hold several slots each."""

@@ -1,0 +1,230 @@
+"""Steps of which nothing but the answer reaches the host: requests in, drafts and verdicts out.
+
+The draft model's tokens exist on the device alone until they have been judged. Drafts that the host
+makes (retrieved ones) go along as they are. What the host must see in between, it takes over itself;
+``why_on_host`` names the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from outrider.engines.base import EngineError
+from outrider.engines.device.rounds import (
+    DraftError,
+    Round,
+    RoundAnswer,
+    RoundRow,
+    Rounds,
+    do_nothing,
+)
+from outrider.engines.sampling.base import Verdict
+from outrider.runtime.core.request import Request
+from outrider.runtime.drafters.base import Draft, DraftRow
+from outrider.runtime.drafters.model.model import ModelDrafter, Ready, is_sampled
+from outrider.runtime.drafters.registry import Drafters
+from outrider.runtime.loop.drafting import (
+    DraftRules,
+    Proposals,
+    degrade,
+    draft_row,
+    num_choices,
+    propose,
+    sampling_row,
+)
+
+HOST_SERVES = "the host samples"
+BLOCKS = "whole blocks are judged on the host"
+TREES = "trees are judged on the host"
+DRAFT_FAILED = "the draft model failed"
+_MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a step on the device came to.
+
+    Attributes:
+        proposals: of all rows.
+        verdicts: by slot; None where the draft model failed: the drafts left are still to verify.
+    """
+
+    proposals: Proposals
+    verdicts: list[tuple[int, Verdict]] | None
+
+
+def why_on_host(
+    rounds: Rounds,
+    drafters: Drafters,
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    rules: DraftRules,
+) -> str:
+    """Why a step cannot run on the device, in words; empty where it can.
+
+    Args:
+        rounds: of the device.
+        drafters: by name.
+        live: request i holds slot i.
+        gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
+        rules: what drafters may propose.
+    """
+    for request, gamma in zip(live, gammas, strict=True):
+        name = request.speculation.drafter
+        if gamma and name != _MODEL and drafters.uses_model(name):
+            return f"drafter {name} reads the draft model's tokens on the host"
+        if gamma is not None and request.speculation.verifies_block:
+            return BLOCKS
+        if gamma and rules.max_nodes_of(request.spec) and drafters.traits(name).proposes_trees:
+            return TREES
+        if gamma is not None and (reason := rounds.why_not(request.spec.law)):
+            return reason
+    return ""
+
+
+def on_device(
+    rounds: Rounds,
+    drafters: Drafters,
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    rules: DraftRules,
+    meanwhile: Callable[[], None] = do_nothing,
+) -> Outcome:
+    """Draft, verify and judge all decoding rows; trees are not proposed.
+
+    Args:
+        rounds: over the engines that the requests hold slots of.
+        drafters: by name.
+        live: request i holds slot i.
+        gammas: as for ``why_on_host``, which was asked.
+        rules: what drafters may propose; chains only.
+        meanwhile: called while the device runs.
+
+    Raises:
+        EngineError: the target or the sampler failed; the caches of all live rows are undefined.
+    """
+    modelled = [
+        slot for slot, gamma in enumerate(gammas) if gamma and _drafter(live[slot]) == _MODEL
+    ]
+    guessed = [0 if slot in modelled else gamma for slot, gamma in enumerate(gammas)]
+    proposals = propose(drafters, live, guessed, rules)
+    if not modelled:
+        answers = rounds.run(_round(drafters, live, proposals, {}, gammas), meanwhile)
+        return _outcome(live, proposals, answers, None)
+    rows = [
+        draft_row(request, gamma or 0, rules) for request, gamma in zip(live, gammas, strict=True)
+    ]
+    model = drafters[_MODEL]
+    assert isinstance(model, ModelDrafter)
+    asked = {**proposals.asked, _MODEL: None}
+    proposals = replace(proposals, rows=rows, asked=asked)
+    try:
+        ready = model.prepare(rows, modelled)
+    except EngineError as error:
+        return _without_model(drafters, live, proposals, modelled, error)
+    for slot in modelled:
+        proposals.drafts[slot] = Draft(
+            tokens=(), is_sampled=is_sampled(rows[slot]), num_computed=ready.computed[slot]
+        )
+    try:
+        round_ = _round(drafters, live, proposals, ready.gammas, gammas, ready)
+        answers = rounds.run(round_, meanwhile)
+    except DraftError as error:
+        return _without_model(drafters, live, proposals, modelled, error)
+    return _outcome(live, proposals, answers, ready)
+
+
+def _drafter(request: Request) -> str:
+    return request.speculation.drafter
+
+
+def _round(
+    drafters: Drafters,
+    live: Sequence[Request],
+    proposals: Proposals,
+    drafting: dict[int, int],
+    gammas: Sequence[int | None],
+    ready: Ready | None = None,
+) -> Round:
+    rows = [
+        RoundRow(
+            sampling=sampling_row(
+                request, draft, num_choices=num_choices(drafters, request, gamma)
+            ),
+            gamma=drafting.get(slot, 0),
+        )
+        for slot, (request, draft, gamma) in enumerate(
+            zip(live, proposals.drafts, gammas, strict=True)
+        )
+        if draft is not None
+    ]
+    num_rows = rows[-1].sampling.slot + 1
+    return Round(
+        rows=rows,
+        starts=[request.num_computed for request in live[:num_rows]],
+        draft_starts=[] if ready is None else ready.computed[:num_rows],
+    )
+
+
+def _outcome(
+    live: Sequence[Request],
+    proposals: Proposals,
+    answers: Sequence[RoundAnswer],
+    ready: Ready | None,
+) -> Outcome:
+    verdicts: list[tuple[int, Verdict]] = []
+    slots = [slot for slot, draft in enumerate(proposals.drafts) if draft is not None]
+    for slot, answer in zip(slots, answers, strict=True):
+        if ready is not None and slot in ready.gammas:
+            answer = _cut_at_end(answer, live[slot].spec.law.end_token_ids)
+            draft = proposals.drafts[slot]
+            assert draft is not None
+            # Of what was drafted, all but the last token was fed.
+            proposals.drafts[slot] = replace(
+                draft,
+                tokens=answer.draft_tokens,
+                num_computed=live[slot].num_known + len(answer.draft_tokens) - 1,
+            )
+        verdicts.append((slot, answer.verdict))
+    return Outcome(proposals=proposals, verdicts=verdicts)
+
+
+def _cut_at_end(answer: RoundAnswer, end_token_ids: Sequence[int]) -> RoundAnswer:
+    """A draft ends with its first end token; what was kept behind it would be discarded anyway."""
+    tokens, verdict = answer.draft_tokens, answer.verdict
+    length = next(
+        (at for at, token in enumerate(tokens, start=1) if token in end_token_ids), len(tokens)
+    )
+    if length == len(tokens):
+        return answer
+    kept = min(verdict.num_accepted, length)
+    return RoundAnswer(
+        draft_tokens=tokens[:length],
+        verdict=replace(
+            verdict,
+            num_accepted=kept,
+            overlaps=verdict.overlaps[:length],
+            logprobs=verdict.logprobs[: kept + 1],
+            choices=verdict.choices[: length + 1],
+        ),
+    )
+
+
+def _without_model(
+    drafters: Drafters,
+    live: Sequence[Request],
+    proposals: Proposals,
+    slots: Sequence[int],
+    error: EngineError,
+) -> Outcome:
+    """The other rows' drafts; those of the model go on without it."""
+    rows: list[DraftRow] = list(proposals.rows)
+    degrade(drafters, live, rows, slots, error)
+    drafts = [draft and replace(draft, num_computed=None) for draft in proposals.drafts]
+    for slot in slots:
+        drafts[slot] = Draft(tokens=())
+    asked = {**proposals.asked, _MODEL: error}
+    return Outcome(
+        proposals=replace(proposals, drafts=drafts, rows=rows, asked=asked), verdicts=None
+    )

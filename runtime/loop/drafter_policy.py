@@ -1,0 +1,172 @@
+"""Which drafter a request gets: what it asked for, what there is, and what works at present."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+
+from outrider.engines.sampling.base import ExactnessMode
+from outrider.runtime.core.breaker import Breaker
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.drafting import AUTO, check_drafter
+from outrider.runtime.core.errors import ConfigError, RequestError
+from outrider.runtime.core.lifecycle import State
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
+from outrider.runtime.core.request import Request, Speculation
+from outrider.runtime.core.stats import DISABLED, NO_DRAFT, PAUSED
+from outrider.runtime.drafters.bandit import DrafterChoice
+from outrider.runtime.drafters.registry import DRAFTER_NAMES, Drafters
+
+FIXED_GAMMA = 4
+"""Draft tokens per step where nobody says and nothing is chosen."""
+
+
+class SpeculationPolicy:
+    """Resolves what requests ask for, and pauses drafters that keep failing.
+
+    Args:
+        drafters: those of this server.
+        config: defaults, and the patience with failures.
+        max_gamma: draft tokens of one row in one step.
+        can_adapt: whether gamma can be chosen step by step.
+        elapsed: what requests are timed by where a drafter is chosen for them, only ever growing.
+
+    Raises:
+        ConfigError: a drafter of the configuration is not one this server could ever have.
+    """
+
+    def __init__(
+        self,
+        drafters: Drafters,
+        config: ServerConfig,
+        max_gamma: int,
+        *,
+        can_adapt: bool = False,
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if config.default_drafter != AUTO:
+            _check_known("default_drafter", config.default_drafter, drafters)
+        for name in config.auto_drafters:
+            _check_known("auto_drafters", name, drafters)
+        self._drafters = drafters
+        self._config = config
+        self._max_gamma = max_gamma
+        self._can_adapt = can_adapt
+        self._breakers: dict[str, Breaker] = {}
+        self._elapsed = elapsed
+        usable = [drafters.usable(name) for name in config.auto_drafters]
+        # In their order, each once: without a draft model several may be the same.
+        known = dict.fromkeys(name for name in usable if name is not None)
+        self._choice = DrafterChoice(tuple(known) or config.auto_drafters[:1])
+        # By internal id: where the clock stood when a request with a chosen drafter began to decode.
+        self._began: dict[str, float] = {}
+
+    def resolve_request(self, spec: RequestSpec) -> Speculation:
+        """As ``resolve``, with a drafter chosen where "auto" is asked for; ``ended`` must follow."""
+        wanted = spec.speculation
+        speculation = self.resolve(wanted)
+        if (wanted.drafter or self._config.default_drafter) != AUTO or speculation.gamma == 0:
+            return speculation
+        name = self._choice.choose(_kind(spec, speculation))
+        return replace(speculation, drafter=name, chosen=name)
+
+    def resolve(self, wanted: SpeculationParams) -> Speculation:
+        """How a request is drafted for; callable from any thread."""
+        drafter = wanted.drafter or self._config.default_drafter
+        drafter = self._choice.names[0] if drafter == AUTO else drafter
+        gamma = self._config.default_gamma if wanted.gamma is None else wanted.gamma
+        is_adaptive = gamma is None if wanted.is_adaptive is None else wanted.is_adaptive
+        is_adaptive = is_adaptive and self._can_adapt
+        fixed_gamma = min(FIXED_GAMMA if gamma is None else gamma, self._max_gamma)
+        gamma = self._max_gamma if gamma is None and is_adaptive else fixed_gamma
+        if not wanted.is_enabled or drafter == "none" or gamma == 0:
+            return Speculation(drafter="none", gamma=0, off_reason=DISABLED)
+        usable = self._drafters.usable(drafter)
+        if usable is None:
+            return Speculation(drafter="none", gamma=0, off_reason=NO_DRAFT)
+        return Speculation(
+            drafter=usable,
+            gamma=gamma,
+            off_reason=None,
+            is_adaptive=is_adaptive,
+            verifies_block=self._verifies_block(wanted),
+            fixed_gamma=fixed_gamma,
+        )
+
+    def resolve_search(self, wanted: SpeculationParams) -> Speculation:
+        """How a beam search is drafted for: by the draft model, if at all; callable from any thread.
+
+        A pass over drafted hypotheses is good for little more than one step (docs/beam-search.md), so a search is
+        drafted for only where a request names gamma.
+        """
+        default = "none" if self._config.default_drafter == "none" else "model"
+        drafter = wanted.drafter or default
+        gamma = wanted.gamma or 0
+        return self.resolve(
+            replace(wanted, drafter=drafter, gamma=gamma, is_adaptive=False, verifies_block=False)
+        )
+
+    def _verifies_block(self, wanted: SpeculationParams) -> bool:
+        asked = wanted.verifies_block
+        is_on = self._config.block_verification if asked is None else asked
+        return is_on and wanted.mode is ExactnessMode.MAX_ACCEPT
+
+    @property
+    def speeds(self) -> Mapping[str, float]:
+        """Of the drafters that were chosen, tokens per unit of time; callable from any thread."""
+        return self._choice.speeds()
+
+    def begin(self, live: Sequence[Request]) -> None:
+        """Time the requests with a chosen drafter from their first step on that decodes."""
+        for request in live:
+            if request.speculation.chosen and request.state is State.DECODING:
+                self._began.setdefault(request.spec.internal_id, self._elapsed())
+
+    def ended(self, request: Request) -> None:
+        """Learn how fast a request went, if its drafter was chosen; well or not, it has ended."""
+        if not (chosen := request.speculation.chosen):
+            return
+        now = self._elapsed()
+        began = self._began.pop(request.spec.internal_id, now)
+        # One that went on without its drafter tells nothing of it.
+        tokens = 0 if request.speculation.drafter != chosen else request.num_output
+        kind = _kind(request.spec, request.speculation)
+        self._choice.note(kind, chosen, tokens=tokens, elapsed=now - began)
+
+    def pause(self, live: Sequence[Request], now: float) -> None:
+        """Have rows whose drafter is paused at ``now`` go on without it."""
+        if not self._breakers:
+            return
+        paused = {name for name, breaker in self._breakers.items() if breaker.is_paused(now)}
+        for request in live if paused else ():
+            while request.gamma and (name := request.speculation.drafter) in paused:
+                left = self._drafters.without_model(name)
+                request.degrade(None if left == name else left, reason=PAUSED)
+
+    def note(self, asked: Mapping[str, Exception | None], now: float) -> None:
+        """Count what the drafters asked in a step raised; None where one worked."""
+        for name, error in asked.items():
+            if error is not None:
+                breaker = self._breakers.setdefault(name, Breaker(self._config.breaker))
+                breaker.fail(now)
+            elif name in self._breakers:
+                del self._breakers[name]
+
+
+def _kind(spec: RequestSpec, speculation: Speculation) -> Hashable:
+    """Requests that a drafter does alike for; the same however the request goes on."""
+    return (spec.law.is_greedy, spec.speculation.mode, speculation.fixed_gamma)
+
+
+def _check_known(key: str, name: str, drafters: Drafters) -> None:
+    """A bundle without a draft model may keep a name that needs one.
+
+    Raises:
+        ConfigError: the name is not one this server could ever have.
+    """
+    try:
+        known = {*drafters, *DRAFTER_NAMES}
+        check_drafter(name, known, known)
+    except RequestError as error:
+        raise ConfigError(key, f"{name}: must name a known drafter") from error

@@ -1,0 +1,302 @@
+"""The step's dealings with drafters: ask them, check what they say, tell them what became of it.
+
+Nothing a drafter does or raises harms a request: a draft is cut to what may be verified, and rows
+whose drafter failed go on with what is left of their chain of fallbacks, or plainly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from outrider.engines.base import EngineError, step_value
+from outrider.engines.sampling.base import ExactnessMode, SamplingRow, Verdict
+from outrider.runtime.core.drafting import HistoryScope, scope_of
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.core.request import Request
+from outrider.runtime.core.tree import DraftTree, leading_chain, pruned
+from outrider.runtime.drafters.base import Draft, DraftRow, Need, Outcome
+from outrider.runtime.drafters.registry import Drafters
+from outrider.runtime.gamma.tree_prices import TreePrices, affordable_nodes
+
+logger = logging.getLogger(__name__)
+
+NO_DRAFT = Draft(tokens=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRules:
+    """What may be proposed.
+
+    Attributes:
+        vocab_size: the target's V.
+        scope: whose earlier requests may inform drafts.
+        max_nodes: draft tokens of a tree at most; 0 where the target takes no trees.
+        prices: of trees; None where nobody knows them.
+        node_cost: what a token of a tree costs a request of a fixed gamma, in plain steps, whoever
+            its neighbours are; None where nothing was measured.
+        trees_may_round_differently: see ``DraftingConfig``.
+    """
+
+    vocab_size: int
+    scope: HistoryScope = HistoryScope.TENANT
+    max_nodes: int = 0
+    prices: TreePrices | None = None
+    node_cost: float | None = None
+    trees_may_round_differently: bool = False
+
+    def max_nodes_of(self, spec: RequestSpec) -> int:
+        """Tokens of a tree for a request; 0 where its answer is promised bit for bit.
+
+        Chains have the bits of plain decoding, and so has the leading chain of a tree; its side
+        branches are summed in another order, and may turn where two tokens nearly tie.
+        """
+        if self.max_nodes == 0:
+            return 0
+        is_fixed = spec.law.is_greedy or spec.speculation.mode is ExactnessMode.SEED_STABLE
+        return 0 if is_fixed and not self.trees_may_round_differently else self.max_nodes
+
+    def price(self, gammas: Sequence[int | None]) -> float | None:
+        """What a token of a tree costs in a step that drafts; None where nobody knows, or none are taken."""
+        if self.prices is None or self.max_nodes == 0:
+            return None
+        return self.prices.of_step(gammas)
+
+
+@step_value
+class Proposals:
+    """Drafts of one step.
+
+    Attributes:
+        drafts: per live slot; None for rows that do not decode.
+        rows: per live slot, as drafters saw it that want more than texts; empty when none was asked.
+        asked: every drafter asked, by name, and what it raised, if it did.
+        noted: slots by drafter that was asked for texts and is to be told that more of them is committed.
+    """
+
+    drafts: list[Draft | None]
+    rows: Sequence[DraftRow] = ()
+    asked: Mapping[str, Exception | None] = field(default_factory=dict)
+    noted: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+def propose(
+    drafters: Drafters,
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    rules: DraftRules,
+) -> Proposals:
+    """A draft, possibly empty, per decoding row.
+
+    Args:
+        drafters: by name.
+        live: request i holds slot i.
+        gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
+        rules: what they may propose.
+    """
+    drafts = [None if gamma is None else NO_DRAFT for gamma in gammas]
+    chosen: dict[str, list[int]] = {}
+    for slot, gamma in enumerate(gammas):
+        if gamma:
+            chosen.setdefault(live[slot].speculation.drafter, []).append(slot)
+    if not chosen:
+        return Proposals(drafts=drafts)
+    asked: dict[str, Exception | None] = dict.fromkeys(chosen)
+    noted = _propose_texts(drafters, live, gammas, rules, chosen, drafts, asked)
+    if not chosen:
+        return Proposals(drafts=drafts, asked=asked, noted=noted)
+    price = rules.price(gammas)
+    rows = [
+        draft_row(request, gamma or 0, rules, price)
+        for request, gamma in zip(live, gammas, strict=True)
+    ]
+    for name, slots in chosen.items():
+        may_sample = drafters.traits(name).is_sampled
+        try:
+            proposed = [
+                _checked(draft, rows[slot], rules.vocab_size, may_sample=may_sample)
+                for slot, draft in zip(slots, drafters[name].propose(rows, slots), strict=True)
+            ]
+        except Exception as error:  # a drafter may be anybody's; its rows go on without it
+            asked[name] = error
+            if degrade(drafters, live, rows, slots, error):
+                drafts = [draft and replace(draft, num_computed=None) for draft in drafts]
+            continue
+        for slot, draft in zip(slots, proposed, strict=True):
+            drafts[slot] = draft
+            if draft.num_computed is not None and len(chosen) > 1:
+                rows[slot] = replace(rows[slot], num_computed=draft.num_computed)
+    return Proposals(drafts=drafts, rows=rows, asked=asked, noted=noted)
+
+
+def _propose_texts(
+    drafters: Drafters,
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    rules: DraftRules,
+    chosen: dict[str, list[int]],
+    drafts: list[Draft | None],
+    asked: dict[str, Exception | None],
+) -> dict[str, list[int]]:
+    """Ask those who look at texts alone for chains; they leave ``chosen``. Returns whom to tell, and of which slots."""
+    noted: dict[str, list[int]] = {}
+    for name in list(chosen):
+        of_texts, traits, slots = drafters.of_texts(name), drafters.traits(name), chosen[name]
+        if of_texts is None:
+            continue
+        texts = [live[slot] for slot in slots]
+        if traits.proposes_trees and any(rules.max_nodes_of(text.spec) for text in texts):
+            continue
+        del chosen[name]
+        try:
+            found = of_texts.continue_texts(texts, [gammas[s] or 0 for s in slots], rules.scope)
+        except Exception as error:  # its rows go on without it
+            asked[name] = error
+            degrade(drafters, live, [], slots, error)
+            continue
+        for slot, tokens in zip(slots, found, strict=True):
+            if tokens:
+                drafts[slot] = Draft(tokens=tokens)
+        if traits.wants_outcomes:
+            noted[name] = slots
+    return noted
+
+
+def num_choices(drafters: Drafters, request: Request, gamma: int | None) -> int:
+    """Likeliest target tokens that the request's drafter wants to learn from in this step."""
+    return drafters.traits(request.speculation.drafter).num_choices if gamma else 0
+
+
+def tell(
+    drafters: Drafters,
+    live: Sequence[Request],
+    proposals: Proposals,
+    verdicts: Sequence[tuple[int, Verdict]],
+) -> None:
+    """Report committed verdicts, by slot, to the drafters that were asked for these slots."""
+    told: dict[str, list[Outcome]] = {}
+    rows = proposals.rows
+    for slot, verdict in verdicts if rows else ():
+        draft, row, request = proposals.drafts[slot], rows[slot], live[slot]
+        name = request.speculation.drafter
+        if draft is None or not row.gamma or name in proposals.noted:
+            continue
+        if not drafters.traits(name).wants_outcomes:
+            continue
+        outcome = Outcome(
+            row=row.after(request.undrafted),
+            num_fed=len(row.sampling.history),
+            draft_tokens=draft.tokens,
+            num_accepted=verdict.num_accepted,
+            choices=verdict.choices,
+            parents=draft.parents,
+            path=verdict.path,
+        )
+        told.setdefault(name, []).append(outcome)
+    lessons = [(name, partial(drafters.observe, name, outcomes)) for name, outcomes in told.items()]
+    for name, slots in proposals.noted.items():
+        lessons.append((name, partial(drafters.note_texts, name, [live[slot] for slot in slots])))
+    for name, learn in lessons:
+        try:
+            learn()
+        except Exception:  # what it failed to learn harms nobody
+            logger.exception("drafter %s failed to learn", name)
+
+
+def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
+    """The request's row as a sampler sees it, with a draft to judge or none."""
+    if draft is NO_DRAFT and not num_choices:
+        return request.undrafted
+    return request.undrafted.with_draft(
+        draft.tokens,
+        parents=draft.parents,
+        offers=draft.offers,
+        is_without_replacement=draft.is_without_replacement,
+        is_sampled_draft=draft.is_sampled,
+        num_choices=num_choices,
+    )
+
+
+def draft_row(
+    request: Request, gamma: int, rules: DraftRules, price: float | None = None
+) -> DraftRow:
+    """The request's row as a drafter sees it.
+
+    The size of trees follows what they cost beside the others only where gamma does, too: else a
+    request's drafts, which decide what noise it uses, would depend on its neighbours.
+    """
+    spec, is_adaptive = request.spec, request.speculation.is_adaptive
+    max_nodes, node_cost = rules.max_nodes_of(spec), rules.node_cost
+    if is_adaptive and price is not None:
+        max_nodes, node_cost = affordable_nodes(max_nodes, gamma, price), price
+    return DraftRow(
+        sampling=request.undrafted,
+        gamma=gamma,
+        num_computed=request.draft_computed,
+        key=spec.internal_id,
+        scope=scope_of(rules.scope, spec.tenant),
+        params=spec.speculation,
+        max_nodes=max_nodes,
+        node_cost=node_cost,
+        is_adaptive=is_adaptive,
+    )
+
+
+def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) -> Draft:
+    """What may be verified of a draft: known ids, no more than were asked for.
+
+    Judged as point masses, tokens are exact wherever they are from; by a law that was kept for others, never.
+    """
+    if draft.is_sampled and not may_sample:
+        draft = replace(draft, is_sampled=False, offers=None)
+    if draft.parents is not None and row.max_nodes == 0:
+        chain = leading_chain(draft.tokens, draft.parents)
+        draft = replace(draft, tokens=chain, parents=None, is_sampled=False, offers=None)
+    if draft.parents is not None:
+        tokens, parents = pruned(
+            draft.tokens,
+            draft.parents,
+            max_depth=row.gamma,
+            max_nodes=row.max_nodes,
+            vocab_size=vocab_size,
+        )
+        if draft.offers is not None:
+            # A tree that is cut offers less than was drawn: its nodes are point masses from then on.
+            is_whole = draft.is_sampled and (tokens, parents) == (draft.tokens, draft.parents)
+            draft = replace(draft, is_sampled=is_whole, offers=draft.offers if is_whole else None)
+        if draft.offers is not None:
+            # Raises where the offers are not those of this tree.
+            DraftTree(tokens=tokens, parents=parents, offers=draft.offers)
+        return replace(draft, tokens=tokens, parents=parents if tokens else None)
+    tokens = draft.tokens[: row.gamma]
+    for index, token in enumerate(tokens):
+        if not 0 <= token < vocab_size:
+            tokens = tokens[:index]
+            break
+    return draft if len(tokens) == len(draft.tokens) else replace(draft, tokens=tokens)
+
+
+def degrade(
+    drafters: Drafters,
+    live: Sequence[Request],
+    rows: list[DraftRow],
+    slots: Sequence[int],
+    error: Exception,
+) -> bool:
+    """Switch the failed drafter off for the rows it was asked for.
+
+    Returns:
+        Whether the draft model was part of it: then its caches of all live rows are lost.
+    """
+    name = live[slots[0]].speculation.drafter
+    has_model = any(Need.DRAFT_MODEL in one.traits.needs for one in drafters.members(name))
+    if has_model:
+        for slot, request in enumerate(live):
+            request.commit_draft_cache(0)
+            rows[slot] = replace(rows[slot], num_computed=0)
+    left = drafters.without_model(name) if isinstance(error, EngineError) and has_model else None
+    for slot in slots:
+        live[slot].degrade(left)
+    return has_model

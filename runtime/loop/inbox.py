@@ -1,0 +1,168 @@
+"""What has been asked of the worker: requests, cancellations, the end.
+
+Runs nothing, knows no thread and no clock; the worker guards it with its lock and asks it, between
+two steps, what is to be admitted and what must end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.errors import (
+    DeadlineExceeded,
+    DrainDeadline,
+    Draining,
+    DuplicateRequestId,
+    Overloaded,
+    QueueTimeout,
+)
+from outrider.runtime.core.params import Event
+from outrider.runtime.core.request import Request
+from outrider.runtime.core.scheduler import num_to_admit
+from outrider.runtime.loop.slots import SlotAllocator
+
+Deliver = Callable[[Event], None]
+
+
+class Inbox:
+    """The bounded queue, and who is to be told what.
+
+    Args:
+        config: bounds of the queue.
+        slots: read to tell who waits from who only has to be picked up.
+    """
+
+    def __init__(self, config: ServerConfig, slots: SlotAllocator) -> None:
+        self._config = config
+        self._slots = slots
+        self._queue: deque[Request] = deque()
+        self._taken: dict[str, tuple[Request, Deliver]] = {}
+        self._request_ids: set[tuple[str, str]] = set()
+        self._cancelled: dict[str, Exception] = {}
+        self._is_draining = False
+        self._stop_at: float | None = None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._is_draining
+
+    def queued(self) -> tuple[int, int]:
+        """Requests that wait for a slot, and their prompt tokens together."""
+        return len(self._queue), self._num_queued_tokens()
+
+    def put(self, request: Request, deliver: Deliver) -> None:
+        """Queue a request.
+
+        Raises:
+            Draining: the server is shutting down.
+            DuplicateRequestId: a request of this name is queued or running.
+            Overloaded: the queue is full.
+        """
+        self._check_admission(request)
+        self._queue.append(request)
+        self._taken[request.spec.internal_id] = (request, deliver)
+        self._request_ids.add((request.spec.tenant, request.spec.request_id))
+
+    def cancel(self, internal_id: str, error: Exception) -> None:
+        """Have a request end with ``error``; the first one given wins."""
+        if internal_id in self._taken:
+            self._cancelled.setdefault(internal_id, error)
+
+    def close(self, stop_at: float | None = None) -> None:
+        """Refuse new requests; with a time, end whatever still runs then."""
+        self._is_draining = True
+        self._stop_at = stop_at if stop_at is not None else self._stop_at
+
+    def admit(self, admit: Callable[[Request], None]) -> None:
+        """Hand over queued requests, oldest first, as long as slots are free; while draining none."""
+        for _ in range(self._num_fitting() if self._queue and not self._is_draining else 0):
+            admit(self._queue.popleft())
+
+    def take_overdue(self, live: Sequence[Request], now: float) -> list[tuple[Request, Exception]]:
+        """Requests that must end before the next step, and why; no longer queued."""
+        cancelled, self._cancelled = self._cancelled, {}
+        requests = [*live, *self._queue]
+        endings = [(r, e) for r in requests if (e := self._overdue(r, cancelled, now))]
+        if not endings:
+            return endings
+        ended = {id(request) for request, _ in endings}
+        self._queue = deque(r for r in self._queue if id(r) not in ended)
+        return endings
+
+    def admitted(self) -> list[Request]:
+        """Everyone no longer queued who awaits a terminal event, with a slot or without."""
+        queued = {id(request) for request in self._queue}
+        return [request for request, _ in self._taken.values() if id(request) not in queued]
+
+    def deliver_to(self, request: Request) -> Deliver:
+        """Where a request's events go."""
+        return self._taken[request.spec.internal_id][1]
+
+    def forget(self, request: Request) -> None:
+        """A request ended; its name is free again."""
+        del self._taken[request.spec.internal_id]
+        self._request_ids.discard((request.spec.tenant, request.spec.request_id))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the worker has something to look at."""
+        return bool(self._queue or self._cancelled)
+
+    @property
+    def is_pressing(self) -> bool:
+        """Whether somebody waits for the present steps alone to end; may be asked without the lock."""
+        return bool(self._cancelled or (self._queue and self._slots.num_free))
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait for the slots of those that end; may be asked without the lock."""
+        return bool(self._queue) and not self._is_draining
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the end has been asked for."""
+        return self._stop_at is not None
+
+    def _num_fitting(self) -> int:
+        """How many queued requests the free slots are enough for."""
+        return num_to_admit([r.spec.num_slots for r in self._queue], self._slots.num_free)
+
+    def _num_queued_tokens(self) -> int:
+        return sum(request.num_prompt for request in self._queue)
+
+    def _check_admission(self, request: Request) -> None:
+        spec = request.spec
+        if self._is_draining:
+            raise Draining
+        if (
+            spec.tenant,
+            spec.request_id,
+        ) in self._request_ids or spec.internal_id in self._taken:
+            raise DuplicateRequestId
+        num_awaited = sum(queued.spec.num_slots for queued in self._queue)
+        if num_awaited + spec.num_slots <= self._slots.num_free:
+            return  # free slots await it
+        num_waiting = len(self._queue) - self._num_fitting()
+        num_tokens = self._num_queued_tokens() + request.num_prompt
+        if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
+            raise Overloaded(self._config.retry_after_s)
+
+    def _overdue(
+        self, request: Request, cancelled: dict[str, Exception], now: float
+    ) -> Exception | None:
+        spec = request.spec
+        is_queued = request.slot is None
+        if spec.internal_id in cancelled:
+            return cancelled[spec.internal_id]
+        if spec.deadline_s is not None and now >= spec.deadline_s:
+            return DeadlineExceeded(request.num_output)
+        if is_queued and self._is_draining:
+            return Draining()
+        if is_queued and now - request.submitted_at > self._config.queue_timeout_s:
+            return QueueTimeout(now - request.submitted_at)
+        if self._stop_at is not None and now >= self._stop_at:
+            return DrainDeadline(request.num_output)
+        return None

@@ -1,0 +1,157 @@
+"""What steps run on, and what one did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outrider.engines.base import Engine, EngineError
+from outrider.engines.device.rounds import Rounds, do_nothing
+from outrider.engines.sampling.base import Sampler
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.params import Finished, Progressed
+from outrider.runtime.core.request import Ending, Request
+from outrider.runtime.core.scheduler import StepLimits
+from outrider.runtime.drafters.base import DrafterParts
+from outrider.runtime.drafters.model.model import MAX_SHARED_MISSING
+from outrider.runtime.drafters.registry import Drafters, build_drafters
+from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.gamma.steering import Steering
+from outrider.runtime.gamma.tree_prices import TreePrices
+from outrider.runtime.loop.drafting import DraftRules
+from outrider.runtime.loop.prefill import PromptFeeder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """What a step runs on.
+
+    Attributes:
+        drafters: by name.
+        rules: what drafters may propose.
+        prompts: feeds the target's prompts.
+        steering: chooses the gammas of adaptive requests; None where there are none.
+        rounds: runs whole rounds on the engines' device; None where the host takes every step.
+        meanwhile: called while the device runs a round, once all of it is enqueued; may have
+            ``prompts`` feed ahead.
+    """
+
+    target: Engine
+    sampler: Sampler
+    drafters: Drafters
+    limits: StepLimits
+    rules: DraftRules
+    prompts: PromptFeeder
+    steering: Steering | None = None
+    rounds: Rounds | None = None
+    meanwhile: Callable[[], None] = do_nothing
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    """What a step did.
+
+    Attributes:
+        progressed: requests that emitted, and their ending if that was it.
+        failed: requests the engine could not serve, each with the error; None means its logits
+            were not finite.
+        asked: every drafter asked, by name, and what it raised, if it did.
+        host_reason: why the host took part between draft and judgement; empty where it did not,
+            None where nothing was decoded.
+        num_steps: of rows that decode.
+        bug: what a later one of several steps in a row raised, to be raised once this was told.
+        searched: beam searches that are over, and their answers.
+        passes: per pass of the target for a search, the steps drafted and those accepted.
+    """
+
+    progressed: list[tuple[Request, Progressed, Ending | None]] = field(default_factory=list)
+    failed: list[tuple[Request, EngineError | None]] = field(default_factory=list)
+    asked: Mapping[str, Exception | None] = field(default_factory=dict)
+    host_reason: str | None = None
+    num_steps: int = 0
+    bug: Exception | None = None
+    searched: list[tuple[Request, Finished]] = field(default_factory=list)
+    passes: list[tuple[int, int]] = field(default_factory=list)
+
+
+def step_parts(
+    engines: Sequence[Engine],
+    sampler: Sampler,
+    config: ServerConfig,
+    max_gamma: int,
+    *,
+    rounds: Rounds | None = None,
+    costs: CostTable | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    meanwhile: Callable[[], None] = do_nothing,
+    are_waiting: Callable[[], bool] = lambda: False,
+) -> StepParts:
+    """What steps of a server run on.
+
+    Args:
+        engines: the target and, where there is one, the draft.
+        sampler: of both.
+        config: of the server.
+        max_gamma: draft tokens per step the bundle allows.
+        rounds: runs rounds over these engines on their device; None for the host.
+        costs: of the engines; None keeps every gamma fixed.
+        clock: seconds; deadlines are on it.
+        meanwhile: called while the device runs a round.
+        are_waiting: whether requests wait for the slots of those that end.
+
+    Raises:
+        ConfigError: a registered drafter cannot be loaded.
+    """
+    target = engines[0]
+    chunk = min(config.prefill_chunk, target.limits.max_extend)
+    limits = StepLimits(
+        max_context=target.limits.max_context,
+        max_gamma=min(max_gamma, target.limits.max_extend - 1),
+        prefill_chunk=chunk,
+        prefill_rows=target.limits.max_prompt_rows or target.limits.max_batch,
+        answers_prompts=rounds is None,
+    )
+    drafters = build_drafters(
+        DrafterParts(
+            draft=engines[1] if len(engines) > 1 else None,
+            sampler=sampler,
+            vocab_size=target.limits.vocab_size,
+            chunk=chunk,
+            max_gamma=limits.max_gamma,
+            config=config.drafting,
+        )
+    )
+    return StepParts(
+        target=target,
+        sampler=sampler,
+        drafters=drafters,
+        limits=limits,
+        rules=DraftRules(
+            vocab_size=target.limits.vocab_size,
+            scope=config.drafting.history_scope,
+            # The tree's root is the last committed token.
+            max_nodes=max(0, target.limits.max_tree_nodes - 1),
+            prices=None
+            if costs is None
+            else TreePrices(costs, config.drafting.tree_nodes, target.limits),
+            node_cost=None if costs is None else costs.node_cost(config.drafting.tree_nodes),
+            trees_may_round_differently=config.drafting.trees_may_round_differently,
+        ),
+        prompts=PromptFeeder(target, sampler, limits),
+        rounds=rounds,
+        meanwhile=meanwhile,
+        steering=None
+        if costs is None
+        else Steering(
+            costs,
+            max_gamma=limits.max_gamma,
+            num_slots=min(engine.limits.max_batch for engine in engines),
+            max_shared_missing=MAX_SHARED_MISSING,
+            chunk=chunk,
+            uses_model=drafters.uses_model,
+            packs_rows=all(engine.packs_rows for engine in engines),
+            are_waiting=are_waiting,
+            clock=clock,
+        ),
+    )

@@ -1,0 +1,117 @@
+"""Running totals of a worker, and a picture of it at one moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from outrider.runtime.core.params import Progressed
+from outrider.runtime.gamma.report import ControlReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSnapshot:
+    """Where a worker stands.
+
+    Attributes:
+        num_running: requests holding slots.
+        num_queued: requests waiting for one.
+        num_queued_tokens: prompt tokens of those waiting.
+        step_count: steps run.
+        last_step_at: end of the last step on the worker's clock, seconds; None before the first.
+        num_finished: requests that ended well.
+        num_failed: requests that ended with an error, cancellation included.
+        num_emitted: output tokens.
+        num_target_passes: verifications of one row.
+        num_drafted: draft tokens verified.
+        num_accepted: draft tokens accepted and emitted.
+        accepted_by_position: entry i counts accepted draft tokens i.
+        control: what choosing gamma brought; None where every gamma is fixed.
+        host_reasons: steps that decoded, by why the host took part between draft and judgement; ""
+            counts those of which nothing but the answer reached it.
+    """
+
+    num_running: int
+    num_queued: int
+    num_queued_tokens: int
+    num_free_slots: int
+    num_slots: int
+    is_draining: bool
+    step_count: int
+    last_step_at: float | None
+    num_finished: int
+    num_failed: int
+    num_emitted: int
+    num_target_passes: int
+    num_drafted: int
+    num_accepted: int
+    accepted_by_position: tuple[int, ...]
+    control: ControlReport | None = None
+    host_reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start; its owner is the worker."""
+
+    step_count: int = 0
+    last_step_at: float | None = None
+    num_finished: int = 0
+    num_failed: int = 0
+    num_emitted: int = 0
+    num_target_passes: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    host_reasons: Counter[str] = field(default_factory=Counter)
+
+    def count(self, progressed: Progressed) -> None:
+        """Add one row's step; tokens after a cut count nowhere."""
+        num_accepted = min(progressed.trace.num_accepted, len(progressed.tokens))
+        self.num_emitted += len(progressed.tokens)
+        if progressed.trace.is_prompt:
+            return
+        self.count_pass(len(progressed.trace.draft_tokens), num_accepted)
+
+    def count_pass(self, num_drafted: int, num_accepted: int) -> None:
+        """Add one pass of the target for one request; of a beam search, steps instead of tokens."""
+        self.num_target_passes += 1
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        missing = num_accepted - len(self.accepted_by_position)
+        self.accepted_by_position.extend([0] * missing)
+        for position in range(num_accepted):
+            self.accepted_by_position[position] += 1
+
+    def snapshot(
+        self,
+        *,
+        num_running: int,
+        num_queued: int,
+        num_queued_tokens: int,
+        num_slots: int,
+        num_free_slots: int,
+        is_draining: bool,
+        control: ControlReport | None = None,
+    ) -> WorkerSnapshot:
+        """The totals together with the state of slots and queue."""
+        return WorkerSnapshot(
+            num_running=num_running,
+            num_queued=num_queued,
+            num_queued_tokens=num_queued_tokens,
+            num_free_slots=num_free_slots,
+            num_slots=num_slots,
+            is_draining=is_draining,
+            step_count=self.step_count,
+            last_step_at=self.last_step_at,
+            num_finished=self.num_finished,
+            num_failed=self.num_failed,
+            num_emitted=self.num_emitted,
+            num_target_passes=self.num_target_passes,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
+            accepted_by_position=tuple(self.accepted_by_position),
+            control=control,
+            host_reasons=dict(self.host_reasons),
+        )

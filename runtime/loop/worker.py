@@ -1,0 +1,295 @@
+"""One thread owns the engines and serves all requests.
+
+Other threads reach it through ``submit``, ``cancel``, ``drain`` and ``stop``, which only leave word
+under one lock; everything else happens between two steps, on the worker's thread. Invariants:
+
+* W1  Every request that ``submit`` took gets exactly one terminal event.
+* W2  A request's slot is free again before its terminal event is delivered.
+* W3  ``runtime.loop.rows``: request i of the live ones holds slot i.
+
+Where steps run on a device, the host has the device's time for all that does not depend on the answers
+under way: it hands over the last step's events, lets in who found a free slot, and feeds the next step's
+chunk of prompt behind the round (``runtime.loop.prefill``). On the CPU the next step begins with the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from outrider.engines.base import Engine
+from outrider.engines.device.rounds import Rounds
+from outrider.engines.sampling.base import Sampler
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.errors import InternalError, ServingError
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
+from outrider.runtime.core.request import Speculation
+from outrider.runtime.core.text import Decoder
+from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.loop.beams.step import SearchParts, run_searches
+from outrider.runtime.loop.drafter_policy import SpeculationPolicy
+from outrider.runtime.loop.finish import Settlement, new_error_id
+from outrider.runtime.loop.inbox import Deliver, Inbox
+from outrider.runtime.loop.intake import new_request
+from outrider.runtime.loop.outgoing import Outgoing
+from outrider.runtime.loop.rows import LiveRows
+from outrider.runtime.loop.step import run_step
+from outrider.runtime.loop.step_parts import StepResult, step_parts
+from outrider.runtime.loop.totals import Totals, WorkerSnapshot
+
+__all__ = ["Worker", "WorkerSnapshot"]
+
+logger = logging.getLogger(__name__)
+
+STRETCH_SHARE = 0.2
+"""Of the interval between a stream's messages: for so long steps follow each other before they are accounted for."""
+STOP_GRACE_S = 10.0
+"""Seconds beyond its timeout that ``stop`` waits for a step that is under way."""
+
+
+class Worker:
+    """Runs requests on one target and, where there is one, its draft.
+
+    The engines stay the caller's to close, after ``stop``.
+
+    Args:
+        max_gamma: draft tokens per step the bundle allows.
+        rounds: runs rounds over these engines on their device; None for the host.
+        costs: of these engines on this machine; None keeps every gamma fixed.
+        clock: monotonic seconds; deadlines are on it.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Engine,
+        draft: Engine | None,
+        sampler: Sampler,
+        config: ServerConfig,
+        max_gamma: int,
+        decoder: Decoder,
+        rounds: Rounds | None = None,
+        costs: CostTable | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        engines = [target] if draft is None else [target, draft]
+        self._config = config
+        self._decoder = decoder
+        self._clock = clock
+        self._stretch_s = STRETCH_SHARE * config.message_interval_s
+        self._outgoing = Outgoing()
+        self._parts = step_parts(
+            engines,
+            sampler,
+            config,
+            max_gamma,
+            rounds=rounds,
+            costs=costs,
+            clock=clock,
+            meanwhile=self._meanwhile,
+            are_waiting=lambda: self._inbox.has_waiting,
+        )
+        self._limits = self._parts.limits
+        self._policy = SpeculationPolicy(
+            self._parts.drafters,
+            config,
+            self._limits.max_gamma,
+            can_adapt=self._parts.steering is not None,
+            elapsed=clock if self._parts.steering is None else self._parts.steering.elapsed,
+        )
+        self._searching = SearchParts(
+            engines=engines,
+            chunk=self._limits.prefill_chunk,
+            max_gamma=self._limits.max_gamma,
+            decoder=decoder,
+        )
+        num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
+        self._rows = LiveRows(engines, num_slots)
+        self._totals = Totals()
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Condition()
+        self._inbox = Inbox(config, self._rows.slots)  # guarded by the condition
+        self._settlement = Settlement(
+            rows=self._rows,
+            inbox=self._inbox,
+            guard=self._wake,
+            policy=self._policy,
+            drafters=self._parts.drafters,
+            totals=self._totals,
+            outgoing=self._outgoing,
+            clock=clock,
+        )
+
+    def start(self) -> None:
+        """Start the thread that runs steps until ``stop``."""
+        self._thread = threading.Thread(target=self._loop, name="outrider-worker", daemon=True)
+        self._thread.start()
+
+    def after_step(self, call: Callable[[], None]) -> None:
+        """Call something on the worker's thread after each step's events; before ``start``."""
+        self._outgoing.after_sending(call)
+
+    def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
+        """Queue a request; its events go to ``deliver``, on the worker's thread.
+
+        Raises:
+            ContextTooLong: the prompt leaves no room for a token.
+            RequestError: the request needs more slots than there are.
+            Draining: the server is shutting down.
+            DuplicateRequestId: a request of this name is queued or running.
+            Overloaded: the queue is full.
+        """
+        request = new_request(
+            spec,
+            self._policy,
+            self._decoder,
+            max_context=self._limits.max_context,
+            num_slots=self._rows.slots.num_slots,
+            submitted_at=self._clock(),
+        )
+        try:
+            with self._wake:
+                self._inbox.put(request, deliver)
+                self._wake.notify_all()
+        except ServingError:
+            self._policy.ended(request)
+            raise
+
+    def cancel(self, internal_id: str, error: Exception) -> None:
+        """End a request with ``error`` before the next step; one that has ended is left alone."""
+        with self._wake:
+            self._inbox.cancel(internal_id, error)
+            self._wake.notify_all()
+
+    @property
+    def max_beams(self) -> int:
+        """Beams that a request may ask for."""
+        return self._rows.slots.num_slots
+
+    @property
+    def drafter_names(self) -> tuple[str, ...]:
+        """Drafters a request may ask for."""
+        return tuple(self._parts.drafters)
+
+    @property
+    def guesser_names(self) -> tuple[str, ...]:
+        """Those of them that may stand behind "model/"."""
+        return self._parts.drafters.guessers
+
+    @property
+    def default_speculation(self) -> Speculation:
+        """How a request that asks for nothing in particular is drafted for."""
+        return self._policy.resolve(SpeculationParams())
+
+    def drain(self) -> None:
+        """Refuse new requests and end the queued ones; running ones go on."""
+        with self._wake:
+            self._inbox.close()
+            self._wake.notify_all()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Drain, give running requests ``timeout_s``, end the rest, and end the thread.
+
+        Returns:
+            Whether everything ended; False when a step is stuck in a backend.
+        """
+        with self._wake:
+            self._inbox.close(self._clock() + timeout_s)
+            self._wake.notify_all()
+        if self._thread is None:
+            while self.run_step():
+                pass
+            return True
+        self._thread.join(timeout_s + STOP_GRACE_S)
+        return not self._thread.is_alive()
+
+    def snapshot(self) -> WorkerSnapshot:
+        """Where the worker stands; callable from any thread."""
+        with self._wake:
+            num_queued, num_queued_tokens = self._inbox.queued()
+        return self._totals.snapshot(
+            num_running=len(self._rows.requests) + len(self._rows.searches),
+            num_queued=num_queued,
+            num_queued_tokens=num_queued_tokens,
+            num_slots=self._rows.slots.num_slots,
+            num_free_slots=self._rows.slots.num_free,
+            is_draining=self._inbox.is_draining,
+            control=None if self._parts.steering is None else self._parts.steering.report(),
+        )
+
+    def run_step(self) -> bool:
+        """Do what was asked since the last step, then run one; False when there was nothing to run.
+
+        For the worker's thread, or for tests and benchmarks that never call ``start``.
+        """
+        waits_for_device = False
+        try:
+            rows, began = self._rows, self._clock()
+            with self._wake:
+                overdue = self._inbox.take_overdue(rows.all_requests, began)
+                if not overdue:
+                    self._inbox.admit(rows.admit)
+            if overdue:
+                self._settlement.end_with_errors(overdue)
+                self._admit()
+            if not rows.requests and not rows.searches:
+                return False
+            everyone = rows.all_requests
+            self._policy.begin(everyone)
+            self._policy.pause(everyone, began)
+            # Of its own: whoever is let in meanwhile has no part in this step.
+            live = tuple(rows.requests)
+            result = StepResult()
+            if live:
+                result = run_step(self._parts, live, may_go_on=partial(self._may_go_on, began))
+            if rows.searches:
+                run_searches(self._searching, rows.searches, result)
+            self._totals.step_count += max(1, result.num_steps)
+            self._totals.last_step_at = self._clock()
+            self._settlement.settle(result)
+            if result.bug is not None:
+                raise result.bug
+            # The next step follows at once, and will have time for this one's events.
+            waits_for_device = result.host_reason == "" and bool(rows.requests)
+        except Exception:  # the root of the thread: a bug ends requests, never the worker
+            error_id = new_error_id()
+            logger.exception("a step broke an invariant; error id %s", error_id)
+            with self._wake:
+                unanswered = self._inbox.admitted()  # some may have lost their slots already
+            self._settlement.end_with_errors([(r, InternalError(error_id)) for r in unanswered])
+        finally:
+            if not waits_for_device:
+                self._outgoing.send()
+        return True
+
+    def _may_go_on(self, began: float) -> bool:
+        """Whether steps that began at ``began`` may go on before anybody is told of them, or looked after."""
+        if self._rows.searches or self._inbox.is_pressing:
+            return False
+        return self._clock() - began < self._stretch_s
+
+    def _meanwhile(self) -> None:
+        """What the host does while the device runs a round; the next step is spared it."""
+        self._outgoing.send()
+        self._admit()
+        self._parts.prompts.feed_ahead(self._rows.requests)
+
+    def _admit(self) -> None:
+        with self._wake:
+            self._inbox.admit(self._rows.admit)
+
+    def _loop(self) -> None:
+        while self.run_step() or self._wait():
+            pass
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False when the end has come."""
+        with self._wake:
+            while not self._inbox.has_work:
+                if self._inbox.is_stopping:
+                    return False
+                self._wake.wait()
+        return True

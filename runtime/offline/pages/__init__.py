@@ -1,0 +1,1 @@
+"""Pages that show what an analysis or a search found."""

@@ -1,0 +1,171 @@
+"""The tables of an analysis, and the folder they are written to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from outrider.runtime.offline.figures import best_rows, draw_figures
+from outrider.runtime.offline.pages.page import Section, write_page
+from outrider.runtime.offline.results import Analysis, SpeedRow
+
+ALPHA_TEXT = (
+    "Mean probability that the target keeps the first draft token, over every position of text that "
+    "the target wrote (Leviathan et al. 2023, section 4.1). Coverage: share of positions at which "
+    "the drafter proposes at all; elsewhere alpha counts 0. Texts end with their end "
+    "token. Thresholds below which counts do not draft are off here."
+)
+COST_TEXT = (
+    "In units of the runtime's plain step, sampling and host work included: c is one draft token, "
+    "v(k) a step whose target pass verifies k tokens per row. The paper takes v as 1."
+)
+SPEED_TEXT = (
+    "Predicted: Theorem 3.8 with the measured v, N(alpha, gamma) / (gamma c + v(gamma + 1)); alpha as "
+    "above, or alpha_hat of the run for drafters without a law of one token. It takes every round "
+    "to draft gamma tokens and their fates as independent, so a drafter that rarely proposes, or whose "
+    "successes come in runs, is not bound by it. Measured: tokens per second over plain decoding of "
+    "the same round, median of the rounds; answers run on past end tokens, so that every setting does "
+    "the same work. Best gamma: by the formula. *: fastest as measured."
+)
+LENIENT_TEXT = "Alpha where a token is kept at up to p / l (appendix A.5); not exact below l = 1."
+FIGURE_TEXT = (
+    "Curves: the paper's formulas. Points: this run, black greedy, white sampled; the number "
+    "beside a point is its gamma."
+)
+TRACE_TEXT = "The paper's Figure 5 as a recording: the first request of this run, greedily."
+
+
+def write_analysis(analysis: Analysis, folder: Path) -> Path:
+    """Write ``analysis.json``, the PNGs and ``index.html``; the path of the page.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(asdict(analysis), indent=2, allow_nan=False) + "\n"
+    (folder / "analysis.json").write_text(text, encoding="utf-8")
+    figures = draw_figures(analysis, folder)
+    page = folder / "index.html"
+    write_page(
+        page,
+        title=f"Analysis of {analysis.bundle}",
+        summary=(
+            f"{analysis.num_prompts} prompts, {analysis.max_tokens} tokens each, batch "
+            f"{analysis.batch}, rounds of every setting: {analysis.rounds}, {analysis.weights} weights, on "
+            f"{analysis.device}; seconds are those of the {analysis.seconds}."
+        ),
+        sections=[*table_sections(analysis), *_picture_sections(figures)],
+    )
+    return page
+
+
+def table_sections(analysis: Analysis) -> list[Section]:
+    """The tables: alpha, costs, speed-up, lenience."""
+    return [
+        _alpha_section(analysis),
+        _cost_section(analysis),
+        speed_section(analysis.speeds, best_rows(analysis)),
+        _lenience_section(analysis),
+    ]
+
+
+def speed_section(rows: Sequence[SpeedRow], best: Sequence[SpeedRow]) -> Section:
+    """Table 4; the fastest gamma of each drafter is marked."""
+    heads = ("drafter", "T", "gamma", "alpha", "c", "v", "predicted", "measured", "best gamma",
+             "alpha_hat", "tokens/pass", "tokens/s")  # fmt: skip
+    return Section(
+        title="Predicted and measured speed-up (Table 4)",
+        text=SPEED_TEXT,
+        heads=heads,
+        rows=tuple(
+            (
+                row.drafter,
+                f"{row.temperature:g}",
+                f"{row.gamma}{' *' if row in best else ''}",
+                _number(row.alpha),
+                f"{row.draft_cost:.3f}",
+                f"{row.verify_cost:.2f}",
+                _number(row.predicted),
+                f"{row.speedup:.2f}",
+                "-" if row.best_gamma is None else str(row.best_gamma),
+                _number(row.alpha_hat),
+                f"{row.tokens_per_step:.2f}",
+                f"{row.tokens_per_s:.0f}",
+            )
+            for row in rows
+        ),
+    )
+
+
+def _alpha_section(analysis: Analysis) -> Section:
+    return Section(
+        title="Alpha by drafter and temperature (Table 3)",
+        text=ALPHA_TEXT,
+        heads=("drafter", "T", "alpha", "coverage", "positions"),
+        rows=tuple(
+            (
+                row.drafter,
+                f"{row.temperature:g}",
+                f"{row.alpha:.3f}",
+                f"{row.coverage:.2f}",
+                str(row.num_positions),
+            )
+            for row in analysis.alphas
+        ),
+    )
+
+
+def _cost_section(analysis: Analysis) -> Section:
+    tokens = sorted(analysis.costs[0].verify_cost)
+    drafters = list(analysis.costs[0].draft_cost)
+    return Section(
+        title="Measured costs: c and v(k)",
+        text=COST_TEXT,
+        heads=(
+            "T",
+            "plain step, ms",
+            *(f"c {name}" for name in drafters),
+            *(f"v({k})" for k in tokens),
+        ),
+        rows=tuple(
+            (
+                f"{row.temperature:g}",
+                f"{row.plain_ms:.2f}",
+                *(f"{row.draft_cost[name]:.3f}" for name in drafters),
+                *(f"{row.verify_cost[k]:.2f}" for k in tokens),
+            )
+            for row in analysis.costs
+        ),
+    )
+
+
+def _lenience_section(analysis: Analysis) -> Section:
+    wanted = list(analysis.alphas[0].lenient) if analysis.alphas else []
+    return Section(
+        title="Alpha and lenience (Table 5)",
+        text=LENIENT_TEXT,
+        heads=("drafter", "T", *(f"l = {one:g}" for one in wanted)),
+        rows=tuple(
+            (
+                row.drafter,
+                f"{row.temperature:g}",
+                *(f"{row.lenient[one]:.3f}" for one in wanted),
+            )
+            for row in analysis.alphas
+        ),
+    )
+
+
+def _picture_sections(figures: dict[str, Path]) -> list[Section]:
+    trace = figures["figure-5-trace"]
+    others = tuple(path for path in figures.values() if path != trace)
+    return [
+        Section(title="Figures 2 to 4, and costs", text=FIGURE_TEXT, pictures=others),
+        Section(title="Figure 5", text=TRACE_TEXT, pictures=(trace,)),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,120 @@
+"""The table and the plot of a search, and the folder they are written to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from outrider.runtime.offline.figures import DPI, WIDE_INCHES, save
+from outrider.runtime.offline.pages.page import Section, write_page
+from outrider.runtime.offline.search import GAMMA, PHRASES, WINDOW, Trial
+from outrider.runtime.offline.tuning import Tuning
+
+AUTO = "auto"
+TEXT = (
+    "One drafter after another: gamma first, then the lookahead window and the length of phrases, "
+    "for drafters that have them; "
+    "what a stage kept is marked. Speed-up: over plain decoding of the same round, median of the "
+    "rounds. The paper's beta is phrase length + 2."
+)
+
+
+def write_tuning(tuning: Tuning, folder: Path) -> Path:
+    """Write ``tuning.json``, the PNG and ``index.html``; the path of the page.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(asdict(tuning), indent=2, allow_nan=False) + "\n"
+    (folder / "tuning.json").write_text(text, encoding="utf-8")
+    picture = _draw(tuning.trials, folder / "tuning-grid.png")
+    page = folder / "index.html"
+    write_page(
+        page,
+        title=f"Tuning of {tuning.bundle}",
+        summary=f"Chosen: {describe(tuning)}. {tuning.choice.source}, {tuning.rounds} rounds.",
+        sections=[trial_section(tuning.trials), Section(title="Grid", pictures=(picture,))],
+    )
+    return page
+
+
+def describe(tuning: Tuning) -> str:
+    """The choice in words."""
+    choice = tuning.choice
+    words = [f"drafter {choice.drafter}"]
+    if choice.drafter != "none":
+        words.append(f"gamma {_gamma(choice.gamma)}")
+    if choice.phrase_length is not None:
+        words.append(f"phrase length {choice.phrase_length}")
+    if choice.num_phrases is not None:
+        words.append(f"{choice.num_phrases} phrases")
+    if choice.window is not None:
+        words.append(f"window {choice.window}")
+    return ", ".join(words)
+
+
+def trial_section(trials: Sequence[Trial]) -> Section:
+    """Every setting that was tried, as a table."""
+    heads = ("drafter", "chosen here", "gamma", "phrase length", "phrases", "window", "tokens/s", "speed-up",
+             "alpha_hat", "tokens/pass", "kept")  # fmt: skip
+    return Section(
+        title="What was tried",
+        text=TEXT,
+        heads=heads,
+        rows=tuple(
+            (
+                trial.drafter,
+                trial.stage,
+                _gamma(trial.gamma),
+                _count(trial.phrase_length),
+                _count(trial.num_phrases),
+                _count(trial.window),
+                f"{trial.tokens_per_s:.0f}",
+                f"{trial.speedup:.2f}",
+                "-" if trial.alpha_hat is None else f"{trial.alpha_hat:.2f}",
+                f"{trial.tokens_per_step:.2f}",
+                "kept" if trial.is_kept else "",
+            )
+            for trial in trials
+        ),
+    )
+
+
+def _draw(trials: Sequence[Trial], path: Path) -> Path:
+    """Tokens per second over what each stage tried, at what the stages before kept."""
+    figure: Any = Figure(figsize=WIDE_INCHES, dpi=DPI, layout="constrained")
+    axes = figure.subplots(1, len(STAGES), sharey=True)
+    for place, (stage, label_of) in zip(axes, STAGES.items(), strict=True):
+        mine = [trial for trial in trials if trial.stage == stage]
+        for name in dict.fromkeys(trial.drafter for trial in mine):
+            line = [trial for trial in mine if trial.drafter == name]
+            labels = [label_of(trial) for trial in line]
+            place.plot(labels, [trial.tokens_per_s for trial in line], marker="o", label=name)
+        place.set_xlabel(stage.replace("_", " "))
+        place.grid(alpha=0.25)
+        if mine:
+            place.legend(fontsize=7)
+    axes[0].set_ylabel("tokens/s")
+    axes[0].set_ylim(bottom=0.0)
+    return save(figure, path)
+
+
+def _gamma(gamma: int | None) -> str:
+    return AUTO if gamma is None else str(gamma)
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+STAGES: dict[str, Callable[[Trial], str]] = {
+    GAMMA: lambda trial: _gamma(trial.gamma),
+    WINDOW: lambda trial: _count(trial.window),
+    PHRASES: lambda trial: _count(trial.phrase_length),
+}
+"""What each stage chose between, as it stands on its axis."""

@@ -1,0 +1,1 @@
+"""The slow float64 definition of every sampling law."""

@@ -1,0 +1,133 @@
+"""Adjusted probabilities, slow and clear: what one row of logits and a sampling law say about the next token.
+
+This is the definition that every fast sampler is tested against. It walks the vocabulary in plain Python and float64,
+shares no code with the samplers in ``engines`` and knows no noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from outrider.engines.base import IntArray
+from outrider.engines.sampling.base import SamplingLaw
+
+Probs = npt.NDArray[np.float64]
+_BANNED = -math.inf
+
+
+def adjusted_probs(
+    logits: npt.ArrayLike, law: SamplingLaw, history: IntArray, num_prompt: int
+) -> Probs:
+    """Law of the token after ``history``.
+
+    Args:
+        logits: [V] real; -inf bans a token.
+        law: applied in the order that ``SamplingLaw`` states.
+        history: [n] int64, prompt, output and draft tokens before this position.
+        num_prompt: leading tokens of ``history`` that are prompt.
+
+    Returns:
+        [V] float64, sums to 1.
+
+    Raises:
+        ValueError: the row holds NaN or +inf, or bans every token.
+
+    Source: Leviathan et al. 2023 (arXiv:2211.17192), section 2.2: every sampling method is plain sampling from an
+    adjusted law.
+    """
+    scores = processed_scores(logits, law, history, num_prompt)
+    if law.is_greedy:
+        return _point_mass(scores.index(max(scores)), len(scores))
+    scores = [score / law.temperature for score in scores]
+    scores = _keep(scores, _top_k_ids(scores, law.top_k))
+    probs = softmax(scores)
+    row_maximum = max(probs)
+    kept = {t for t in _top_p_ids(probs, law.top_p) if probs[t] >= law.min_p * row_maximum}
+    mass = math.fsum(probs[token] for token in kept)
+    return np.array([probs[t] / mass if t in kept else 0.0 for t in range(len(probs))])
+
+
+def processed_scores(
+    logits: npt.ArrayLike, law: SamplingLaw, history: IntArray, num_prompt: int
+) -> list[float]:
+    """Logits after bans, bias and penalties, before the temperature; arguments as ``adjusted_probs``.
+
+    Raises:
+        ValueError: the row holds NaN or +inf, or bans every token.
+    """
+    scores = [float(value) for value in np.asarray(logits)]
+    _check_finite(scores)
+    everything = [int(token) for token in history]
+    output = everything[num_prompt:]
+    for token in range(len(scores)):
+        if law.allowed_token_ids and token not in law.allowed_token_ids:
+            scores[token] = _BANNED
+    for word in law.bad_words:
+        if _ends_with(output, word[:-1]):
+            scores[word[-1]] = _BANNED
+    for token, bias in law.logit_bias:
+        scores[token] += bias
+    for token in set(everything):
+        factor = law.repetition_penalty
+        scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
+    for token, count in Counter(output).items():
+        scores[token] -= law.presence_penalty + law.frequency_penalty * count
+    if len(output) < law.min_tokens:
+        for token in law.end_token_ids:
+            scores[token] = _BANNED
+    _check_finite(scores)
+    return scores
+
+
+def softmax(scores: Sequence[float]) -> list[float]:
+    """Probabilities proportional to exp(score); at least one score is finite."""
+    peak = max(scores)
+    weights = [math.exp(score - peak) for score in scores]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
+
+
+def _check_finite(scores: Sequence[float]) -> None:
+    if any(math.isnan(score) for score in scores) or not math.isfinite(max(scores)):
+        raise ValueError("a row of logits is not finite")
+
+
+def _ends_with(tokens: Sequence[int], ending: Sequence[int]) -> bool:
+    return list(tokens[len(tokens) - len(ending) :]) == list(ending)
+
+
+def _by_rank(values: Sequence[float]) -> list[int]:
+    """Ids by descending value, ties by lower id."""
+    return sorted(range(len(values)), key=lambda token: (-values[token], token))
+
+
+def _top_k_ids(scores: Sequence[float], top_k: int) -> list[int]:
+    is_off = top_k == 0 or top_k >= len(scores)
+    return list(range(len(scores))) if is_off else _by_rank(scores)[:top_k]
+
+
+def _top_p_ids(probs: Sequence[float], top_p: float) -> list[int]:
+    """Ids kept while the mass before them is below ``top_p``; 1 is off."""
+    kept: list[int] = []
+    mass_before = 0.0
+    for token in _by_rank(probs):
+        if kept and top_p < 1.0 and mass_before >= top_p:
+            break
+        kept.append(token)
+        mass_before += probs[token]
+    return kept
+
+
+def _keep(scores: Sequence[float], ids: Sequence[int]) -> list[float]:
+    kept = set(ids)
+    return [score if token in kept else _BANNED for token, score in enumerate(scores)]
+
+
+def _point_mass(token: int, vocab_size: int) -> Probs:
+    probs = np.zeros(vocab_size)
+    probs[token] = 1.0
+    return probs

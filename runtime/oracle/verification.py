@@ -1,0 +1,274 @@
+"""Which draft tokens the target keeps, and what law the token after them has: the definition, in float64.
+
+Pure functions of probabilities and given random numbers; no noise is drawn, no engine, request or device is known. The
+samplers in ``engines`` are tested against these functions, and ``emitted_law`` turns the functions themselves into
+exact laws, so that "the output has the target's law" is checked by enumeration.
+
+Symbols: p is target_probs, q is draft_probs, u is a uniform, l is lenience (Leviathan et al. 2023; in Chen et al. 2023
+the letters p and q are swapped).
+
+Why it is exact, at one position: x is drafted and kept with mass q(x) min(1, p(x)/q(x)) = min(p, q)(x); the rest of the
+mass, 1 - sum min(p, q), is drawn from (p - q)+ divided by exactly that; together p. The next position is judged only
+when this one was kept, which was decided before it is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
+
+import numpy as np
+import numpy.typing as npt
+from outrider.engines.base import IntArray
+
+Probs = npt.NDArray[np.float64]
+RowOf = Callable[[tuple[int, ...]], Probs]
+Judged = Callable[[IntArray, Probs, Probs], Iterable[tuple[float, int, Probs]]]
+
+# A residual of less mass than this is rounding of two equal rows.
+SMALLEST_RESIDUAL = 1e-12
+
+
+def count_accepted(
+    draft_tokens: IntArray,
+    draft_probs: Probs,
+    target_probs: Probs,
+    uniforms: Probs,
+    *,
+    lenience: float = 1.0,
+) -> int:
+    """Length of the draft prefix that the target keeps.
+
+    Token x survives with probability min(1, p(x) / (l q(x))); comparing u * l * q(x) < p(x) needs no division, and the
+    strict comparison never keeps a token the target cannot emit, even at u = 0.
+
+    Args:
+        draft_tokens: [G] int64.
+        draft_probs: [G, V] float64, rows sum to 1; a point mass on the draft token for retrieved drafts.
+        target_probs: [G + 1, V] float64, rows sum to 1.
+        uniforms: [G] float64 in [0, 1), one coin per draft token.
+        lenience: l in (0, 1]; 1 is exact, less accepts more and is not.
+
+    Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1; l: appendix A.5.
+    """
+    position = np.arange(len(draft_tokens))
+    proposed = draft_probs[position, draft_tokens]
+    wanted = target_probs[position, draft_tokens]
+    survives = uniforms * lenience * proposed < wanted
+    return int(np.cumprod(survives).sum())
+
+
+def next_token_probs(num_accepted: int, draft_probs: Probs, target_probs: Probs) -> Probs:
+    """Law [V] of the one token the target adds: the residual after a rejection, else the bonus row.
+
+    The residual is the same at every lenience: norm((p - q)+) is the choice that stays closest to p and keeps every
+    token at or below p / l.
+
+    Args:
+        num_accepted: what ``count_accepted`` returned.
+        draft_probs: [G, V] float64, rows sum to 1.
+        target_probs: [G + 1, V] float64, rows sum to 1.
+
+    Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1.
+    """
+    target: Probs = target_probs[num_accepted]
+    if num_accepted == len(draft_probs):
+        return target
+    residual: Probs = np.maximum(target - draft_probs[num_accepted], 0.0)
+    mass = residual.sum()
+    if mass <= SMALLEST_RESIDUAL:
+        return target
+    normalised: Probs = residual / mass
+    return normalised
+
+
+def count_matches(draft_tokens: IntArray, target_tokens: IntArray) -> int:
+    """Length of the draft prefix that equals the target's own draws; the next target token is emitted after it.
+
+    Exact for any draft, since the emitted tokens are the target's draws whatever was drafted; each position must be
+    drawn once and the draw at the first mismatch emitted, not repeated.
+
+    Args:
+        draft_tokens: [G] int64.
+        target_tokens: [G + 1] int64, one draw (or argmax) per target row.
+    """
+    agrees = draft_tokens == target_tokens[: len(draft_tokens)]
+    return int(np.cumprod(agrees).sum())
+
+
+def count_accepted_greedy(
+    draft_tokens: IntArray, target_probs: Probs, *, lenience: float = 1.0
+) -> int:
+    """Length of the draft prefix that a greedy target keeps; the argmax of the next row is emitted after it.
+
+    Args:
+        draft_tokens: [G] int64.
+        target_probs: [G + 1, V] float64, the softmax at temperature 1 after bans and penalties, before the argmax.
+        lenience: l in (0, 1]; below 1 a token of probability l max p is good enough. At 1 only the lowest id of the
+            greatest probability is, which the inequality alone would not say where two tokens tie.
+
+    Source: Leviathan et al. 2023 (arXiv:2211.17192), appendix A.5.
+    """
+    position = np.arange(len(draft_tokens))
+    rows = target_probs[: len(draft_tokens)]
+    survives = draft_tokens == rows.argmax(axis=1)
+    if lenience < 1.0:
+        survives = survives | (rows[position, draft_tokens] >= lenience * rows.max(axis=1))
+    return int(np.cumprod(survives).sum())
+
+
+def gumbel_race(exponentials: Probs, probs: Probs) -> int:
+    """Token of least E(x) / p(x), ties by lower id: has law p, and equal noise makes similar laws agree often.
+
+    Args:
+        exponentials: [V] float64, positive: independent standard exponentials.
+        probs: [V] float64, sums to 1.
+
+    Source: the exponential race, which is the Gumbel-max trick with E = exp(-Gumbel).
+    """
+    times = [e / p if p > 0.0 else np.inf for e, p in zip(exponentials, probs, strict=True)]
+    return int(np.argmin(times))
+
+
+def race_agreement(draft_probs: Probs, target_probs: Probs) -> float:
+    """Probability that two races under the same exponentials have the same winner.
+
+    Args:
+        draft_probs: [V] float64, sums to 1.
+        target_probs: [V] float64, sums to 1.
+
+    Returns:
+        sum over x of 1 / sum over y of max(p(y)/p(x), q(y)/q(x)), over tokens that both can emit.
+    """
+    agreement = 0.0
+    for token in np.flatnonzero((draft_probs > 0.0) & (target_probs > 0.0)):
+        rates = np.maximum(target_probs / target_probs[token], draft_probs / draft_probs[token])
+        agreement += 1.0 / float(rates.sum())
+    return agreement
+
+
+def point_mass(token: int, vocab_size: int) -> Probs:
+    """[V] float64, all mass on ``token``; a token outside the vocabulary leaves the row empty."""
+    row = np.zeros(vocab_size)
+    row[token : token + 1] = 1.0
+    return row
+
+
+def alpha_hat(nums_accepted: Sequence[int], gammas: Sequence[int]) -> float | None:
+    """Accepted tokens over draft tokens reached, an estimate of alpha; None when nothing was drafted.
+
+    A round reaches min(accepted + 1, gamma) tokens: the ones behind a rejection were never tried.
+    """
+    rounds = list(zip(nums_accepted, gammas, strict=True))
+    num_trials = sum(min(num_accepted + 1, gamma) for num_accepted, gamma in rounds)
+    return sum(nums_accepted) / num_trials if num_trials else None
+
+
+def emitted_law(
+    draft_row: RowOf, target_row: RowOf, gamma: int, *, lenience: float = 1.0
+) -> dict[tuple[int, ...], float]:
+    """Exact law of what one round emits; see ``run_law``.
+
+    Args:
+        draft_row: [V] float64 law of a draft token, given the tokens drafted before it.
+        target_row: [V] float64 law of the target, given the same.
+        gamma: draft tokens of the round.
+        lenience: l in (0, 1].
+    """
+
+    def judged(
+        tokens: IntArray, draft_probs: Probs, target_probs: Probs
+    ) -> Iterator[tuple[float, int, Probs]]:
+        position = np.arange(len(tokens))
+        cuts = target_probs[position, tokens] / (lenience * draft_probs[position, tokens])
+        for coins, volume in coin_cells(cuts):
+            kept = count_accepted(tokens, draft_probs, target_probs, coins, lenience=lenience)
+            yield volume, kept, next_token_probs(kept, draft_probs, target_probs)
+
+    return run_law(draft_row, target_row, gamma, judged)
+
+
+def run_law(
+    draft_row: RowOf, target_row: RowOf, gamma: int, judged: Judged
+) -> dict[tuple[int, ...], float]:
+    """Exact law of what one round emits, by walking every draft and every outcome of its judgement.
+
+    Args:
+        draft_row: [V] float64 law of a draft token, given the tokens drafted before it.
+        target_row: [V] float64 law of the target, given the same.
+        gamma: draft tokens of the round, small: V ** gamma drafts are visited.
+        judged: of draft tokens [G], draft rows [G, V] and target rows [G + 1, V]: the probability of each outcome over
+            the coins, the tokens it keeps, and the law [V] of the one after them.
+
+    Returns:
+        Emitted run (accepted tokens and the one after them) -> probability; zero-probability runs are left out.
+    """
+    law: dict[tuple[int, ...], float] = {}
+    vocab_size = len(target_row(()))
+    for draft in product(range(vocab_size), repeat=gamma):
+        prefixes = [draft[:length] for length in range(gamma + 1)]
+        draft_probs = np.array([draft_row(p) for p in prefixes[:-1]]).reshape(gamma, vocab_size)
+        target_probs = np.array([target_row(p) for p in prefixes])
+        tokens = np.array(draft, dtype=np.int64)
+        probability = float(np.prod(draft_probs[np.arange(gamma), tokens]))
+        if probability == 0.0:
+            continue
+        for volume, kept, next_probs in judged(tokens, draft_probs, target_probs):
+            for token in np.flatnonzero(next_probs):
+                run = (*draft[:kept], int(token))
+                mass = probability * volume * float(next_probs[token])
+                law[run] = law.get(run, 0.0) + mass
+    return law
+
+
+def coin_cells(cuts: Probs) -> Iterator[tuple[Probs, float]]:
+    """Midpoint and volume of every cell of the coins' cube [0, 1)^G, coin i cut at ``cuts[i]``.
+
+    Args:
+        cuts: [G] float64, where the outcome of a coin changes; at least 0, beyond 1 is no cut.
+    """
+    intervals = [
+        [(low, high) for low, high in pairwise([0.0, cut, 1.0]) if high > low]
+        for cut in np.minimum(1.0, cuts).tolist()
+    ]
+    for cell in product(*intervals):
+        midpoint = np.array([(low + high) / 2 for low, high in cell])
+        yield midpoint, float(np.prod([high - low for low, high in cell]))
+
+
+def sequence_law(target_row: RowOf, length: int) -> dict[tuple[int, ...], float]:
+    """Exact law of the target's first ``length`` tokens, plain sampling; V ** length are visited.
+
+    Args:
+        target_row: [V] float64 law of a token, given the tokens before it.
+        length: tokens.
+    """
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        law = {
+            (*prefix, token): mass * float(share)
+            for prefix, mass in law.items()
+            for token, share in enumerate(target_row(prefix))
+        }
+    return law
+
+
+def completed(
+    runs: Mapping[tuple[int, ...], float], target_row: RowOf, length: int
+) -> dict[tuple[int, ...], float]:
+    """Law of ``length`` tokens when emitted runs that are shorter are continued by the target.
+
+    Args:
+        runs: what a round emits, see ``run_law``; none is longer than ``length``.
+        target_row: as of ``sequence_law``.
+        length: tokens.
+    """
+    law: dict[tuple[int, ...], float] = {}
+    for run, mass in runs.items():
+
+        def continued(more: tuple[int, ...], run: tuple[int, ...] = run) -> Probs:
+            return target_row((*run, *more))
+
+        for tail, share in sequence_law(continued, length - len(run)).items():
+            law[*run, *tail] = law.get((*run, *tail), 0.0) + mass * share
+    return law

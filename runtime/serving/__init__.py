@@ -1,0 +1,1 @@
+"""gRPC and asyncio: parse, submit, stream, map errors."""

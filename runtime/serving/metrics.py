@@ -1,0 +1,85 @@
+"""Prometheus metrics of a server, under the names that vLLM's dashboards know where vLLM has the metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from outrider.runtime.core.params import SpeculationReport
+from outrider.runtime.gamma.report import ControlReport
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+
+
+class Metrics:
+    """What a server counts; one object per server, with a registry of its own.
+
+    When no request is in flight, ``requests_admitted_total`` equals the sum of ``requests_finished_total``.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.admitted = self._counter("requests_admitted", "Requests taken into the queue")
+        self.finished = self._counter(
+            "requests_finished", "Admitted requests that ended", "code", "reason"
+        )
+        self.refused = self._counter("requests_refused", "Requests not taken", "reason")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests")
+        self.output_tokens = self._counter("generation_tokens", "Tokens emitted")
+        self.searches = self._counter("beam_searches", "Requests answered by a beam search")
+        self.drafts = self._counter("spec_decode_num_drafts", "Rounds that drafted")
+        self.drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted")
+        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        self.accepted_at = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted", "position"
+        )
+        self.first_token_s = self._histogram(
+            "time_to_first_token_seconds", "Admission to first token", LATENCY_BUCKETS
+        )
+        self.gap_s = self._histogram(
+            "inter_token_latency_seconds", "Between two responses of a stream", GAP_BUCKETS
+        )
+        self.request_s = self._histogram(
+            "e2e_request_latency_seconds", "Admission to end", LATENCY_BUCKETS
+        )
+
+    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Add a gauge that is read at each scrape."""
+        Gauge(f"outrider_{name}", text, registry=self.registry).set_function(read)
+
+    def watch_control(self, read: Callable[[], ControlReport | None]) -> None:
+        """Add gauges of what choosing gamma brought; NaN where nothing is known."""
+        texts = {
+            "speed_up": "Tokens per second over those of plain decoding, recently",
+            "regret": "Share of the best fixed gamma's tokens per second missed, recently",
+            "best_fixed_gamma": "The fixed gamma that would have been best, recently",
+            "num_steps_on": "Decoding steps with drafts",
+            "num_steps_off": "Decoding steps without",
+            "num_probes": "Steps without drafts that measured what drafts gain",
+            "cost_share": "Share of the decoding time spent on choosing gamma",
+        }
+        for name, text in texts.items():
+            self.watch(f"control_{name}", text, partial(_field, read, name))
+
+    def count_speculation(self, report: SpeculationReport) -> None:
+        """Add the figures of a completed request."""
+        self.drafted.inc(report.num_drafted)
+        self.accepted.inc(report.num_accepted)
+        if report.drafted_by_position:
+            self.drafts.inc(report.drafted_by_position[0])
+        for position, count in enumerate(report.accepted_by_position):
+            self.accepted_at.labels(position=str(position)).inc(count)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"outrider_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"outrider_{name}", text, buckets=buckets, registry=self.registry)
+
+
+def _field(read: Callable[[], ControlReport | None], name: str) -> float:
+    value = getattr(read(), name, None)
+    return math.nan if value is None else float(value)

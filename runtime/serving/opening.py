@@ -1,0 +1,196 @@
+"""From a bundle on disk to what a server serves: engines, sampler, worker and measured costs."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
+from outrider.engines.huge_pages import use_everywhere
+from outrider.engines.opening import choose_device, open_pair
+from outrider.engines.pair import Pair
+from outrider.engines.sampling.base import Sampler
+from outrider.runtime.calibration.calibrate import calibrate
+from outrider.runtime.calibration.cost_store import load_or_measure, table_name
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.drafting import AUTO
+from outrider.runtime.core.text import Decoder
+from outrider.runtime.core.validate import RequestLimits, ServedModel
+from outrider.runtime.drafters.registry import any_proposes_trees
+from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.serving_defaults import with_bundle_defaults
+from outrider.runtime.serving.tokenizer import TokenizersCodec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Where and how a process serves.
+
+    Attributes:
+        address: host and port, port 0 for a free one, or ``unix:PATH``.
+        port_file: written with the bound port once the server is ready; None for nowhere.
+        metrics_port: of Prometheus metrics over HTTP on the loopback; None for none.
+        costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
+            cache of the user's where that cannot be written.
+        refreshes_costs: whether step costs are measured even if they are known.
+        leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
+        leaves_gamma: whether it chooses the default gamma.
+    """
+
+    address: str = "127.0.0.1:50051"
+    port_file: Path | None = None
+    metrics_port: int | None = None
+    costs_folder: Path | None = None
+    refreshes_costs: bool = False
+    device: str = "cpu"
+    model_name: str | None = None
+    leaves_drafter: bool = False
+    leaves_gamma: bool = False
+    config: ServerConfig = field(default_factory=ServerConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+
+
+def open_serving(root: Path, options: ServeOptions) -> Serving:
+    """Engines, sampler and worker of a bundle, not yet started.
+
+    Raises:
+        BundleError: the bundle does not fit its manifest.
+    """
+    bundle = load_bundle(root)
+    manifest = bundle.manifest
+    options = _decided(bundle, options)
+    config = options.config
+    max_batch = min(config.max_running, manifest.max_batch)
+    codec = TokenizersCodec(root / TOKENIZER_FILE)
+    costs = None
+    if config.default_gamma is None and manifest.max_gamma > 0:
+        costs = bundle_costs(bundle, options, None, codec, max_batch)
+    pair = open_engines(bundle, options, max_batch)
+    log.info("sampling %s", pair.place)
+    worker = Worker(
+        target=pair.target,
+        draft=pair.draft,
+        sampler=pair.sampler,
+        rounds=pair.rounds,
+        config=config,
+        max_gamma=manifest.max_gamma,
+        decoder=codec,
+        costs=costs,
+    )
+    model = ServedModel(
+        name=options.model_name or root.resolve().name,
+        vocab_size=manifest.target.vocab_size,
+        max_context=manifest.max_context,
+        max_gamma=manifest.max_gamma,
+        eos_token_ids=manifest.eos_token_ids,
+        drafters=(*worker.drafter_names, AUTO),
+        guessers=worker.guesser_names,
+        can_adapt=costs is not None,
+        max_beams=worker.max_beams,
+    )
+    return Serving(
+        worker=worker,
+        codec=codec,
+        model=model,
+        config=config,
+        limits=options.limits,
+        certificate=manifest.certificate,
+    )
+
+
+def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
+    """The options with a device, and with what the operator left to the bundle."""
+    config, line = with_bundle_defaults(
+        options.config,
+        bundle.manifest.serving,
+        leaves_drafter=options.leaves_drafter,
+        leaves_gamma=options.leaves_gamma,
+    )
+    if line is not None:
+        log.warning("serving with %s", line)
+    choice = choose_device(options.device, bundle)
+    log.warning("serving on %s: %s", choice.device, choice.reason)
+    return replace(options, device=str(choice.device), config=config)
+
+
+def bundle_costs(
+    bundle: Bundle,
+    options: ServeOptions,
+    sampler: Sampler | None,
+    decoder: Decoder,
+    max_batch: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostTable:
+    """What steps of a bundle cost here: as kept, or measured on engines of their own.
+
+    Engines are timed with their logits copied to the host, also where rounds stay on the device.
+    The sampler is the pair's own where none is given.
+    """
+    manifest, root = bundle.manifest, bundle.root.resolve()
+    folders = [options.costs_folder]
+    if options.costs_folder is None:
+        folders = [root.with_name(f"{root.name}.costs"), Path.home() / ".cache" / "outrider"]
+
+    def measure() -> CostTable:
+        log.info("measuring what steps cost on this machine")
+        pair = open_engines(bundle, options, max_batch)
+        try:
+            return calibrate(
+                target=pair.target,
+                draft=pair.draft,
+                sampler=sampler or pair.sampler,
+                decoder=decoder,
+                max_gamma=manifest.max_gamma,
+                clock=clock,
+            )
+        finally:
+            pair.close()
+
+    name = table_name(
+        files=[entry.sha256 for entry in manifest.files.values()],
+        device=_place_name(options),
+        num_threads=options.config.num_threads,
+        max_batch=max_batch,
+    )
+    paths = [folder / name for folder in folders if folder is not None]
+    return load_or_measure(paths, measure, is_refreshed=options.refreshes_costs)
+
+
+def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
+    """Target, draft and sampler of a bundle, with trees where any drafter proposes them."""
+    return open_pair(
+        bundle,
+        device=options.device,
+        sampler=options.config.sampler,
+        num_threads=options.config.num_threads,
+        max_batch=max_batch,
+        with_trees=any_proposes_trees(),
+        provider_options=dict(options.config.provider_options),
+    )
+
+
+def settle_loaded() -> None:
+    """Prepare what is loaded by now for living as long as the process.
+
+    The garbage collector looks no more at it: libraries bring some hundred thousand objects, and looking through them
+    took an eighth of the host's time. And it moves to huge pages, where there are any.
+    """
+    gc.collect()
+    gc.freeze()
+    use_everywhere()
+
+
+def _place_name(options: ServeOptions) -> str:
+    """What costs depend on beside the bundle: the device, and how it is used."""
+    config = options.config
+    settings = [f"{key}={value}" for key, value in sorted(config.provider_options)]
+    sampler = ["sampler"] if config.sampler == "device" else []
+    return "-".join([options.device, *sampler, *settings])

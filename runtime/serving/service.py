@@ -1,0 +1,272 @@
+"""The gRPC service: validate, submit, stream, and answer every error by one table.
+
+Handlers take bytes and parse them here: grpc.aio answers a failed deserializer with UNKNOWN. What must be undone is
+undone in ``finally`` only, since a disconnect shows up as whatever exception the transport happens to raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import uuid
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from outrider.runtime.core import errors
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.core.tenant import tenant_of
+from outrider.runtime.core.validate import (
+    Admission,
+    GenerateFields,
+    build_spec,
+    check_abort_ids,
+    check_fields,
+    check_text,
+)
+from outrider.runtime.serving.metrics import Metrics
+from outrider.runtime.serving.outbox import Outbox, Post
+from outrider.runtime.serving.served_model import Serving, describe
+from outrider.runtime.serving.status import code_of, trailing_status
+from outrider.runtime.serving.stream import CompletionStream
+from outrider.runtime.serving.tokenizer import tokenize_bad_words
+from outrider.runtime.serving.wire import fields_of, parse
+from outrider.v1 import inference_pb2 as wire
+
+SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
+# Texts shorter than this are tokenised on the event loop: a thread costs more than they do.
+INLINE_TEXT = 4096
+
+log = logging.getLogger(__name__)
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+T = TypeVar("T")
+
+
+class InferenceService:
+    """Handlers of ``outrider.v1.Inference``.
+
+    Args:
+        serving: what is served.
+        metrics: where requests are counted.
+    """
+
+    def __init__(self, serving: Serving, metrics: Metrics) -> None:
+        self._serving = serving
+        self._metrics = metrics
+        # Tenant and the caller's id to ours, while the request is live.
+        self._live: dict[tuple[str, str], str] = {}
+        self._is_ready = False
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_cut = 0
+        self._post = Post(asyncio.get_running_loop())
+        serving.worker.after_step(self._post.send)
+
+    def set_ready(self) -> None:
+        """Take requests from now on."""
+        self._is_ready = True
+
+    def close_admission(self) -> None:
+        """Answer new requests with DRAINING from now on; the other methods go on."""
+        self._is_draining = True
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that have not ended."""
+        return len(self._live)
+
+    @property
+    def num_cut(self) -> int:
+        """Streams that the end of a drain cut short."""
+        return self._num_cut
+
+    async def wait_idle(self) -> None:
+        """Return once no stream is open."""
+        await self._idle.wait()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """All methods, for ``server.add_generic_rpc_handlers``."""
+        unary = grpc.unary_unary_rpc_method_handler
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Generate": grpc.unary_stream_rpc_method_handler(self.generate),
+                "Abort": unary(self.abort),
+                "Tokenize": unary(self.tokenize),
+                "GetServerInfo": unary(self.get_server_info),
+            },
+        )
+
+    async def generate(self, data: bytes, context: Context) -> None:
+        """Stream one completion."""
+        await self._answer("Generate", context, self._generate(data, context))
+
+    async def abort(self, data: bytes, context: Context) -> bytes:
+        """End live requests by the caller's ids."""
+        return await self._answer("Abort", context, self._abort(data, context))
+
+    async def tokenize(self, data: bytes, context: Context) -> bytes:
+        """Token ids of a text."""
+        return await self._answer("Tokenize", context, self._tokenize(data))
+
+    async def get_server_info(self, data: bytes, context: Context) -> bytes:
+        """What is served."""
+        return await self._answer("GetServerInfo", context, self._get_server_info(data))
+
+    async def _answer(self, method: str, context: Context, call: Awaitable[T]) -> T:
+        """Run a handler and turn whatever it raises into a status of the table, never UNKNOWN."""
+        try:
+            return await call
+        except errors.ServingError as error:
+            failure = error
+        except Exception as error:
+            if context.done():
+                raise asyncio.CancelledError from error  # the client went away during a write
+            failure = errors.InternalError(uuid.uuid4().hex)
+            log.exception("%s: internal error %s", method, failure.error_id)
+        code, message, trailing = trailing_status(failure)
+        await context.abort(code, message, trailing)
+        raise AssertionError("abort raises")
+
+    async def _generate(self, data: bytes, context: Context) -> None:
+        try:
+            request = parse(wire.GenerateRequest, data)
+            spec = await self._admit(request, context)
+            outbox = self._submit(spec)
+        except errors.ServingError as error:
+            self._metrics.refused.labels(reason=error.reason).inc()
+            raise
+        stream = CompletionStream(self._serving, self._metrics, request, spec, context)
+        code, reason = grpc.StatusCode.CANCELLED, "CLIENT_CANCELLED"
+        try:
+            finish = await stream.run(outbox)
+            code, reason = grpc.StatusCode.OK, finish.value
+        except errors.ServingError as error:
+            code, reason = code_of(error), error.reason
+            raise
+        finally:
+            if not outbox.is_ended:
+                self._serving.worker.cancel(spec.internal_id, errors.Cancelled("client"))
+            self._forget(spec)
+            self._num_cut += reason == errors.DrainDeadline.reason
+            self._metrics.finished.labels(code=code.name, reason=reason).inc()
+
+    async def _admit(self, request: wire.GenerateRequest, context: Context) -> RequestSpec:
+        """Everything between the wire and the queue."""
+        serving = self._serving
+        if not self._is_ready:
+            raise errors.NotReady
+        if self._is_draining:
+            raise errors.Draining
+        fields = fields_of(request)
+        check_fields(fields, serving.limits, serving.model)
+        remaining_s = context.time_remaining()
+        budget_s = serving.limits.max_request_s
+        if remaining_s is not None:
+            budget_s = min(budget_s, remaining_s)
+        deadline_s = serving.clock() + budget_s
+        fields = await self._with_reference(fields)
+        internal_id = uuid.uuid4().hex
+        admission = Admission(
+            internal_id=internal_id,
+            request_id=fields.request_id or internal_id,
+            prompt_tokens=await self._prompt_tokens(fields),
+            bad_words=tokenize_bad_words(serving.codec, fields.bad_words),
+            seed=secrets.randbits(63) if fields.seed is None else fields.seed,
+            deadline_s=deadline_s,
+            tenant=_tenant(context),
+        )
+        return build_spec(fields, admission, serving.limits, serving.model)
+
+    def _submit(self, spec: RequestSpec) -> Outbox:
+        """Queue a request under the caller's id; both happen or neither."""
+        if (spec.tenant, spec.request_id) in self._live:
+            raise errors.DuplicateRequestId
+        worker = self._serving.worker
+        outbox = Outbox(
+            self._post,
+            self._serving.config.max_unsent_chunks,
+            lambda: worker.cancel(spec.internal_id, errors.SlowConsumer()),
+            interval_s=self._serving.config.message_interval_s,
+        )
+        worker.submit(spec, outbox.deliver)
+        self._live[spec.tenant, spec.request_id] = spec.internal_id
+        self._idle.clear()
+        self._metrics.admitted.inc()
+        self._metrics.prompt_tokens.inc(len(spec.prompt_tokens))
+        return outbox
+
+    def _forget(self, spec: RequestSpec) -> None:
+        del self._live[spec.tenant, spec.request_id]
+        if not self._live:
+            self._idle.set()
+
+    async def _prompt_tokens(self, fields: GenerateFields) -> tuple[int, ...]:
+        if fields.tokens is not None:
+            return fields.tokens
+        return await self._encode(fields.text or "", add_special_tokens=True)
+
+    async def _with_reference(self, fields: GenerateFields) -> GenerateFields:
+        """The fields with their reference text tokenised."""
+        if not fields.speculation.reference:
+            return fields
+        tokens = await self._encode(fields.speculation.reference, add_special_tokens=False)
+        return replace(fields, speculation=replace(fields.speculation, reference_tokens=tokens))
+
+    async def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        encode = self._serving.codec.encode
+        if len(text) < INLINE_TEXT:
+            return encode(text, add_special_tokens)
+        return await asyncio.to_thread(encode, text, add_special_tokens)
+
+    async def _abort(self, data: bytes, context: Context) -> bytes:
+        request_ids = parse(wire.AbortRequest, data).request_ids
+        check_abort_ids(request_ids, self._serving.limits)
+        tenant = _tenant(context)
+        aborted = [one for one in dict.fromkeys(request_ids) if (tenant, one) in self._live]
+        for request_id in aborted:
+            internal_id = self._live[tenant, request_id]
+            self._serving.worker.cancel(internal_id, errors.Cancelled("abort"))
+        return wire.AbortResponse(aborted=aborted).SerializeToString()
+
+    async def _tokenize(self, data: bytes) -> bytes:
+        request = parse(wire.TokenizeRequest, data)
+        check_text("text", request.text, self._serving.limits)
+        is_asked = not request.HasField("add_special_tokens") or request.add_special_tokens
+        ids = await self._encode(request.text, add_special_tokens=is_asked)
+        tokens = [self._serving.codec.spell(token) for token in ids]
+        response = wire.TokenizeResponse(
+            ids=ids, tokens=tokens, max_context=self._serving.model.max_context
+        )
+        return response.SerializeToString()
+
+    async def _get_server_info(self, data: bytes) -> bytes:
+        parse(wire.GetServerInfoRequest, data)
+        serving = self._serving
+        response = describe(serving)
+        snapshot = serving.worker.snapshot()
+        response.load.num_running = snapshot.num_running
+        response.load.num_queued = snapshot.num_queued
+        response.load.num_slots = snapshot.num_slots
+        response.load.num_free_slots = snapshot.num_free_slots
+        response.load.is_draining = self._is_draining
+        if serving.certificate:
+            response.certificate_json = json.dumps(dict(serving.certificate), sort_keys=True)
+        return response.SerializeToString()
+
+
+def _tenant(context: Context) -> str:
+    """Whose call it is.
+
+    Raises:
+        RequestError: its metadata names an impossible tenant.
+    """
+    return tenant_of((key, value) for key, value in context.invocation_metadata() or ())

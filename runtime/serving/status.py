@@ -1,0 +1,98 @@
+"""How each error of the runtime is answered: the one table from error class to gRPC status.
+
+Details carry reason codes and limits, never a prompt, an output or a given value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+from outrider.runtime.core import errors
+
+DOMAIN = "outrider"
+# Backoff hint where the error has none of its own: another replica can be tried at once.
+RETRY_ELSEWHERE_S = 1.0
+
+STATUS: Mapping[type[errors.ServingError], grpc.StatusCode] = {
+    errors.MalformedRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.RequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ContextTooLong: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnsupportedOption: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
+    errors.DuplicateRequestId: grpc.StatusCode.ALREADY_EXISTS,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.SlowConsumer: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.QueueTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Cancelled: grpc.StatusCode.CANCELLED,
+    errors.NotReady: grpc.StatusCode.UNAVAILABLE,
+    errors.Draining: grpc.StatusCode.UNAVAILABLE,
+    errors.DrainDeadline: grpc.StatusCode.UNAVAILABLE,
+    errors.RequestFailed: grpc.StatusCode.INTERNAL,
+    errors.InternalError: grpc.StatusCode.INTERNAL,
+}
+
+# Attributes of an error that ErrorInfo.metadata carries, and their names there.
+_METADATA: Mapping[str, str] = {
+    "limit": "limit",
+    "given": "given",
+    "waited_s": "waited_s",
+    "num_output": "emitted",
+    "error_id": "error_id",
+}
+_RETRYABLE = (errors.Overloaded, errors.NotReady, errors.Draining)
+
+
+def code_of(error: errors.ServingError) -> grpc.StatusCode:
+    """Status code of an error; a class without a row is a bug and answered as INTERNAL."""
+    return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+
+
+def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:
+    """Code, message and trailing metadata (rich status, retry pushback) that answer an error."""
+    code = code_of(error)
+    retry_after_s = _retry_after_s(error)
+    status = status_pb2.Status(code=code.value[0], message=str(error))
+    for detail in _details(error, retry_after_s):
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    trailing = tuple(rpc_status.to_status(status).trailing_metadata)
+    if retry_after_s is not None:
+        trailing += (("grpc-retry-pushback-ms", str(int(retry_after_s * 1000))),)
+    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # Service configs retry this code; a negative pushback tells them not to.
+        trailing += (("grpc-retry-pushback-ms", "-1"),)
+    return code, str(error), trailing
+
+
+def _retry_after_s(error: errors.ServingError) -> float | None:
+    if not isinstance(error, _RETRYABLE):
+        return None
+    return error.retry_after_s if isinstance(error, errors.Overloaded) else RETRY_ELSEWHERE_S
+
+
+def _details(error: errors.ServingError, retry_after_s: float | None) -> list[Any]:
+    metadata = {
+        name: str(getattr(error, attribute))
+        for attribute, name in _METADATA.items()
+        if hasattr(error, attribute)
+    }
+    details: list[Any] = [
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
+    ]
+    if isinstance(error, errors.RequestError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.rule
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(int(retry_after_s * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return details

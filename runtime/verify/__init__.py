@@ -1,0 +1,1 @@
+"""Proves exactness on a user's own bundle."""

@@ -1,0 +1,110 @@
+"""Proof on a user's own bundle that speculation leaves the target's distribution alone.
+
+Drawing: the device sampler draws from rows of the target's real logits, against the laws that the numpy oracle
+computes. Rounds: the draft model's real rows propose, the sampler judges, and the first token of the round must follow
+the target's law. Runs: over a few tokens, so that every draft and every outcome of its judgement can be enumerated, the
+oracle's law of whole rounds must be the target's, judged token by token and as a block, and what the sampler emits must
+follow it. Pair: whole completions with speculation against whole completions without, first tokens compared.
+
+Each check by chance is a chi-square test at level false_alarm / number of checks, so that a correct bundle fails with
+at most about that probability in all; a token of probability zero fails at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.opening import open_pair
+from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.runtime.oracle.block import emitted_law_block
+from outrider.runtime.oracle.verification import emitted_law
+from outrider.runtime.verify.pair import check_pair
+from outrider.runtime.verify.report import Check, VerifyReport
+from outrider.runtime.verify.rounds import RUN_GAMMA, Bench
+
+NUM_PROMPTS = 2
+NUM_PROMPT_TOKENS = 8
+# Rows judged in one call, and slots of the pair, where the bundle allows as many.
+NUM_ROWS = 32
+
+LAWS: Mapping[str, SamplingLaw] = {
+    "plain": SamplingLaw(),
+    "temperature 0.7": SamplingLaw(temperature=0.7),
+    "top-k 8, top-p 0.9": SamplingLaw(top_k=8, top_p=0.9),
+    "min-p 0.05, penalties": SamplingLaw(
+        min_p=0.05, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2
+    ),
+}
+
+
+def verify(
+    bundle_root: Path,
+    *,
+    num_samples: int,
+    false_alarm: float,
+    seed: int,
+    device: str = "cpu",
+    place: str = "auto",
+) -> VerifyReport:
+    """Run all checks on a bundle.
+
+    Args:
+        bundle_root: folder of the bundle.
+        num_samples: draws per check.
+        false_alarm: wanted false-alarm rate of the whole, in (0, 1).
+        seed: first of the request seeds.
+        device: as ``open_pair`` takes it.
+        place: of the sampler, likewise: "host", "device" or "auto".
+
+    Raises:
+        BundleError: the bundle does not fit its manifest.
+        EngineError: the device cannot serve it.
+    """
+    bundle = load_bundle(bundle_root)
+    manifest = bundle.manifest
+    num_rows = min(NUM_ROWS, manifest.max_batch)
+    pair = open_pair(bundle, device=device, sampler=place, max_batch=num_rows)
+    draft = pair.draft if manifest.max_gamma > 0 else None
+    prompts = _prompts(manifest.target.vocab_size, seed)
+    checks: list[Check] = []
+    for number, prompt in enumerate(prompts):
+        bench = Bench(
+            target=pair.target,
+            draft=draft,
+            sampler=pair.sampler,
+            num_rows=num_rows,
+            prompt=prompt,
+            num_samples=num_samples,
+            seed=seed,
+        )
+        for name, law in LAWS.items():
+            title = f"prompt {number}: draw, {name}"
+            checks.append(bench.check_first(title, law, ExactnessMode.MAX_ACCEPT, 0))
+        if draft is not None:
+            checks += _check_rounds(bench, f"prompt {number}", min(RUN_GAMMA, manifest.max_gamma))
+    checks += check_pair(bundle, replace(pair, draft=draft), prompts[0], num_samples, seed)
+    pair.close()
+    return VerifyReport(checks=tuple(checks), false_alarm=false_alarm)
+
+
+def _check_rounds(bench: Bench, name: str, gamma: int) -> Iterator[Check]:
+    """Every rule by which a sampled draft is judged."""
+    for title, law in LAWS.items():
+        for mode in (ExactnessMode.MAX_ACCEPT, ExactnessMode.SEED_STABLE):
+            yield bench.check_first(f"{name}: round, {mode.value}, {title}", law, mode, 1)
+    yield from bench.check_runs(
+        f"{name}: runs, token by token", emitted_law, gamma, verifies_block=False
+    )
+    yield from bench.check_runs(
+        f"{name}: runs, as a block", emitted_law_block, gamma, verifies_block=True
+    )
+
+
+def _prompts(vocab_size: int, seed: int) -> Sequence[tuple[int, ...]]:
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(0, vocab_size, size=(NUM_PROMPTS, NUM_PROMPT_TOKENS))
+    return [tuple(int(token) for token in row) for row in ids]

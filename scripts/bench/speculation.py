@@ -1,0 +1,275 @@
+"""Speculation on against off in one run: speed-up, what theory predicts, runtime overhead, share of sampling.
+
+Every group of prompts is run at every gamma before the next group, in an order that turns; speed-ups are of one round,
+and the median of the rounds is told: of the whole run, prompts included, and of decoding alone, from the moment on when
+every row of a group has its first token.
+
+Prediction, for decoding: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification
+cost) S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step, timed in
+every round. It is made twice: with every call timed alone and without a pause, its model's weights in the processor's
+cache, and with the calls in turns as in service, gamma of the draft and one of the target, where each model pushes the
+other out, each call behind the pause that the runtime made between its calls in this very round (plain steps likewise;
+``scripts/bench/tools/call_times.py`` says why). The first draft call of a turn feeds two tokens in the share
+alpha^gamma of steps, those behind a step that kept its whole draft, as in service; alone, every draft call feeds one.
+Plain steps have no draft beside them either way, and the time of the pauses counts nowhere: the formula's overhead is
+0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from outrider.engines.sampling.base import SamplingLaw
+from outrider.runtime.core.params import Finished, SpeculationParams
+from outrider.runtime.offline.speed import num_trials
+from outrider.runtime.oracle.analysis import walltime_factor
+from rich.console import Console
+from rich.table import Table
+
+from scripts.bench.tools.call_times import CallTimes, Costs
+from scripts.bench.tools.common import Rig, code_prompts, open_rig
+from scripts.bench.tools.results import Recorder, Row, row_of
+
+Prompts = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One gamma in one round.
+
+    Attributes:
+        num_emitted: tokens of ``num_output`` that passes of the target emitted, which ``num_steps`` counts.
+        pause_s: from the end of one engine call to the start of the next.
+    """
+
+    tokens_per_s: float
+    decode_tokens_per_s: float
+    num_accepted: int
+    num_trials: int
+    num_output: int
+    num_emitted: int
+    num_steps: int
+    pause_s: float
+    engine_share: float
+    sampling_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One cell, a batch size, a temperature and a gamma: over all rounds, or the median of them.
+
+    Attributes:
+        speedup: of the whole run over gamma 0 in the same round.
+        decode_speedup: likewise, of decoding alone.
+    """
+
+    batch: int
+    temperature: float
+    gamma: int
+    tokens_per_s: float
+    decode_tokens_per_s: float
+    speedup: float
+    decode_speedup: float
+    alpha_hat: float | None
+    tokens_per_step: float
+    engine_share: float
+    sampling_share: float
+
+
+def run_round(
+    rig: Rig, groups: Sequence[Prompts], temperature: float, gammas: Sequence[int], max_tokens: int
+) -> dict[int, Sample]:
+    """Every group at every gamma, the gammas in turns."""
+    parts: dict[int, list[Sample]] = {gamma: [] for gamma in gammas}
+    for number, group in enumerate(groups):
+        turn = number % len(gammas)
+        for gamma in (*gammas[turn:], *gammas[:turn]):
+            parts[gamma].append(run_group(rig, group, temperature, gamma, max_tokens))
+    return {gamma: joined(samples) for gamma, samples in parts.items()}
+
+
+def run_group(rig: Rig, group: Prompts, temperature: float, gamma: int, max_tokens: int) -> Sample:
+    """Run prompts that arrive together, and relate the parts to the whole."""
+    speculation = SpeculationParams(
+        is_enabled=gamma > 0, drafter="model" if gamma else None, gamma=gamma
+    )
+    engine_before, sampling_before = rig.engine_s(), rig.sampler.total_s
+    engines = [engine for engine in (rig.target, rig.draft) if engine is not None]
+    for engine in engines:
+        engine.calls = []
+    law = SamplingLaw(temperature=temperature)
+    answers, wall_s = rig.answer(group, law, speculation, max_tokens)
+    reports = [one.end.report for one in answers if isinstance(one.end, Finished)]
+    num_output = sum(len(one.tokens) for one in answers)
+    return Sample(
+        tokens_per_s=num_output / wall_s,
+        decode_tokens_per_s=decode_rate([one.arrivals for one in answers]),
+        num_accepted=sum(report.num_accepted for report in reports),
+        num_trials=sum(num_trials(report) for report in reports),
+        num_output=num_output,
+        num_emitted=sum(report.num_emitted for report in reports),
+        num_steps=sum(report.num_steps for report in reports),
+        pause_s=median_pause([call for engine in engines for call in engine.calls or ()]),
+        engine_share=(rig.engine_s() - engine_before) / wall_s,
+        sampling_share=(rig.sampler.total_s - sampling_before) / wall_s,
+    )
+
+
+def median_pause(calls: Iterable[tuple[float, float]]) -> float:
+    """Seconds from the end of one call to the start of the next; two calls, as (began, ended), at least."""
+    in_order = sorted(calls)
+    return statistics.median(
+        later[0] - earlier[1] for earlier, later in itertools.pairwise(in_order)
+    )
+
+
+def decode_rate(arrivals: Sequence[Sequence[float]]) -> float:
+    """Tokens per second from the moment on when every row has its first token.
+
+    That the draft model reads the prompts, too, is part of it: steps are accounted for several at once, so that only
+    the first token, which comes alone, and the last say when they were made.
+
+    Args:
+        arrivals: per row, when each token came; seconds.
+    """
+    began = max(times[0] for times in arrivals)
+    later = [at for times in arrivals for at in times if at > began]
+    return len(later) / (max(later) - began) if later else math.nan
+
+
+def joined(samples: Sequence[Sample]) -> Sample:
+    """Sums of counts, and means of rates and shares over groups of about equal work."""
+    counts = ("num_accepted", "num_trials", "num_output", "num_emitted", "num_steps")
+    rates = ("tokens_per_s", "decode_tokens_per_s")
+    return Sample(
+        **{name: sum(getattr(one, name) for one in samples) for name in counts},
+        **{
+            name: statistics.harmonic_mean([getattr(one, name) for one in samples])
+            for name in rates
+        },
+        pause_s=statistics.fmean(one.pause_s for one in samples),
+        engine_share=statistics.fmean(one.engine_share for one in samples),
+        sampling_share=statistics.fmean(one.sampling_share for one in samples),
+    )
+
+
+def measured(
+    batch: int, temperature: float, gamma: int, rounds: Sequence[dict[int, Sample]]
+) -> Measurement:
+    """One cell from its rounds."""
+    samples = [one[gamma] for one in rounds]
+    trials = sum(one.num_trials for one in samples)
+    return Measurement(
+        batch=batch,
+        temperature=temperature,
+        gamma=gamma,
+        tokens_per_s=statistics.median(one.tokens_per_s for one in samples),
+        decode_tokens_per_s=statistics.median(one.decode_tokens_per_s for one in samples),
+        speedup=statistics.median(one[gamma].tokens_per_s / one[0].tokens_per_s for one in rounds),
+        decode_speedup=statistics.median(
+            one[gamma].decode_tokens_per_s / one[0].decode_tokens_per_s for one in rounds
+        ),
+        alpha_hat=sum(one.num_accepted for one in samples) / trials if trials else None,
+        tokens_per_step=sum(one.num_emitted for one in samples)
+        / sum(one.num_steps for one in samples),
+        engine_share=statistics.median(one.engine_share for one in samples),
+        sampling_share=statistics.median(one.sampling_share for one in samples),
+    )
+
+
+def theory(cell: Measurement, costs: tuple[Costs, Costs]) -> dict[str, float]:
+    """What the formula predicts of a cell that drafts, from costs of calls alone and in turns.
+
+    ``ratio`` is the speed-up of decoding over the second prediction.
+    """
+    if cell.alpha_hat is None:
+        return {}
+    found: dict[str, float] = {}
+    for name, one in zip(("_alone", ""), costs, strict=True):
+        factor = walltime_factor(cell.alpha_hat, cell.gamma, one.c, verify_cost=one.v)
+        found |= {f"predicted{name}": factor, f"c{name}": one.c, f"v{name}": one.v}
+    return found | {"ratio": cell.decode_speedup / found["predicted"]}
+
+
+def main(
+    bundle: Path,
+    gammas: Annotated[str, typer.Option(help="comma-separated; 0 is always measured")] = "1,2,4,8",
+    batches: str = "1,8",
+    temperatures: str = "0,1",
+    num_prompts: int = 16,
+    max_tokens: int = 96,
+    rounds: int = 5,
+    threads: int = 2,
+    json_out: Path | None = None,
+) -> None:
+    """Measure every cell ``rounds`` times, interleaved, and print medians beside the prediction."""
+    recorder = Recorder("speculation", "speculation against plain decoding, in process", threads)
+    rig = open_rig(bundle, num_threads=threads)
+    prompts = [rig.tokenizer.encode(text) for text in code_prompts(num_prompts)]
+    context = round(statistics.fmean(map(len, prompts))) + max_tokens // 2
+    drafted = [int(gamma) for gamma in gammas.split(",")]
+    table = Table(
+        *HEADINGS,
+        title=f"{bundle.name}: medians of {rounds} interleaved rounds, {num_prompts} x {max_tokens} tokens",
+    )
+    rows = []
+    for batch in (int(one) for one in batches.split(",")):
+        groups = [prompts[at : at + batch] for at in range(0, num_prompts - batch + 1, batch)]
+        times = CallTimes(rig, batch, context=context)
+        for temperature in (float(one) for one in temperatures.split(",")):
+            run_round(rig, groups[:1], temperature, [0, *drafted], max_tokens)  # the first touch
+            found = []
+            for _ in range(rounds):
+                found.append(run_round(rig, groups, temperature, [0, *drafted], max_tokens))
+                times.take({gamma: one.pause_s for gamma, one in found[-1].items()})
+            for gamma in (0, *drafted):
+                cell = measured(batch, temperature, gamma, found)
+                row = row_of(cell, ("batch", "temperature", "gamma"), bundle=bundle.name)
+                if gamma:
+                    share_whole = (cell.alpha_hat or 0.0) ** gamma
+                    foretold = theory(cell, times.costs(gamma, share_whole=share_whole))
+                    row = Row(case=row.case, figures={**row.figures, **foretold})
+                table.add_row(*cells_of(row))
+                rows.append(row)
+    Console(width=170).print(table)
+    settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
+    recorder.write(json_out, rows, settings)
+
+
+COLUMNS = {
+    "tokens_per_s": ("tokens/s", ".0f"),
+    "speedup": ("speed-up", ".2f"),
+    "decode_tokens_per_s": ("decode", ".0f"),
+    "decode_speedup": ("speed-up", ".2f"),
+    "predicted_alone": ("alone", ".2f"),
+    "predicted": ("in turns", ".2f"),
+    "ratio": ("ratio", ".2f"),
+    "alpha_hat": ("alpha_hat", ".2f"),
+    "tokens_per_step": ("tokens/step", ".2f"),
+    "engine_share": ("engines", ".2f"),
+    "sampling_share": ("sampling", ".3f"),
+}
+"""Figures that are shown: heading and format."""
+HEADINGS = ("batch", "T", "gamma", *(heading for heading, _ in COLUMNS.values()))
+
+
+def cells_of(row: Row) -> list[str]:
+    """A row as it is shown; what it has no figure for is a dash."""
+    case = [f"{row.case[name]:g}" for name in ("batch", "temperature", "gamma")]
+    values = [row.figures.get(name) for name in COLUMNS]
+    forms = [form for _, form in COLUMNS.values()]
+    shown = [
+        "-" if one is None else f"{one:{form}}" for one, form in zip(values, forms, strict=True)
+    ]
+    return [*case, *shown]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,62 @@
+"""What the benchmarks share: prompts, and a bundle opened in process with timers."""
+
+from __future__ import annotations
+
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.offline.rig import Rig, RigOptions
+from outrider.runtime.offline.rig import open_rig as open_offline_rig
+
+__all__ = ["Rig", "code_prompts", "open_rig"]
+
+PROMPT_MODULES = (
+    "argparse",
+    "ast",
+    "bdb",
+    "calendar",
+    "cgi",
+    "cmd",
+    "codecs",
+    "configparser",
+    "csv",
+    "dis",
+)
+
+
+def code_prompts(count: int, num_lines: int = 12) -> list[str]:
+    """Heads of top-level functions and classes of the standard library, the same on every machine of one Python."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    per_module = -(-count // len(PROMPT_MODULES))
+    prompts = []
+    for name in PROMPT_MODULES:
+        lines = (library / f"{name}.py").read_text().splitlines(keepends=True)
+        heads = [
+            i
+            for i, line in enumerate(lines)
+            if line.startswith(("def ", "class ")) and i >= num_lines
+        ]
+        prompts += ["".join(lines[head - num_lines + 2 : head + 2]) for head in heads[:per_module]]
+    return prompts[:count]
+
+
+def open_rig(
+    root: Path, *, max_batch: int = 8, num_threads: int = 2, costs: Path | None = None,
+    clock: Callable[[], float] = time.perf_counter, drafting: DraftingConfig | None = None,
+) -> Rig:  # fmt: skip
+    """Open a bundle for benchmarks.
+
+    Step costs are kept in the folder ``costs``; None leaves them unknown, and every gamma fixed.
+    """
+    options = RigOptions(
+        max_batch=max_batch,
+        num_threads=num_threads,
+        knows_costs=costs is not None,
+        costs_folder=costs,
+        drafting=drafting or DraftingConfig(),
+        clock=clock,
+    )
+    return open_offline_rig(root, options)

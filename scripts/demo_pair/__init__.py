@@ -1,0 +1,1 @@
+"""Trains, widens and describes the demo pair."""

@@ -1,0 +1,1 @@
+"""The check to run where there is a GPU."""

@@ -1,0 +1,176 @@
+"""The report of a check: Markdown for readers, and every figure once more as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from outrider.runtime.verify.report import VerifyReport
+
+from scripts.gpu.machine import Rates
+from scripts.gpu.parity import Parity
+from scripts.gpu.rounds import RoundsCheck
+from scripts.gpu.rounds import render as render_rounds
+from scripts.gpu.speed import Speed
+from scripts.gpu.times import ALLOWED_OVER_FLOOR, Timing
+
+
+@dataclass(slots=True)
+class Findings:
+    """All that was found, as far as it was asked for.
+
+    Attributes:
+        facts: of the machine.
+        reason: why this device.
+        has_kept_contract: whether the engine contract's tests passed.
+        parities: of logits.
+        sampler: exactness of the sampler on the device; None where it was not run.
+        rounds: on the device; None likewise.
+        rates: of the machine.
+        timings: of the bundle, and by name of the pairs measured beside it.
+        speeds: of all pairs.
+    """
+
+    facts: Mapping[str, str]
+    reason: str
+    has_kept_contract: bool
+    parities: list[Parity] = field(default_factory=list)
+    sampler: VerifyReport | None = None
+    rounds: RoundsCheck | None = None
+    rates: Rates | None = None
+    timings: dict[str, list[Timing]] = field(default_factory=dict)
+    speeds: list[Speed] = field(default_factory=list)
+
+    def failures(self) -> list[str]:
+        """What is wrong, in words. Times are figures of the report, not failures."""
+        checks = [(self.has_kept_contract, "the engine contract")]
+        checks += [(one.has_passed, f"parity of the {one.part}") for one in self.parities]
+        if self.sampler is not None:
+            checks.append((self.sampler.has_passed, "exactness of the sampler"))
+        if self.rounds is not None:
+            checks.append((self.rounds.has_passed, "rounds on the device"))
+        return [name for holds, name in checks if not holds]
+
+    def missed_aims(self) -> list[str]:
+        """Which times are not what they are to be, in words."""
+        missed = [
+            f"{name}: a target step of one row takes {timing.over_floor:.2f} floors"
+            for name, timings in self.timings.items()
+            for timing in timings
+            if timing.is_fast is False
+        ]
+        for speed in self.speeds:
+            cell = f"{speed.pair}, {speed.batch} rows, temperature {speed.temperature:g}, "
+            cell += f"gamma {speed.gamma}"
+            if not speed.reaches_prediction:
+                share = speed.speedup / speed.predicted
+                missed.append(f"{cell}: {share:.2f} of the predicted speed-up")
+            if not speed.is_lean:
+                missed.append(f"{cell}: {100 * speed.overhead:.0f} % beside the engine calls")
+        return missed
+
+
+def render(found: Findings) -> str:
+    """The report."""
+    parts = ["# GPU check", "", *(f"* {name}: {value}" for name, value in found.facts.items())]
+    parts += [
+        f"* chosen because: {found.reason}",
+        f"* engine contract: {'passed' if found.has_kept_contract else 'FAILED'}",
+    ]
+    if found.sampler is not None:
+        word = "passed" if found.sampler.has_passed else "FAILED"
+        parts.append(f"* the sampler's exactness: {word}, {len(found.sampler.checks)} checks")
+    if found.rounds is not None:
+        parts += render_rounds(found.rounds)
+    failures, missed = found.failures(), found.missed_aims()
+    parts += [
+        f"* in all: {'passed' if not failures else 'FAILED: ' + ', '.join(failures)}",
+        f"* aims missed: {'; '.join(missed) if missed else 'none'}",
+        "",
+    ]
+    parts += _parity_table(found.parities)
+    if found.rates is not None:
+        parts += _rates_lines(found.rates)
+    for name, timings in found.timings.items():
+        parts += _timing_table(name, timings)
+    if found.speeds:
+        parts += _speed_table(found.speeds)
+    data = {
+        "facts": dict(found.facts),
+        "failures": failures,
+        "missed_aims": missed,
+        "rounds": None if found.rounds is None else asdict(found.rounds),
+        "parity": [asdict(one) for one in found.parities],
+        "rates": None if found.rates is None else _rates_data(found.rates),
+        "timings": {name: [asdict(one) for one in rows] for name, rows in found.timings.items()},
+        "speed": [asdict(one) for one in found.speeds],
+    }
+    text = json.dumps(data, indent=2, allow_nan=False)
+    return "\n".join([*parts, "```json", text, "```", ""])
+
+
+def _parity_table(parities: Sequence[Parity]) -> list[str]:
+    return [
+        "| model | precision | reference | largest logit difference | PyTorch in 16 bits "
+        "| greedy agreement | passed |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {one.part} | {one.precision} | {one.reference} | {one.max_difference:.3g} "
+            f"| {'not compared' if one.half_difference is None else f'{one.half_difference:.3g}'} "
+            f"| {one.num_greedy_equal}/{one.num_compared} | {_yes(one.has_passed)} |"
+            for one in parities
+        ),
+        "",
+    ]
+
+
+def _rates_data(rates: Rates) -> dict[str, object]:
+    """The rates; None for what was not measured."""
+    return asdict(rates) | ({"products_per_s": None} if rates.missing else {})
+
+
+def _rates_lines(rates: Rates) -> list[str]:
+    products = f"{rates.products_per_s / 1e12:.3g} T multiply-adds/s"
+    if rates.missing:
+        products = f"multiply-adds not measured ({rates.missing}), floors are those of memory"
+    return [f"Measured rates: {rates.bytes_per_s / 1e9:.3g} GB/s read and written; {products}.", ""]
+
+
+def _timing_table(name: str, timings: Sequence[Timing]) -> list[str]:
+    return [
+        f"{name}, times of calls:",
+        "",
+        "| model | rows | tokens | cached | with the host, ms | on the device, ms | floor, ms "
+        f"| over floor | at most {ALLOWED_OVER_FLOOR} |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {one.part} | {one.batch} | {one.tokens} | {one.context} | {1e3 * one.call_s:.3f} "
+            f"| {1e3 * one.device_s:.3f} | {1e3 * one.floor_s:.3f} | {one.over_floor:.2f} "
+            f"| {'' if one.is_fast is None else _yes(one.is_fast)} |"
+            for one in timings
+        ),
+        "",
+    ]
+
+
+def _speed_table(speeds: Sequence[Speed]) -> list[str]:
+    return [
+        "Speculation on against off; predicted is the generalised Theorem 3.8 from the calls' times:",
+        "",
+        "| pair | rows | temperature | gamma | off, tokens/s | on, tokens/s | speed-up | predicted "
+        "| 0.9 of it | alpha_hat | beside engine calls | at most 5 % |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {one.pair} | {one.batch} | {one.temperature:g} | {one.gamma} "
+            f"| {one.off_tokens_per_s:.0f} | {one.on_tokens_per_s:.0f} | {one.speedup:.2f} "
+            f"| {one.predicted:.2f} | {_yes(one.reaches_prediction)} | {one.alpha_hat:.2f} "
+            f"| {100 * one.overhead:.0f} % | {_yes(one.is_lean)} |"
+            for one in speeds
+        ),
+        "",
+    ]
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "NO"

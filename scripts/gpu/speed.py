@@ -1,0 +1,157 @@
+"""Speculation on against off on a device, beside the formula's prediction and the engine calls alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
+from outrider.engines.pair import Pair
+from outrider.runtime.oracle.analysis import walltime_factor
+from outrider.runtime.serving.tokenizer import TokenizersCodec
+
+from scripts.bench.tools.common import code_prompts
+from scripts.gpu.serving import Served, serve
+from scripts.gpu.times import CONTEXT, fill, time_call
+
+# Of the generalised Theorem 3.8 (Leviathan et al. 2023).
+LEAST_SHARE = 0.9
+# Of a step beside its engine calls.
+ALLOWED_OVERHEAD = 0.05
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """One cell.
+
+    Attributes:
+        pair: name of the bundle.
+        batch: rows.
+        gamma: draft tokens per step.
+        temperature: of all requests.
+        off_tokens_per_s: without speculation; median of interleaved rounds, as below.
+        on_tokens_per_s: with it.
+        alpha_hat: accepted over trials reached.
+        predicted: speed-up by alpha_hat and the costs of the engines' calls, timed alone.
+        overhead: seconds of a speculative step over those of its engine calls, less 1: sampling,
+            planning and committing.
+    """
+
+    pair: str
+    batch: int
+    gamma: int
+    temperature: float
+    off_tokens_per_s: float
+    on_tokens_per_s: float
+    alpha_hat: float
+    predicted: float
+    overhead: float
+
+    @property
+    def speedup(self) -> float:
+        """On over off."""
+        return self.on_tokens_per_s / self.off_tokens_per_s
+
+    @property
+    def reaches_prediction(self) -> bool:
+        """Whether enough of the predicted speed-up is there."""
+        return self.speedup >= LEAST_SHARE * self.predicted
+
+    @property
+    def is_lean(self) -> bool:
+        """Whether the runtime adds little to its engine calls."""
+        return self.overhead <= ALLOWED_OVERHEAD
+
+
+def measure_speed(
+    bundle: Bundle,
+    pair: Pair,
+    *,
+    gammas: Sequence[int],
+    batches: Sequence[int],
+    temperature: float,
+    num_prompts: int,
+    num_tokens: int,
+    repeats: int,
+) -> list[Speed]:
+    """Every cell; needs a pair with a draft model.
+
+    Args:
+        bundle: of the pair.
+        pair: open on the device.
+        gammas: draft tokens per step.
+        batches: rows; more than the pair has slots for are cut.
+        temperature: of all requests.
+        num_prompts: per row.
+        num_tokens: of each answer.
+        repeats: timed calls of the engines alone, per shape.
+    """
+    codec = TokenizersCodec(bundle.root / TOKENIZER_FILE)
+    vocab_size = pair.target.limits.vocab_size
+    room = pair.target.limits.max_context - num_tokens
+    texts = [[token % vocab_size for token in codec.encode(text)] for text in code_prompts(64)]
+    cells = []
+    for batch in sorted({min(batch, pair.target.limits.max_batch) for batch in batches}):
+        prompts = [text[:room] for text in texts[: num_prompts * batch]]
+        runs: dict[int, list[Served]] = {gamma: [] for gamma in (0, *gammas)}
+        for _ in range(_ROUNDS):
+            for gamma, served in runs.items():
+                served.append(
+                    serve(
+                        bundle,
+                        pair,
+                        prompts,
+                        gamma=gamma,
+                        num_tokens=num_tokens,
+                        batch=batch,
+                        temperature=temperature,
+                    )
+                )
+        cells += [
+            _cell(bundle, pair, (batch, gamma, temperature, repeats), runs[0], runs[gamma])
+            for gamma in gammas
+        ]
+    return cells
+
+
+def _cell(
+    bundle: Bundle,
+    pair: Pair,
+    sizes: tuple[int, int, float, int],
+    off: Sequence[Served],
+    on: Sequence[Served],
+) -> Speed:
+    assert pair.draft is not None
+    batch, gamma, temperature, repeats = sizes
+    context = min(CONTEXT, pair.target.limits.max_context - gamma - 1)
+    for engine in (pair.target, pair.draft):
+        fill(engine, batch, context)
+    plain_s = time_call(pair.target, batch, 1, context, repeats)[1]
+    verify_s = time_call(pair.target, batch, gamma + 1, context, repeats)[1]
+    draft_s = time_call(pair.draft, batch, 1, context, repeats)[1]
+    reports = [report for served in on for report in served.reports]
+    trials = sum(
+        sum(report.drafted_by_position[:1]) + sum(report.accepted_by_position[:-1])
+        for report in reports
+    )
+    alpha_hat = sum(report.num_accepted for report in reports) / max(1, trials)
+    step_s = statistics.median(served.seconds / served.num_steps for served in on)
+    return Speed(
+        pair=bundle.root.name,
+        batch=batch,
+        gamma=gamma,
+        temperature=temperature,
+        off_tokens_per_s=_tokens_per_s(off),
+        on_tokens_per_s=_tokens_per_s(on),
+        alpha_hat=alpha_hat,
+        predicted=walltime_factor(
+            alpha_hat, gamma, draft_s / plain_s, verify_cost=verify_s / plain_s
+        ),
+        overhead=step_s / (gamma * draft_s + verify_s) - 1.0,
+    )
+
+
+def _tokens_per_s(runs: Sequence[Served]) -> float:
+    return statistics.median(served.num_tokens / served.seconds for served in runs)

@@ -1,0 +1,1 @@
+"""Thousands of requests against a server of its own process."""

@@ -1,0 +1,267 @@
+"""The code that drives a GPU, on an emulated one: streams, events, recordings, plans and the provider.
+
+What the emulation shows is said in ``tests.emulation``: that the order asked for suffices whatever runs
+late or early, that memory is there when it is used, and that every call is one the bindings take. It
+shows nothing of a GPU's arithmetic, its speed, or its libraries.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from outrider.engines.base import EngineError
+from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.device.cuda import CudaDevice
+from outrider.engines.opening import choose_device, open_engine, open_pair
+from outrider.engines.pair import DEVICE, HOST
+from outrider.engines.sampling.base import ExactnessMode
+from outrider.export.tensorrt.build import BuildOptions, build_plans
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.serving.opening import ServeOptions, open_serving
+
+from tests.emulation.cuda_runtime import EmulatedCuda
+from tests.emulation.install import emulate
+from tests.engines.contract import EngineContract, MakeEngine
+from tests.engines.halves import halve_bundle
+from tests.engines.tree_contract import TreeContract
+from tests.runtime.markov import spec
+from tests.runtime.pair import PairHarness
+
+# Of a device's two streams the first computes and the second uploads.
+SCHEDULES: dict[str, Callable[[int], bool]] = {
+    "all as late as may be": lambda number: False,
+    "uploads ahead": lambda number: number % 2 == 1,
+    "computing ahead": lambda number: number % 2 == 0,
+}
+CHUNK = 16
+
+
+@pytest.fixture(scope="module")
+def root(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair with emulated plans in float32, for chains and trees, and of its sampler."""
+    root = tmp_path_factory.mktemp("emulated") / "bundle"
+    shutil.copytree(tiny_bundle, root)
+    with pytest.MonkeyPatch.context() as patch:
+        emulate(patch)
+        for parts in ((), ("trees",)):
+            options = BuildOptions(precision="float32", parts=parts, capacities=(128,))
+            build_plans(root, options, report=lambda *step: None)
+    return root
+
+
+@pytest.fixture(scope="module")
+def halves(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return halve_bundle(tiny_bundle, tmp_path_factory.mktemp("halves") / "bundle")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> EmulatedCuda:
+    return emulate(monkeypatch)
+
+
+@pytest.fixture(scope="module", params=SCHEDULES)
+def scheduled(request: pytest.FixtureRequest) -> Iterator[EmulatedCuda]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield emulate(patch, eager=SCHEDULES[request.param])
+
+
+class TestPlans(TreeContract):
+    atol = branch_atol = 1e-4
+
+    @pytest.fixture
+    def make_engine(self, scheduled: EmulatedCuda, root: Path) -> MakeEngine:
+        bundle = load_bundle(root)
+        options = {"device": "tensorrt:0", "max_batch": 3, "with_trees": True}
+        return lambda: open_engine(bundle, "target", **options)
+
+
+class TestProvider(EngineContract):
+    atol = 1e-4
+
+    @pytest.fixture
+    def make_engine(self, scheduled: EmulatedCuda, root: Path) -> MakeEngine:
+        bundle = load_bundle(root)
+        return lambda: open_engine(bundle, "target", device="cuda:0", max_batch=3)
+
+
+class TestProviderInHalves(EngineContract):
+    """A bundle with float16 weights."""
+
+    atol = 5e-2
+
+    @pytest.fixture
+    def make_engine(self, scheduled: EmulatedCuda, halves: Bundle) -> MakeEngine:
+        return lambda: open_engine(halves, "target", device="cuda:0", max_batch=3, with_trees=True)
+
+    def test_it_computes_in_float16(self, make_engine: MakeEngine) -> None:
+        assert make_engine().precision == "float16"
+
+
+def requests(**options: object) -> list[RequestSpec]:
+    """More than there are slots, with prompts of several chunks."""
+    asked = {"drafter": "model", "gamma": 3, "mode": ExactnessMode.SEED_STABLE} | options
+    return [
+        spec(
+            f"{index}",
+            tuple((7 * index + 3 * place) % 500 + 2 for place in range(length)),
+            seed=index,
+            max_tokens=9 + index,
+            **asked,
+        )
+        for index, length in enumerate((5, 40, 1, 18, 3, 33))
+    ]
+
+
+def serve(bundle: Bundle, device: str, place: str, **options: object) -> PairHarness:
+    pair = open_pair(bundle, device=device, sampler=place, max_batch=4, **options)
+    return PairHarness.over(pair, bundle, max_running=4, prefill_chunk=CHUNK)
+
+
+@pytest.fixture(scope="module")
+def expected(root: Path) -> dict[float, list[tuple[int, ...]]]:
+    host = serve(load_bundle(root), "cpu", HOST)
+    answers = {heat: host.answers(requests(temperature=heat)) for heat in (0.0, 1.0)}
+    host.pair.close()
+    return answers
+
+
+@pytest.mark.parametrize("device", ["tensorrt:0", "cuda:0"])
+def test_rounds_answer_as_the_host_does_whatever_runs_late(
+    scheduled: EmulatedCuda,
+    root: Path,
+    expected: dict[float, list[tuple[int, ...]]],
+    device: str,
+) -> None:
+    harness = serve(load_bundle(root), device, DEVICE)
+    traffic, launched = harness.pair.memory.traffic, scheduled.num_launched
+    for heat, answers in expected.items():
+        copies, waits = traffic.num_to_host, traffic.num_waits
+        assert harness.answers(requests(temperature=heat)) == answers
+        reasons = harness.worker.snapshot().host_reasons
+        assert set(reasons) == {""}
+        assert traffic.num_to_host - copies == traffic.num_waits - waits
+    assert traffic.num_to_host == sum(harness.worker.snapshot().host_reasons.values())
+    assert (scheduled.num_launched > launched) == (device == "tensorrt:0")
+    harness.pair.close()
+
+
+def test_what_is_opened_is_freed(cuda: EmulatedCuda, root: Path) -> None:
+    bundle = load_bundle(root)
+    for device in ("tensorrt:0", "cuda:0"):
+        for place in (DEVICE, HOST):
+            harness = serve(bundle, device, place, with_trees=True)
+            harness.answers(requests(temperature=0.0))
+            assert cuda.memory and cuda.streams and cuda.events
+            harness.pair.close()
+            left = (cuda.memory, cuda.streams, cuda.events, cuda.graphs)
+            assert not any(left), (device, place)
+
+
+def unordered(device: CudaDevice, first: int, second: int) -> None:
+    """Stands for ``_order``: nothing waits for anything."""
+
+
+def unordered_zeros(device: CudaDevice, first: int, second: int) -> None:
+    if first != device.stream:
+        ORDER(device, first, second)
+
+
+def no_wait(device: CudaDevice, mark: int | None = None) -> None:
+    device.traffic.reach(device.traffic.mark() if mark is None else mark)
+
+
+ORDER = CudaDevice._order
+
+
+@pytest.mark.parametrize("device", ["tensorrt:0", "cuda:0"])
+@pytest.mark.parametrize(
+    ("name", "mistake", "schedule"),
+    [
+        ("_order", unordered, "computing ahead"),
+        ("_order", unordered, "all as late as may be"),
+        ("_order", unordered_zeros, "uploads ahead"),
+        ("wait", no_wait, "all as late as may be"),
+    ],
+)
+def test_a_missing_order_shows(
+    root: Path,
+    expected: dict[float, list[tuple[int, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    name: str,
+    mistake: Callable[..., None],
+    schedule: str,
+) -> None:
+    emulate(monkeypatch, eager=SCHEDULES[schedule])
+    monkeypatch.setattr(CudaDevice, name, mistake)
+    harness = serve(load_bundle(root), device, DEVICE)
+    try:
+        found = harness.answers(requests(temperature=1.0))
+    except Exception:  # whatever comes of garbage
+        return
+    assert found != expected[1.0]
+
+
+def test_what_cannot_be_recorded_is_run_as_it_is(
+    cuda: EmulatedCuda, root: Path, expected: dict[float, list[tuple[int, ...]]]
+) -> None:
+    cuda.can_record = False
+    harness = serve(load_bundle(root), "tensorrt:0", DEVICE)
+    assert harness.answers(requests(temperature=1.0)) == expected[1.0]
+    assert cuda.num_launched == 0
+    harness.pair.close()
+    assert not cuda.graphs
+
+
+def test_the_provider_records_when_it_is_told_to(
+    cuda: EmulatedCuda, root: Path, expected: dict[float, list[tuple[int, ...]]]
+) -> None:
+    """The emulated session refuses a number that stands for two different calls."""
+    options = {"enable_cuda_graph": "1"}
+    harness = serve(load_bundle(root), "cuda:0", DEVICE, provider_options=options)
+    assert harness.answers(requests(temperature=1.0)) == expected[1.0]
+    sessions = {plan._session._session for plan in harness.pair.target._plans}
+    assert all(len(session.recordings) > 3 for session in sessions)
+    harness.pair.close()
+
+
+def test_auto_takes_plans_that_run_then_the_provider_then_the_host(
+    cuda: EmulatedCuda, root: Path, tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = load_bundle(root)
+    assert str(choose_device("auto", bundle).device) == "tensorrt:0"
+    cuda.capability = (9, 0)
+    choice = choose_device("auto", bundle)
+    assert str(choice.device) == "cuda:0"
+    assert "built for compute capability 8.0, this machine has 9.0" in choice.reason
+    cuda.capability = (8, 0)
+    cuda.loads_plans = False
+    choice = choose_device("auto", bundle)
+    assert str(choice.device) == "cuda:0"
+    assert "cannot be loaded: the driver is too old" in choice.reason
+    with pytest.raises(EngineError, match="device 1: this machine has 1 CUDA devices"):
+        open_pair(bundle, device="cuda:1")
+    without = load_bundle(tiny_bundle)
+    assert "the bundle has none; run outrider build" in choose_device("auto", without).reason
+    emulate(monkeypatch, has_provider=False).capability = (9, 0)
+    choice = choose_device("auto", bundle)
+    assert str(choice.device) == "cpu"
+    assert "this machine has 9.0" in choice.reason
+    assert "has no CUDAExecutionProvider" in choice.reason
+
+
+@pytest.mark.parametrize("has_provider", [True, False])
+def test_a_server_opens_on_plans_alone(
+    monkeypatch: pytest.MonkeyPatch, root: Path, *, has_provider: bool
+) -> None:
+    emulate(monkeypatch, has_provider=has_provider)
+    config = ServerConfig(default_gamma=3)
+    serving = open_serving(root, ServeOptions(device="auto", config=config))
+    parts = serving.worker._parts
+    assert parts.rounds is not None
+    assert parts.target.limits.max_tree_nodes > 0
+    assert [plan.entry.capacity for plan in parts.target._plans] == [128, 768]

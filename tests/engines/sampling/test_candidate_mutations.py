@@ -1,0 +1,153 @@
+"""The tests of sampled trees can fail: each known mistake, put into the source, is caught by a named test."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.engines.sampling import adjust, noise, row_offers, tree_judge
+from outrider.engines.sampling import candidates as offers
+
+import tests.engines.sampling.test_candidates as tests
+from tests.mutants import assert_caught
+
+MUTANTS = {
+    "<= for <": (
+        offers,
+        "if is_kept(",
+        "if law.weight(token) == 0.0 == tree.coin(len(path), index) or is_kept(",
+        "impossible",
+    ),
+    "siblings tested with the whole draft row": (
+        offers,
+        "taken = tried if tree.is_without_replacement else ()",
+        "taken = ()",
+        "distinct",
+    ),
+    "repeated candidates skipped": (
+        offers,
+        "            token = tree.tokens[child - 1]\n            taken",
+        "            token = tree.tokens[child - 1]\n            if token in tried:\n"
+        "                continue\n            taken",
+        "repeated",
+    ),
+    "candidates sorted by the target": (
+        offers,
+        "enumerate(tree.offers[node]):",
+        "enumerate(sorted(tree.offers[node], key=lambda c: -law.weight(tree.tokens[c - 1]))):",
+        "repeated",
+    ),
+    "one coin for all siblings": (
+        offers,
+        "tree.coin(len(path), index),",
+        "tree.coin(len(path), 0),",
+        "addresses",
+    ),
+    "one number drafts all siblings": (
+        offers,
+        "left.draw(uniform(index))",
+        "left.draw(uniform(0))",
+        "addresses",
+    ),
+    "all nodes drafted with the root's numbers": (
+        row_offers,
+        "Purpose.OFFER, len(path), point.node, index",
+        "Purpose.OFFER, len(path), 0, index",
+        "addresses",
+    ),
+    "coins are the numbers of the candidates": (
+        row_offers,
+        "Purpose.OFFER_COIN, depth",
+        "Purpose.OFFER, depth",
+        "addresses",
+    ),
+    "noise of another round": (row_offers, "round_start=start,\n", "round_start=0,\n", "addresses"),
+    "node left out of the address": (
+        noise,
+        "(group, position, round_start + 1, node)",
+        "(group, position, round_start + 1, 0)",
+        "numbers",
+    ),
+    "fifth sibling has the first one's number": (
+        noise,
+        "counter = (group, position",
+        "counter = (0, position",
+        "numbers",
+    ),
+    "residual not updated": (
+        offers,
+        "            law, is_empty = residual_law(law, shared)",
+        "            _, is_empty = residual_law(law, shared)",
+        "acceptance",
+    ),
+    "what is left lies where the next is written": (
+        offers,
+        "self._left, self._next = self._next, self._left",
+        "pass",
+        "three",
+    ),
+    "drawn tokens are not taken out": (
+        offers,
+        "left[list(tokens)] = 0.0",
+        "left[list(tokens)] *= 0.5",
+        "distinct_draws",
+    ),
+    "taken out of truncated laws by place": (
+        offers,
+        "np.isin(law.ids, tokens)",
+        "np.isin(np.arange(len(law.ids)), tokens)",
+        "exhausted",
+    ),
+    "drawing from nothing": (offers, "if left.total() <= 0.0:", "if False:", "exhausted"),
+    "the last token is of the target": (
+        offers,
+        "kept, law, num_empty = self._test(tree, node, tokens, law)",
+        "kept, _, num_empty = self._test(tree, node, tokens, law)",
+        "repeated",
+    ),
+    "law of the parent": (
+        offers,
+        "draft = tree.draft_at(path)",
+        "draft = tree.draft_at(path[:-1])",
+        "deep",
+    ),
+    "target row of the parent": (
+        row_offers,
+        "logits_at(logits[node], here",
+        "logits_at(logits[max(node - 1, 0)], here",
+        "deep",
+    ),
+    "penalties of the whole tree": (
+        row_offers,
+        "here = replace(row, draft_tokens=path)",
+        "here = row",
+        "penalties",
+    ),
+    "penalties behind by one token": (
+        adjust,
+        "row.draft_tokens[:num_drafted]",
+        "row.draft_tokens[: max(num_drafted - 1, 0)]",
+        "penalties",
+    ),
+    "lenience left out": (offers, "tree.lenience,", "1.0,", "lenient"),
+    "trees matched after all": (tree_judge, "row.offers is not None\n", "False\n", "acceptance"),
+}
+KILLERS = {
+    "impossible": tests.test_a_coin_of_zero_does_not_keep_an_impossible_candidate,
+    "distinct": lambda: tests.test_the_four_token_pair_gives_the_target(True),
+    "repeated": lambda: tests.test_the_four_token_pair_gives_the_target(False),
+    "distinct_draws": lambda: tests.test_siblings_without_replacement_have_the_restricted_laws(2),
+    "acceptance": lambda: tests.test_acceptance_of_the_four_token_pair(2, False, 0.9),
+    "three": lambda: tests.test_acceptance_of_the_four_token_pair(3, True, 0.98),
+    "addresses": tests.test_every_candidate_and_coin_has_an_address_of_its_own,
+    "numbers": tests.test_numbers_of_siblings_differ_in_every_part_of_their_address,
+    "exhausted": tests.test_no_more_is_drawn_without_replacement_than_there_is,
+    "penalties": tests.test_penalties_and_temperature_follow_each_nodes_own_path,
+    "deep": tests.test_a_tree_of_repeated_siblings_gives_the_target,
+    "lenient": lambda: tests.test_no_token_of_a_lenient_tree_exceeds_its_bound(False),
+}
+ERRORS = (AssertionError, IndexError, RuntimeWarning, KeyError)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_in_sampled_trees_is_caught(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    module, old, new, killer = MUTANTS[name]
+    assert_caught(monkeypatch, module, old, new, KILLERS[killer], ERRORS)

@@ -1,0 +1,404 @@
+"""Trees of sampled candidates on the CPU sampler: its exact law by walking its noise, against the oracle's formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from outrider.engines.sampling.base import ExactnessMode, OfferPoint, SamplingLaw
+from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.engines.sampling.noise import CounterNoise, Purpose
+from outrider.engines.sampling.token_probs import TokenLaw
+from outrider.engines.sampling.tree_judge import judge
+from outrider.engines.trees import path_to
+from outrider.runtime.oracle.tree_walks import without_replacement
+from outrider.runtime.oracle.verification import completed, sequence_law
+
+from tests.engines.rows import row_for
+from tests.engines.sampling.chosen_noise import ChosenNoise, law_of
+from tests.runtime.oracle.laws import F1_DRAFT, F1_TARGET, distance, random_row_of
+
+MAX_ERROR = 1e-6
+LENIENT, SEED_STABLE = ExactnessMode.LENIENT, ExactnessMode.SEED_STABLE
+
+
+def logits_of(row):
+    with np.errstate(divide="ignore"):
+        return np.log(np.asarray(row)).astype(np.float32)
+
+
+def sampler_for(vocab_size, noise=None):
+    return CpuSampler(max_batch=2, max_gamma=8, vocab_size=vocab_size, noise=noise)
+
+
+def walked(run):
+    """``law_of`` with every token that is drawn in the trail."""
+    draw, current = TokenLaw.draw, []
+
+    def traced_draw(law, uniform):
+        token = draw(law, uniform)
+        current[-1].trail.append(token)
+        return token
+
+    def traced_run(noise):
+        current[:] = [noise]
+        return run(noise)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenLaw, "draw", traced_draw)
+        return law_of(traced_run)
+
+
+def grown(sampler, draft_row, shape, *, draft_vocab=None, **changes):
+    """A judge's row of a tree drawn level by level, equal siblings one node."""
+    vocab_size = len(draft_row(()))
+    tokens, parents, offers = [], [], [[]]
+    level = [(0, ())]
+    for count in shape:
+        following = []
+        for node, path in level:
+            row = row_for(path, **changes)
+            point = OfferPoint(row=row, column=0, node=node, count=count)
+            logits = logits_of(draft_row(path))[None, None, :draft_vocab]
+            (drawn,) = sampler.offer(logits, [point], vocab_size=vocab_size)
+            children = {}
+            for token in drawn:
+                if token not in children:
+                    tokens.append(token)
+                    parents.append(node)
+                    offers.append([])
+                    children[token] = len(tokens)
+                    following.append((len(tokens), (*path, token)))
+                offers[node].append(children[token])
+        level = following
+    tree = {"parents": tuple(parents), "offers": tuple(map(tuple, offers))}
+    return row_for(tokens, is_sampled_draft=True, **tree, **changes)
+
+
+def one_round(draft_row, target_row, shape, noise, **changes):
+    """Row and verdict of a tree that was drawn and judged by one sampler."""
+    sampler = sampler_for(len(target_row(())), noise)
+    row = grown(sampler, draft_row, shape, **changes)
+    rows = [target_row(tokens_to(row, node)) for node in range(len(row.draft_tokens) + 1)]
+    return row, judge(sampler, logits_of(rows)[None], [row])[0]
+
+
+def tokens_to(row, node):
+    return tuple(row.draft_tokens[n - 1] for n in path_to(node, row.parents)[1:])
+
+
+def run_of(row, verdict):
+    return (*(row.draft_tokens[node - 1] for node in verdict.path), verdict.next_token)
+
+
+def round_law(draft_row, target_row, shape, **changes):
+    return walked(lambda noise: run_of(*one_round(draft_row, target_row, shape, noise, **changes)))
+
+
+def assert_is_targets(draft_row, target_row, shape, expected=None, **changes):
+    law = round_law(draft_row, target_row, shape, **changes)
+    expected = expected or target_row
+    length = max(map(len, law))
+    assert length == len(shape) + 1
+    assert distance(completed(law, expected, length), sequence_law(expected, length)) < MAX_ERROR
+
+
+class KeptOnly(ChosenNoise):
+    """Walks candidates and coins; what is drawn in the end is always the same."""
+
+    def uniform(self, seed, *, purpose, position, round_start):
+        return 0.5
+
+
+def acceptance(draft, target, count, **changes):
+    """Chance that a candidate of the root is kept."""
+
+    def kept(noise):
+        within = KeptOnly(noise.values)
+        within.trail = noise.trail
+        return bool(
+            one_round(lambda _: draft, lambda _: target, (count,), within, **changes)[1].path
+        )
+
+    return walked(kept).get(True, 0.0)
+
+
+# --- what is drawn
+
+
+def drawn_law(count, **changes):
+    """Law of the candidates of one node, in their order."""
+
+    def drawn(noise):
+        row = grown(sampler_for(4, noise), lambda _: F1_DRAFT, (count,), **changes)
+        return tuple(row.draft_tokens[child - 1] for child in row.offers[0])
+
+    return walked(drawn)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_siblings_with_replacement_are_independent(count):
+    expected = {
+        drawn: float(np.prod([F1_DRAFT[t] for t in drawn]))
+        for drawn in product(range(4), repeat=count)
+    }
+    assert distance(drawn_law(count), expected) < MAX_ERROR
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_siblings_without_replacement_have_the_restricted_laws(count):
+    expected = {}
+    for drawn in permutations(range(4), count):
+        rows = without_replacement(F1_DRAFT, drawn)
+        expected[drawn] = float(np.prod([row[t] for row, t in zip(rows, drawn, strict=True)]))
+    assert distance(drawn_law(count, is_without_replacement=True), expected) < MAX_ERROR
+
+
+def test_no_more_is_drawn_without_replacement_than_there_is():
+    law = SamplingLaw(top_k=2)
+    row = grown(sampler_for(4), lambda _: F1_DRAFT, (4,), law=law, is_without_replacement=True)
+    assert sorted(row.draft_tokens) == [0, 1]
+    repeated = grown(sampler_for(4), lambda _: F1_DRAFT, (4,), law=law)
+    assert len(repeated.offers[0]) == 4
+
+
+def test_a_draft_row_that_is_not_finite_offers_token_0_once_or_repeated():
+    for is_without, expected in ((True, (1,)), (False, (1, 1, 1))):
+        row = grown(
+            sampler_for(4), lambda _: np.full(4, np.nan), (3,), is_without_replacement=is_without
+        )
+        assert (tuple(row.draft_tokens), row.offers[0]) == ((0,), expected)
+
+
+def test_every_candidate_and_coin_has_an_address_of_its_own():
+    noise = Recording()
+    one_round(lambda _: F1_DRAFT, lambda _: F1_TARGET, (3, 2), noise, history=np.arange(4))
+    drafted = [a for a in noise.addresses if a[0] is Purpose.OFFER]
+    assert len(set(noise.addresses)) == len(noise.addresses)
+    assert {a[1:3] for a in drafted} == {(4, 4), (5, 4)}  # position, and where the round began
+    roots = [a for a in drafted if a[1] == 4]
+    assert [a[3:] for a in roots] == [(0, 0), (0, 1), (0, 2)]
+    assert len({a[3] for a in drafted if a[1] == 5}) > 1
+    coins = [a for a in noise.addresses if a[0] is Purpose.OFFER_COIN]
+    assert all(a[2] == 4 for a in coins)
+
+
+class Recording(ChosenNoise):
+    def uniform(self, seed, *, purpose, position, round_start):
+        self.addresses.append((purpose, position, round_start))
+        return CounterNoise().uniform(
+            seed, purpose=purpose, position=position, round_start=round_start
+        )
+
+    def of_sibling(self, seed, *, purpose, position, round_start, node, index):
+        self.addresses.append((purpose, position, round_start, node, index))
+        return 0.5 + 0.1 * index if purpose is Purpose.OFFER else 0.7
+
+
+def test_numbers_of_siblings_differ_in_every_part_of_their_address():
+    noise = CounterNoise()
+    base = {"purpose": Purpose.OFFER, "position": 9, "round_start": 7, "node": 3, "index": 1}
+    others = [
+        {"purpose": Purpose.OFFER_COIN}, {"position": 10}, {"round_start": 8}, {"node": 4},
+        {"index": 2}, {"index": 5}, {"node": 0},
+    ]  # fmt: skip
+    numbers = [noise.of_sibling(1, **base | other) for other in ({}, *others)]
+    numbers += [noise.of_sibling(2, **base)]
+    numbers += [
+        noise.uniform(1, purpose=purpose, position=9, round_start=7)
+        for purpose in (Purpose.DRAFT, Purpose.ACCEPT, Purpose.RECOVER, Purpose.BONUS)
+    ]
+    assert len(set(numbers)) == len(numbers)
+    assert noise.of_sibling(1, **base) == CounterNoise().of_sibling(1, **base) == numbers[0]
+    assert all(0.0 <= number < 1.0 for number in numbers)
+
+
+# --- what is kept
+
+
+@pytest.mark.parametrize(
+    ("count", "is_without", "expected"),
+    [(1, False, 0.8), (2, False, 0.9), (2, True, 29 / 30), (3, False, 0.95), (3, True, 0.98)],
+)
+def test_acceptance_of_the_four_token_pair(count, is_without, expected):  # T19
+    found = acceptance(F1_DRAFT, F1_TARGET, count, is_without_replacement=is_without)
+    assert found == pytest.approx(expected, abs=MAX_ERROR)
+
+
+@pytest.mark.parametrize("is_without", [False, True])
+def test_the_four_token_pair_gives_the_target(is_without):  # T19, T20
+    law = round_law(
+        lambda _: F1_DRAFT, lambda _: F1_TARGET, (2,), is_without_replacement=is_without
+    )
+    first = [sum(m for run, m in law.items() if run[0] == token) for token in range(4)]
+    assert first == pytest.approx(F1_TARGET.tolist(), abs=MAX_ERROR)
+
+
+def narrow_draft(prefix):
+    """All tokens at the root, two of them further down: fewer branches to walk."""
+    return random_row_of(31, 3, num_zeros=1 if prefix else 0)(prefix)
+
+
+def wide_target(prefix):
+    return 0.7 * random_row_of(32, 3)(prefix) + 0.1
+
+
+def test_a_tree_of_distinct_siblings_gives_the_target():
+    assert_is_targets(narrow_draft, wide_target, (2, 1), is_without_replacement=True)
+
+
+def test_a_tree_of_repeated_siblings_gives_the_target():
+    draft, target = random_row_of(5, 2), random_row_of(6, 2)
+    assert_is_targets(draft, lambda prefix: 0.7 * target(prefix) + 0.15, (2, 1))
+
+
+TOP = {"top_k": {"top_k": 2}, "top_p": {"top_p": 0.7}}
+
+
+@pytest.mark.parametrize("is_without", [False, True])
+@pytest.mark.parametrize("top", TOP)
+def test_truncated_rows_have_the_truncated_laws(top, is_without):
+    """Laws of few ids, and laws with zeros."""
+
+    def kept(prefix):
+        row = wide_target(prefix)
+        ranked = np.sort(row)[::-1]
+        count = 2 if top == "top_k" else int(np.searchsorted(np.cumsum(ranked), 0.7)) + 1
+        row = np.where(row >= ranked[count - 1], row, 0.0)
+        return row / row.sum()
+
+    assert_is_targets(
+        narrow_draft,
+        wide_target,
+        (2,),
+        expected=kept,
+        law=SamplingLaw(**TOP[top]),
+        is_without_replacement=is_without,
+    )
+
+
+def test_penalties_and_temperature_follow_each_nodes_own_path():
+    def penalised(prefix):
+        row = np.array([0.5, 0.3]) ** 2 * np.exp(-2.0 * np.isin([0, 1], prefix) / 0.5)
+        return row / row.sum()
+
+    assert_is_targets(
+        lambda _: np.array([0.4, 0.6]),
+        lambda _: np.array([0.5, 0.3]),
+        (2, 1),
+        expected=penalised,
+        law=SamplingLaw(temperature=0.5, presence_penalty=2.0),
+    )
+
+
+@pytest.mark.parametrize("is_without", [False, True])
+def test_no_token_of_a_lenient_tree_exceeds_its_bound(is_without):
+    kept = []
+    for lenience in (1.0, 0.5):
+        law = round_law(
+            lambda _: F1_DRAFT, lambda _: F1_TARGET, (2,), mode=LENIENT, lenience=lenience,
+            is_without_replacement=is_without,
+        )  # fmt: skip
+        first = np.array([sum(m for r, m in law.items() if r[0] == t) for t in range(4)])
+        assert (first <= F1_TARGET / lenience + MAX_ERROR).all()
+        if lenience == 1.0:
+            assert first == pytest.approx(F1_TARGET, abs=MAX_ERROR)
+        kept.append(sum(m for run, m in law.items() if len(run) == 2))
+    assert kept[1] > kept[0] + 0.01
+
+
+def test_lenience_1_is_bit_for_bit_the_exact_mode():
+    noise = CounterNoise()
+    for seed in range(30):
+        runs = [
+            run_of(*one_round(narrow_draft, wide_target, (3, 2), noise, seed=seed, **mode))
+            for mode in ({}, {"mode": LENIENT, "lenience": 1.0})
+        ]
+        assert runs[0] == runs[1]
+
+
+def test_a_smaller_draft_vocabulary_offers_what_it_has():
+    sampler = sampler_for(4)
+    row = grown(sampler, lambda _: F1_DRAFT, (4,), draft_vocab=2, is_without_replacement=True)
+    assert sorted(row.draft_tokens) == [0, 1]
+    verdict = judge(sampler, logits_of([F1_TARGET] * 3)[None], [row])[0]
+    assert verdict.next_token is not None
+
+
+# --- beside other rows
+
+
+def test_greedy_and_seed_stable_rows_are_matched_whatever_was_drawn():
+    for changes in ({"mode": SEED_STABLE}, {"law": SamplingLaw(temperature=0.0)}):
+        sampler = sampler_for(4)
+        row = replace(grown(sampler, lambda _: F1_DRAFT, (2, 2)), **changes)
+        logits = logits_of([F1_TARGET] * (len(row.draft_tokens) + 1))[None]
+        found = judge(sampler, logits, [row])[0]
+        plain = judge(sampler, logits, [replace(row, offers=None, is_sampled_draft=False)])[0]
+        assert found == plain
+
+
+def test_rows_of_one_batch_are_judged_as_each_alone():
+    def served(slots):
+        sampler = sampler_for(4)
+        rows = [
+            grown(sampler, lambda _: F1_DRAFT, (2, 2), slot=0, index=0, seed=3),
+            row_for((1, 2), slot=1, index=1, seed=4),
+            replace(grown(sampler, lambda _: F1_DRAFT, (3,), slot=1, seed=5), index=1),
+        ]
+        logits = np.stack([logits_of([F1_TARGET] * 8)] * 2)
+        return judge(sampler, logits, [rows[slot] for slot in slots])
+
+    assert served([0, 1, 2]) == [served([i])[0] for i in range(3)]
+
+
+def test_logprobs_follow_the_kept_path_and_choices_the_nodes():
+    sampler = sampler_for(4)
+    row = grown(sampler, lambda _: F1_DRAFT, (4, 1), is_without_replacement=True, seed=2)
+    row = replace(row, num_logprobs=1, num_choices=1)
+    logits = np.random.default_rng(1).normal(size=(1, 9, 4)).astype(np.float32)
+    verdict = judge(sampler, logits, [row])[0]
+    nodes = (0, *verdict.path)
+    assert verdict.num_accepted == len(verdict.path) > 0
+    assert [one.top[0][0] for one in verdict.logprobs] == [
+        int(logits[0, node].argmax()) for node in nodes
+    ]
+    assert verdict.choices == tuple((int(t),) for t in logits[0].argmax(axis=-1))
+
+
+def test_rows_that_are_not_finite_matter_on_the_path_alone():
+    sampler = sampler_for(4)
+    row = grown(sampler, lambda _: F1_DRAFT, (4,), is_without_replacement=True)
+    logits = np.full((1, 5, 4), -20.0, dtype=np.float32)
+    logits[0, :, 2] = 20.0
+    kept = row.draft_tokens.index(2) + 1
+    logits[0, [n for n in range(1, 5) if n != kept]] = np.nan
+    assert judge(sampler, logits, [row])[0].path == (kept,)
+    logits[0, kept] = np.nan
+    verdict = judge(sampler, logits, [row])[0]
+    assert (verdict.path, verdict.next_token) == ((), None)
+
+
+def test_equal_rows_leave_the_target_behind_and_say_so():
+    """The coin of 1 that noise never gives: what is left of equal rows is rounding."""
+
+    class Ones(Recording):
+        def of_sibling(self, seed, *, purpose, position, round_start, node, index):
+            return 0.5 if purpose is Purpose.OFFER else 1.0
+
+    _, verdict = one_round(lambda _: F1_TARGET, lambda _: F1_TARGET, (2,), Ones())
+    assert (verdict.path, verdict.num_fallbacks) == ((), 2)
+    assert verdict.next_token is not None
+
+
+def test_a_coin_of_zero_does_not_keep_an_impossible_candidate():
+    class Zeros(Recording):
+        def of_sibling(self, seed, *, purpose, position, round_start, node, index):
+            return 0.0
+
+    impossible = np.array([0.0, 0.4, 0.3, 0.3])
+    row, verdict = one_round(lambda _: F1_DRAFT, lambda _: impossible, (2,), Zeros())
+    assert (tuple(row.draft_tokens), row.offers[0], verdict.path) == ((0,), (1, 1), ())
+    assert verdict.next_token != 0

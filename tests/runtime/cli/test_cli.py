@@ -1,0 +1,184 @@
+"""The command, end to end: serve a real bundle in a process of its own, stream, stop; verify it."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from outrider import Client
+from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.runtime.cli.main import app
+from outrider.runtime.cli.refusals import EXIT_REFUSED
+from outrider.runtime.drafters.text.suffix_array import Datastore
+from outrider.runtime.verify.chi_square import chi_square_tail, goodness_of_fit, homogeneity
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[3]
+
+
+async def outrider(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "outrider.runtime.cli",
+        *arguments,
+        cwd=ROOT,
+        env={"PATH": ""},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_serve_generate_and_sigterm(tiny_bundle: Path, tmp_path: Path):
+    port_file = tmp_path / "port"
+    options = ("--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0")
+    server = await outrider("serve", str(tiny_bundle), *options)
+    try:
+        line = (await asyncio.wait_for(server.stdout.readline(), 60)).decode()
+        address = f"127.0.0.1:{port_file.read_text().strip()}"
+        assert address.endswith(line.split()[-1])
+        async with Client(address) as client:
+            await client.wait_ready(timeout_s=10)
+            responses = [r async for r in client.generate("the quick", max_tokens=16)]
+            assert sum(len(r.tokens) for r in responses) == responses[-1].finish.usage.output_tokens
+        generate = await outrider(
+            *("generate", "--address", address, "--prompt", "the quick", "--max-tokens", "12"),
+            *("--temperature", "0", "--trace"),
+        )
+        out, err = await asyncio.wait_for(generate.communicate(), 60)
+        assert generate.returncode == 0, err.decode()
+        lines = [text for text in out.decode().splitlines() if text.strip()[:1].isdigit()]
+        assert lines and all("='" in text or '="' in text for text in lines[:-1])
+        assert "tokens_per_step" in out.decode()
+        search = await outrider(
+            *("generate", "--address", address, "--prompt", "the quick", "--max-tokens", "5"),
+            *("--num-beams", "3", "--num-results", "2", "--length-penalty", "0.5"),
+            *("--exhaustive-search", "--gamma", "2", "--beam-width", "4"),
+        )
+        out, err = await asyncio.wait_for(search.communicate(), 60)
+        assert search.returncode == 0, err.decode()
+        headings = [line for line in out.decode().splitlines() if line.startswith("#")]
+        assert [line.split()[0] for line in headings] == ["#1", "#2"]
+        scores = [float(line.split()[2]) for line in headings]
+        assert scores == sorted(scores, reverse=True)
+        refused = await outrider(
+            "generate", "--address", address, "--prompt", "x", "--temperature", "9"
+        )
+        _, err = await asyncio.wait_for(refused.communicate(), 60)
+        assert refused.returncode == 2 and b"sampling.temperature" in err
+        assert b"Traceback" not in err
+    finally:
+        server.send_signal(signal.SIGTERM)
+        out, err = await asyncio.wait_for(server.communicate(), 60)
+    assert server.returncode == 0, err.decode()
+
+
+def test_a_datastore_is_built_once_and_read_by_the_drafters(tiny_bundle: Path, tmp_path: Path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("def main():\n    return 1\n")
+    (tmp_path / "b.py").write_text("class A: ...")
+    store = tmp_path / "store"
+    command = [
+        "datastore",
+        "build",
+        str(tiny_bundle),
+        str(tmp_path / "texts"),
+        str(tmp_path / "b.py"),
+    ]
+    result = CliRunner().invoke(app, [*command, "--out", str(store)])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("2 texts, ")
+    vocab_size = load_bundle(tiny_bundle).manifest.target.vocab_size
+    assert (Datastore.open(store, vocab_size=vocab_size).tokens == vocab_size).sum() == 2
+    again = CliRunner().invoke(app, [*command, "--out", str(store)])
+    assert again.exit_code == 2
+    assert "exists already" in again.output
+
+
+def test_a_file_that_cannot_be_read_is_refused_in_a_line(tiny_bundle: Path, tmp_path: Path):
+    missing = str(tmp_path / "missing.txt")
+    for command in (
+        ("generate", "--prompt", "x", "--reference", missing),
+        ("datastore", "build", str(tiny_bundle), missing, "--out", str(tmp_path / "store")),
+    ):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 2, result.output
+        assert result.output.startswith("outrider: ") and missing in result.output
+
+
+def test_verify_sampler_passes_on_a_correct_bundle(tiny_bundle: Path):
+    result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "200"])
+    assert result.exit_code == 0, result.output
+    assert "false-alarm rate" in result.output and "pair: token 3" in result.output
+
+
+def test_verify_sampler_fails_a_sampler_that_is_slightly_too_cold(tiny_bundle, monkeypatch):
+    judge = CpuSampler.judge
+    monkeypatch.setattr(
+        CpuSampler, "judge", lambda self, logits, rows: judge(self, 3.0 * logits, rows)
+    )
+    result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "300"])
+    assert result.exit_code == 1 and "FAIL" in result.output
+
+
+async def test_parity_of_a_bundle_with_its_checkpoints(tiny_bundle, tiny_checkpoints):
+    target, draft = map(str, tiny_checkpoints)
+    # A process of its own: engines set a process-wide thread pool that other sessions refuse.
+    command = await outrider("parity", str(tiny_bundle), "--target", target, "--draft", draft)
+    out, err = await asyncio.wait_for(command.communicate(), 120)
+    assert command.returncode == 0, err.decode()
+    assert set(json.loads(out)) == {"target", "draft"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["cudnn"], "provider_options: must be KEY=VALUE"),
+        (["a=1", "a=2"], "provider_options: must name every key once"),
+        (["enable_cuda_graph=1"], "provider option enable_cuda_graph: device cpu has no such"),
+    ],
+)
+def test_a_provider_option_that_nothing_reads_is_refused(tiny_bundle, options, reason):
+    flags = [part for option in options for part in ("--provider-option", option)]
+    arguments = ["serve", str(tiny_bundle), "--device", "cpu", "--gamma", "1", "--port", "0"]
+    result = CliRunner().invoke(app, [*arguments, *flags])
+    assert result.exit_code == EXIT_REFUSED
+    assert reason in result.output
+
+
+def test_serving_imports_neither_torch_nor_what_draws_pictures():
+    code = (
+        "import sys, outrider.runtime.serving.server, outrider.runtime.cli.main\n"
+        "heavy = ('torch', 'transformers', 'outrider.export', 'matplotlib', 'jinja2', 'outrider.runtime.offline')\n"
+        "sys.exit(any(name in sys.modules for name in heavy))"
+    )
+
+    async def run() -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, cwd=ROOT, env={"PATH": ""}
+        )
+        return await asyncio.wait_for(process.wait(), 60)
+
+    assert asyncio.run(run()) == 0
+
+
+@pytest.mark.parametrize(
+    ("statistic", "degrees", "tail"),
+    [(3.841458820694124, 1, 0.05), (5.991464547107979, 2, 0.05), (18.307038, 10, 0.05)],
+)
+def test_chi_square_tail_against_tables(statistic, degrees, tail):
+    assert chi_square_tail(statistic, degrees) == pytest.approx(tail, rel=1e-6)
+
+
+def test_the_tests_tell_wrong_laws_from_right_ones():
+    import numpy as np
+
+    probs = np.array([0.5, 0.3, 0.2, 0.0])
+    assert goodness_of_fit({0: 500, 1: 300, 2: 200}, probs) == 1.0
+    assert goodness_of_fit({0: 400, 1: 400, 2: 200}, probs) < 1e-9
+    assert goodness_of_fit({0: 500, 1: 300, 2: 199, 3: 1}, probs) == 0.0
+    assert homogeneity({0: 500, 1: 500}, {0: 500, 1: 500}) == 1.0
+    assert homogeneity({0: 600, 1: 400}, {0: 400, 1: 600}) < 1e-9

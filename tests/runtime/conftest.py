@@ -1,0 +1,172 @@
+import contextlib
+import string
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from outrider import Client
+from outrider.engines.base import EngineLimits, FloatArray
+from outrider.engines.reference.scripted import ScriptedEngine
+from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.drafting import AUTO
+from outrider.runtime.core.validate import RequestLimits, ServedModel
+from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.server import Server
+from outrider.v1 import inference_pb2 as wire
+
+ALPHABET = string.ascii_lowercase + " é"
+EOS = len(ALPHABET)
+VOCAB = EOS + 1
+CONTEXT = 4200
+MAX_GAMMA = 4
+
+# More tokens than any machine makes while a test lasts.
+ENDLESS_TOKENS = 1_000_000
+
+
+class LetterCodec:
+    """A tokenizer of one token per letter, so that texts can be written down in tests."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return tuple(ALPHABET.index(letter) for letter in text)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(
+            ALPHABET[i] if i < EOS else "" if skip_special_tokens else "</s>" for i in ids
+        )
+
+    def spell(self, token: int) -> str:
+        return self.decode((token,), skip_special_tokens=False)
+
+
+def next_letter(prefix: tuple[int, ...]) -> FloatArray:
+    """The alphabet in a circle, without end of sequence; the draft is wrong after every e."""
+    logits = np.zeros(VOCAB, dtype=np.float32)
+    logits[(prefix[-1] + 1) % 26] = 9.0
+    logits[EOS] = -9.0
+    return logits
+
+
+def wrong_after_e(prefix: tuple[int, ...]) -> FloatArray:
+    return next_letter((prefix[-1] + 7,)) if prefix[-1] == 4 else next_letter(prefix)
+
+
+@dataclass(frozen=True)
+class Running:
+    client: Client
+    server: Server
+    serving: Serving
+    address: str
+
+    def endless(self, **options: Any) -> AsyncGenerator[wire.GenerateResponse]:
+        """A request that runs until something ends it, on a server of ``start_endless``."""
+        return self.client.generate(
+            "a",
+            max_tokens=ENDLESS_TOKENS - 1,
+            temperature=0.0,
+            speculation={"enabled": False},
+            **options,
+        )
+
+
+ENDS_AT_ONCE = ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0)
+ANY_LIMITS = RequestLimits()
+
+Start = Callable[..., AbstractAsyncContextManager[Running]]
+
+
+@contextlib.asynccontextmanager
+async def running(
+    *,
+    config: ServerConfig = ENDS_AT_ONCE,
+    limits: RequestLimits = ANY_LIMITS,
+    max_batch: int = 4,
+    max_context: int = CONTEXT,
+    max_tree_nodes: int = 0,
+    target: Callable[[tuple[int, ...]], FloatArray] = next_letter,
+    failing_extends: Sequence[int] = (),
+    stall_timeout_s: float = 30.0,
+    options: Sequence[tuple[str, Any]] = (),
+    clock: Callable[[], float] = time.monotonic,
+    costs: CostTable | None = None,
+) -> AsyncIterator[Running]:
+    engine_limits = EngineLimits(
+        max_batch=max_batch,
+        max_context=max_context,
+        max_extend=512,
+        vocab_size=VOCAB,
+        max_tree_nodes=max_tree_nodes,
+    )
+    codec = LetterCodec()
+    worker = Worker(
+        target=ScriptedEngine(target, engine_limits, failing_extends=failing_extends),
+        draft=ScriptedEngine(wrong_after_e, engine_limits),
+        sampler=CpuSampler(max_batch=max_batch, max_gamma=MAX_GAMMA, vocab_size=VOCAB),
+        config=config,
+        max_gamma=MAX_GAMMA,
+        decoder=codec,
+        costs=costs,
+        clock=clock,
+    )
+    model = ServedModel(
+        name="letters",
+        vocab_size=VOCAB,
+        max_context=max_context,
+        max_gamma=MAX_GAMMA,
+        eos_token_ids=(EOS,),
+        drafters=(*worker.drafter_names, AUTO),
+        guessers=worker.guesser_names,
+        can_adapt=costs is not None,
+        max_beams=worker.max_beams,
+    )
+    serving = Serving(
+        worker=worker,
+        codec=codec,
+        model=model,
+        config=config,
+        limits=limits,
+        stall_timeout_s=stall_timeout_s,
+        clock=clock,
+    )
+    server = Server(serving)
+    port = await server.start("127.0.0.1:0")
+    address = f"127.0.0.1:{port}"
+    async with Client(address, options=(("grpc.enable_retries", 0), *options)) as client:
+        try:
+            yield Running(client, server, serving, address)
+        finally:
+            server.hurry()
+            await server.drain()
+
+
+@pytest.fixture
+def start() -> Start:
+    return running
+
+
+@pytest.fixture
+def start_endless() -> Start:
+    """As ``start``, for ``Running.endless``: nobody is cut off for not reading unless told so."""
+
+    def begin(
+        *,
+        config: ServerConfig = ENDS_AT_ONCE,
+        limits: RequestLimits = ANY_LIMITS,
+        max_unsent_chunks: int = ENDLESS_TOKENS,
+        **options: Any,
+    ) -> AbstractAsyncContextManager[Running]:
+        return running(
+            config=replace(config, max_unsent_chunks=max_unsent_chunks),
+            limits=replace(limits, max_tokens=ENDLESS_TOKENS),
+            max_context=ENDLESS_TOKENS,
+            **options,
+        )
+
+    return begin

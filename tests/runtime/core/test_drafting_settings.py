@@ -1,0 +1,41 @@
+"""Settings of drafters from a command line."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.drafting_settings import parse_settings, setting_names
+from outrider.runtime.core.errors import ConfigError
+
+
+def test_settings_have_the_kind_of_their_default() -> None:
+    texts = ["draft_lenience=1", "draft_window=4", "harvests_rejected=false"]
+    found = parse_settings(texts)
+    assert found == {"draft_lenience": 1.0, "draft_window": 4, "harvests_rejected": False}
+    assert isinstance(found["draft_lenience"], float)
+    config = DraftingConfig(**found)
+    assert (config.draft_lenience, config.draft_window, config.harvests_rejected) == (1.0, 4, False)
+    assert parse_settings([]) == {}
+
+
+def test_every_switch_of_ouroboros_is_a_setting() -> None:
+    wanted = {"phrase_draft", "draft_window", "draft_lenience", "draft_passes", "num_phrases"}
+    assert wanted | {"harvests_rejected", "root_phrases"} <= set(setting_names())
+    assert not {"datastore", "history_scope"} & set(setting_names())
+
+
+@pytest.mark.parametrize(
+    ("texts", "key"),
+    [
+        (["psychic=1"], "drafting"),
+        (["datastore=x"], "drafting"),
+        (["draft_window"], "draft_window"),
+        (["draft_window=1.5"], "draft_window"),
+        (["draft_lenience=much"], "draft_lenience"),
+        (["harvests_rejected=yes"], "harvests_rejected"),
+        (["draft_window=1", "draft_window=2"], "draft_window"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(texts: list[str], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        parse_settings(texts)

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from outrider.engines.sampling.base import SamplingLaw, TokenLogprobs, Verdict
+from outrider.runtime.core.lifecycle import LIFECYCLE, Happening, IllegalTransition, State
+from outrider.runtime.core.params import FinishReason, Progressed, Provenance, RequestSpec
+from outrider.runtime.core.request import Ending, Request, Speculation
+
+
+class LetterDecoder:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(ord("a") + token) for token in ids)
+
+
+def request(
+    prompt: Sequence[int] = (1, 2, 3),
+    *,
+    max_tokens: int = 10,
+    end_tokens: tuple[int, ...] = (),
+    max_context: int = 50,
+    **fields: object,
+) -> Request:
+    spec = RequestSpec(
+        internal_id="i",
+        request_id="r",
+        prompt_tokens=tuple(prompt),
+        law=SamplingLaw(end_token_ids=end_tokens),
+        seed=0,
+        max_tokens=max_tokens,
+        **fields,
+    )
+    return Request(
+        spec,
+        speculation=Speculation(drafter="model", gamma=4, off_reason=None),
+        max_context=max_context,
+        decoder=LetterDecoder(),
+        submitted_at=0.0,
+    )
+
+
+def commit(
+    made: Request, draft_tokens: tuple[int, ...], verdict: Verdict
+) -> tuple[Progressed, Ending | None]:
+    """A step's two halves, one right behind the other."""
+    return made.account(made.advance(draft_tokens, verdict))
+
+
+def decoding(**options: object) -> Request:
+    made = request(**options)
+    made.admit(slot=0, order=0)
+    made.commit_prefill(made.num_prompt - 1)
+    return made
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("happening", Happening)
+def test_the_lifecycle_is_its_table(state: State, happening: Happening) -> None:
+    made = request()
+    made.state = state
+    if (state, happening) in LIFECYCLE:
+        made.transition(happening)
+        assert made.state is LIFECYCLE[state, happening]
+    else:
+        with pytest.raises(IllegalTransition):
+            made.transition(happening)
+        assert made.state is state
+
+
+def test_ended_requests_never_change_again() -> None:
+    assert not any(state in (State.FINISHED, State.FAILED) for state, _ in LIFECYCLE)
+    assert all((state, Happening.ENDED_BY_ERROR) in LIFECYCLE for state in list(State)[:3])
+
+
+def test_a_prompt_of_one_token_decodes_at_once() -> None:
+    made = request((5,))
+    made.admit(slot=2, order=9)
+    assert (made.state, made.slot, made.order) == (State.DECODING, 2, 9)
+
+
+def test_a_prompt_decodes_once_all_but_its_last_token_is_computed() -> None:
+    made = request((5, 6, 7))
+    made.admit(slot=0, order=0)
+    made.commit_prefill(1)
+    assert made.state is State.PREFILLING
+    made.commit_prefill(2)
+    assert made.state is State.DECODING
+
+
+def test_a_first_token_out_of_the_prompts_pass_begins_decoding_and_counts_as_no_pass() -> None:
+    made = request((5, 6, 7))
+    made.admit(slot=0, order=0)
+    made.commit_prefill(3)
+    assert made.state is State.PREFILLING
+    progressed, ending = commit(made, (), Verdict(num_accepted=0, next_token=8))
+    assert ending is None
+    assert made.state is State.DECODING
+    assert made.num_computed == 3 == made.num_known - 1
+    assert progressed.trace.is_prompt
+    assert (made.report().num_steps, made.report().num_emitted) == (0, 0)
+    progressed, _ = commit(made, (9,), Verdict(num_accepted=1, next_token=0))
+    assert not progressed.trace.is_prompt
+    assert (made.report().num_steps, made.report().num_emitted) == (1, 2)
+
+
+def test_a_first_token_that_stops_ends_the_request() -> None:
+    made = request((5, 6, 7), end_tokens=(2,))
+    made.admit(slot=0, order=0)
+    made.commit_prefill(3)
+    _, ending = commit(made, (), Verdict(num_accepted=0, next_token=2))
+    assert ending is not None and ending.reason is FinishReason.STOP_TOKEN
+    assert made.state is State.FINISHED
+
+
+def test_a_commit_moves_tokens_pointer_and_text() -> None:
+    made = decoding()
+    progressed, ending = commit(made, (4, 5, 9), Verdict(num_accepted=2, next_token=6))
+    assert ending is None
+    assert made.history.tolist() == [1, 2, 3, 4, 5, 6]
+    assert made.num_computed == made.num_known - 1 == 5
+    assert (made.num_output, made.num_remaining) == (3, 7)
+    assert progressed.text == "efg"
+    assert [t.provenance for t in progressed.tokens] == [
+        Provenance.ACCEPTED,
+        Provenance.ACCEPTED,
+        Provenance.RECOVERED,
+    ]
+    assert progressed.trace.draft_tokens == (4, 5, 9)
+
+
+def test_a_full_acceptance_ends_in_a_bonus_token() -> None:
+    progressed, _ = commit(decoding(), (4,), Verdict(num_accepted=1, next_token=6))
+    assert progressed.tokens[-1].provenance is Provenance.BONUS
+
+
+def test_a_stop_token_cuts_the_run() -> None:
+    """The hand example: run [17, 2, 5] and 9 with end token 2 emits [17, 2]."""
+    made = decoding(end_tokens=(2,))
+    entry = TokenLogprobs(logprob=-1.0, top=())
+    progressed, ending = commit(
+        made, (17, 2, 5), Verdict(num_accepted=3, next_token=9, logprobs=(entry,) * 4)
+    )
+    assert [t.token for t in progressed.tokens] == [17, 2]
+    assert ending is not None
+    assert (ending.reason, ending.stop) == (FinishReason.STOP_TOKEN, 2)
+    assert made.num_output == made.report().num_accepted == 2
+    assert progressed.text == "r"
+    assert made.state is State.FINISHED
+
+
+def test_a_stop_tokens_text_is_shown_on_request() -> None:
+    made = decoding(end_tokens=(2,), include_stop=True, stop_strings=("rc",))
+    progressed, ending = commit(made, (17, 2), Verdict(num_accepted=2, next_token=9))
+    assert progressed.text == "rc"
+    assert ending is not None
+    assert ending.stop == 2
+
+
+def test_a_stop_string_may_span_two_steps() -> None:
+    made = decoding(stop_strings=("fg",))
+    first, ending = commit(made, (4,), Verdict(num_accepted=1, next_token=5))
+    assert (first.text, ending) == ("e", None)
+    second, ending = commit(made, (6, 7), Verdict(num_accepted=2, next_token=8))
+    assert second.text == ""
+    assert [t.token for t in second.tokens] == [6]
+    assert ending is not None
+    assert (ending.reason, ending.stop, ending.text) == (FinishReason.STOP_STRING, "fg", "")
+
+
+def test_max_tokens_cuts_a_run_of_four() -> None:
+    made = decoding(max_tokens=2, stop_strings=("fz",))
+    progressed, ending = commit(made, (4, 5, 6), Verdict(num_accepted=3, next_token=7))
+    assert [t.token for t in progressed.tokens] == [4, 5]
+    assert ending is not None
+    assert (ending.reason, ending.stop) == (FinishReason.LENGTH, None)
+    assert progressed.text + ending.text == "ef"
+
+
+def test_the_context_bounds_the_answer() -> None:
+    assert request(max_context=5).num_remaining == 2
+
+
+def test_the_draft_pointer_never_passes_the_last_but_one_token() -> None:
+    made = decoding()
+    made.commit_draft_cache(40)
+    assert made.draft_computed == 2
+
+
+def test_a_degraded_request_drafts_no_more() -> None:
+    made = decoding()
+    assert made.gamma == 4
+    made.degrade()
+    assert made.gamma == made.draft_computed == 0
+    assert made.report().off_reason == "DEGRADED"
+
+
+def test_a_failed_request_has_ended() -> None:
+    made = request()
+    assert not made.has_ended
+    made.fail()
+    assert made.has_ended

@@ -1,0 +1,306 @@
+"""Whatever arrives, it is refused by name or becomes a request that every engine can run."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.runtime.core.errors import (
+    ContextTooLong,
+    ModelNotFound,
+    RequestError,
+    UnsupportedOption,
+)
+from outrider.runtime.core.params import BeamParams, SpeculationParams
+from outrider.runtime.core.validate import (
+    Admission,
+    GenerateFields,
+    RequestLimits,
+    ServedModel,
+    build_spec,
+    check_abort_ids,
+    check_fields,
+    check_text,
+)
+
+LIMITS = RequestLimits()
+MODEL = ServedModel(
+    name="m",
+    vocab_size=50,
+    max_context=100,
+    max_gamma=4,
+    eos_token_ids=(2,),
+    drafters=("model", "lookup", "none"),
+    max_beams=4,
+)
+FIELDS = GenerateFields(tokens=(1, 2, 3))
+ADMISSION = Admission(
+    internal_id="i", request_id="r", prompt_tokens=(1, 2, 3), bad_words=(), seed=7, deadline_s=None
+)
+
+any_float = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 0.5, 1.0, 2.0])
+any_id = st.integers(0, 60)
+ids = st.lists(any_id, max_size=4).map(tuple)
+laws = st.builds(
+    SamplingLaw,
+    temperature=any_float,
+    top_k=st.integers(0, 60),
+    top_p=any_float,
+    min_p=any_float,
+    repetition_penalty=any_float,
+    presence_penalty=any_float,
+    frequency_penalty=any_float,
+    logit_bias=st.lists(st.tuples(any_id, any_float), max_size=3).map(tuple),
+    allowed_token_ids=ids,
+    min_tokens=st.integers(0, 110),
+)
+speculations = st.builds(
+    SpeculationParams,
+    is_enabled=st.booleans(),
+    drafter=st.sampled_from([None, "model", "none", "lookup"]),
+    gamma=st.none() | st.integers(0, 6),
+    mode=st.sampled_from(ExactnessMode),
+    lenience=any_float,
+    verifies_block=st.none() | st.booleans(),
+)
+requests = st.builds(
+    GenerateFields,
+    tokens=st.lists(any_id, max_size=110).map(tuple),
+    law=laws,
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    max_tokens=st.none() | st.integers(0, 5000),
+    stop_strings=st.lists(st.text(max_size=3), max_size=9).map(tuple),
+    stop_token_ids=ids,
+    ignore_eos=st.booleans(),
+    num_logprobs=st.none() | st.integers(0, 30),
+    speculation=speculations,
+    beams=st.none()
+    | st.builds(
+        BeamParams,
+        num_beams=st.integers(0, 6),
+        num_results=st.integers(0, 6),
+        length_penalty=any_float,
+        stops_early=st.booleans(),
+        is_exhaustive=st.booleans(),
+        width=st.integers(0, 6),
+    ),
+)
+
+
+def is_sound_law(law: SamplingLaw) -> bool:
+    tokens = [*law.allowed_token_ids, *law.end_token_ids, *(token for token, _ in law.logit_bias)]
+    return (
+        (law.temperature == 0 or 0.01 <= law.temperature <= 2)
+        and 0 <= law.top_k < 50
+        and 0 < law.top_p <= 1
+        and 0 <= law.min_p <= 1
+        and 0.01 <= law.repetition_penalty <= 2
+        and abs(law.presence_penalty) <= 2
+        and abs(law.frequency_penalty) <= 2
+        and all(abs(bias) <= 100 for _, bias in law.logit_bias)
+        and all(0 <= token < 50 for token in tokens)
+    )
+
+
+@given(requests)
+def test_refused_by_name_or_within_every_bound(fields):
+    admission = replace(ADMISSION, prompt_tokens=fields.tokens)
+    try:
+        check_fields(fields, LIMITS, MODEL)
+        spec = build_spec(fields, admission, LIMITS, MODEL)
+    except RequestError as error:
+        assert error.field and error.rule
+        return
+    assert is_sound_law(spec.law)
+    assert spec.prompt_tokens and all(token < 50 for token in spec.prompt_tokens)
+    assert spec.max_tokens >= 1 and len(spec.prompt_tokens) + spec.max_tokens <= 100
+    assert (2 in spec.law.end_token_ids) is (not fields.ignore_eos or 2 in fields.stop_token_ids)
+    assert set(fields.stop_token_ids) <= set(spec.law.end_token_ids)
+    assert spec.law.min_tokens <= spec.max_tokens
+    assert spec.speculation.gamma is None or spec.speculation.gamma <= 4
+    assert 0 < spec.speculation.lenience <= 1
+    assert 1 <= spec.num_slots <= 4
+    if spec.beams is not None:
+        assert 1 <= spec.beams.num_results <= spec.beams.num_beams <= spec.num_slots
+        assert abs(spec.beams.length_penalty) <= 10 and spec.law.temperature == 0
+        assert not spec.stop_strings and spec.num_logprobs is None
+    banned = set(spec.law.end_token_ids) if spec.law.min_tokens else set()
+    assert set(spec.law.allowed_token_ids or range(50)) - banned
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tokens": None}, "prompt"),
+        ({"tokens": (50,)}, "tokens.ids"),
+        ({"tokens": (-1,)}, "tokens.ids"),
+        ({"text": "é" * (1 << 19) + "e"}, "text"),
+        ({"request_id": "a" * 129}, "request_id"),
+        ({"stop_strings": ("é" * 129,)}, "stop"),
+        ({"stop_token_ids": (1,) * 65}, "stop_token_ids"),
+        ({"bad_words": ("",)}, "sampling.bad_words"),
+        ({"bad_words": ("x",) * 65}, "sampling.bad_words"),
+        ({"seed": 2**64}, "sampling.seed"),
+        ({"max_tokens": 4097}, "max_tokens"),
+        ({"law": SamplingLaw(logit_bias=((1, 0.0),) * 301)}, "sampling.logit_bias"),
+        ({"law": SamplingLaw(temperature=1e-9)}, "sampling.temperature"),
+        ({"law": SamplingLaw(top_k=50)}, "sampling.top_k"),
+        ({"speculation": SpeculationParams(lenience=0.5)}, "speculation.lenience"),
+    ],
+)
+def test_one_step_beyond_each_bound(change, field):
+    with pytest.raises(RequestError) as caught:
+        check_fields(replace(FIELDS, **change), LIMITS, MODEL)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": (0, 49)},
+        {"request_id": "aZ09._:-" * 16},
+        {"stop_strings": ("é" * 128,) * 8},
+        {"seed": 2**64 - 1},
+        {"max_tokens": 4096},
+        {"law": SamplingLaw(temperature=0.01, top_k=49, top_p=1e-9, repetition_penalty=2.0)},
+        {"speculation": SpeculationParams(lenience=0.5, mode=ExactnessMode.LENIENT)},
+    ],
+)
+def test_the_bounds_themselves_are_allowed(change):
+    check_fields(replace(FIELDS, **change), LIMITS, MODEL)
+
+
+def test_unsupported_options_and_other_models():
+    with pytest.raises(UnsupportedOption) as caught:
+        check_fields(replace(FIELDS, options={"n": 2}), LIMITS, MODEL)
+    assert caught.value.field == "n"
+    with pytest.raises(ModelNotFound):
+        check_fields(replace(FIELDS, model="other"), LIMITS, MODEL)
+    check_fields(replace(FIELDS, model="m", options={"n": 1}), LIMITS, MODEL)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"n": 2},
+        {"length_penalty": 0.5},
+        {"early_stopping": True},
+        {"exhaustive_search": True},
+        {"speculation.beam_width": 2},
+    ],
+)
+def test_what_beams_have_is_refused_without_them(option):
+    with pytest.raises(UnsupportedOption, match="needs num_beams") as caught:
+        check_fields(replace(FIELDS, options=option), LIMITS, MODEL)
+    assert caught.value.field == next(iter(option))
+
+
+BEAMS = replace(FIELDS, law=SamplingLaw(temperature=0.0), beams=BeamParams(num_beams=3))
+
+
+def test_beams_go_with_bans_and_with_the_draft_model():
+    law = SamplingLaw(temperature=0.0, allowed_token_ids=(3, 4, 9), bad_words=((4,),), min_tokens=2)
+    fields = replace(
+        BEAMS,
+        law=law,
+        seed=3,
+        stop_token_ids=(9,),
+        options={"n": 2, "length_penalty": -0.5, "early_stopping": True},
+        speculation=SpeculationParams(drafter="model", mode=ExactnessMode.SEED_STABLE),
+    )
+    check_fields(fields, LIMITS, MODEL)
+    built = build_spec(fields, ADMISSION, LIMITS, MODEL)
+    assert built.beams == BeamParams(num_beams=3)
+    assert built.num_slots == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"beams": BeamParams(num_beams=0)}, "num_beams"),
+        ({"beams": BeamParams(num_beams=5)}, "num_beams"),
+        ({"beams": BeamParams(num_beams=3, num_results=4)}, "n"),
+        ({"beams": BeamParams(num_beams=3, num_results=0)}, "n"),
+        ({"beams": BeamParams(num_beams=3, length_penalty=float("nan"))}, "length_penalty"),
+        ({"beams": BeamParams(num_beams=3, length_penalty=11.0)}, "length_penalty"),
+        ({"beams": BeamParams(num_beams=3, width=2)}, "speculation.beam_width"),
+        ({"beams": BeamParams(num_beams=3, width=5)}, "speculation.beam_width"),
+        (
+            {"beams": BeamParams(num_beams=3, stops_early=True, is_exhaustive=True)},
+            "exhaustive_search",
+        ),
+        ({"law": SamplingLaw()}, "sampling.temperature"),
+        ({"law": SamplingLaw(temperature=0.0, top_k=3)}, "sampling.top_k"),
+        ({"law": SamplingLaw(temperature=0.0, top_p=0.5)}, "sampling.top_p"),
+        ({"law": SamplingLaw(temperature=0.0, min_p=0.5)}, "sampling.min_p"),
+        (
+            {"law": SamplingLaw(temperature=0.0, repetition_penalty=1.1)},
+            "sampling.repetition_penalty",
+        ),
+        ({"law": SamplingLaw(temperature=0.0, presence_penalty=1.0)}, "sampling.presence_penalty"),
+        (
+            {"law": SamplingLaw(temperature=0.0, frequency_penalty=1.0)},
+            "sampling.frequency_penalty",
+        ),
+        ({"law": SamplingLaw(temperature=0.0, logit_bias=((1, 2.0),))}, "sampling.logit_bias"),
+        ({"stop_strings": ("a",)}, "stop"),
+        ({"num_logprobs": 0}, "logprobs"),
+        ({"options": {"return_trace": True}}, "return_trace"),
+        ({"options": {"return_provenance": True}}, "return_provenance"),
+        ({"speculation": SpeculationParams(mode=ExactnessMode.LENIENT)}, "speculation.mode"),
+        ({"speculation": SpeculationParams(is_adaptive=True)}, "speculation.adaptive"),
+        ({"speculation": SpeculationParams(drafter="lookup")}, "speculation.drafter"),
+        ({"speculation": SpeculationParams(drafter="model+lookup")}, "speculation.drafter"),
+    ],
+)
+def test_what_a_beam_search_cannot_do_is_refused_by_name(change, field):
+    model = replace(MODEL, can_adapt=True)
+    check_fields(BEAMS, LIMITS, model)
+    with pytest.raises(RequestError) as caught:
+        check_fields(replace(BEAMS, **change), LIMITS, model)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("num_prompt", "asked"), [(100, None), (101, None), (60, 41)])
+def test_what_does_not_fit_the_context(num_prompt, asked):
+    admission = replace(ADMISSION, prompt_tokens=(1,) * num_prompt)
+    with pytest.raises(ContextTooLong) as caught:
+        build_spec(replace(FIELDS, max_tokens=asked), admission, LIMITS, MODEL)
+    assert caught.value.given > caught.value.limit
+
+
+def test_max_tokens_defaults_to_what_the_context_has_left():
+    admission = replace(ADMISSION, prompt_tokens=(1,) * 99)
+    assert build_spec(FIELDS, admission, LIMITS, MODEL).max_tokens == 1
+    wide = replace(MODEL, max_context=1000)
+    assert build_spec(FIELDS, admission, LIMITS, wide).max_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("law", "bad_words", "is_drawable"),
+    [
+        (SamplingLaw(allowed_token_ids=(2,), min_tokens=1), (), False),
+        (SamplingLaw(allowed_token_ids=(2,)), (), True),
+        (SamplingLaw(allowed_token_ids=(2, 3), min_tokens=1), ((3,),), False),
+        (SamplingLaw(allowed_token_ids=(3, 4)), ((3,),), True),
+        (SamplingLaw(), tuple((token,) for token in range(50)), False),
+    ],
+)
+def test_a_law_without_a_token_to_draw_is_refused(law, bad_words, is_drawable):
+    admission = replace(ADMISSION, bad_words=bad_words)
+    if is_drawable:
+        build_spec(replace(FIELDS, law=law), admission, LIMITS, MODEL)
+    else:
+        with pytest.raises(RequestError):
+            build_spec(replace(FIELDS, law=law), admission, LIMITS, MODEL)
+
+
+def test_texts_and_aborts():
+    check_text("text", "a" * (1 << 20), LIMITS)
+    with pytest.raises(RequestError):
+        check_text("text", "a" * ((1 << 20) + 1), LIMITS)
+    check_abort_ids(["a"], LIMITS)
+    for request_ids in ([], ["a"] * 257, ["bad id"]):
+        with pytest.raises(RequestError):
+            check_abort_ids(request_ids, LIMITS)

@@ -1,0 +1,425 @@
+"""T40: drafters without a model, by hand and against slow searches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider.engines.base import BundleError
+from outrider.runtime.drafters.phrases.recycling import RecyclingDrafter
+from outrider.runtime.drafters.scopes import Scoped
+from outrider.runtime.drafters.text import automaton_loops as loops
+from outrider.runtime.drafters.text.automaton import ROOT, SuffixAutomaton
+from outrider.runtime.drafters.text.automaton_loops import MAX_CANDIDATES
+from outrider.runtime.drafters.text.datastore import DatastoreDrafter, continuations
+from outrider.runtime.drafters.text.ngram import CorpusTable, NgramDrafter, NgramTable
+from outrider.runtime.drafters.text.reference import ReferenceDrafter
+from outrider.runtime.drafters.text.suffix import SuffixDrafter
+from outrider.runtime.drafters.text.suffix_array import Datastore, sort_suffixes, write_datastore
+from outrider.runtime.drafters.text.suffix_texts import AnswerHistory
+
+from tests.runtime.drafters.rows import draft, outcome, row
+
+TEXTS = st.lists(st.integers(0, 2), max_size=40)
+
+
+# --- reference (LLMA)
+
+
+def reference() -> ReferenceDrafter:
+    return ReferenceDrafter(min_ngram=2, max_ngram=4)
+
+
+@pytest.mark.parametrize(
+    ("history", "quoted", "expected"),
+    [
+        ([9, 1, 2], (1, 2, 3, 4), (3, 4)),
+        ([9, 8, 7], (1, 2, 3, 4), ()),
+        ([1, 2], (), ()),
+        # Nothing follows the end of the reference.
+        ([3, 4], (1, 2, 3, 4), ()),
+        # Behind the place that was copied from last, a repeated line is followed in order.
+        ([1, 2, 5, 1, 2], (1, 2, 5, 1, 2, 6), (6,)),
+        ([1, 2], (1, 2, 5, 1, 2, 6), (5, 1, 2, 6)),
+    ],
+)
+def test_a_reference_is_quoted_from_where_the_context_is(history, quoted, expected) -> None:
+    drafter = reference()
+    for length in range(1, len(history)):
+        draft(drafter, history[:length], reference_tokens=quoted)
+    assert draft(drafter, history, reference_tokens=quoted) == expected
+
+
+# --- n-grams
+
+
+def test_the_hand_example_of_counts_drafts_the_likeliest_token() -> None:
+    """After a: b three times, c once; an unseen context backs off, an empty table drafts not."""
+    a, b, c = 0, 1, 2
+    drafter = NgramDrafter(order=2, min_prob=0.0)
+    assert draft(drafter, [a, b, a, b, a, c, a, b, a], gamma=1) == (b,)
+    table = NgramTable(2, 100)
+    table.push([a, b, a, b, a, c, a, b, a])
+    assert table.best((a,)) == (b, 0.75)
+    assert table.best((7,)) is None
+    assert draft(NgramDrafter(order=2, min_prob=0.0), [5, 5, 5, 7], gamma=1) == (5,)
+    assert draft(NgramDrafter(order=2, min_prob=0.0), [5], gamma=1) == (5,)
+    assert NgramDrafter(order=2, min_prob=0.0).extend(NgramTable(2, 9), (), 4) == ()
+
+
+@given(TEXTS, st.integers(1, 3))
+def test_counts_are_those_of_the_text(text: list[int], order: int) -> None:
+    table = NgramTable(order, 10_000)
+    for token in text:
+        table.push([token])
+    store = CorpusTable(np.array([*text, 3], dtype=np.int64), order=order, vocab_size=3)
+    for size in range(order):
+        counts: dict[tuple[int, ...], Counter[int]] = {}
+        for end in range(size, len(text)):
+            counts.setdefault(tuple(text[end - size : end]), Counter())[text[end]] += 1
+        for context, following in counts.items():
+            greatest = max(following.values())
+            token = min(t for t, n in following.items() if n == greatest)
+            expected = (token, greatest / following.total())
+            assert table.best(context) == pytest.approx(expected)
+            assert store.best(context) == pytest.approx(expected)
+
+
+def test_a_chain_of_counts_stops_where_it_is_unsure() -> None:
+    text = [0, 1, 2, 0, 1, 2, 0, 1, 3, 0, 1]
+    for min_prob, expected in ((0.7, ()), (0.6, (2, 0, 1)), (0.4, (2, 0, 1, 2, 0, 1))):
+        assert draft(NgramDrafter(order=3, min_prob=min_prob), text) == expected
+    # 3 then 7 was never seen, and backing off to 7 alone costs 0.4.
+    assert draft(NgramDrafter(order=3, min_prob=0.5), [7, 1, 7, 1, 3, 7]) == ()
+    assert draft(NgramDrafter(order=3, min_prob=0.4), [7, 1, 7, 1, 3, 7], gamma=1) == (1,)
+
+
+def test_a_table_of_counts_is_bounded() -> None:
+    table = NgramTable(3, 5)
+    table.push(list(range(100)))
+    assert len(table) == 5
+
+
+# --- datastore (REST)
+
+
+def store_of(folder: Path, *texts: list[int], vocab_size: int = 10) -> Datastore:
+    write_datastore(texts, folder / "store", vocab_size=vocab_size)
+    return Datastore.open(folder / "store", vocab_size=vocab_size)
+
+
+def test_the_hand_example_of_retrieval(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [1, 2, 3, 1, 2, 4, 1, 2, 3])
+    found = store.find([1, 2])
+    assert sorted(store.suffixes[found.start : found.stop].tolist()) == [0, 3, 6]
+    rows = sorted(continuations(store, found, 2, 2))
+    assert rows == [[3, 1], [3, 10], [4, 1]]
+    drafter = DatastoreDrafter(store, min_match=2, max_match=16)
+    assert draft(drafter, [7, 1, 2], gamma=1) == (3,)
+    assert draft(drafter, [7, 1, 2], gamma=2, key="b") == (3, 1)
+    assert draft(drafter, [9, 9], key="c") == ()
+    assert draft(drafter, [4, 1, 2], gamma=4, key="d") == (3,)
+
+
+@settings(max_examples=40)
+@given(st.lists(TEXTS, min_size=1, max_size=3), st.lists(st.integers(0, 2), max_size=12))
+def test_a_datastore_finds_what_a_plain_search_finds(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], context: list[int]
+) -> None:
+    texts = [[0, 1], *texts]
+    # A vocabulary of 2**20 packs three tokens into a key, so that longer patterns are narrowed.
+    store = store_of(tmp_path_factory.mktemp("s"), *texts, vocab_size=1 << 20)
+    whole = store.tokens.tolist()
+    for size in range(1, len(context) + 1):
+        pattern = context[-size:]
+        places = [i for i in range(len(whole) - size + 1) if whole[i : i + size] == pattern]
+        found = store.find(pattern)
+        assert sorted(store.suffixes[found.start : found.stop].tolist()) == places
+    size, found = store.longest_suffix(context, shortest=2, longest=8)
+    sizes = [s for s in range(2, min(len(context), 8) + 1) if store.find(context[-s:])]
+    assert size == max(sizes, default=0)
+    assert not size or found == store.find(context[-size:])
+
+
+def test_suffixes_are_sorted() -> None:
+    tokens = np.random.default_rng(0).integers(0, 3, 300).astype(np.int32)
+    order = sort_suffixes(tokens).tolist()
+    keyed = [tokens[start : start + 32].tolist() for start in order]
+    assert keyed == sorted(keyed)
+    assert sorted(order) == list(range(300))
+
+
+def test_a_datastore_of_another_vocabulary_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    store_of(tmp_path, [1, 2, 3])
+    with pytest.raises(BundleError, match="vocabulary"):
+        Datastore.open(tmp_path / "store", vocab_size=11)
+    with pytest.raises(BundleError, match="exists already"):
+        write_datastore([[1]], tmp_path / "store", vocab_size=10)
+    with pytest.raises(BundleError, match="no text"):
+        write_datastore([[]], tmp_path / "empty", vocab_size=10)
+    np.save(tmp_path / "store" / "keys.npy", np.zeros(2, dtype=np.int64))
+    with pytest.raises(BundleError, match="keys"):
+        Datastore.open(tmp_path / "store", vocab_size=10)
+    (tmp_path / "store" / "tokens.npy").write_bytes(b"x")
+    with pytest.raises(BundleError, match="cannot be read"):
+        Datastore.open(tmp_path / "store", vocab_size=10)
+
+
+# --- suffix decoding
+
+
+class Automaton(SuffixAutomaton):
+    """With the loops that are otherwise called for many texts at once."""
+
+    def advance(self, state: int, matched: int, tokens: list[int]) -> tuple[int, int]:
+        return loops.advance(
+            self._states, self._edges, self._slots, state, matched, np.array(tokens, dtype=np.int64)
+        )
+
+    def suffix(self, state: int) -> tuple[int, int]:
+        link = max(int(self._states[loops.LINK, state]), ROOT)
+        return link, int(self._states[loops.LENGTH, link])
+
+
+def slow_count(texts: list[list[int]], pattern: tuple[int, ...]) -> int:
+    size = len(pattern)
+    return sum(
+        tuple(text[i : i + size]) == pattern for text in texts for i in range(len(text) - size + 1)
+    )
+
+
+@given(st.lists(TEXTS, max_size=3), st.integers(0, 2))
+def test_the_automaton_counts_substrings(texts: list[list[int]], removed: int) -> None:
+    automaton = Automaton()
+    for text in texts:
+        half = automaton.append(ROOT, text[: len(text) // 2])
+        automaton.append(half, text[len(text) // 2 :])
+    if removed < len(texts):
+        automaton.remove(texts[removed])
+        texts = texts[:removed] + texts[removed + 1 :]
+    for text in texts:
+        for start in range(len(text)):
+            state = ROOT
+            for end in range(start, min(start + 6, len(text))):
+                (state,) = (to for token, to, _ in automaton.followers(state) if token == text[end])
+                assert automaton.count(state) == slow_count(texts, tuple(text[start : end + 1]))
+
+
+@given(TEXTS, TEXTS)
+def test_a_match_is_the_longest_known_suffix(text: list[int], context: list[int]) -> None:
+    automaton = Automaton()
+    whole = ROOT
+    state, matched = ROOT, 0
+    for position, token in enumerate(context):
+        if position < len(text):  # the automaton grows while it is followed
+            whole = automaton.append(whole, text[position : position + 1])
+        state, matched = automaton.advance(state, matched, [token])
+        known, seen = text[: position + 1], context[: position + 1]
+        sizes = [
+            s for s in range(len(seen) + 1) if slow_count([known], tuple(seen[-s:] if s else ()))
+        ]
+        assert matched <= max(sizes)
+        if position >= len(text):
+            assert slow_count([known], tuple(seen[-matched:])) or matched == 0
+
+
+def slow_continuation(
+    text: list[int], length: int, factor: float, min_prob: float
+) -> tuple[tuple[int, ...], float]:
+    """The best-scored continuation of what ``text`` ended like before, by counting alone."""
+    best: tuple[tuple[int, ...], float] = (), 0.0
+    tried: list[list[int]] = []
+    for matched in range(len(text) - 1, 0, -1):
+        match = tuple(text[-matched:])
+        ends = [
+            i + matched
+            for i in range(len(text) - matched + 1)
+            if tuple(text[i : i + matched]) == match
+        ]
+        # Shorter matches that end at the same places say nothing new; the whole text ends once.
+        if len(ends) == 1 or ends in tried or len(tried) == MAX_CANDIDATES:
+            continue
+        tried.append(ends)
+        chain: tuple[int, ...] = ()
+        score, prob, total = 0.0, 1.0, len(ends) - 1
+        while total > 0 and len(chain) < min(length, int(factor * matched + 1e-6)):
+            counts = {token: slow_count([text], (*match, *chain, token)) for token in set(text)}
+            token = min(counts, key=lambda one: (-counts[one], one))
+            prob *= min(counts[token] / total, 1.0)
+            if counts[token] == 0 or prob < min_prob:
+                break
+            chain, score, total = (*chain, token), score + prob, counts[token]
+        if score > best[1]:
+            best = chain, score
+    return best
+
+
+@given(TEXTS, st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.0, 0.3, 0.9]))
+def test_a_continuation_is_the_best_scored_one(
+    text: list[int], length: int, factor: float, min_prob: float
+) -> None:
+    automaton = Automaton()
+    place = automaton.suffix(automaton.append(ROOT, text))
+    chains, figures = np.zeros((2, length), dtype=np.int64), np.zeros(4)
+    num = loops.continue_text(
+        automaton._states, automaton._edges, *place, factor, length, min_prob, True, chains, figures
+    )
+    tokens, score = slow_continuation(text, length, factor, min_prob)
+    assert tuple(chains[0, :num].tolist()) == tokens
+    assert figures[loops.SCORE] == pytest.approx(score)
+
+
+def test_room_grows_with_the_texts_and_is_never_overrun() -> None:
+    automaton = Automaton()
+    numbers = np.random.default_rng(5)
+    for _ in range(40):
+        automaton.append(ROOT, numbers.integers(0, 2, size=50).tolist())
+        automaton.append(ROOT, [1, *[0] * 49])
+        states, edges = automaton.used[[loops.STATES, loops.EDGES]].tolist()
+        num_tokens = automaton.used[loops.TOKENS]
+        assert states <= 2 * num_tokens + 1
+        assert edges <= 3 * num_tokens
+    # Nothing is written beyond the tables, whoever counts wrongly.
+    with pytest.raises(IndexError):
+        loops.append(
+            automaton._states[:, :4].copy(), automaton._edges, automaton._slots,
+            np.array([4, 0]), ROOT, np.array([7]),
+        )  # fmt: skip
+
+
+def suffix_drafter(min_prob: float, answers: list[list[int]]) -> SuffixDrafter:
+    drafter = SuffixDrafter(factor=1.0, min_prob=min_prob, max_tokens=1000, max_scopes=2)
+    for answer in answers:
+        drafter._histories.of("s").add(answer)
+    return drafter
+
+
+ANSWERS = [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(("min_prob", "expected"), [(0.1, (3, 4)), (0.7, (3,))])
+def test_the_hand_example_of_suffix_decoding(min_prob: float, expected: tuple[int, ...]) -> None:
+    drafter = suffix_drafter(min_prob, ANSWERS)
+    assert draft(drafter, [8, 9, 1, 2], scope="s") == expected
+    assert draft(drafter, [8, 9, 1, 2], scope="other", key="b") == ()
+    assert draft(drafter, [8, 9, 1, 2], scope=None, key="c") == ()
+
+
+def test_evicting_an_answer_changes_the_share_of_the_others() -> None:
+    history = AnswerHistory(1000)
+    history.automaton = automaton = Automaton()
+    for answer in ANSWERS:
+        history.add(answer)
+    state, _ = automaton.advance(ROOT, 0, [2, 3])
+    (token, _, count), _ = automaton.followers(state)
+    assert (token, count, automaton.count(state)) == (4, 2, 3)
+    automaton.remove([1, 2, 3, 5])
+    ((token, _, count),) = automaton.followers(state)
+    assert (token, count, automaton.count(state)) == (4, 2, 2)
+
+
+def test_answers_are_shared_within_a_scope_when_they_have_ended() -> None:
+    drafter = suffix_drafter(0.1, [])
+    first = [7, 1, 2, 3, 4, 5]
+    assert draft(drafter, [7, 1, 2], scope="s", num_prompt=1) == ()
+    drafter.observe([outcome(first, (), 0, (), num_fed=3, scope="s", num_prompt=1)])
+    assert draft(drafter, [9, 1, 2], scope="s", key="b", num_prompt=3) == ()
+    drafter.forget("a")
+    assert draft(drafter, [9, 1, 2], scope="s", key="c", num_prompt=3) == (3, 4)
+    assert draft(drafter, [9, 1, 2], scope="t", key="d", num_prompt=3) == ()
+    assert set(drafter._states) == {"b", "c", "d"}
+
+
+def test_a_requests_own_text_wins_a_tie() -> None:
+    drafter = suffix_drafter(0.1, [[1, 2, 5]])
+    assert draft(drafter, [1, 2, 6, 1, 2], gamma=1, scope="s") == (6,)
+
+
+def test_the_history_of_answers_is_bounded_and_survives_being_rebuilt() -> None:
+    drafter = suffix_drafter(0.1, [])
+    history = drafter._histories.of("s")
+    history._max_tokens = 50
+    assert draft(drafter, [9, 8], scope="s", key="early") == ()
+    for number in range(60):
+        history.add([number % 5, 6, 7, 8, *range(number % 3)])
+        assert len(history) <= 50
+    assert len(history.automaton) < 400
+    assert draft(drafter, [9, 8, 6, 7], gamma=1, scope="s", key="early") == (8,)
+    history.add(list(range(1000)))
+    assert len(history) == 50
+
+
+# --- token recycling
+
+
+def test_the_hand_example_of_token_recycling() -> None:
+    drafter = RecyclingDrafter(min_prob=0.0, max_scopes=2)
+    successors = drafter._successors.of("s")
+    successors.learn(5, (6, 7))
+    successors.learn(6, (8, 9))
+    assert draft(drafter, [5], scope="s") == (6, 8)
+    assert draft(drafter, [4], scope="s", key="b") == ()
+    # Target: 6 after 5, 9 after 6. Every fed token is rewritten, the rejected one too.
+    choices = ((6, 3), (9, 1), (2, 4))
+    drafter.observe([outcome([5, 6, 9], (6, 8), 1, choices, num_fed=1, scope="s")])
+    assert successors.after == {5: (6, 3), 6: (9, 1), 8: (2, 4)}
+
+
+def test_recycled_chains_stop_where_successors_were_unstable() -> None:
+    drafter = RecyclingDrafter(min_prob=0.3, max_scopes=2)
+    successors = drafter._successors.of("s")
+    for _ in range(9):
+        successors.learn(5, (6,))
+    successors.learn(6, (7,))
+    successors.learn(7, (8,))
+    assert draft(drafter, [5], scope="s") == (6, 7)
+    for first in (1, 2, 3, 4, 1):
+        successors.learn(5, (first,))
+    assert draft(drafter, [5], scope="s", key="b") == ()
+
+
+# --- scopes, and contexts beyond what is committed
+
+
+def test_scopes_are_bounded_and_separate() -> None:
+    scoped = Scoped(list[int], max_scopes=2)
+    scoped.of("a").append(1)
+    assert scoped.of("a") == [1]
+    assert scoped.of("b") == []
+    assert scoped.of(None) is not scoped.of(None)
+    scoped.of("a")
+    scoped.of("c")
+    assert len(scoped) == 2
+    assert scoped.of("a") == [1]
+    assert scoped.of("b") == []
+
+
+def drafters(tmp_path: Path) -> list[object]:
+    return [
+        NgramDrafter(order=3, min_prob=0.0),
+        DatastoreDrafter(store_of(tmp_path, [0, 1, 2, 3, 4, 5, 6]), min_match=2, max_match=8),
+        SuffixDrafter(factor=4.0, min_prob=0.1, max_tokens=99, max_scopes=1),
+        reference(),
+    ]
+
+
+def test_guesses_continue_what_is_drafted_but_not_committed(tmp_path: Path) -> None:
+    history = [0, 1, 2, 3, 4, 5, 6, 9, 1, 2]
+    for drafter in drafters(tmp_path):
+        options = {"reference_tokens": (1, 2, 3, 4, 5)}
+        assert drafter.guess(row(history, **options), (), 2) == (3, 4), drafter
+        assert drafter.guess(row(history, **options), (3,), 1) == (4,), drafter
+        assert drafter.guess(row([*history, 3], **options), (), 1) == (4,), drafter
+        drafter.forget("a")
+        assert not drafter._states
+
+
+def test_a_chain_ends_with_its_first_end_token(tmp_path: Path) -> None:
+    history = [0, 1, 2, 3, 4, 5, 6, 9, 1, 2]
+    for drafter in drafters(tmp_path):
+        found = draft(drafter, history, end_tokens=(4,), reference_tokens=(1, 2, 3, 4, 5))
+        assert found == (3, 4), drafter

@@ -1,0 +1,305 @@
+"""Beam search: that of an independent implementation, and the same with any draft; small laws, many of them tied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from outrider.engines.sampling.base import Continuations
+from outrider.runtime.loop.beams.beam import (
+    BeamDraft,
+    BeamRules,
+    BeamState,
+    Hypothesis,
+    advance,
+    chains_over,
+    ranked,
+    search,
+)
+
+from tests.runtime.oracle.laws import random_row_of
+
+END = 2
+DYADIC = np.array([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.25, 0.5, 0.25], [0.5, 0.5, 0.0]])
+
+
+def tied_row_of(seed):
+    """Probabilities of 1/2 and 1/4, some 0: sums are exact, so that many are equal."""
+
+    def row_of(prefix):
+        return DYADIC[np.random.default_rng([seed, len(prefix), *prefix]).integers(len(DYADIC))]
+
+    return row_of
+
+
+def log_of(row_of):
+    def log_row(prefix):
+        with np.errstate(divide="ignore"):
+            return np.log2(row_of(prefix))
+
+    return log_row
+
+
+LAWS = {
+    "random": lambda seed: log_of(random_row_of(seed, 3)),
+    "zeros": lambda seed: log_of(random_row_of(seed, 3, num_zeros=1)),
+    "tied": lambda seed: log_of(tied_row_of(seed)),
+}
+GRID = [
+    BeamRules(
+        num_beams=num_beams,
+        max_tokens=5,
+        end_tokens=frozenset(ends),
+        length_penalty=penalty,
+        stops_early=stopping == "early",
+        is_exhaustive=stopping == "never",
+    )
+    for num_beams, ends, penalty, stopping in product(
+        (1, 2, 3), ((), (END,), (1, END)), (0.0, 1.0, -0.5, 2.0), ("early", "by bound", "never")
+    )
+]
+
+
+def plain(row_of, rules):
+    """Finished (tokens, sum), best first: written apart from the module under test, by full sorts of full lists."""
+    width, live, done = rules.num_beams, [((), 0.0)], []
+    for length in range(1, rules.max_tokens + 1):
+        rows = [row_of(tokens) for tokens, _ in live]
+        order = sorted(
+            (-(total + float(row[token])), rank, token)
+            for rank, ((_, total), row) in enumerate(zip(live, rows, strict=True))
+            for token in range(len(row))
+            if row[token] > -np.inf
+        )
+        found = [((*live[rank][0], token), -loss) for loss, rank, token in order]
+        done += [one for one in found[:width] if one[0][-1] in rules.end_tokens]
+        live = [one for one in found if one[0][-1] not in rules.end_tokens][:width]
+        if length == rules.max_tokens:
+            done += live
+        done.sort(key=lambda one: -one[1] / len(one[0]) ** rules.length_penalty)
+        del done[width:]
+        if not live:
+            break
+        if len(done) == width:
+            tokens, total = done[-1]
+            worst = total / len(tokens) ** rules.length_penalty
+            lengths = range(length + 1, rules.max_tokens + 1)
+            lengths = lengths if rules.is_exhaustive else [length]
+            hopes = [live[0][1] / n**rules.length_penalty for n in lengths]
+            if rules.stops_early or all(hope <= worst for hope in hopes):
+                break
+    return done
+
+
+def every(row):
+    """A whole row [V] of log-probabilities as continuations, those that cannot follow included."""
+    return Continuations(tokens=np.arange(len(row)), log_probs=np.asarray(row, dtype=np.float64))
+
+
+def likeliest(row, count):
+    """The ``count`` likeliest of a row, of equals the lower tokens."""
+    ids = np.argsort(-row, kind="stable")[:count]
+    return Continuations(tokens=ids, log_probs=row[ids])
+
+
+def draft_beams(state, draft_row, rules, *, width, gamma):
+    draft = BeamDraft(state, rules, width=width, gamma=gamma)
+    while draft.is_growing:
+        draft.grow([every(draft_row(one.tokens)) for one in draft.beams])
+    return draft.wanted
+
+
+def speculated(target_row, draft_row, rules, *, width, gamma):
+    """The finished hypotheses, and the passes of the target that it took."""
+    state, num_passes = BeamState(), 0
+    while not state.is_over:
+        wanted = draft_beams(state, draft_row, rules, width=width, gamma=gamma)
+        assert len(wanted) <= len(state.live) + width * gamma
+        assert len(set(wanted)) == len(wanted)
+        table = {tokens: likeliest(target_row(tokens), rules.row_size) for tokens in wanted}
+        state, used = search(state, table.get, rules)
+        assert used, "every pass is good for a step"
+        assert set(used) <= set(wanted)
+        num_passes += 1
+    return [(one.tokens, one.log_prob) for one in state.finished], num_passes
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_is_the_independent_ones(law, seed):
+    row_of = LAWS[law](seed)
+    for rules in GRID:
+        found, _ = speculated(row_of, row_of, rules, width=1, gamma=0)
+        assert found == plain(row_of, rules), rules
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("draft", ["same", "tied", "other"])
+def test_a_draft_changes_nothing(law, draft):  # T34
+    row_of = LAWS[law](1)
+    draft_of = {"same": row_of, "tied": LAWS["tied"](9), "other": LAWS["zeros"](9)}[draft]
+    for rules in GRID:
+        expected = plain(row_of, rules)
+        for extra, gamma in product((0, 2), (1, 2, 6)):
+            width = rules.num_beams + extra
+            found, num_passes = speculated(row_of, draft_of, rules, width=width, gamma=gamma)
+            assert found == expected, (rules, width, gamma)
+            assert num_passes <= rules.max_tokens
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_answers(seed):
+    row_of = LAWS["random"](seed)
+    for penalty in (0.0, 1.0, 2.0):
+        rules = BeamRules(
+            num_beams=81,
+            max_tokens=4,
+            end_tokens=frozenset({END}),
+            length_penalty=penalty,
+            is_exhaustive=True,
+        )
+        found, _ = speculated(row_of, row_of, rules, width=81, gamma=1)
+        answers = {}
+        for tokens in product(range(3), repeat=4):
+            length = tokens.index(END) + 1 if END in tokens else 4
+            answer = tokens[:length]
+            total = sum(row_of(answer[:i])[token] for i, token in enumerate(answer))
+            answers[answer] = total / length**penalty
+        assert found[0][0] == max(answers, key=answers.get)
+
+
+def greedy(row_of, max_tokens):
+    tokens = ()
+    while len(tokens) < max_tokens and END not in tokens:
+        tokens = (*tokens, int(np.argmax(row_of(tokens))))
+    return tokens
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_one_beam_that_stops_early_is_greedy_decoding(law):  # T34
+    row_of = LAWS[law](3)
+    rules = BeamRules(num_beams=1, max_tokens=6, end_tokens=frozenset({END}), stops_early=True)
+    found, _ = speculated(row_of, LAWS["tied"](5), rules, width=1, gamma=3)
+    assert found[0][0] == greedy(row_of, 6)
+
+
+@pytest.mark.parametrize(("gamma", "num_passes"), [(0, 6), (1, 3), (2, 2), (5, 1), (9, 1)])
+def test_a_draft_like_the_target_saves_passes(gamma, num_passes):
+    row_of = LAWS["random"](2)
+    rules = BeamRules(num_beams=2, max_tokens=6)
+    assert speculated(row_of, row_of, rules, width=2, gamma=gamma)[1] == num_passes
+
+
+def test_wider_drafts_never_need_more_passes_of_the_first_round():
+    """top_w of the target within top_u of the draft, and so one step more."""
+    target, draft = LAWS["random"](1), LAWS["random"](4)
+    rules = BeamRules(num_beams=2, max_tokens=6)
+
+    def num_steps(width):
+        wanted = draft_beams(BeamState(), draft, rules, width=width, gamma=1)
+        state, _ = search(BeamState(), {t: every(target(t)) for t in wanted}.get, rules)
+        return len(state.live[0].tokens)
+
+    assert num_steps(3) == 2
+    assert [num_steps(width) for width in (2, 3)] == sorted(num_steps(width) for width in (2, 3))
+
+
+def test_of_equal_sums_the_higher_hypothesis_and_then_the_lower_token_ranks_first():  # T34
+    live = [Hypothesis((7,), -1.0), Hypothesis((8,), -1.0)]
+    row = np.array([-1.0, -0.5, -0.5])
+    best = [one.tokens for one in ranked(live, [every(row), every(row)], 5)]
+    assert best == [(7, 1), (7, 2), (8, 1), (8, 2), (7, 0)]
+
+
+def test_an_end_below_the_beams_is_not_finished():
+    """Rank 3 of 2 beams: its sum is dropped, whatever its score would be, and the search goes on with rank 4."""
+    state = BeamState(live=(Hypothesis((0,), -1.0), Hypothesis((1,), -2.0)))
+    rows = [every([-0.2, -5.0, -0.1]), every([-3.0, -3.5, -0.5])]
+    rules = BeamRules(num_beams=2, max_tokens=9, end_tokens=frozenset({END}))
+    after = advance(state, rows, rules)
+    assert [one.tokens for one in after.live] == [(0, 0), (1, 0)]
+    assert [one.tokens for one in after.finished] == [(0, END)]
+
+
+def test_where_short_answers_score_higher_the_next_token_may_still_win():
+    state = BeamState(live=(Hypothesis((1,), -1.1),), finished=(Hypothesis((0, END), -2.0),))
+    rules = BeamRules(
+        num_beams=1,
+        max_tokens=9,
+        end_tokens=frozenset({END}),
+        length_penalty=-1.0,
+        is_exhaustive=True,
+    )
+    going_on = [every([-0.1, -np.inf, -np.inf])]  # -1.2 times 3 tokens at best, against -4
+    assert not advance(state, going_on, rules).is_over
+
+
+def test_a_finished_hypothesis_is_beaten_only_by_more():
+    done = Hypothesis((0, END), -2.0)
+    state = BeamState(live=(Hypothesis((1, 1), -2.9),), finished=(done,))
+    rules = BeamRules(num_beams=1, max_tokens=3, end_tokens=frozenset({END}), is_exhaustive=True)
+    rows = [every([-np.inf, -np.inf, -0.1])]  # -3 over 3 tokens: -1, as -2 over 2
+    after = advance(state, rows, rules)
+    assert after.is_over
+    assert after.finished == (done,)
+
+
+def test_a_settled_search_takes_no_further_pass():
+    """A live sum of -3 can at best stay so, -1 per token at 3 tokens: no more than -2 over 2."""
+    state = BeamState(live=(Hypothesis((1,), -2.9),), finished=(Hypothesis((0, END), -2.0),))
+    rules = BeamRules(num_beams=1, max_tokens=3, end_tokens=frozenset({END}), is_exhaustive=True)
+    assert advance(state, [every([-0.1, -np.inf, -np.inf])], rules).is_over
+
+
+def test_a_search_that_is_not_exhaustive_looks_at_the_present_length_only():
+    """-2.4 over 2 is worse than -2 over 2, though at 9 tokens it could be better than anything."""
+    state = BeamState(live=(Hypothesis((1,), -2.3),), finished=(Hypothesis((0, END), -2.0),))
+    rows = [every([-0.1, -np.inf, -np.inf])]
+    rules = BeamRules(num_beams=1, max_tokens=9, end_tokens=frozenset({END}))
+    assert advance(state, rows, rules).is_over
+    assert not advance(state, rows, replace(rules, is_exhaustive=True)).is_over
+
+
+def test_what_cannot_be_continued_is_over():
+    rules = BeamRules(num_beams=2, max_tokens=4)
+    after = advance(BeamState(), [every(np.full(3, -np.inf))], rules)
+    assert after.is_over
+    assert after.finished == ()
+
+
+def test_nothing_is_drafted_behind_the_last_token():
+    rules = BeamRules(num_beams=1, max_tokens=3)
+    wanted = draft_beams(BeamState(), LAWS["random"](1), rules, width=1, gamma=8)
+    assert max(len(tokens) for tokens in wanted) == 2
+
+
+def test_each_live_hypothesis_has_a_chain_and_what_is_drafted_goes_along_by_step_and_rank():
+    live = [(0,), (1,)]
+    first, second = [(1, 5), (1, 6), (0, 7)], [(1, 6, 8), (1, 5, 9), (0, 7, 3)]
+    wanted = [*live, *first, *second]
+    assert chains_over(wanted, 2, 2, 3) == [(0, 7, 3), (1, 5, 9)]
+    assert chains_over(wanted, 2, 3, 3) == [(0, 7, 3), (1, 5, 9), (1, 6, 8)]
+    assert chains_over(wanted, 2, 9, 3) == chains_over(wanted, 2, 3, 3)
+    assert chains_over(live, 2, 4, 2) == live
+
+
+def test_chains_never_go_on_behind_what_they_do_not_cover():
+    wanted = [(0,), (0, 1), (0, 2), (0, 2, 3)]
+    assert chains_over(wanted, 1, 1, 2) == [(0, 1)]
+    assert chains_over(wanted, 1, 2, 2) == [(0, 1), (0, 2, 3)]
+
+
+def test_what_would_live_has_a_chain_before_what_would_not():
+    """One beam, drafted two wide: the second of the first step waits for the best of the second."""
+    wanted = [(), (1,), (2,), (1, 1), (1, 2), (1, 1, 1), (2, 2)]
+    assert chains_over(wanted, 1, 1, 1) == [(1, 1, 1)]
+    assert chains_over(wanted, 1, 2, 1) == [(1, 1, 1), (2, 2)]
+    assert chains_over(wanted, 1, 3, 1) == [(1, 1, 1), (2, 2), (1, 2)]
+
+
+def test_what_would_live_behind_what_would_not_is_fed_with_it():
+    wanted = [(), (1,), (2,), (2, 1), (1, 1)]
+    assert chains_over(wanted, 1, 2, 1) == [(1, 1), (2, 1)]
+    assert chains_over(wanted, 1, 9, 1) == [(1, 1), (2, 1)]

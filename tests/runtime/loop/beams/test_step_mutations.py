@@ -1,0 +1,156 @@
+"""The tests of served beam searches can fail: each known mistake is caught by a named test."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.engines.base import EngineError
+from outrider.engines.sampling import continuations
+from outrider.runtime.core import scheduler
+from outrider.runtime.core.lifecycle import IllegalTransition
+from outrider.runtime.loop import rows
+from outrider.runtime.loop.beams import cache as beam_cache
+from outrider.runtime.loop.beams import search
+from outrider.runtime.loop.beams import step as beams
+
+import tests.runtime.core.test_scheduler as scheduler_tests
+import tests.runtime.loop.beams.test_cache as cache_tests
+import tests.runtime.loop.beams.test_step as beam_tests
+from tests.engines.sampling import test_continuations as row_tests
+from tests.mutants import assert_caught
+from tests.runtime.markov import limits
+
+
+def crowded() -> None:
+    beam_tests.test_searches_and_drawn_answers_share_a_server_and_change_nothing_of_each_other()
+
+
+KILLERS = {
+    "crowded": crowded,
+    "moves": beam_tests.test_a_search_is_told_from_its_neighbours_when_rows_move,
+    "passes": beam_tests.test_speculation_changes_no_bit_and_saves_passes,
+    "text": beam_tests.test_the_best_results_come_with_text_scores_and_counts,
+    "room": lambda: beam_tests.test_a_draft_model_with_less_room_or_fewer_tokens_drafts_what_it_can(
+        (20, beam_tests.V)
+    ),
+    "tokens": lambda: (
+        beam_tests.test_a_draft_model_with_less_room_or_fewer_tokens_drafts_what_it_can(
+            (limits(beam_tests.V).max_context, 4)
+        )
+    ),
+    "finite": beam_tests.test_a_row_that_is_not_finite_ends_its_search_alone,
+    "target": (beam_tests.test_a_failing_target_ends_the_searches_it_was_for_and_spares_the_rest),
+    "draft": beam_tests.test_a_failing_draft_model_costs_no_answer,
+    "copies": cache_tests.test_children_of_one_parent_copy_it_and_feed_one_token_each,
+    "kept": cache_tests.test_what_was_fed_and_not_kept_is_used_where_it_fits,
+    "between": cache_tests.test_slots_between_those_fed_keep_what_they_hold,
+    "arrears": cache_tests.test_arrears_longer_than_a_span_are_fed_in_pieces,
+    "texts": lambda: cache_tests.test_any_texts_in_any_order_have_their_own_rows(0),
+    "queue": scheduler_tests.test_nobody_overtakes_a_request_that_waits_for_several_slots,
+    "min_tokens": beam_tests.test_end_tokens_are_not_searched_before_min_tokens,
+    "rows": row_tests.test_they_are_ranked_with_ties_by_the_lower_token,
+}
+MUTANTS = {
+    "a copy over what is wanted": (
+        beam_cache,
+        "range(len(self.slots)) if member not in taken)",
+        "range(len(self.slots)))",
+        "texts",
+    ),
+    "a copy where none is needed": (
+        beam_cache,
+        "(shared[m], m not in taken, -m)",
+        "(m not in taken, shared[m], -m)",
+        "copies",
+    ),
+    "a copy that nobody notes": (
+        beam_cache,
+        "self.note_fed(members[index], length, self._held[source].tail)",
+        "pass",
+        "copies",
+    ),
+    "what differs is taken for shared": (
+        beam_cache,
+        "if held.tail[:high] == tail[:high]:",
+        "if True:",
+        "texts",
+    ),
+    "a row that is wanted again is not fed": (
+        beam_cache,
+        "start = min(feed.most_held, self._num_shared(self._held[feed.member], feed.tail))",
+        "start = self._num_shared(self._held[feed.member], feed.tail)",
+        "kept",
+    ),
+    "arrears with the rest": (
+        beam_cache,
+        "tokens[: -feed.num_wanted][: engine.limits.max_extend]",
+        "tokens",
+        "arrears",
+    ),
+    "slots between are cut": (
+        beam_cache,
+        "start=held[slot], tokens=()",
+        "start=0, tokens=()",
+        "between",
+    ),
+    "rows of the token before": (
+        beams,
+        "first = len(feed.tail) - feed.num_wanted + 1",
+        "first = len(feed.tail) - feed.num_wanted",
+        "passes",
+    ),
+    "a row that is not finite is no row": (beams, "raise _NotFinite", "return None", "finite"),
+    "prompts that were lost are taken for fed": (
+        beams,
+        "one.request.lose_cache()",
+        "pass",
+        "target",
+    ),
+    "a failed draft model is asked again": (beams, "one.request.degrade()", "pass", "draft"),
+    "rows move without what they hold": (
+        search,
+        "cache.move(member, destination)",
+        "pass",
+        "moves",
+    ),
+    "rows move and nobody notes": (
+        search,
+        "self.slots[member] = destination",
+        "pass",
+        "moves",
+    ),
+    "a draft beyond the draft model's context": (
+        search,
+        "limits.max_context + 1 - self.num_known",
+        "99",
+        "room",
+    ),
+    "a prompt the draft model cannot hold": (
+        search,
+        "request.num_prompt <= engines[1].limits.max_context",
+        "True",
+        "room",
+    ),
+    "tokens the draft model does not know": (
+        search,
+        "max(one.tokens, default=0) >= limits.vocab_size",
+        "False",
+        "tokens",
+    ),
+    "the end token is shown": (
+        search,
+        "shown = tokens[:-1] if is_stopped and not spec.include_stop else tokens",
+        "shown = tokens",
+        "text",
+    ),
+    "engines forget what searches hold": (rows, "rows[slot] = length", "pass", "crowded"),
+    "whoever fits overtakes": (scheduler, "return num_admitted", "continue", "queue"),
+    "bans are not read": (continuations, "if law.has_processors:", "if False:", "min_tokens"),
+    "a row's own norm is left out": (continuations, " - log_norm(logits)", "", "rows"),
+}
+ERRORS = (AssertionError, EngineError, IllegalTransition, IndexError, KeyError, TypeError)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_caught(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    module, old, new, killer = MUTANTS[name]
+    assert_caught(monkeypatch, module, old, new, KILLERS[killer], ERRORS)

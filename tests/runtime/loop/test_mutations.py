@@ -1,0 +1,227 @@
+"""The tests of steps and requests can fail: each known mistake is caught by a named test."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.engines.base import EngineError
+from outrider.engines.reference import token_slots
+from outrider.runtime.core import request, scheduler
+from outrider.runtime.core.params import FinishReason
+from outrider.runtime.drafters.model import model
+from outrider.runtime.loop import prefill as prompts
+from outrider.runtime.loop import step
+
+import tests.runtime.drafters.model.test_model as model_tests
+import tests.runtime.loop.test_first_tokens as first_token_tests
+import tests.runtime.loop.test_step as step_tests
+import tests.runtime.loop.test_steps_in_a_row as row_tests
+from tests.mutants import assert_caught, put_in
+
+
+def cut_tests() -> None:
+    for options, reason in (
+        ({"end_tokens": (8,)}, FinishReason.STOP_TOKEN),
+        ({"stop_strings": ("ij",)}, FinishReason.STOP_STRING),
+        ({"max_tokens": 2}, FinishReason.LENGTH),
+    ):
+        step_tests.test_a_run_is_cut_where_plain_decoding_stops(8, options, reason)
+
+
+KILLERS = {
+    "the_worked_example": step_tests.test_pointers_follow_the_worked_example,
+    "the_draft_never_falls_behind": (
+        step_tests.test_the_draft_cache_never_falls_behind_in_a_long_run
+    ),
+    "seeded_answers_in_any_batch": lambda: (
+        step_tests.test_a_seed_gives_the_same_answer_in_any_batch("model")
+    ),
+    "a_run_is_cut": cut_tests,
+    "the_answer_ends_at_the_limit": step_tests.test_the_answer_ends_at_the_context_limit,
+    "drafting_stops_after_an_end_token": step_tests.test_drafting_stops_after_an_end_token,
+    "rows_in_lockstep": model_tests.test_rows_draft_in_lockstep_and_drop_out,
+    "text_is_looked_at": row_tests.test_text_that_may_end_an_answer_is_looked_at_after_every_step,
+    "first_tokens_are_told": row_tests.test_steps_follow_each_other_for_a_share_of_the_interval,
+    "told_the_same": lambda: row_tests.test_everyone_is_told_the_same_with_steps_in_a_row("F4"),
+    "a_failing_verification_spares": (
+        step_tests.test_a_failing_verification_spares_rows_that_still_prefill
+    ),
+}
+
+KILLERS |= {
+    "first_tokens_equal": lambda: first_token_tests.test_answers_are_those_of_steps_of_their_own(
+        first_token_tests.LAWS["sampled"], first_token_tests.STABLE, first_token_tests.CHUNKS[1]
+    ),
+    "first_tokens_beside_a_stream": (
+        first_token_tests.test_a_row_takes_no_part_in_decoding_in_the_step_of_its_first_token
+    ),
+    "first_tokens_in_front": (
+        first_token_tests.test_a_row_in_front_of_rows_that_decode_keeps_all_that_was_read
+    ),
+    "prompts_are_read_again": first_token_tests.test_a_failing_verification_has_the_prompt_read_again,
+    "figures_without_first_tokens": first_token_tests.test_figures_leave_first_tokens_out,
+    "calls_of_an_answer": lambda: (
+        first_token_tests.test_an_answer_costs_a_call_per_chunk_and_one_per_token_behind_the_first(
+            4, 6
+        )
+    ),
+}
+
+# What is mutated, the change, and the test that fails.
+MUTANTS = {
+    "target rollback keeps one token too many": (
+        request,
+        "= end, end - 1",
+        "= end, end",
+        "the_worked_example",
+    ),
+    "target rollback forgets one token too many": (
+        request,
+        "= end, end - 1",
+        "= end, end - 2",
+        "the_worked_example",
+    ),
+    "verification starts one token late": (
+        step,
+        "[request.num_computed for request in live]",
+        "[request.num_computed + (request.num_output > 0) for request in live]",
+        "seeded_answers_in_any_batch",
+    ),
+    "verification starts one token early": (
+        step,
+        "[request.num_computed for request in live]",
+        "[request.num_computed - (request.num_output > 0) for request in live]",
+        "seeded_answers_in_any_batch",
+    ),
+    "draft rollback keeps one token too many": (
+        request,
+        "min(num_computed, self.num_known - 1)",
+        "min(num_computed, self.num_known)",
+        "the_worked_example",
+    ),
+    "draft rollback does not happen": (
+        request,
+        "min(num_computed, self.num_known - 1)",
+        "num_computed",
+        "the_worked_example",
+    ),
+    "draft rollback forgets one token too many": (
+        request,
+        "min(num_computed, self.num_known - 1)",
+        "max(0, min(num_computed, self.num_known - 1) - 1)",
+        "the_draft_never_falls_behind",
+    ),
+    "the draft's last token counts as cached": (
+        model,
+        "computed[slot] += len(fed[slot])",
+        "computed[slot] += len(fed[slot]) + (len(drafted[slot]) + 1 == gammas[slot])",
+        "rows_in_lockstep",
+    ),
+    "the bonus token follows an accepted end token": (
+        request,
+        "token in ends or",
+        "(token in ends and end - start == len(run)) or",
+        "a_run_is_cut",
+    ),
+    "tokens follow a stop string": (
+        request,
+        "if not is_end:",
+        "if not is_end and num_kept == len(run):",
+        "a_run_is_cut",
+    ),
+    "one token more than max_tokens": (
+        request,
+        "or end == len(cells)",
+        "",
+        "the_answer_ends_at_the_limit",
+    ),
+    "a stop string is looked for after further steps": (
+        request,
+        " and not self.spec.stop_strings",
+        "",
+        "text_is_looked_at",
+    ),
+    "a first token waits for further steps": (
+        request,
+        "self.num_known > self.num_prompt and",
+        "",
+        "first_tokens_are_told",
+    ),
+    "steps go on behind a row that ended": (
+        step,
+        "return not any(advance.is_over for _, advance in latest)",
+        "return True",
+        "told_the_same",
+    ),
+    "of steps in a row the last is accounted for alone": (
+        step,
+        "advances += latest",
+        "advances = latest",
+        "told_the_same",
+    ),
+    "drafting goes on after an end token": (
+        model,
+        "and not is_end",
+        "",
+        "drafting_stops_after_an_end_token",
+    ),
+    "a failed verification ends rows that prefill": (
+        step,
+        "if gamma is None:",
+        "if False:",
+        "a_failing_verification_spares",
+    ),
+    "a prompt's last token is fed in a call of its own": (
+        scheduler,
+        "missing + limits.answers_prompts",
+        "missing",
+        "calls_of_an_answer",
+    ),
+    "a first token is drawn from another row's logits": (
+        prompts,
+        "replace(request.undrafted, index=index)",
+        "replace(request.undrafted, index=0)",
+        "first_tokens_equal",
+    ),
+    "a first token is looked for at its slot": (
+        prompts,
+        "replace(request.undrafted, index=index)",
+        "replace(request.undrafted, index=request.slot)",
+        "first_tokens_beside_a_stream",
+    ),
+    "the chunk of a prompt is not counted as computed": (
+        prompts,
+        "        for request, end in ends:\n            request.commit_prefill(end)\n        return Fed",
+        "        return Fed",
+        "first_tokens_in_front",
+    ),
+    "a first token is committed before its step went well": (
+        step,
+        "        firsts = fed.firsts\n",
+        "        _commit_firsts(parts.target, live, fed.firsts, result)\n",
+        "prompts_are_read_again",
+    ),
+    "a first token counts as a pass": (
+        request,
+        "is_prompt = self.state is State.PREFILLING",
+        "is_prompt = self.state is State.PREFILLING and self.transition(Happening.PROMPT_COMPUTED)",
+        "figures_without_first_tokens",
+    ),
+    "a lost cache is taken for valid": (
+        request,
+        "is State.PREFILLING\n        self.num_computed = 0",
+        "is State.PREFILLING",
+        "a_failing_verification_spares",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_in_a_step_is_caught(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    module, old, new, killer = MUTANTS[name]
+    assert_caught(monkeypatch, module, old, new, KILLERS[killer], (AssertionError, EngineError))
+
+
+def test_the_mechanism_runs_what_it_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change without meaning kills nothing: what the others catch is the change itself."""
+    put_in(monkeypatch, token_slots, "self._slots[destination] =", "self._slots[ destination ] =")
+    step_tests.test_a_seed_gives_the_same_answer_in_any_batch("model")

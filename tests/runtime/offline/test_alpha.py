@@ -1,0 +1,120 @@
+"""Alpha of real engines against the oracle, position by position."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from outrider.engines.base import Engine, Span
+from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.opening import open_engine
+from outrider.engines.sampling.base import SamplingLaw
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.drafters.base import DrafterParts
+from outrider.runtime.drafters.text.ngram import UnigramDrafter
+from outrider.runtime.offline.alpha import Text, kept_of_token, law_rows, measure_alphas, text_of
+from outrider.runtime.oracle.analysis import acceptance, lenient_acceptance
+from outrider.runtime.oracle.sampling import adjusted_probs
+from outrider.runtime.oracle.verification import count_accepted_greedy
+
+TOKENS = (7, 300, 12, 45, 45, 9, 300, 12, 45, 301, 7, 8)
+NUM_PROMPT = 4
+LENIENCES = (1.0, 0.5, 0.1)
+Engines = tuple[Engine, Engine, Engine]
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_bundle: Path) -> Iterator[Engines]:
+    bundle = load_bundle(tiny_bundle)
+    opened = [open_engine(bundle, name, max_batch=1) for name in ("target", "target", "draft")]
+    yield opened[0], opened[1], opened[2]
+    for engine in opened:
+        engine.close()
+
+
+def measured(target: Engine, draft: Engine | None, temperature: float, guessers=None):
+    texts = [Text(TOKENS, NUM_PROMPT), Text(TOKENS[2:], 1)]
+    return measure_alphas(
+        target, draft, guessers or {}, texts, temperature, LENIENCES, lambda *step: None
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_drafted_by_itself_has_alpha_one(engines: Engines, temperature: float):
+    (row,) = measured(engines[0], engines[1], temperature)
+    assert row.num_positions == 8 + 9 and row.coverage == 1.0
+    assert row.alpha == pytest.approx(1.0, abs=1e-12)
+    assert row.lenient == pytest.approx(dict.fromkeys(LENIENCES, 1.0))
+
+
+def last_row(engine: Engine, tokens: tuple[int, ...]) -> np.ndarray:
+    logits = engine.extend([Span(slot=0, start=0, tokens=tokens, num_logits=1)])
+    return np.array(logits[0, 0], dtype=np.float64)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_alpha_is_the_mean_of_the_oracle_over_all_positions(engines: Engines, temperature: float):
+    target, _, draft = engines
+    (row,) = measured(target, draft, temperature)
+    law = SamplingLaw(temperature=temperature)
+    none = np.zeros(0, dtype=np.int64)
+    kept = {lenience: [] for lenience in LENIENCES}
+    for tokens, num_prompt in ((TOKENS, NUM_PROMPT), (TOKENS[2:], 1)):
+        for position in range(num_prompt, len(tokens)):
+            p_row, q_row = (last_row(engine, tokens[:position]) for engine in (target, draft))
+            p, q = (adjusted_probs(one, law, none, 0) for one in (p_row, q_row))
+            raw = adjusted_probs(p_row, SamplingLaw(), none, 0)
+            for lenience in LENIENCES:
+                if temperature == 0.0:
+                    rows = np.stack([raw, raw])
+                    one = count_accepted_greedy(np.array([q.argmax()]), rows, lenience=lenience)
+                else:
+                    one = lenient_acceptance(p, q, lenience)
+                kept[lenience].append(one)
+    expected = {lenience: float(np.mean(values)) for lenience, values in kept.items()}
+    assert row.lenient == pytest.approx(expected, abs=1e-4)
+    assert row.alpha == row.lenient[1.0] < 1.0
+
+
+def test_a_drafter_without_a_model_is_a_point_mass_at_every_position(engines: Engines):
+    target = engines[0]
+    parts = DrafterParts(
+        draft=None, sampler=None, vocab_size=512, chunk=64, config=DraftingConfig(min_prob=0.0)
+    )
+    unigram = UnigramDrafter.from_parts(parts)
+    (row,) = measured(target, None, 1.0, {"unigram": unigram})
+    law, none = SamplingLaw(), np.zeros(0, dtype=np.int64)
+    kept = []
+    for tokens, num_prompt in ((TOKENS, NUM_PROMPT), (TOKENS[2:], 1)):
+        for position in range(num_prompt, len(tokens)):
+            seen = tokens[:position]
+            most = min(set(seen), key=lambda token: (-seen.count(token), token))
+            kept.append(adjusted_probs(last_row(target, seen), law, none, 0)[most])
+    assert row.coverage == 1.0 and row.alpha == pytest.approx(np.mean(kept), abs=1e-6)
+
+
+def test_the_fast_law_is_the_oracles():
+    logits = np.random.default_rng(0).normal(scale=3.0, size=(5, 40))
+    none = np.zeros(0, dtype=np.int64)
+    for temperature in (0.0, 0.3, 1.0, 2.0):
+        law = SamplingLaw(temperature=temperature)
+        oracle = [adjusted_probs(row, law, none, 0) for row in logits]
+        np.testing.assert_allclose(law_rows(logits, temperature), oracle, atol=1e-12)
+
+
+def test_a_greedy_target_keeps_what_the_oracle_keeps_ties_included():
+    probs = np.array([0.4, 0.4, 0.15, 0.05])
+    for lenience in (1.0, 0.5, 0.3, 0.1):
+        for token in range(4):
+            oracle = count_accepted_greedy(
+                np.array([token]), np.stack([probs, probs]), lenience=lenience
+            )
+            assert kept_of_token(probs, token, lenience, is_greedy=True) == oracle
+    point = np.eye(4)[2]
+    assert kept_of_token(probs, 2, 1.0, is_greedy=False) == acceptance(probs, point)
+    assert kept_of_token(probs, 2, 0.1, is_greedy=False) == 1.0
+
+
+def test_a_text_ends_with_its_first_end_token():
+    assert text_of((5, 1), (7, 1, 8, 1), (1, 2)) == Text((5, 1, 7, 1), 2)
+    assert text_of((5, 1), (7, 8), (1, 2)) == Text((5, 1, 7, 8), 2)

@@ -1,0 +1,211 @@
+"""``outrider analyze`` on a real bundle with a tiny budget: structure and arithmetic, never times."""
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from outrider.runtime.cli.main import app
+from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
+from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.core.params import SpeculationReport
+from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
+from outrider.runtime.offline.figures import FIGURES
+from outrider.runtime.offline.options import AnalysisOptions
+from outrider.runtime.offline.prompts import read_prompts
+from outrider.runtime.offline.rig import RigOptions, open_rig
+from outrider.runtime.offline.speed import Measured, num_trials
+from outrider.runtime.offline.step_costs import StepCosts
+from outrider.runtime.oracle.analysis import optimal_gamma, walltime_factor
+from typer.testing import CliRunner
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def analysed(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder that the command wrote."""
+    folder = tmp_path_factory.mktemp("analysis")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text('"the quick brown fox"\n\n{"prompt": "def add(a, b):"}\n')
+    result = CliRunner().invoke(
+        app,
+        [
+            *("analyze", str(tiny_bundle), "--prompts", str(prompts), "--out", str(folder / "out")),
+            *("--drafters", "model,unigram,model/lookup", "--gammas", "1,3", "--max-tokens", "6"),
+            *("--rounds", "1", "--leniences", "1,0.3", "--costs", str(folder / "costs"), "--quick"),
+        ],
+    )
+    assert result.exit_code == 0, result.output
+    assert result.output.strip().endswith("index.html")
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def found(analysed: Path) -> dict:
+    return json.loads((analysed / "analysis.json").read_text())
+
+
+def test_every_drafter_gamma_and_temperature_has_its_row(found: dict):
+    cells = {(row["drafter"], row["temperature"], row["gamma"]) for row in found["speeds"]}
+    names = ("model", "unigram", "model/lookup")
+    assert cells == {(name, t, gamma) for name in names for t in (0.0, 1.0) for gamma in (1, 3)}
+    alphas = {(row["drafter"], row["temperature"]) for row in found["alphas"]}
+    # A cascade has no law of one token.
+    assert alphas == {(name, t) for name in names[:2] for t in (0.0, 1.0)}
+    assert all(row["num_positions"] == 2 * 6 for row in found["alphas"])
+    assert all(
+        row["lenient"]["1.0"] == row["alpha"] <= row["lenient"]["0.3"] for row in found["alphas"]
+    )
+
+
+def test_predictions_are_the_formula_on_what_was_measured(found: dict):
+    alphas = {(row["drafter"], row["temperature"]): row["alpha"] for row in found["alphas"]}
+    costs = {row["temperature"]: row for row in found["costs"]}
+    for row in found["speeds"]:
+        cost = costs[row["temperature"]]
+        assert row["draft_cost"] == cost["draft_cost"][row["drafter"]]
+        assert row["verify_cost"] == cost["verify_cost"][str(row["gamma"] + 1)]
+        assert cost["verify_cost"]["1"] == 1.0
+        alpha = alphas.get((row["drafter"], row["temperature"]), row["alpha_hat"])
+        assert row["alpha"] == alpha
+        assert row["predicted"] == walltime_factor(
+            alpha, row["gamma"], row["draft_cost"], verify_cost=row["verify_cost"]
+        )
+        best, _ = optimal_gamma(
+            alpha,
+            row["draft_cost"],
+            max_gamma=8,
+            verify_cost=lambda k, cost=cost: cost["verify_cost"][str(k)],
+        )
+        assert row["best_gamma"] == best
+
+
+def test_what_was_counted_fits_together(found: dict):
+    for row in found["speeds"]:
+        assert 1.0 <= row["tokens_per_step"] <= row["gamma"] + 1
+        assert 0.0 <= (row["alpha_hat"] or 0.0) <= 1.0
+        assert 1.0 <= row["operations"] <= row["gamma"] + 1
+    assert found["seconds"] == "wall"
+    plain = next(trace for trace in found["traces"] if trace["gamma"] == 0)
+    # One pass reads the prompt and gives the first token.
+    assert len(plain["target_ms"]) == 1 + 5 and plain["draft_ms"] == []
+    assert all(trace["draft_ms"] for trace in found["traces"] if trace["gamma"])
+
+
+def test_the_page_has_everything_in_itself(analysed: Path, found: dict):
+    page = (analysed / "index.html").read_text()
+    assert not re.search(r"https?://|src=\"(?!data:)|href=", page)
+    assert page.count("data:image/png;base64,") == len(FIGURES)
+    for name in FIGURES:
+        assert (analysed / f"{name}.png").read_bytes().startswith(PNG)
+    tables = [table.count("<tr>") - 1 for table in re.findall(r"<table>.*?</table>", page, re.S)]
+    assert tables == [len(found[k]) for k in ("alphas", "costs", "speeds", "alphas")]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("", "at least one prompt"),
+        ("not json", "line 1: must be JSON"),
+        ('"fine"\n{"text": "x"}', "line 2: must be a string"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str, rule: str):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rule):
+        read_prompts(path)
+    with pytest.raises(ConfigError, match="readable"):
+        read_prompts(tmp_path / "missing.txt")
+
+
+def test_other_files_hold_a_prompt_per_line(tmp_path: Path):
+    path = tmp_path / "prompts.txt"
+    path.write_text('one\n\n"two" {\n')
+    assert read_prompts(path) == ("one", '"two" {')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gammas", "1,x"), "gammas: must be numbers"),
+        (("--gammas", "9"), "gammas: must include one of 1..8"),
+        (("--temperatures", "3"), "temperatures: must be in"),
+        (("--leniences", "0"), "leniences: must be in"),
+        (("--batch", "5"), "batch: must be at most 4"),
+        (("--drafters", "nobody"), "drafters: nobody: must be one of"),
+        (("--max-tokens", "256"), "max_tokens: must be less than 256"),
+        (("--max-tokens", "255"), "prompts: prompt 1: must have 1..1 tokens"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(
+    tiny_bundle: Path, tmp_path: Path, arguments: tuple[str, str], message: str
+):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the quick\n")
+    costs = tmp_path.parent / "costs-of-refusals"
+    fixed = ("analyze", str(tiny_bundle), "--prompts", str(prompts), "--costs", str(costs))
+    result = CliRunner().invoke(app, [*fixed, *arguments])
+    assert result.exit_code == 2 and message in result.output.replace("\n", " ")
+
+
+def test_quick_asks_for_less_and_never_for_more():
+    options = AnalysisOptions(max_tokens=8, rounds=5)
+    assert options.quick().max_tokens == 8 and options.quick().rounds == 1
+    assert AnalysisOptions(max_tokens=500).quick().max_tokens < 500
+
+
+def test_no_measured_request_learns_from_another():
+    shared = DraftingConfig(history_scope=HistoryScope.SERVER, datastore="corpus")
+    drafting = AnalysisOptions(rig=RigOptions(drafting=shared)).drafting()
+    assert drafting == replace(shared, history_scope=HistoryScope.REQUEST)
+
+
+def test_costs_are_in_units_of_the_plain_step():
+    model = ModelCosts(
+        batches=(1, 2),
+        tokens=(2, 5),
+        seconds=((4.0, 7.0), (8.0, 14.0)),
+        capacity=128,
+        position_s=0.0,
+    )
+    draft = ModelCosts(batches=(1,), tokens=(2,), seconds=((0.5,),), capacity=128, position_s=0.0)
+    rows = {kind: RowCosts(row_s=0.25, token_s=0.125) for kind in RowKind}
+    host = HostCosts(step_s=0.75, call_s=0.375, rows=rows)
+    table = CostTable(target=model, draft=draft, catch_up=draft, host=host, capacities=(128,))
+    costs = StepCosts(table=table, kind=RowKind.GREEDY)
+    assert costs.step_s(1) == costs.step_s(2) == 4.0 + 0.75 + 0.25
+    assert costs.v(1) == 1.0 and costs.v(5) == 8.0 / 5.0
+    assert costs.c(uses_model=True) == (0.5 + 0.375 + 0.125) / 5.0
+    assert costs.c(uses_model=False) == 0.125 / 5.0
+    assert StepCosts(table=table, kind=RowKind.GREEDY, batch=2).step_s(1) == 8.0 + 0.75 + 0.5
+
+
+def test_a_speed_up_is_the_median_of_paired_rounds():
+    plain = Measured(
+        tokens_per_s=4.0, rounds=(2.0, 4.0, 10.0), alpha_hat=None, tokens_per_step=1, operations=1
+    )
+    fast = Measured(
+        tokens_per_s=6.0, rounds=(6.0, 6.0, 15.0), alpha_hat=None, tokens_per_step=1, operations=1
+    )
+    assert fast.over(plain) == 1.5
+
+
+def test_trials_are_first_tokens_and_those_behind_an_accepted_one():
+    report = SpeculationReport(
+        is_on=True, off_reason=None, drafter="model", mode="max_accept", lenience=1.0, num_steps=5,
+        num_emitted=9, num_drafted=9, num_accepted=4, alpha_hat=None, draft_utilization=None, tokens_per_step=None,
+        accepted_by_position=(3, 1, 0), drafted_by_position=(5, 2, 2), num_fallbacks=0,
+    )  # fmt: skip
+    assert num_trials(report) == 5 + 2 + 1
+
+
+def test_seconds_of_processors_are_kept_from_servers(tiny_bundle: Path, tmp_path: Path):
+    options = RigOptions(knows_costs=True, costs_folder=tmp_path / "costs", counts_processor=True)
+    rig = open_rig(tiny_bundle, options)
+    rig.close()
+    assert rig.clock is time.process_time and rig.costs is not None
+    assert not (tmp_path / "costs").exists()

@@ -1,0 +1,71 @@
+"""The proof on a bundle can fail: rules that leave the target's law, and judges that leave the rule's."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.opening import open_engine
+from outrider.engines.sampling import block_judge
+from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.runtime.oracle.block import emitted_law_block
+from outrider.runtime.oracle.verification import emitted_law
+from outrider.runtime.verify.rounds import RUN_GAMMA, Bench
+
+from tests.mutants import put_in
+
+NUM_ROWS = 4
+LEVEL = 1e-6
+RULES = {False: emitted_law, True: emitted_law_block}
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_bundle: Path) -> Bench:
+    bundle = load_bundle(tiny_bundle)
+    target, draft = (open_engine(bundle, part, max_batch=NUM_ROWS) for part in ("target", "draft"))
+    vocab_size = target.limits.vocab_size
+    return Bench(
+        target=target,
+        draft=draft,
+        sampler=CpuSampler(max_batch=NUM_ROWS, max_gamma=RUN_GAMMA, vocab_size=vocab_size),
+        num_rows=NUM_ROWS,
+        prompt=(215, 445, 492, 146, 58, 308, 341, 398),
+        num_samples=1000,
+        seed=0,
+    )
+
+
+def p_values(bench: Bench, verifies_block: bool) -> list[float]:
+    checks = bench.check_runs(
+        "runs", RULES[verifies_block], RUN_GAMMA, verifies_block=verifies_block
+    )
+    return [check.p_value for check in checks]
+
+
+@pytest.mark.parametrize("verifies_block", [False, True])
+def test_both_rules_have_the_targets_law_and_the_sampler_theirs(bench, verifies_block):
+    of_rule, of_sampler = p_values(bench, verifies_block)
+    assert of_rule == 1.0 and of_sampler > 1e-3
+
+
+def test_a_rule_that_leaves_the_targets_law_fails(bench):
+    rule, _ = bench.check_runs(
+        "runs", partial(emitted_law, lenience=0.8), RUN_GAMMA, verifies_block=False
+    )
+    assert (rule.num_draws, rule.p_value) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("min(1.0, wanted / proposed)", "wanted / proposed"),
+        ("self.last * target.weight(token)", "target.weight(token)"),
+        (", weight=weights.of_runs[num_accepted]", ""),
+        ("draft.uniform(Purpose.ACCEPT, length - 1)", "draft.uniform(Purpose.ACCEPT, 0)"),
+    ],
+)
+def test_a_block_judge_that_leaves_its_rule_fails(monkeypatch, bench, old, new):
+    put_in(monkeypatch, block_judge, old, new)
+    of_rule, of_sampler = p_values(bench, True)
+    assert of_rule == 1.0 and of_sampler < LEVEL
+    assert p_values(bench, False)[1] > 1e-3

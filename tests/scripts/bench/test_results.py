@@ -1,0 +1,184 @@
+"""The form of results refuses what is not of it, and the report shows all that a folder holds."""
+
+import json
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from scripts.bench.tools.report import JOBS, JobOutcome, table_of, write_report
+from scripts.bench.tools.results import (
+    Recorder,
+    Result,
+    Row,
+    parse_result,
+    read_result,
+    row_of,
+    write_result,
+)
+
+ROWS = [
+    Row(case={"batch": 1, "gamma": 2}, figures={"tokens_per_s": 1234.5, "alpha_hat": None}),
+    Row(case={"batch": 8, "gamma": 2}, figures={"tokens_per_s": 0.123456, "best": "a|b"}),
+]
+
+
+def no_pictures(result: Result, folder: Path, stem: str) -> Sequence[Path]:
+    return []
+
+
+@pytest.fixture
+def result(monkeypatch: pytest.MonkeyPatch) -> Result:
+    monkeypatch.setattr(sys, "argv", ["bench_toy.py", "a b", "--rounds", "1"])
+    return Recorder("toy", "what a toy does", 2).result(ROWS, {"rounds": 1})
+
+
+def test_a_result_is_read_as_it_was_written(result: Result, tmp_path: Path) -> None:
+    path = tmp_path / "toy.json"
+    write_result(path, result)
+    assert read_result(path) == result
+    assert result.command == "python -m scripts.bench.toy 'a b' --rounds 1"
+    assert result.environment.threads == 2
+    assert result.environment.memory_bytes > 2**20
+    assert {"numpy", "onnxruntime", "torch"} <= set(result.environment.versions)
+    assert 0 <= result.foreign_cpu_share <= 1
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("schema_version", 0, "schema_version: must be 1"),
+        ("seconds", "long", "result.seconds: must be float"),
+        ("environment", None, "environment: must be an object"),
+        ("environment.threads", "2", "environment.threads: must be int"),
+        ("environment.versions", {"numpy": [2]}, "environment.versions.numpy"),
+        ("environment.mood", "good", "environment: missing or unknown: mood"),
+        ("settings", {"rounds": [1]}, "settings.rounds"),
+        ("rows", {}, "rows: must be a list"),
+        ("rows", [{"case": {}}], r"rows\[0\]: missing or unknown: figures"),
+        ("rows", [{"case": {}, "figures": {"x": [1]}}], r"rows\[0\].figures.x"),
+    ],
+)
+def test_what_is_no_result_is_refused_by_field(
+    result: Result, place: str, value: Any, said: str
+) -> None:
+    values = deepcopy(asdict(result))
+    *folders, name = place.split(".")
+    inner = values[folders[0]] if folders else values
+    inner[name] = value
+    with pytest.raises(ValueError, match=said):
+        parse_result(values)
+
+
+def test_a_figure_that_is_no_number_is_not_written(result: Result, tmp_path: Path) -> None:
+    rows = [Row(case={}, figures={"tokens_per_s": float("nan")})]
+    with pytest.raises(ValueError, match="JSON"):
+        Recorder("toy", "", 1).write(tmp_path / "toy.json", rows, {})
+    assert not (tmp_path / "toy.json").exists()
+
+
+def test_a_row_splits_a_record_into_case_and_figures() -> None:
+    @dataclass
+    class Cell:
+        batch: int
+        tokens_per_s: float
+
+    row = row_of(Cell(8, 100.0), ["batch"], bundle="demo")
+    assert row == Row(case={"bundle": "demo", "batch": 8}, figures={"tokens_per_s": 100.0})
+
+
+def test_a_table_has_a_column_for_whatever_any_row_has() -> None:
+    assert table_of(ROWS).splitlines() == [
+        "| batch | gamma | tokens_per_s | alpha_hat | best |",
+        "|---|---|---:|---:|---:|",
+        "| 1 | 2 | 1234 |  |  |",
+        "| 8 | 2 | 0.1235 |  | a\\|b |",
+    ]
+
+
+def test_the_report_shows_results_environment_and_failures(result: Result, tmp_path: Path) -> None:
+    write_result(tmp_path / "toy-demo.json", result)
+    failed = JobOutcome(name="other", command="python x", code=2, seconds=1.0, said="no such file")
+    (tmp_path / JOBS).write_text(json.dumps([asdict(failed)]))
+    text = write_report(tmp_path, no_pictures).read_text()
+    for part in (
+        "## toy-demo",
+        result.command,
+        result.environment.cpu,
+        "numpy ",
+        result.environment.date,
+        "**other** ended with code 2, without a result",
+        "no such file",
+        table_of(ROWS),
+    ):
+        assert part in text
+
+
+def test_a_report_of_nothing_and_of_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no results"):
+        write_report(tmp_path, no_pictures)
+    (tmp_path / "foreign.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"foreign.json: schema_version"):
+        write_report(tmp_path, no_pictures)
+
+
+def test_every_benchmark_draws_what_its_rows_hold(result: Result, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from scripts.bench.tools.plots import PLOTS, draw_all
+
+    for name, plots in PLOTS.items():
+        for plot in plots:
+            assert plot.x != plot.y, name
+    values = asdict(result) | {"benchmark": "speculation", "environment": result.environment}
+    rows = [
+        Row(case={"temperature": 0.0, "batch": 1, "gamma": gamma}, figures={"tokens_per_s": speed})
+        for gamma, speed in ((2, 20.0), (0, 10.0), (4, None))
+    ]
+    drawn = draw_all(Result(**{**values, "rows": rows}), tmp_path, "spec")
+    assert [path.name for path in drawn] == ["spec-tokens_per_s.png"]
+    assert drawn[0].read_bytes().startswith(b"\x89PNG")
+    peers = [
+        Row(
+            case={"who": who, "way": "plain", "weights": "int8", "batch": 1},
+            figures={"tokens_per_s": speed},
+        )
+        for who, speed in (("outrider", 3.0), ("other", None))
+    ]
+    drawn = draw_all(Result(**{**values, "benchmark": "peers", "rows": peers}), tmp_path, "peers")
+    assert [path.name for path in drawn] == ["peers-tokens_per_s.png"]
+
+
+def test_all_benchmarks_are_planned_with_their_places(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from scripts.bench.all import BENCHMARKS, chosen, planned
+
+    bundles = [tmp_path / "one", tmp_path / "two b"]
+    runs = planned(BENCHMARKS, bundles, tmp_path / "work", 3, is_quick=True)
+    by_name = {name: (module, arguments) for name, module, arguments in runs}
+    assert by_name["speculation-two b"][0] == "scripts.bench.speculation"
+    assert by_name["speculation-two b"][1][:3] == [str(bundles[1]), "--threads", "3"]
+    assert by_name["sampling"][1][:2] == [str(bundle) for bundle in bundles]
+    assert "--rounds" in by_name["speculation-one"][1]
+    slow = planned(chosen("speculation"), bundles, tmp_path / "work", 3, is_quick=False)
+    assert [name for name, _, _ in slow] == ["speculation-one", "speculation-two b"]
+    assert "--rounds" not in slow[0][2]
+    for _, module, _ in runs:
+        assert (Path(__file__).parents[3] / f"{module.replace('.', '/')}.py").exists()
+    with pytest.raises(typer.BadParameter, match="toy: not among"):
+        chosen("toy,grpc")
+
+
+def test_a_benchmark_that_fails_says_why_and_leaves_no_old_result(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from scripts.bench.all import run_job
+
+    (tmp_path / "gone.json").write_text("{}")
+    outcome = run_job("gone", "scripts.bench_gone", [], tmp_path)
+    assert outcome.code != 0
+    assert "No module named scripts.bench_gone" in outcome.said
+    assert not (tmp_path / "gone.json").exists()
