@@ -8,7 +8,7 @@ import numpy as np
 from outrider.engines.base import IntArray
 
 
-def elements(array: IntArray) -> memoryview[int]:
+def int64_view(array: IntArray) -> memoryview[int]:
     """The elements of an int64 array without gaps, in order, to be written one by one.
 
     A few numbers take a view of memory a tenth of a microsecond each; numpy takes one to five microseconds per call,
@@ -26,7 +26,7 @@ class TokenArrays:
 
     def __init__(self, longest: int) -> None:
         array = np.zeros(max(longest, 1), dtype=np.int64)
-        self._elements = elements(array)
+        self._elements = int64_view(array)
         self._by_length = [array[:length] for length in range(longest + 1)]
 
     def of(self, tokens: Sequence[int]) -> IntArray:

@@ -52,12 +52,12 @@ def pointer(_typing: Any, _address: Any) -> Any:
     return types.voidptr(types.int64), convert
 
 
-def kernel(*signatures: object) -> Callable[[F], F]:
+def njit_fastmath(*signatures: object) -> Callable[[F], F]:
     """Compile a loop over a row for these signatures; its sums run in an order of the compiler's choice."""
     return _compiled(signatures, _MATH)
 
 
-def rule(*signatures: object) -> Callable[[F], F]:
+def njit_exact(*signatures: object) -> Callable[[F], F]:
     """Compile a decision for these signatures; its arithmetic is Python's, bit for bit."""
     return _compiled(signatures, False)
 
@@ -95,7 +95,7 @@ def _forget(function: Callable[..., Any]) -> bool:
 _ITEMS = (types.int64[::1], types.int32[::1], types.int32[:, ::1])
 
 
-@rule(*(types.int64(items) for items in _ITEMS))
+@njit_exact(*(types.int64(items) for items in _ITEMS))
 def address(array: Any) -> int:
     """Where an array of integers is; right behind a model's pass numpy takes ten times as long to say so."""
     return int(array.ctypes.data)

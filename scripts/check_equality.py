@@ -12,7 +12,7 @@ from typing import Self
 
 import typer
 from outrider.engines.bundle.manifest import load_bundle
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import (
     Event,
@@ -43,7 +43,7 @@ Answers = list[tuple[int, ...]]
 
 
 def completions(
-    rig: Rig, prompts: Sequence[Sequence[int]], speculations: Sequence[SpeculationParams], law: SamplingLaw,
+    rig: Rig, prompts: Sequence[Sequence[int]], speculations: Sequence[SpeculationParams], params: SamplingParams,
     max_tokens: int, arrivals: random.Random,
 ) -> Answers:  # fmt: skip
     """Output tokens of every prompt, submitted at random steps while others run."""
@@ -67,7 +67,7 @@ def completions(
             rig.next_id += 1
             spec = RequestSpec(
                 internal_id=f"equality-{rig.next_id}", request_id=f"equality-{rig.next_id}",
-                prompt_tokens=tuple(prompts[number]), law=law, seed=number, max_tokens=max_tokens,
+                prompt_tokens=tuple(prompts[number]), params=params, seed=number, max_tokens=max_tokens,
                 speculation=speculations[number],
             )  # fmt: skip
             open_requests += 1
@@ -94,7 +94,7 @@ def num_different(
     temperature, mode = LAWS[law_name]
     speculation = SpeculationParams(drafter=drafter, gamma=gamma, mode=mode)
     got = completions(
-        rig, prompts, quoted(speculation, expected), SamplingLaw(temperature=temperature), max_tokens,
+        rig, prompts, quoted(speculation, expected), SamplingParams(temperature=temperature), max_tokens,
         random.Random(gamma),
     )  # fmt: skip
     return sum(one != other for one, other in zip(got, expected, strict=True))
@@ -107,8 +107,8 @@ def plain_answers(
     found = {}
     for name, (temperature, mode) in LAWS.items():
         off = [SpeculationParams(is_enabled=False, mode=mode)] * len(prompts)
-        law = SamplingLaw(temperature=temperature)
-        found[name] = completions(rig, prompts, off, law, max_tokens, random.Random(0))
+        params = SamplingParams(temperature=temperature)
+        found[name] = completions(rig, prompts, off, params, max_tokens, random.Random(0))
     return found
 
 
@@ -151,9 +151,9 @@ def compared(
             for n in sizes.batches
         }
         cells = list(itertools.product(LAWS, sizes.drafters, sizes.batches, sizes.gammas))
-        for law, drafter, batch, gamma in track(cells, description="comparing"):
-            found[law, drafter, batch, gamma] = num_different(
-                rigs[batch], prompts, plain[law], law, drafter, gamma, max_tokens
+        for probs, drafter, batch, gamma in track(cells, description="comparing"):
+            found[probs, drafter, batch, gamma] = num_different(
+                rigs[batch], prompts, plain[probs], probs, drafter, gamma, max_tokens
             )
         for rig in rigs.values():
             rig.close()
@@ -166,17 +166,17 @@ def report(found: Mapping[Cell, int], sizes: Sizes, num_prompts: int, title: str
     table = Table(title=f"{title}: answers that differ from plain decoding, of {num_answers} each")
     for head in ("law", "drafter", *(f"gamma {gamma}" for gamma in sizes.gammas)):
         table.add_column(head, justify="right")
-    for law, drafter in itertools.product(LAWS, sizes.drafters):
+    for probs, drafter in itertools.product(LAWS, sizes.drafters):
         sums = [
-            sum(found[law, drafter, batch, gamma] for batch in sizes.batches)
+            sum(found[probs, drafter, batch, gamma] for batch in sizes.batches)
             for gamma in sizes.gammas
         ]
-        table.add_row(law, drafter, *map(str, sums))
+        table.add_row(probs, drafter, *map(str, sums))
     console = Console(width=150)
     console.print(table)
-    for (law, drafter, batch, gamma), count in found.items():
+    for (params, drafter, batch, gamma), count in found.items():
         if count:
-            console.print(f"{law}, {drafter}, batch {batch}, gamma {gamma}: {count} differ")
+            console.print(f"{params}, {drafter}, batch {batch}, gamma {gamma}: {count} differ")
     total = len(found) * num_prompts
     console.print(f"{len(found)} cells, {sum(found.values())} of {total} answers differ")
 

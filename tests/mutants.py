@@ -30,7 +30,8 @@ def put_in_loops(monkeypatch: pytest.MonkeyPatch, module: ModuleType, old: str, 
     source = inspect.getsource(module)
     assert source.count(old) == 1, f"the mutation must hit one place: {old}"
     plain = source.replace(
-        "import rule\n", "import rule as _\n\ndef rule(*_):\n    return lambda f: f\n"
+        "import njit_exact\n",
+        "import njit_exact as _\n\ndef njit_exact(*_):\n    return lambda f: f\n",
     )
     names: dict[str, object] = {"__name__": module.__name__}
     exec(compile(plain.replace(old, new), inspect.getfile(module), "exec"), names)

@@ -61,7 +61,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Traffic:
+class CopyCounters:
     """What crossed between host and device since the counters were made.
 
     Attributes:
@@ -118,7 +118,7 @@ class PlanDevice(Protocol):
         ...
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> CopyCounters:
         """Counters of waits and of copies over the host's border."""
         ...
 
@@ -182,7 +182,7 @@ class HostDevice:
     stream = 0
 
     def __init__(self) -> None:
-        self.traffic = Traffic()
+        self.traffic = CopyCounters()
         self._memory: dict[int, npt.NDArray[Any]] = {}
 
     def allocate(self, num_bytes: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings import runtime as cudart
 from outrider.engines.base import EngineError
-from outrider.engines.device.base import Rows, Staging, Traffic
+from outrider.engines.device.base import CopyCounters, Rows, Staging
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -97,7 +97,7 @@ class CudaDevice:
     kind = "cuda"
 
     def __init__(self, index: int = 0) -> None:
-        self.traffic = Traffic()
+        self.traffic = CopyCounters()
         self.index = index
         self.compute_capability = compute_capability(index)
         self.make_current()

@@ -35,8 +35,8 @@ from outrider.engines.device.plan import LoadedPlan
 from outrider.engines.device.row_buckets import padding_rows
 from outrider.engines.device.tensors import CACHE_DTYPES, feeds_of
 from outrider.engines.device.transfers import (
+    DeviceTokens,
     Downloads,
-    GivenTokens,
     HostArray,
     InputPlace,
     OutputPlace,
@@ -156,7 +156,7 @@ class PlanEngine:
         return logits
 
     def extend_on_device(
-        self, spans: Sequence[Span], given: Sequence[GivenTokens] = ()
+        self, spans: Sequence[Span], given: Sequence[DeviceTokens] = ()
     ) -> DeviceTensor:
         """Enqueue an extend whose logits stay, and some of whose tokens are, on the device.
 
@@ -263,7 +263,7 @@ class PlanEngine:
         )
 
     def _run(
-        self, spans: Sequence[Span], shape: Shape, given: Sequence[GivenTokens] = ()
+        self, spans: Sequence[Span], shape: Shape, given: Sequence[DeviceTokens] = ()
     ) -> DeviceTensor:
         """Enqueue an extend of rows that one profile holds together."""
         cache, plan = self._require_open(), self._plan(spans)

@@ -19,8 +19,8 @@ from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.rounds import DraftError, Round, RoundAnswer, RoundRow, do_nothing
 from outrider.engines.device.sampling.round import DeviceRound
 from outrider.engines.device.sampling.sampler import GraphSampler
-from outrider.engines.device.transfers import GivenTokens
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.device.transfers import DeviceTokens
+from outrider.engines.sampling.base import SamplingParams
 
 # Stands where the device puts a token of its own.
 _ANY_TOKEN = 0
@@ -40,9 +40,9 @@ class DeviceRounds:
         self._draft = draft
         self._sampler = sampler
 
-    def why_not(self, law: SamplingLaw) -> str:
+    def why_not(self, params: SamplingParams) -> str:
         """Why rows of a law cannot be judged here; see ``Rounds.why_not``."""
-        return self._sampler.why_not(law)
+        return self._sampler.why_not(params)
 
     def run(self, asked: Round, meanwhile: Callable[[], None] = do_nothing) -> list[RoundAnswer]:
         """Draft, verify and judge; see ``Rounds.run``."""
@@ -115,20 +115,20 @@ def _target_spans(asked: Round) -> Iterator[Span]:
         yield Span(slot=slot, start=start, tokens=tokens, num_logits=len(tokens))
 
 
-def _given_drafts(asked: Round, drafted: DeviceTensor | None) -> Iterator[GivenTokens]:
+def _given_drafts(asked: Round, drafted: DeviceTensor | None) -> Iterator[DeviceTokens]:
     """The model's drafts, behind the last committed tokens."""
     if drafted is None:
         return
     gammas = {row.sampling.slot: row.gamma for row in asked.rows if row.gamma}
     for gamma in set(gammas.values()):
         for rows in _runs(slot for slot, one in gammas.items() if one == gamma):
-            yield GivenTokens(source=drafted, rows=rows, column=1, width=gamma)
+            yield DeviceTokens(source=drafted, rows=rows, column=1, width=gamma)
 
 
-def _given(slots: Iterable[int], drawn: DeviceTensor) -> Iterator[GivenTokens]:
+def _given(slots: Iterable[int], drawn: DeviceTensor) -> Iterator[DeviceTokens]:
     """Tokens just drawn, [B, 1] int64, as the first of their rows."""
     for rows in _runs(slots):
-        yield GivenTokens(source=drawn, rows=rows, column=0, width=1)
+        yield DeviceTokens(source=drawn, rows=rows, column=0, width=1)
 
 
 def _runs(slots: Iterable[int]) -> Iterator[range]:

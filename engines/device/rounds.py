@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.engines.base import EngineError
-from outrider.engines.sampling.base import SamplingLaw, SamplingRow, Verdict
+from outrider.engines.sampling.base import SamplingParams, SamplingRow, Verdict
 
 
 class DraftError(EngineError):
@@ -73,7 +73,7 @@ def do_nothing() -> None:
 class Rounds(Protocol):
     """Runs rounds over a target, its draft and a sampler that share a device."""
 
-    def why_not(self, law: SamplingLaw) -> str:
+    def why_not(self, params: SamplingParams) -> str:
         """Why rows of a law cannot be judged on the device, in words; empty where they can."""
         ...
 

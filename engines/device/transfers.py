@@ -21,7 +21,7 @@ HostArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenTokens:
+class DeviceTokens:
     """Tokens of an extend that are on the device already: a block of one tensor.
 
     Attributes:
@@ -48,7 +48,7 @@ class GivenTokens:
         )
 
 
-class Room:
+class StagingBuffer:
     """One piece of device memory with its image on the host, made anew when it is too small."""
 
     def __init__(self, device: PlanDevice) -> None:
@@ -79,7 +79,7 @@ class Uploads:
 
     def __init__(self, device: PlanDevice) -> None:
         self._device = device
-        self._rooms: list[Room] = []
+        self._rooms: list[StagingBuffer] = []
         # Marks that had been set when each room was last used: the next one is behind its use.
         self._used_at: list[int] = []
 
@@ -113,13 +113,13 @@ class Uploads:
         self._rooms.clear()
         self._used_at.clear()
 
-    def _free_room(self) -> Room:
+    def _free_room(self) -> StagingBuffer:
         traffic = self._device.traffic
         for index, used_at in enumerate(self._used_at):
             if used_at < traffic.num_reached:
                 self._used_at[index] = traffic.num_marked
                 return self._rooms[index]
-        self._rooms.append(Room(self._device))
+        self._rooms.append(StagingBuffer(self._device))
         self._used_at.append(traffic.num_marked)
         return self._rooms[-1]
 
@@ -181,7 +181,7 @@ class OutputPlace:
             self._pointer = self._num_bytes = 0
 
 
-class Coming:
+class PendingDownload:
     """Tensors that are under way to the host.
 
     Args:
@@ -212,9 +212,9 @@ class Downloads:
 
     def __init__(self, device: PlanDevice) -> None:
         self._device = device
-        self._room = Room(device)
+        self._room = StagingBuffer(device)
 
-    def send(self, tensors: Sequence[DeviceTensor]) -> Coming:
+    def send(self, tensors: Sequence[DeviceTensor]) -> PendingDownload:
         """Enqueue the copy; what is enqueued from now on is not waited for with it."""
         total = sum(tensor.num_bytes for tensor in tensors)
         pointer, staging = self._room.make(total)
@@ -225,7 +225,7 @@ class Downloads:
             begin += tensor.num_bytes
         where = pointer if len(tensors) > 1 else tensors[0].pointer
         self._device.download(staging, where, total)
-        return Coming(self._device, staging, tensors)
+        return PendingDownload(self._device, staging, tensors)
 
     def get(self, tensors: Sequence[DeviceTensor]) -> list[HostArray]:
         """The tensors on the host, valid until others are sent for."""

@@ -21,7 +21,7 @@ Extend = Callable[[Sequence[Span]], FloatArray]
 _NUM_TOKENS = 3
 
 
-def have_single_rows_same_bits(extend: Extend, cache: KvCache, limits: EngineLimits) -> bool:
+def is_batch_invariant(extend: Extend, cache: KvCache, limits: EngineLimits) -> bool:
     """Feed a few tokens one by one and at once, and compare their logits, keys and values.
 
     Args:

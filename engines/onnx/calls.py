@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import onnxruntime
 from outrider.engines.base import EngineLimits
-from outrider.engines.buffers import elements
+from outrider.engines.buffers import int64_view
 from outrider.engines.bundle.manifest import (
     LOGIT_POSITIONS,
     LOGITS,
@@ -122,9 +122,9 @@ class OnnxCalls:
         return PaddedCall(
             run=partial(session.run_with_iobinding, binding),
             num_tokens=num_tokens,
-            tokens=elements(inputs[TOKENS]),
-            start=elements(inputs[START]),
-            logit_positions=elements(inputs[LOGIT_POSITIONS]),
+            tokens=int64_view(inputs[TOKENS]),
+            start=int64_view(inputs[START]),
+            logit_positions=int64_view(inputs[LOGIT_POSITIONS]),
             logits=logits,
             wanted=[None] * num_rows,
             last_position=self._limits.max_context - 1,

@@ -28,7 +28,7 @@ from outrider.engines.base import BundleError, EngineError, EngineLimits, FloatA
 from outrider.engines.bundle.manifest import GROUPED_FILE, Bundle, ModelEntry
 from outrider.engines.huge_pages import HugePages
 from outrider.engines.kv_cache import MIN_SPAN, KvCache
-from outrider.engines.onnx.batch_invariance import have_single_rows_same_bits
+from outrider.engines.onnx.batch_invariance import is_batch_invariant
 from outrider.engines.onnx.calls import OnnxCalls
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
@@ -103,7 +103,7 @@ class OnnxEngine:
             limits=self._limits,
         )
         self._pads_single_row = False
-        self._pads_single_row = self._narrowest_span == MIN_SPAN or not have_single_rows_same_bits(
+        self._pads_single_row = self._narrowest_span == MIN_SPAN or not is_batch_invariant(
             self.extend, self._cache, self._limits
         )
         self._calls.clear()

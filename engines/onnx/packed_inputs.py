@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray, Span
-from outrider.engines.buffers import elements
+from outrider.engines.buffers import int64_view
 from outrider.engines.bundle.manifest import (
     CACHE_COLUMNS,
     HEAD_ROWS,
@@ -230,7 +230,7 @@ class PackedInputs:
         self._room = room
         self.arrays: dict[str, IntArray | FloatArray] = {**integers, QUERY_POSITIONS: places}
         self.spans: IntArray = spans
-        self._told, self._tokens = elements(spans), elements(integers[TOKENS])
+        self._told, self._tokens = int64_view(spans), int64_view(integers[TOKENS])
         row_heads, wanted_heads = (
             integers[name].reshape(-1, graph.num_heads, 3) for name in (ROW_HEADS, WANTED_HEADS)
         )

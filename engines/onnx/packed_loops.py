@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from numba import float32, int64, void
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.jit import rule
+from outrider.engines.jit import njit_exact
 
 _ROWS = int64[:, :, ::1]
 
 
-@rule(
+@njit_exact(
     void(
         int64[:, ::1], int64, int64, int64, int64, int64, int64, int64[::1], int64[::1], int64[::1],
         int64[::1], int64[::1], float32[::1], _ROWS, _ROWS,
@@ -87,7 +87,7 @@ def lay_out(
         wanted_heads[number] = row_heads[wanted[number]]
 
 
-@rule(void(int64[:, ::1], int64, int64, int64, int64[::1]))
+@njit_exact(void(int64[:, ::1], int64, int64, int64, int64[::1]))
 def number_heads(
     spans: IntArray, num_rows: int, width: int, count: int, head_rows: IntArray
 ) -> None:
@@ -111,7 +111,7 @@ def number_heads(
         at += length
 
 
-@rule(void(int64[:, ::1], int64, int64, float32[:, ::1]))
+@njit_exact(void(int64[:, ::1], int64, int64, float32[:, ::1]))
 def spread(spans: IntArray, num_rows: int, most: int, logits: FloatArray) -> None:
     """Move each row's logits to its place in a rectangle of ``most`` a row, the last first: none is overwritten before.
 

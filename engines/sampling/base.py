@@ -33,7 +33,7 @@ class ExactnessMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingLaw:
+class SamplingParams:
     """Everything that turns a row of logits into the law of the next token.
 
     Applied in this order: allowed ids and bad words, logit bias, repetition penalty (prompt and output), presence and
@@ -109,14 +109,16 @@ class SamplingRow:
         parents: judge only; None for a chain. For a tree, draft token i is node i + 1 and stands behind node
             ``parents[i]``, one of 0..i, where node 0 is the last token of ``history`` (``engines.trees``); column n of
             the row's logits follows node n. Trees are judged by ``engines.sampling.tree_judge``.
-        offers: judge only, of a sampled tree: per node 0..N its children in the order they were drawn, one drawn twice
-            named twice; their laws were kept by ``OfferingSampler.offer``. Without them a tree holds point masses.
+        candidates: judge only, of a sampled tree: per node 0..N its children in the order they were drawn, one drawn
+        twice
+            named twice; their laws were kept by ``CandidateSampler.propose_children``. Without them a tree holds
+            point masses.
         is_without_replacement: of a sampled tree, whether siblings were drawn without replacement.
     """
 
     index: int
     slot: int
-    law: SamplingLaw
+    params: SamplingParams
     mode: ExactnessMode
     lenience: float
     seed: int
@@ -128,7 +130,7 @@ class SamplingRow:
     num_choices: int = 0
     verifies_block: bool = False
     parents: tuple[int, ...] | None = None
-    offers: tuple[tuple[int, ...], ...] | None = None
+    candidates: tuple[tuple[int, ...], ...] | None = None
     is_without_replacement: bool = False
 
     def with_draft(
@@ -138,7 +140,7 @@ class SamplingRow:
         is_sampled_draft: bool = False,
         num_choices: int = 0,
         parents: tuple[int, ...] | None = None,
-        offers: tuple[tuple[int, ...], ...] | None = None,
+        candidates: tuple[tuple[int, ...], ...] | None = None,
         is_without_replacement: bool = False,
     ) -> SamplingRow:
         """The row with another draft; what is not given of it is as for none.
@@ -148,7 +150,7 @@ class SamplingRow:
         return SamplingRow(
             index=self.index,
             slot=self.slot,
-            law=self.law,
+            params=self.params,
             mode=self.mode,
             lenience=self.lenience,
             seed=self.seed,
@@ -160,7 +162,7 @@ class SamplingRow:
             num_choices=num_choices,
             verifies_block=self.verifies_block,
             parents=parents,
-            offers=offers,
+            candidates=candidates,
             is_without_replacement=is_without_replacement,
         )
 
@@ -168,8 +170,8 @@ class SamplingRow:
 def are_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
     """Whether the position of its greatest raw logit decides every row."""
     for row in rows:
-        law = row.law
-        if not law.is_greedy or law.has_processors:
+        params = row.params
+        if not params.is_greedy or params.has_processors:
             return False
         if row.mode is ExactnessMode.LENIENT and row.lenience != 1.0:
             return False
@@ -177,7 +179,7 @@ def are_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferPoint:
+class CandidateNode:
     """A node of a tree whose children are to be drawn.
 
     Attributes:
@@ -267,11 +269,11 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
-class OfferingSampler(Sampler, Protocol):
+class CandidateSampler(Sampler, Protocol):
     """A sampler that also draws trees of candidates, and judges them by the laws they were drawn from."""
 
-    def offer(
-        self, logits: FloatArray, points: Sequence[OfferPoint], *, vocab_size: int
+    def propose_children(
+        self, logits: FloatArray, points: Sequence[CandidateNode], *, vocab_size: int
     ) -> list[tuple[int, ...]]:
         """Draw the children of some nodes, in the order they will be tested, and keep their laws for ``judge``.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from outrider.engines.base import FloatArray
 from outrider.engines.sampling.base import Verdict
 from outrider.engines.sampling.noise import Purpose
-from outrider.engines.sampling.token_probs import TokenLaw, residual_law, shared_weights
+from outrider.engines.sampling.token_probs import TokenProbs, residual_probs, shared_weights
 
 # A run of less weight is rejected unasked: dividing float32 laws by its weight could overflow.
 _SMALLEST_WEIGHT = 1e-30
@@ -34,8 +34,8 @@ class BlockDraft:
     """
 
     tokens: Sequence[int]
-    target_at: Callable[[int], TokenLaw | None]
-    draft_at: Callable[[int], TokenLaw]
+    target_at: Callable[[int], TokenProbs | None]
+    draft_at: Callable[[int], TokenProbs]
     uniform: Callable[[Purpose, int], float]
     scratch: FloatArray
 
@@ -63,7 +63,7 @@ def judge_block(draft: BlockDraft) -> Verdict:
     shared, _ = shared_weights(
         target, draft.draft_at(num_accepted), draft.scratch, weight=weights.of_runs[num_accepted]
     )
-    residual, is_fallback = residual_law(target, shared)
+    residual, is_fallback = residual_probs(target, shared)
     return Verdict(
         num_accepted=num_accepted,
         next_token=residual.draw(draft.uniform(Purpose.RECOVER, num_accepted)),
@@ -83,7 +83,7 @@ class _Weights:
         """P of the longest run so far."""
         return self.of_runs[-1]
 
-    def add(self, target: TokenLaw, proposal: TokenLaw, token: int) -> None:
+    def add(self, target: TokenProbs, proposal: TokenProbs, token: int) -> None:
         """Lengthen the run by a token: P min(1, P p / q)."""
         proposed = proposal.weight(token) * target.total()
         wanted = self.last * target.weight(token) * proposal.total()
@@ -99,7 +99,7 @@ class _Weights:
         return coin * (excess + 1.0 - weight) < excess
 
 
-def _excess(target: TokenLaw, proposal: TokenLaw, weight: float, scratch: FloatArray) -> float:
+def _excess(target: TokenProbs, proposal: TokenProbs, weight: float, scratch: FloatArray) -> float:
     """S, the mass of (P p - q)+."""
     _, mass = shared_weights(target, proposal, scratch, weight=weight)
     return weight * (target.total() - mass) / target.total()

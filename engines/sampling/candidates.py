@@ -23,10 +23,10 @@ from outrider.engines.base import FloatArray
 from outrider.engines.sampling.base import Verdict
 from outrider.engines.sampling.kernels import is_kept
 from outrider.engines.sampling.noise import Purpose
-from outrider.engines.sampling.token_probs import TokenLaw, residual_law, shared_weights
+from outrider.engines.sampling.token_probs import TokenProbs, residual_probs, shared_weights
 
 
-class OfferLaws:
+class CandidateProbs:
     """Draft laws of the nodes of each slot's tree, by the tokens that lead to a node.
 
     Rows are made when first needed and kept for the slot's next trees.
@@ -39,7 +39,7 @@ class OfferLaws:
     def __init__(self, max_batch: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rows: list[list[FloatArray]] = [[] for _ in range(max_batch)]
-        self._laws: list[dict[tuple[int, ...], TokenLaw]] = [{} for _ in range(max_batch)]
+        self._laws: list[dict[tuple[int, ...], TokenProbs]] = [{} for _ in range(max_batch)]
 
     def row(self, slot: int, path: tuple[int, ...]) -> FloatArray:
         """[V] float32 to write the law of a new node in; the root's forgets the tree before."""
@@ -50,17 +50,17 @@ class OfferLaws:
             rows.append(np.zeros(self._vocab_size, dtype=np.float32))
         return rows[len(self._laws[slot])]
 
-    def keep(self, slot: int, path: tuple[int, ...], law: TokenLaw) -> None:
+    def keep(self, slot: int, path: tuple[int, ...], probs: TokenProbs) -> None:
         """Keep a node's law; it may lie in the row that was just given for it."""
-        self._laws[slot][path] = law
+        self._laws[slot][path] = probs
 
-    def law(self, slot: int, path: tuple[int, ...]) -> TokenLaw:
+    def probs_at(self, slot: int, path: tuple[int, ...]) -> TokenProbs:
         """The law that a node's candidates were drawn from."""
         return self._laws[slot][path]
 
 
-def draw_offers(
-    law: TokenLaw,
+def draw_candidates(
+    probs: TokenProbs,
     count: int,
     uniform: Callable[[int], float],
     *,
@@ -70,7 +70,7 @@ def draw_offers(
     """Candidates of one node, in order; fewer than wanted where nothing is left to draw.
 
     Args:
-        law: q.
+        probs: q.
         count: candidates wanted.
         uniform: fresh number in [0, 1) of each.
         is_without_replacement: whether a drawn token is taken out.
@@ -78,39 +78,39 @@ def draw_offers(
     """
     tokens: list[int] = []
     for index in range(count):
-        left = without(law, tokens, scratch) if is_without_replacement else law
+        left = without(probs, tokens, scratch) if is_without_replacement else probs
         if left.total() <= 0.0:
             break
         tokens.append(left.draw(uniform(index)))
     return tuple(tokens)
 
 
-def without(law: TokenLaw, tokens: Sequence[int], scratch: FloatArray) -> TokenLaw:
+def without(probs: TokenProbs, tokens: Sequence[int], scratch: FloatArray) -> TokenProbs:
     """A law less some of its tokens; not normalised, as laws are.
 
     Args:
-        law: q.
+        probs: q.
         tokens: to take out.
         scratch: [V] that the result may lie in.
     """
     if not tokens:
-        return law
-    if law.ids is None:
-        left = scratch[: len(law.weights)]
-        left[:] = law.weights
+        return probs
+    if probs.ids is None:
+        left = scratch[: len(probs.weights)]
+        left[:] = probs.weights
         left[list(tokens)] = 0.0
-        return TokenLaw(left)
-    is_left = ~np.isin(law.ids, tokens)
-    return TokenLaw(law.weights[is_left], law.ids[is_left])
+        return TokenProbs(left)
+    is_left = ~np.isin(probs.ids, tokens)
+    return TokenProbs(probs.weights[is_left], probs.ids[is_left])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfferedTree:
+class CandidateTree:
     """A sampled tree, and where its laws and coins come from.
 
     Attributes:
         tokens: of nodes 1, 2, ...
-        offers: per node its children in the order they were drawn, repeated ones included.
+        candidates: per node its children in the order they were drawn, repeated ones included.
         is_without_replacement: how siblings were drawn.
         lenience: l in (0, 1]; 1 is exact.
         target_at: p behind a node, given the tokens that lead there; None where the logits are not finite. Valid until
@@ -121,16 +121,16 @@ class OfferedTree:
     """
 
     tokens: Sequence[int]
-    offers: Sequence[tuple[int, ...]]
+    candidates: Sequence[tuple[int, ...]]
     is_without_replacement: bool
     lenience: float
-    target_at: Callable[[int, tuple[int, ...]], TokenLaw | None]
-    draft_at: Callable[[tuple[int, ...]], TokenLaw]
+    target_at: Callable[[int, tuple[int, ...]], TokenProbs | None]
+    draft_at: Callable[[tuple[int, ...]], TokenProbs]
     coin: Callable[[int, int], float]
     uniform: Callable[[Purpose, int], float]
 
 
-class OfferJudge:
+class CandidateJudge:
     """Judges sampled trees; holds the rows it writes in.
 
     Args:
@@ -141,18 +141,18 @@ class OfferJudge:
         # What is left of the target's law lies in one row while the next is written to the other.
         self._left, self._next, self._draft = np.zeros((3, vocab_size), dtype=np.float32)
 
-    def judge(self, tree: OfferedTree) -> Verdict:
+    def judge(self, tree: CandidateTree) -> Verdict:
         """The path that is kept, and the token after it."""
         path: list[int] = []
         num_fallbacks = 0
         while True:
             node, tokens = path[-1] if path else 0, tuple(tree.tokens[n - 1] for n in path)
-            law = tree.target_at(node, tokens)
-            if law is None:
+            probs = tree.target_at(node, tokens)
+            if probs is None:
                 return Verdict(num_accepted=0, next_token=None)
             purpose = Purpose.BONUS
-            if tree.offers[node]:
-                kept, law, num_empty = self._test(tree, node, tokens, law)
+            if tree.candidates[node]:
+                kept, probs, num_empty = self._test(tree, node, tokens, probs)
                 num_fallbacks += num_empty
                 if kept is not None:
                     path.append(kept)
@@ -160,36 +160,36 @@ class OfferJudge:
                 purpose = Purpose.RECOVER
             return Verdict(
                 num_accepted=len(path),
-                next_token=law.draw(tree.uniform(purpose, len(path))),
+                next_token=probs.draw(tree.uniform(purpose, len(path))),
                 num_fallbacks=num_fallbacks,
                 path=tuple(path),
             )
 
     def _test(
-        self, tree: OfferedTree, node: int, path: tuple[int, ...], law: TokenLaw
-    ) -> tuple[int | None, TokenLaw, int]:
+        self, tree: CandidateTree, node: int, path: tuple[int, ...], probs: TokenProbs
+    ) -> tuple[int | None, TokenProbs, int]:
         """The child that is kept, or None and the law that is left; and how many residuals had no mass."""
         draft = tree.draft_at(path)
         tried: list[int] = []
         num_empty = 0
-        for index, child in enumerate(tree.offers[node]):
+        for index, child in enumerate(tree.candidates[node]):
             token = tree.tokens[child - 1]
             taken = tried if tree.is_without_replacement else ()
             proposal = without(draft, taken, self._draft)
             if is_kept(
                 tree.coin(len(path), index),
                 tree.lenience,
-                law.weight(token),
-                law.total(),
+                probs.weight(token),
+                probs.total(),
                 proposal.weight(token),
                 proposal.total(),
             ):
-                return child, law, num_empty
-            shared, _ = shared_weights(law, proposal, self._next)
-            law, is_empty = residual_law(law, shared)
+                return child, probs, num_empty
+            shared, _ = shared_weights(probs, proposal, self._next)
+            probs, is_empty = residual_probs(probs, shared)
             if is_empty:
                 num_empty += 1
             else:
                 self._left, self._next = self._next, self._left
             tried.append(token)
-        return None, law, num_empty
+        return None, probs, num_empty

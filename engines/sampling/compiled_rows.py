@@ -11,7 +11,7 @@ from outrider.engines.base import FloatArray
 from outrider.engines.buffers import TokenArrays
 from outrider.engines.sampling import kernels
 from outrider.engines.sampling.base import SamplingRow, Verdict
-from outrider.engines.sampling.draft_laws import DraftLaws
+from outrider.engines.sampling.draft_probs import DraftProbs
 from outrider.engines.sampling.kernels import WideArray
 
 _SEED_MASK = (1 << 64) - 1
@@ -33,7 +33,7 @@ class Work(NamedTuple):
     drafts: TokenArrays
 
 
-def propose_compiled(logits: FloatArray, row: SamplingRow, kept: DraftLaws) -> int:
+def propose_compiled(logits: FloatArray, row: SamplingRow, kept: DraftProbs) -> int:
     """Draw a draft token and keep its law.
 
     Args:
@@ -41,12 +41,12 @@ def propose_compiled(logits: FloatArray, row: SamplingRow, kept: DraftLaws) -> i
         row: neither greedy nor of shared noise, its law dense.
         kept: of its slot.
     """
-    law = row.law
+    params = row.params
     token: int = kernels.propose_token(
         logits,
-        law.inverse_temperature,
-        law.top_p,
-        law.min_p,
+        params.inverse_temperature,
+        params.top_p,
+        params.min_p,
         row.seed & _SEED_MASK,
         len(row.history),
         len(row.draft_tokens),
@@ -57,7 +57,7 @@ def propose_compiled(logits: FloatArray, row: SamplingRow, kept: DraftLaws) -> i
 
 
 def judge_compiled(
-    logits: FloatArray, row: SamplingRow, kept: DraftLaws, lenience: float, work: Work
+    logits: FloatArray, row: SamplingRow, kept: DraftProbs, lenience: float, work: Work
 ) -> Verdict:
     """Keep sampled draft tokens by the ratio test, and draw the one after them.
 
@@ -68,15 +68,15 @@ def judge_compiled(
         lenience: (0, 1].
         work: overwritten.
     """
-    law, gamma = row.law, len(row.draft_tokens)
+    params, gamma = row.params, len(row.draft_tokens)
     num_accepted, token, num_fallbacks = kernels.judge_draft(
         logits,
         work.drafts.of(row.draft_tokens),
         kept.rows,
         kept.totals,
-        law.inverse_temperature,
-        law.top_p,
-        law.min_p,
+        params.inverse_temperature,
+        params.top_p,
+        params.min_p,
         lenience,
         row.seed & _SEED_MASK,
         len(row.history),
@@ -103,13 +103,13 @@ def match_compiled(logits: FloatArray, row: SamplingRow, work: Work) -> Verdict:
         row: of no shared noise, its law dense.
         work: overwritten.
     """
-    law = row.law
+    params = row.params
     num_accepted, token = kernels.match_draft(
         logits,
         work.drafts.of(row.draft_tokens),
-        law.inverse_temperature,
-        law.top_p,
-        law.min_p,
+        params.inverse_temperature,
+        params.top_p,
+        params.min_p,
         row.seed & _SEED_MASK,
         len(row.history),
         work.weights,

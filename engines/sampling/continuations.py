@@ -12,20 +12,20 @@ import math
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.sampling.adjust import process_logits
-from outrider.engines.sampling.base import Continuations, SamplingLaw
+from outrider.engines.sampling.base import Continuations, SamplingParams
 from outrider.engines.sampling.draws import in_place, log_norm
 from outrider.engines.sampling.kernels import Row, ranked_greatest
 
 
 def continuations_of(
-    logits: FloatArray, count: int, law: SamplingLaw, history: IntArray, num_prompt: int
+    logits: FloatArray, count: int, params: SamplingParams, history: IntArray, num_prompt: int
 ) -> Continuations | None:
     """The ``count`` likeliest tokens of one row, of equals the lower ids; fewer where fewer can follow.
 
     Args:
         logits: [V] float32.
         count: at least 1.
-        law: of its processors only those that ban are meant; temperature and truncation are not read.
+        params: of its processors only those that ban are meant; temperature and truncation are not read.
         history: [n] int64, the text that the row follows.
         num_prompt: leading tokens of it that are prompt.
 
@@ -36,8 +36,8 @@ def continuations_of(
         return None
     logits = in_place(logits)
     allowed: Row = logits
-    if law.has_processors:
-        allowed = process_logits(logits, law, history, num_prompt)
+    if params.has_processors:
+        allowed = process_logits(logits, params, history, num_prompt)
     ids = ranked_greatest(allowed, min(count, len(allowed)))
     ids = ids[np.isfinite(allowed[ids])]
     return Continuations(tokens=ids, log_probs=logits[ids].astype(np.float64) - log_norm(logits))

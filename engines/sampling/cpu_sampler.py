@@ -21,10 +21,10 @@ from dataclasses import replace
 import numpy as np
 from outrider.engines.base import FloatArray
 from outrider.engines.buffers import TokenArrays
-from outrider.engines.sampling.adjust import adjusted_law, greatest_token, logits_at
+from outrider.engines.sampling.adjust import adjusted_token_probs, greatest_token, logits_at
 from outrider.engines.sampling.base import (
+    CandidateNode,
     ExactnessMode,
-    OfferPoint,
     SamplingRow,
     Verdict,
     are_plain_greedy,
@@ -36,17 +36,22 @@ from outrider.engines.sampling.compiled_rows import (
     match_compiled,
     propose_compiled,
 )
-from outrider.engines.sampling.draft_laws import DraftLaws
+from outrider.engines.sampling.draft_probs import DraftProbs
 from outrider.engines.sampling.draws import choices_of, in_place, raw_logprobs
 from outrider.engines.sampling.greedy_rows import GreedyRows
 from outrider.engines.sampling.kernels import is_kept
 from outrider.engines.sampling.noise import CounterNoise, NoiseSource, Purpose
-from outrider.engines.sampling.row_offers import RowOffers
-from outrider.engines.sampling.token_probs import TokenLaw, point_mass, residual_law, shared_weights
+from outrider.engines.sampling.row_candidates import RowCandidates
+from outrider.engines.sampling.token_probs import (
+    TokenProbs,
+    point_mass,
+    residual_probs,
+    shared_weights,
+)
 
 
 class CpuSampler:
-    """Implements ``engines.sampling.base.OfferingSampler`` on the host.
+    """Implements ``engines.sampling.base.CandidateSampler`` on the host.
 
     Not thread-safe: the thread that owns the engines owns it.
 
@@ -73,8 +78,8 @@ class CpuSampler:
         # [max_gamma, V] float32 each, allocated when the slot first drafts: 64 slots of 8 rows of a large vocabulary
         # are 300 MB that greedy and retrieved drafts never need.
         self._draft_shape = (max_gamma, vocab_size)
-        self._kept: list[DraftLaws | None] = [None] * max_batch
-        self._offers = RowOffers(self._noise, max_batch, vocab_size)
+        self._kept: list[DraftProbs | None] = [None] * max_batch
+        self._offers = RowCandidates(self._noise, max_batch, vocab_size)
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
@@ -93,10 +98,10 @@ class CpuSampler:
             return self._greedy.propose(logits, rows, vocab_size=vocab_size)
         return [self._propose_row(logits[row.index, 0, :vocab_size], row) for row in rows]
 
-    def offer(
-        self, logits: FloatArray, points: Sequence[OfferPoint], *, vocab_size: int
+    def propose_children(
+        self, logits: FloatArray, points: Sequence[CandidateNode], *, vocab_size: int
     ) -> list[tuple[int, ...]]:
-        """Draw the children of some nodes; see ``engines.sampling.base.OfferingSampler``.
+        """Draw the children of some nodes; see ``engines.sampling.base.CandidateSampler``.
 
         A draft row that is not finite offers token 0 as a point mass, as in ``propose``.
         """
@@ -126,30 +131,34 @@ class CpuSampler:
 
     def _propose_row(self, logits: FloatArray, row: SamplingRow) -> int:
         num_drafted = len(row.draft_tokens)
-        if row.law.is_greedy:
+        if row.params.is_greedy:
             return greatest_token(logits_at(logits, row, num_drafted)) or 0
         position = len(row.history) + num_drafted
         if row.mode is ExactnessMode.SEED_STABLE:
-            law = adjusted_law(logits_at(logits, row, num_drafted), row.law, self._target_row)
-            return 0 if law is None else self._race(law, row, position, len(logits))
+            probs = adjusted_token_probs(
+                logits_at(logits, row, num_drafted), row.params, self._target_row
+            )
+            return 0 if probs is None else self._race(probs, row, position, len(logits))
         kept = self._kept[row.slot]
         if kept is None:
-            kept = self._kept[row.slot] = DraftLaws(*self._draft_shape)
-        if self._is_compiled and row.law.is_dense:
+            kept = self._kept[row.slot] = DraftProbs(*self._draft_shape)
+        if self._is_compiled and row.params.is_dense:
             kept.keep(num_drafted, None)
             return propose_compiled(logits, row, kept)
-        law = adjusted_law(logits_at(logits, row, num_drafted), row.law, kept.rows[num_drafted])
-        law = point_mass(0) if law is None else law
-        kept.keep(num_drafted, law)
-        return law.draw(self._uniform(row, Purpose.DRAFT, position))
+        probs = adjusted_token_probs(
+            logits_at(logits, row, num_drafted), row.params, kept.rows[num_drafted]
+        )
+        probs = point_mass(0) if probs is None else probs
+        kept.keep(num_drafted, probs)
+        return probs.draw(self._uniform(row, Purpose.DRAFT, position))
 
     def _judge_row(self, logits: FloatArray, row: SamplingRow) -> Verdict:
         is_lenient = row.mode is ExactnessMode.LENIENT and row.lenience != 1.0
-        if row.offers is not None:
+        if row.candidates is not None:
             return self._offers.judge(logits, row, row.lenience if is_lenient else 1.0)
-        if row.law.is_greedy:
+        if row.params.is_greedy:
             return self._judge_greedy(logits, row, row.lenience if is_lenient else 1.0)
-        is_compiled = self._is_compiled and row.law.is_dense
+        is_compiled = self._is_compiled and row.params.is_dense
         is_race = row.mode is ExactnessMode.SEED_STABLE
         if is_race or not row.draft_tokens or not (row.is_sampled_draft or is_lenient):
             if is_compiled and not is_race:
@@ -189,10 +198,12 @@ class CpuSampler:
         """
         start = len(row.history)
         for index in range(len(row.draft_tokens) + 1):
-            law = adjusted_law(logits_at(logits[index], row, index), row.law, self._target_row)
-            if law is None:
+            probs = adjusted_token_probs(
+                logits_at(logits[index], row, index), row.params, self._target_row
+            )
+            if probs is None:
                 return Verdict(num_accepted=0, next_token=None)
-            drawn = self._target_token(law, row, start + index)
+            drawn = self._target_token(probs, row, start + index)
             if index == len(row.draft_tokens) or drawn != row.draft_tokens[index]:
                 break
         return Verdict(num_accepted=index, next_token=drawn)
@@ -202,7 +213,9 @@ class CpuSampler:
         start = len(row.history)
         overlaps: list[float] = []
         for index, token in enumerate(row.draft_tokens):
-            target = adjusted_law(logits_at(logits[index], row, index), row.law, self._target_row)
+            target = adjusted_token_probs(
+                logits_at(logits[index], row, index), row.params, self._target_row
+            )
             if target is None:
                 return Verdict(num_accepted=0, next_token=None)
             draft = self._draft_law(row, index)
@@ -220,7 +233,7 @@ class CpuSampler:
                 draft.total(),
             ):
                 continue
-            residual, is_fallback = residual_law(target, shared)
+            residual, is_fallback = residual_probs(target, shared)
             next_token = residual.draw(self._uniform(row, Purpose.RECOVER, start + index))
             return Verdict(
                 num_accepted=index,
@@ -229,7 +242,9 @@ class CpuSampler:
                 num_fallbacks=int(is_fallback),
             )
         gamma = len(row.draft_tokens)
-        target = adjusted_law(logits_at(logits[gamma], row, gamma), row.law, self._target_row)
+        target = adjusted_token_probs(
+            logits_at(logits[gamma], row, gamma), row.params, self._target_row
+        )
         if target is None:
             return Verdict(num_accepted=0, next_token=None)
         next_token = target.draw(self._uniform(row, Purpose.BONUS, start + gamma))
@@ -238,8 +253,10 @@ class CpuSampler:
     def _judge_block(self, logits: FloatArray, row: SamplingRow) -> Verdict:
         """Judge the draft as a whole; see ``engines.sampling.block_judge``."""
 
-        def target_at(index: int) -> TokenLaw | None:
-            return adjusted_law(logits_at(logits[index], row, index), row.law, self._target_row)
+        def target_at(index: int) -> TokenProbs | None:
+            return adjusted_token_probs(
+                logits_at(logits[index], row, index), row.params, self._target_row
+            )
 
         draft = BlockDraft(
             tokens=row.draft_tokens,
@@ -250,29 +267,29 @@ class CpuSampler:
         )
         return judge_block(draft)
 
-    def _draft_law(self, row: SamplingRow, index: int) -> TokenLaw:
+    def _draft_law(self, row: SamplingRow, index: int) -> TokenProbs:
         """Law of draft token ``index``: the kept one (J1), or a point mass."""
         if not row.is_sampled_draft:
             token = row.draft_tokens[index]
             return point_mass(token if _is_token(token, self._vocab_size) else None)
-        return self._kept_of(row).law(index)
+        return self._kept_of(row).probs_at(index)
 
-    def _kept_of(self, row: SamplingRow) -> DraftLaws:
+    def _kept_of(self, row: SamplingRow) -> DraftProbs:
         kept = self._kept[row.slot]
         assert kept is not None, "a sampled draft was proposed by this sampler"
         return kept
 
-    def _target_token(self, law: TokenLaw, row: SamplingRow, position: int) -> int:
+    def _target_token(self, probs: TokenProbs, row: SamplingRow, position: int) -> int:
         if row.mode is ExactnessMode.SEED_STABLE:
-            return self._race(law, row, position, self._vocab_size)
-        return law.draw(
+            return self._race(probs, row, position, self._vocab_size)
+        return probs.draw(
             self._noise.uniform(
                 row.seed, purpose=Purpose.MATCH, position=position, round_start=None
             )
         )
 
-    def _race(self, law: TokenLaw, row: SamplingRow, position: int, vocab_size: int) -> int:
-        return law.race(self._noise.exponentials(row.seed, position, vocab_size))
+    def _race(self, probs: TokenProbs, row: SamplingRow, position: int, vocab_size: int) -> int:
+        return probs.race(self._noise.exponentials(row.seed, position, vocab_size))
 
     def _uniform(self, row: SamplingRow, purpose: Purpose, position: int) -> float:
         return self._noise.uniform(
@@ -288,7 +305,7 @@ def _with_logprobs(verdict: Verdict, logits: FloatArray, row: SamplingRow) -> Ve
     """The verdict with the raw log-probabilities of its emitted tokens, where the row asks for them."""
     if row.num_logprobs is None or verdict.next_token is None:
         return verdict
-    kept = range(1, verdict.num_accepted + 1) if row.offers is None else verdict.path
+    kept = range(1, verdict.num_accepted + 1) if row.candidates is None else verdict.path
     emitted = (*(row.draft_tokens[node - 1] for node in kept), verdict.next_token)
     return replace(
         verdict,

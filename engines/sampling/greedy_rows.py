@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from outrider.engines.base import FloatArray
-from outrider.engines.buffers import elements
+from outrider.engines.buffers import int64_view
 from outrider.engines.sampling import kernels
 from outrider.engines.sampling.base import SamplingRow, Verdict
 from outrider.engines.sampling.kernels import DRAFT, DRAFTED, KEPT, ROW, TOKEN
@@ -26,7 +26,7 @@ class GreedyRows:
     def __init__(self, max_batch: int, max_gamma: int) -> None:
         self._width = DRAFT + max_gamma
         self._table = np.zeros((max_batch, self._width), dtype=np.int64)
-        self._elements = elements(self._table)
+        self._elements = int64_view(self._table)
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from numba import boolean, float32, float64, int32, int64, types, uint64, void
-from outrider.engines.jit import kernel, rule
+from outrider.engines.jit import njit_exact, njit_fastmath
 from outrider.engines.sampling import philox
 
 FloatArray = npt.NDArray[np.float32]
@@ -64,7 +64,7 @@ _BATCH = float32[:, :, ::1]
 ROW, DRAFTED, KEPT, TOKEN, DRAFT = range(5)
 
 
-@kernel(void(_ROW, float64, float64, _ROW), void(_WIDE, float64, float64, _ROW))
+@njit_fastmath(void(_ROW, float64, float64, _ROW), void(_WIDE, float64, float64, _ROW))
 def write_weights(
     logits: Row, peak: float, inverse_temperature: float, weights: FloatArray
 ) -> None:
@@ -91,7 +91,7 @@ def write_weights(
             weights[i] = 0.0
 
 
-@kernel(float64(_ROW), float64(_WIDE))
+@njit_fastmath(float64(_ROW), float64(_WIDE))
 def total(weights: Row) -> float:
     """Sum of a row [n]."""
     mass = 0.0
@@ -104,7 +104,7 @@ def total(weights: Row) -> float:
     return mass
 
 
-@kernel(float64(_ROW))
+@njit_fastmath(float64(_ROW))
 def _peak(logits: FloatArray) -> float:
     """The greatest logit, NaN where there is one.
 
@@ -123,7 +123,7 @@ def _peak(logits: FloatArray) -> float:
     return float(found.view(np.float32)[0])
 
 
-@kernel(int64(_ROW))
+@njit_fastmath(int64(_ROW))
 def greatest(logits: FloatArray) -> int:
     """Lowest id of the greatest logit [V]; -1 where the row holds NaN, +inf or nothing but -inf."""
     peak = _peak(logits)
@@ -142,7 +142,7 @@ def greatest(logits: FloatArray) -> int:
     return -1
 
 
-@kernel(float64(_ROW, float64, _ROW))
+@njit_fastmath(float64(_ROW, float64, _ROW))
 def write_law(logits: FloatArray, inverse_temperature: float, weights: FloatArray) -> float:
     """Write exp((z - peak) / temperature) for the row's own peak; see ``write_weights``.
 
@@ -156,7 +156,7 @@ def write_law(logits: FloatArray, inverse_temperature: float, weights: FloatArra
     return total(weights)
 
 
-@kernel(_WIDE(_ROW, _IDS, float64), _WIDE(_WIDE, _IDS, float64))
+@njit_fastmath(_WIDE(_ROW, _IDS, float64), _WIDE(_WIDE, _IDS, float64))
 def few_weights(logits: Row, ids: IdArray, inverse_temperature: float) -> WideArray:
     """[n] float64 exp((z - peak) / temperature) of some ids, whose first has the peak."""
     weights = np.empty(ids.shape[0])
@@ -166,7 +166,7 @@ def few_weights(logits: Row, ids: IdArray, inverse_temperature: float) -> WideAr
     return weights
 
 
-@kernel(float64(_WIDE, _IDS, _WIDE, _IDS, float64, _ROW, _WIDE))
+@njit_fastmath(float64(_WIDE, _IDS, _WIDE, _IDS, float64, _ROW, _WIDE))
 def write_shared_few(
     target: WideArray,
     target_ids: IdArray,
@@ -199,7 +199,7 @@ def write_shared_few(
     return total(shared)
 
 
-@kernel(int64(_ROW, float64), int64(_WIDE, float64))
+@njit_fastmath(int64(_ROW, float64), int64(_WIDE, float64))
 def draw(weights: Row, point: float) -> int:
     """Index whose interval of the running sum holds ``point``; never one of weight 0.
 
@@ -229,7 +229,7 @@ def draw(weights: Row, point: float) -> int:
     return last
 
 
-@kernel(float64(_ROW, _ROW, float64, _ROW))
+@njit_fastmath(float64(_ROW, _ROW, float64, _ROW))
 def write_shared(target: FloatArray, draft: FloatArray, scale: float, shared: FloatArray) -> float:
     """Write min(p, scale * q), 0 where the shorter row has ended.
 
@@ -249,7 +249,7 @@ def write_shared(target: FloatArray, draft: FloatArray, scale: float, shared: Fl
     return total(shared)
 
 
-@kernel(float64(_ROW, _ROW), float64(_WIDE, _WIDE))
+@njit_fastmath(float64(_ROW, _ROW), float64(_WIDE, _WIDE))
 def leave_rest(weights: Row, taken: Row) -> float:
     """Overwrite what is taken by weights - taken, both [n]. Its sum."""
     for i in range(weights.shape[0]):
@@ -257,7 +257,7 @@ def leave_rest(weights: Row, taken: Row) -> float:
     return total(taken)
 
 
-@kernel(int64(_WIDE, float64))
+@njit_fastmath(int64(_WIDE, float64))
 def nucleus_size(weights: WideArray, mass_wanted: float) -> int:
     """How many leading weights [n] have less than ``mass_wanted`` before them."""
     mass, size = 0.0, 0
@@ -267,7 +267,7 @@ def nucleus_size(weights: WideArray, mass_wanted: float) -> int:
     return size
 
 
-@kernel(void(_ROW, _IDS, int64, int64), void(_WIDE, _IDS, int64, int64))
+@njit_fastmath(void(_ROW, _IDS, int64, int64), void(_WIDE, _IDS, int64, int64))
 def _sink(values: Row, heap: IdArray, at: int, size: int) -> None:
     """Restore a heap of ids below ``at``, whose root ranks last: by value, then by lower id."""
     moved = heap[at]
@@ -285,7 +285,7 @@ def _sink(values: Row, heap: IdArray, at: int, size: int) -> None:
     heap[at] = moved
 
 
-@kernel(void(_ROW, _IDS), void(_WIDE, _IDS))
+@njit_fastmath(void(_ROW, _IDS), void(_WIDE, _IDS))
 def _unheap(values: Row, heap: IdArray) -> None:
     """Turn a whole heap into its ids in the order of rank."""
     for end in range(heap.shape[0] - 1, 0, -1):
@@ -293,7 +293,7 @@ def _unheap(values: Row, heap: IdArray) -> None:
         _sink(values, heap, 0, end)
 
 
-@kernel(_IDS(_ROW, int64), _IDS(_WIDE, int64))
+@njit_fastmath(_IDS(_ROW, int64), _IDS(_WIDE, int64))
 def ranked_greatest(logits: Row, count: int) -> IdArray:
     """Ids of exactly ``count`` greatest logits, [count] int64 by descending logit, ties by lower id.
 
@@ -319,12 +319,12 @@ def ranked_greatest(logits: Row, count: int) -> IdArray:
     return ids
 
 
-@kernel(int64(int32))
+@njit_fastmath(int64(int32))
 def _bin(bits: np.int32) -> int:
     return max(int(bits >> _BIN_SHIFT) - _LOWEST_BIN, 0)
 
 
-@kernel(int64(int32[::1], int32))
+@njit_fastmath(int64(int32[::1], int32))
 def _num_at_least(bits: npt.NDArray[np.int32], limit: np.int32) -> int:
     count = 0
     for i in range(bits.shape[0]):
@@ -332,7 +332,7 @@ def _num_at_least(bits: npt.NDArray[np.int32], limit: np.int32) -> int:
     return count
 
 
-@kernel(int64(int32[::1], int32, int32))
+@njit_fastmath(int64(int32[::1], int32, int32))
 def _drop_below(bits: npt.NDArray[np.int32], lowest: np.int32, above: np.int32) -> int:
     """Set bit patterns below ``lowest`` to 0; how many of the others are below ``above``."""
     count = 0
@@ -342,7 +342,7 @@ def _drop_below(bits: npt.NDArray[np.int32], lowest: np.int32, above: np.int32) 
     return count
 
 
-@kernel(void(_ROW, _ROW, float64), void(_ROW, _WIDE, float64))
+@njit_fastmath(void(_ROW, _ROW, float64), void(_ROW, _WIDE, float64))
 def keep_nucleus(weights: FloatArray, logits: Row, mass_wanted: float) -> None:
     """Set to 0 all weights outside the nucleus: those with ``mass_wanted`` or more ranked before them.
 
@@ -385,7 +385,7 @@ def keep_nucleus(weights: FloatArray, logits: Row, mass_wanted: float) -> None:
             mass += weights[i]
 
 
-@rule(
+@njit_exact(
     float64(_ROW, _ROW, float64, float64, float64), float64(_ROW, _WIDE, float64, float64, float64)
 )
 def truncate(weights: FloatArray, logits: Row, mass: float, top_p: float, min_p: float) -> float:
@@ -412,7 +412,7 @@ def truncate(weights: FloatArray, logits: Row, mass: float, top_p: float, min_p:
     return total(weights)
 
 
-@rule(float64(_ROW, float64, float64, float64, _ROW))
+@njit_exact(float64(_ROW, float64, float64, float64, _ROW))
 def write_dense(
     logits: FloatArray, inverse_temperature: float, top_p: float, min_p: float, weights: FloatArray
 ) -> float:
@@ -425,7 +425,7 @@ def write_dense(
     return truncate(weights, logits, mass, top_p, min_p) if mass > 0.0 else 0.0
 
 
-@rule(boolean(float64, float64, float64, float64, float64, float64))
+@njit_exact(boolean(float64, float64, float64, float64, float64, float64))
 def is_kept(
     coin: float,
     lenience: float,
@@ -441,7 +441,7 @@ def is_kept(
     return coin * lenience * draft_weight * target_total < target_weight * draft_total
 
 
-@rule(float64(_ROW, _ROW, float64), float64(_WIDE, _WIDE, float64))
+@njit_exact(float64(_ROW, _ROW, float64), float64(_WIDE, _WIDE, float64))
 def leave_residual(weights: Row, shared: Row, mass: float) -> float:
     """Overwrite what p and q share by (p - q)+, unnormalised.
 
@@ -457,7 +457,7 @@ def leave_residual(weights: Row, shared: Row, mass: float) -> float:
     return left if left > SMALLEST_RESIDUAL * mass else 0.0
 
 
-@rule(int64(_ROW, float64, float64, float64, uint64, int64, int64, _ROWS, _WIDE))
+@njit_exact(int64(_ROW, float64, float64, float64, uint64, int64, int64, _ROWS, _WIDE))
 def propose_token(
     logits: FloatArray,
     inverse_temperature: float,
@@ -494,7 +494,7 @@ def propose_token(
     return draw(weights, uniform * mass)
 
 
-@rule(
+@njit_exact(
     types.UniTuple(int64, 3)(
         _ROWS, _IDS, _ROWS, _WIDE, float64, float64, float64, float64, uint64, int64,
         _ROW, _ROW, _WIDE,
@@ -562,7 +562,7 @@ def judge_draft(
     return gamma, draw(weights, uniform * mass), 0
 
 
-@rule(types.UniTuple(int64, 2)(_ROWS, _IDS, float64, float64, float64, uint64, int64, _ROW))
+@njit_exact(types.UniTuple(int64, 2)(_ROWS, _IDS, float64, float64, float64, uint64, int64, _ROW))
 def match_draft(
     logits: FloatArray,
     tokens: IdArray,
@@ -600,7 +600,7 @@ def match_draft(
     return gamma, drawn
 
 
-@rule(void(_BATCH, int64[:, ::1], int64, int64))
+@njit_exact(void(_BATCH, int64[:, ::1], int64, int64))
 def propose_greedy(logits: FloatArray, table: IdArray, count: int, vocab_size: int) -> None:
     """Write each row's greatest token, 0 where its logits are not finite.
 
@@ -619,7 +619,7 @@ def propose_greedy(logits: FloatArray, table: IdArray, count: int, vocab_size: i
         table[row, TOKEN] = max(greatest(logits[table[row, ROW], 0, :vocab_size]), 0)
 
 
-@rule(void(_BATCH, int64[:, ::1], int64))
+@njit_exact(void(_BATCH, int64[:, ::1], int64))
 def judge_greedy(logits: FloatArray, table: IdArray, count: int) -> None:
     """Keep each row's draft tokens as long as they are the greatest.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import float64, int64, uint64
-from outrider.engines.jit import rule
+from outrider.engines.jit import njit_exact
 
 # Streams, which are halves of a key, and the words of a round's: where each purpose finds its number, for ever.
 ROUND_STREAM, MATCH_STREAM, RACE_STREAM = 1, 5, 6
@@ -29,7 +29,7 @@ _UNUSED_BITS = np.uint64(11)
 _STEP = 2.0**-53
 
 
-@rule(uint64(uint64, uint64))
+@njit_exact(uint64(uint64, uint64))
 def _high(a: np.uint64, b: np.uint64) -> np.uint64:
     """The upper 64 bits of a product, from products of halves."""
     a_low, a_high = a & _HALF_MASK, a >> _HALF_BITS
@@ -39,7 +39,7 @@ def _high(a: np.uint64, b: np.uint64) -> np.uint64:
     return a_high * b_high + (upper >> _HALF_BITS) + (lower >> _HALF_BITS)
 
 
-@rule(float64(uint64, uint64, int64, uint64, uint64, uint64, uint64))
+@njit_exact(float64(uint64, uint64, int64, uint64, uint64, uint64, uint64))
 def number(
     seed: int,
     stream: int,
@@ -80,7 +80,7 @@ def number(
     return share
 
 
-@rule(float64(uint64, uint64, int64, uint64, uint64))
+@njit_exact(float64(uint64, uint64, int64, uint64, uint64))
 def uniform(seed: int, stream: int, word: int, position: int, round_number: int) -> float:
     """The number of a position in a round, or in round 0 where rounds do not matter; see ``number``."""
     return number(seed, stream, word, position, 0, round_number, 0)

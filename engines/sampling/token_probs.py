@@ -18,7 +18,7 @@ from outrider.engines.sampling.kernels import Row, WideArray
 
 
 @dataclass(slots=True)
-class TokenLaw:
+class TokenProbs:
     """Weights proportional to the probabilities.
 
     Attributes:
@@ -80,14 +80,14 @@ class TokenLaw:
         return index if self.ids is None else int(self.ids[index])
 
 
-def point_mass(token: int | None) -> TokenLaw:
+def point_mass(token: int | None) -> TokenProbs:
     """All mass on one token; None, a token outside the vocabulary, is a law without mass."""
     ids = np.array([] if token is None else [token], dtype=np.int64)
-    return TokenLaw(np.ones(len(ids)), ids)
+    return TokenProbs(np.ones(len(ids)), ids)
 
 
 def shared_weights(
-    target: TokenLaw, draft: TokenLaw, scratch: FloatArray, *, weight: float = 1.0
+    target: TokenProbs, draft: TokenProbs, scratch: FloatArray, *, weight: float = 1.0
 ) -> tuple[Row, float]:
     """min(p, q) on the target's support, in units of the target's weights, and its sum.
 
@@ -122,7 +122,7 @@ def shared_weights(
     return shared_few, mass
 
 
-def residual_law(target: TokenLaw, shared: Row) -> tuple[TokenLaw, bool]:
+def residual_probs(target: TokenProbs, shared: Row) -> tuple[TokenProbs, bool]:
     """Unnormalised (p - q)+, or p itself, and whether p had to stand in for a residual without mass.
 
     Args:
@@ -132,7 +132,7 @@ def residual_law(target: TokenLaw, shared: Row) -> tuple[TokenLaw, bool]:
     mass = kernels.leave_residual(target.weights, shared, target.total())
     if mass == 0.0:
         return target, True
-    return TokenLaw(shared, target.ids, mass), False
+    return TokenProbs(shared, target.ids, mass), False
 
 
 def _weights_of(weights: Row, ids: IntArray) -> Row:

@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 from outrider.engines.base import FloatArray
 from outrider.engines.sampling.base import (
+    CandidateSampler,
     ExactnessMode,
-    OfferingSampler,
     Sampler,
     SamplingRow,
     TokenLogprobs,
@@ -53,10 +53,10 @@ def judge(sampler: Sampler, logits: FloatArray, rows: Sequence[SamplingRow]) -> 
 def _is_offered(sampler: Sampler, row: SamplingRow) -> bool:
     """Whether a tree is judged by the laws of its candidates."""
     return (
-        row.offers is not None
-        and not row.law.is_greedy
+        row.candidates is not None
+        and not row.params.is_greedy
         and row.mode is not ExactnessMode.SEED_STABLE
-        and isinstance(sampler, OfferingSampler)
+        and isinstance(sampler, CandidateSampler)
     )
 
 
@@ -79,7 +79,7 @@ class _Walk:
             history=np.concatenate([self.row.history, kept]) if self.path else self.row.history,
             draft_tokens=(),
             parents=None,
-            offers=None,
+            candidates=None,
             is_sampled_draft=False,
             num_choices=0,
         )

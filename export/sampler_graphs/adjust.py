@@ -1,6 +1,6 @@
 """The law of the next token at every position of every row: bans, penalties, temperature, truncation.
 
-The order is that of ``engines.sampling.base.SamplingLaw``. Everything is float32, as TensorRT has no wider
+The order is that of ``engines.sampling.base.SamplingParams``. Everything is float32, as TensorRT has no wider
 type, so sums are arranged to stay exact where it matters: what a processor adds to a logit is
 computed as a difference and added after the greatest raw logit was subtracted, and masses are
 integers. Nothing is carried between positions: what the draft tokens before a position change is

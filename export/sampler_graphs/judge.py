@@ -53,12 +53,12 @@ def judge_graph(variant: Variant, *, vocab_size: int, depth: int) -> onnx.ModelP
         answers = [num_accepted, _chosen(best, num_accepted), none, overlaps]
         _answer(graph, answers, is_finite)
         return graph.model()
-    law = adjusted(logits, columns, rows, vocab_size=vocab_size, variant=variant)
-    test = _Test(graph, law, rows, (depth, vocab_size), variant)
-    num_accepted = _num_leading(test.is_kept() & is_draft & law.is_finite)
+    probs = adjusted(logits, columns, rows, vocab_size=vocab_size, variant=variant)
+    test = _Test(graph, probs, rows, (depth, vocab_size), variant)
+    num_accepted = _num_leading(test.is_kept() & is_draft & probs.is_finite)
     next_token, num_fallbacks = test.following(num_accepted)
     overlaps = (is_draft & test.has_overlap).where(test.overlaps(), 0).squeeze(2)
-    _answer(graph, [num_accepted, next_token, num_fallbacks, overlaps], law.is_finite)
+    _answer(graph, [num_accepted, next_token, num_fallbacks, overlaps], probs.is_finite)
     return graph.model()
 
 
@@ -68,13 +68,13 @@ class _Test:
     def __init__(
         self,
         graph: Graph,
-        law: Adjusted,
+        probs: Adjusted,
         rows: Rows,
         kept_shape: tuple[int, int],
         variant: Variant,
     ) -> None:
         vocab_size = kept_shape[1]
-        self._law, self._rows, self._vocab_size = law, rows, vocab_size
+        self._law, self._rows, self._vocab_size = probs, rows, vocab_size
         self._ids = graph.ids(vocab_size)
         self._tokens = rows.draft_tokens.unsqueeze(2)
         self._rule = rows.count(Count.RULE)
@@ -85,17 +85,17 @@ class _Test:
         self._draft_rows = is_point.where(point_mass, kept.squeeze(1).head(width, 1))
         self._coins = graph.input(names.COINS, INT64, ["batch", "positions"]).unsqueeze(2)
         self._draws = graph.input(names.DRAWS, INT64, ["batch", "positions"]).unsqueeze(2)
-        self._best = law.order.argmax(vocab_size)
+        self._best = probs.order.argmax(vocab_size)
         self._winner: Value | None = None
         if variant is Variant.RACE:
             races = graph.input(names.RACES, FLOAT, ["batch", "positions", vocab_size])
-            self._winner = race_winner(law.probs, races, vocab_size)
+            self._winner = race_winner(probs.probs, races, vocab_size)
         self.has_overlap = self._rule.equals(Rule.RATIO) & ~is_point
 
     def is_kept(self) -> Value:
         """Whether the draft token of each position is kept, [B, R, 1] bool."""
-        tokens, law = self._tokens, self._law
-        is_kept = is_drawn(law.probs, tokens, self._draws, self._ids)
+        tokens, probs = self._tokens, self._law
+        is_kept = is_drawn(probs.probs, tokens, self._draws, self._ids)
         is_kept = self._choose(Rule.RATIO, self._passes_ratio(), is_kept)
         if self._winner is not None:
             is_kept = self._choose(Rule.RACE, self._winner.equals(tokens), is_kept)

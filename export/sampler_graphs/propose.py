@@ -60,10 +60,10 @@ def _sampled(
 ) -> Value:
     """The token of every row, [B, 1, 1] int64; its law goes into the kept rows."""
     vocab_size = kept_shape[1]
-    law = adjusted(logits, rows.count(Count.DEPTH), rows, vocab_size=vocab_size, variant=variant)
+    probs = adjusted(logits, rows.count(Count.DEPTH), rows, vocab_size=vocab_size, variant=variant)
     # A row that is not finite proposes token 0 as a point mass: a poor draft, and an exact one.
     first = graph.ids(vocab_size).equals(0).cast(FLOAT)
-    row = law.is_finite.where(law.probs, first)
+    row = probs.is_finite.where(probs.probs, first)
     shape = ["batch", 1, *kept_shape]
     kept = graph.input(names.KEPT_ROWS, FLOAT, shape)
     where = rows.count(Count.KEEP_AT).squeeze(2).squeeze(1)
@@ -74,5 +74,5 @@ def _sampled(
     if variant is Variant.RACE:
         races = graph.input(names.RACES, FLOAT, ["batch", 1, vocab_size])
         token = rule.equals(Rule.RACE).where(race_winner(row, races, vocab_size), token)
-    greatest = law.is_finite.where(law.order.argmax(vocab_size), 0)
+    greatest = probs.is_finite.where(probs.order.argmax(vocab_size), 0)
     return rule.equals(Rule.GREEDY).where(greatest, token)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from outrider.engines.base import EngineLimits, FloatArray, Span
 from outrider.engines.kv_cache import MIN_SPAN
-from outrider.engines.sampling.base import ExactnessMode, Sampler, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, Sampler, SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import Event, RequestSpec, SpeculationParams
 from outrider.runtime.core.text import Decoder
@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-class StillEngine:
+class NullEngine:
     """An engine that computes nothing: every wanted row of logits is the same.
 
     Args:
@@ -90,7 +90,7 @@ def measure_host(
     """
     row = np.random.default_rng(0).normal(scale=3.0, size=limits.vocab_size).astype(np.float32)
     gammas = (0, min(HOST_GAMMA, max_gamma))
-    still = StillEngine(limits, row, max_wanted=max(MIN_SPAN, gammas[-1] + 1))
+    still = NullEngine(limits, row, max_wanted=max(MIN_SPAN, gammas[-1] + 1))
     samples = []
     for rows in sorted({min(one, limits.max_batch) for one in HOST_ROWS}):
         for kind in RowKind:
@@ -101,7 +101,7 @@ def measure_host(
 
 
 def _host_step_s(
-    still: StillEngine,
+    still: NullEngine,
     sampler: Sampler,
     decoder: Decoder,
     kind: RowKind,
@@ -124,7 +124,7 @@ def _host_step_s(
             internal_id=str(index),
             request_id=str(index),
             prompt_tokens=(0,),
-            law=SamplingLaw(temperature=temperature),
+            params=SamplingParams(temperature=temperature),
             seed=index,
             max_tokens=(HOST_STEPS + 2) * (gamma + 1),
             speculation=SpeculationParams(drafter="model", gamma=gamma, mode=mode),

@@ -17,7 +17,7 @@ class State(Enum):
     FAILED = auto()
 
 
-class Happening(Enum):
+class RequestEvent(Enum):
     """What can happen to a request."""
 
     ADMITTED = auto()
@@ -26,13 +26,13 @@ class Happening(Enum):
     ENDED_BY_ERROR = auto()
 
 
-LIFECYCLE: dict[tuple[State, Happening], State] = {
-    (State.QUEUED, Happening.ADMITTED): State.PREFILLING,
-    (State.QUEUED, Happening.ENDED_BY_ERROR): State.FAILED,
-    (State.PREFILLING, Happening.PROMPT_COMPUTED): State.DECODING,
-    (State.PREFILLING, Happening.ENDED_BY_ERROR): State.FAILED,
-    (State.DECODING, Happening.STOPPED): State.FINISHED,
-    (State.DECODING, Happening.ENDED_BY_ERROR): State.FAILED,
+LIFECYCLE: dict[tuple[State, RequestEvent], State] = {
+    (State.QUEUED, RequestEvent.ADMITTED): State.PREFILLING,
+    (State.QUEUED, RequestEvent.ENDED_BY_ERROR): State.FAILED,
+    (State.PREFILLING, RequestEvent.PROMPT_COMPUTED): State.DECODING,
+    (State.PREFILLING, RequestEvent.ENDED_BY_ERROR): State.FAILED,
+    (State.DECODING, RequestEvent.STOPPED): State.FINISHED,
+    (State.DECODING, RequestEvent.ENDED_BY_ERROR): State.FAILED,
 }
 """Every legal transition; any other pair is a bug."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.checks import check_range
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.core.params import BeamParams, SpeculationParams
@@ -74,29 +74,29 @@ def check_beams(beams: BeamParams, most: int) -> None:
 
 
 def check_ranked(
-    law: SamplingLaw, speculation: SpeculationParams, given: Mapping[str, bool]
+    params: SamplingParams, speculation: SpeculationParams, given: Mapping[str, bool]
 ) -> None:
     """Refuse what a beam search would have to ignore, or could not do exactly.
 
     Args:
-        law: of the request; temperature 0.
+        params: of the request; temperature 0.
         speculation: of the request.
         given: further options that a search does not have, and whether they were given.
 
     Raises:
         RequestError: naming the field.
     """
-    if law.temperature != 0.0:
+    if params.temperature != 0.0:
         raise RequestError("sampling.temperature", "must be 0 or left out with num_beams")
     plain = replace(
-        SamplingLaw(temperature=0.0),
-        allowed_token_ids=law.allowed_token_ids,
-        bad_words=law.bad_words,
-        min_tokens=law.min_tokens,
-        end_token_ids=law.end_token_ids,
+        SamplingParams(temperature=0.0),
+        allowed_token_ids=params.allowed_token_ids,
+        bad_words=params.bad_words,
+        min_tokens=params.min_tokens,
+        end_token_ids=params.end_token_ids,
     )
-    for name in SamplingLaw.__dataclass_fields__:
-        if getattr(law, name) != getattr(plain, name):
+    for name in SamplingParams.__dataclass_fields__:
+        if getattr(params, name) != getattr(plain, name):
             raise RequestError(f"sampling.{name}", "must be left out with num_beams")
     for name, is_given in given.items():
         if is_given:

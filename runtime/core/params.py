@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from outrider.engines.base import step_value
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, TokenLogprobs
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams, TokenLogprobs
 
 
 class FinishReason(StrEnum):
@@ -98,7 +98,7 @@ class RequestSpec:
     Attributes:
         internal_id: unique in the process; ``request_id`` is the caller's name for it.
         deadline_s: time on the worker's monotonic clock after which the request ends, or None.
-        law: ``end_token_ids`` already holds EOS (unless ignored) and the stop ids.
+        params: ``end_token_ids`` already holds EOS (unless ignored) and the stop ids.
         skip_special_tokens: whether the text leaves special tokens out.
         tenant: whose request it is; history may be shared within a tenant.
         beams: None for one completion, which is drawn or greedy.
@@ -107,7 +107,7 @@ class RequestSpec:
     internal_id: str
     request_id: str
     prompt_tokens: tuple[int, ...]
-    law: SamplingLaw
+    params: SamplingParams
     seed: int
     max_tokens: int
     stop_strings: tuple[str, ...] = ()

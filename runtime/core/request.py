@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from outrider.engines.base import IntArray
 from outrider.engines.sampling.base import SamplingRow, Verdict
-from outrider.runtime.core.lifecycle import LIFECYCLE, Happening, IllegalTransition, State
+from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
 from outrider.runtime.core.params import (
     FinishReason,
     Progressed,
@@ -76,7 +76,7 @@ class Request:
         self.draft_computed = 0
         self.max_output = min(spec.max_tokens, max_context - num_prompt)
         self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
-        self._end_tokens = frozenset(spec.law.end_token_ids)
+        self._end_tokens = frozenset(spec.params.end_token_ids)
         self.tokens = np.zeros(num_prompt + self.max_output, dtype=np.int64)
         self.tokens[:num_prompt] = spec.prompt_tokens
         # Written one by one: numpy takes ten times as long for a few numbers.
@@ -105,7 +105,7 @@ class Request:
             row = self._undrafted = SamplingRow(
                 index=self.slot,
                 slot=self.slot,
-                law=spec.law,
+                params=spec.params,
                 mode=spec.speculation.mode,
                 lenience=spec.speculation.lenience,
                 seed=spec.seed,
@@ -141,7 +141,7 @@ class Request:
         """Whether the terminal event was decided."""
         return self.state in (State.FINISHED, State.FAILED)
 
-    def transition(self, happening: Happening) -> None:
+    def transition(self, happening: RequestEvent) -> None:
         """Move along the lifecycle.
 
         Raises:
@@ -154,7 +154,7 @@ class Request:
 
     def admit(self, *, slot: int, order: int) -> None:
         """Give the request its slot; a prompt of one token has nothing to prefill."""
-        self.transition(Happening.ADMITTED)
+        self.transition(RequestEvent.ADMITTED)
         self.slot = slot
         self.order = order
         self._note_prompt_computed()
@@ -185,7 +185,7 @@ class Request:
 
     def fail(self) -> None:
         """End with an error; the slot is the caller's to free."""
-        self.transition(Happening.ENDED_BY_ERROR)
+        self.transition(RequestEvent.ENDED_BY_ERROR)
 
     def advance(
         self, draft_tokens: tuple[int, ...], verdict: Verdict, *, num_drafted: int | None = None
@@ -215,9 +215,9 @@ class Request:
         self.num_known, self.num_computed = end, end - 1
         is_prompt = self.state is State.PREFILLING
         if is_prompt:
-            self.transition(Happening.PROMPT_COMPUTED)
+            self.transition(RequestEvent.PROMPT_COMPUTED)
         if is_over:
-            self.transition(Happening.STOPPED)
+            self.transition(RequestEvent.STOPPED)
         return Advance(
             draft_tokens=draft_tokens,
             verdict=verdict,
@@ -240,7 +240,7 @@ class Request:
         if num_kept < len(run):
             self._take_back(len(run) - num_kept)
         if ending is not None and not self.has_ended:
-            self.transition(Happening.STOPPED)
+            self.transition(RequestEvent.STOPPED)
         if not advance.is_prompt:
             self.stats.record(
                 gamma=len(draft_tokens),
@@ -273,7 +273,7 @@ class Request:
 
     def _note_prompt_computed(self) -> None:
         if self.num_computed == self.num_known - 1:
-            self.transition(Happening.PROMPT_COMPUTED)
+            self.transition(RequestEvent.PROMPT_COMPUTED)
 
     def _take_back(self, num_tokens: int) -> None:
         """Tokens behind a stop string were never said; the request has ended."""

@@ -22,23 +22,23 @@ class DraftTree:
     Attributes:
         tokens: [N] ids.
         parents: [N] nodes.
-        offers: per node 0..N its children in the order they were drafted. A child drafted twice is named twice: the
+        candidates: per node 0..N its children in the order they were drafted. A child drafted twice is named twice: the
             node-wise verifier must test it twice, though the engine computes it once.
 
     Raises:
         EngineError: a parent does not stand before its child.
-        ValueError: ``offers`` are not the children of their nodes.
+        ValueError: ``candidates`` are not the children of their nodes.
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    offers: tuple[tuple[int, ...], ...]
+    candidates: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
         check_parents(self.parents)
-        if len(self.tokens) != len(self.parents) or len(self.offers) != len(self.tokens) + 1:
+        if len(self.tokens) != len(self.parents) or len(self.candidates) != len(self.tokens) + 1:
             raise ValueError("a tree of N tokens has N parents and N + 1 lists of offers")
-        for node, offered in enumerate(self.offers):
+        for node, offered in enumerate(self.candidates):
             children = {child for child, parent in enumerate(self.parents, 1) if parent == node}
             if set(offered) != children:
                 raise ValueError(f"the offers of node {node} must be its children")
@@ -115,7 +115,7 @@ def merge_chains(chains: Sequence[Sequence[int]], *, max_nodes: int | None = Non
         max_nodes: N at most; chains are cut where it is reached, first come first served.
     """
     tree = TreeBuilder()
-    offers: list[list[int]] = [[]]
+    candidates: list[list[int]] = [[]]
     for chain in chains:
         node = 0
         for token in chain:
@@ -123,12 +123,14 @@ def merge_chains(chains: Sequence[Sequence[int]], *, max_nodes: int | None = Non
             if is_full and tree.child(node, token) is None:
                 break
             child = tree.add(node, token)
-            if child == len(offers):
-                offers.append([])
-            offers[node].append(child)
+            if child == len(candidates):
+                candidates.append([])
+            candidates[node].append(child)
             node = child
     return DraftTree(
-        tokens=tuple(tree.tokens), parents=tuple(tree.parents), offers=tuple(map(tuple, offers))
+        tokens=tuple(tree.tokens),
+        parents=tuple(tree.parents),
+        candidates=tuple(map(tuple, candidates)),
     )
 
 
@@ -185,8 +187,10 @@ def preordered(tree: DraftTree) -> DraftTree:
     """As ``preorder``, offers included."""
     tokens, parents = preorder(tree.tokens, tree.parents)
     order, places = preorder_places(tree.parents)
-    offers = tuple(tuple(places[child] for child in tree.offers[node]) for node in (0, *order))
-    return DraftTree(tokens=tokens, parents=parents, offers=offers)
+    candidates = tuple(
+        tuple(places[child] for child in tree.candidates[node]) for node in (0, *order)
+    )
+    return DraftTree(tokens=tokens, parents=parents, candidates=candidates)
 
 
 def preorder_places(parents: Sequence[int]) -> tuple[list[int], dict[int, int]]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.checks import check_count, check_ids, check_range, check_texts
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
 from outrider.runtime.core.errors import ContextTooLong, ModelNotFound, RequestError
@@ -93,7 +93,7 @@ class GenerateFields:
     tokens: tuple[int, ...] | None = None
     request_id: str = ""
     model: str = ""
-    law: SamplingLaw = field(default_factory=SamplingLaw)
+    params: SamplingParams = field(default_factory=SamplingParams)
     bad_words: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int | None = None
@@ -143,7 +143,7 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
         raise RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
     _check_prompt(fields, limits, model)
     _check_stops(fields, limits, model)
-    _check_law(fields.law, limits, model)
+    _check_law(fields.params, limits, model)
     check_texts("sampling.bad_words", fields.bad_words, limits.max_bad_words, limits.max_stop_bytes)
     check_range("sampling.seed", fields.seed or 0, 0, MAX_SEED)
     if fields.max_tokens is not None:
@@ -155,7 +155,7 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     if fields.beams is not None:
         check_beams(fields.beams, min(limits.max_beams, model.max_beams))
         given = {"stop": bool(fields.stop_strings), "logprobs": fields.num_logprobs is not None}
-        check_ranked(fields.law, fields.speculation, given)
+        check_ranked(fields.params, fields.speculation, given)
 
 
 def build_spec(
@@ -175,16 +175,16 @@ def build_spec(
     max_tokens = _resolve_max_tokens(
         fields.max_tokens, len(admission.prompt_tokens), limits, model.max_context
     )
-    check_range("sampling.min_tokens", fields.law.min_tokens, 0, max_tokens)
+    check_range("sampling.min_tokens", fields.params.min_tokens, 0, max_tokens)
     eos = () if fields.ignore_eos else model.eos_token_ids
     end_token_ids = tuple(dict.fromkeys((*eos, *fields.stop_token_ids)))
-    law = replace(fields.law, bad_words=admission.bad_words, end_token_ids=end_token_ids)
-    _check_drawable(law, model.vocab_size)
+    params = replace(fields.params, bad_words=admission.bad_words, end_token_ids=end_token_ids)
+    _check_drawable(params, model.vocab_size)
     return RequestSpec(
         internal_id=admission.internal_id,
         request_id=admission.request_id,
         prompt_tokens=admission.prompt_tokens,
-        law=law,
+        params=params,
         seed=admission.seed,
         max_tokens=max_tokens,
         stop_strings=fields.stop_strings,
@@ -236,25 +236,25 @@ def _check_stops(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     check_ids("stop_token_ids", fields.stop_token_ids, model.vocab_size)
 
 
-def _check_law(law: SamplingLaw, limits: RequestLimits, model: ServedModel) -> None:
-    if law.temperature != 0.0:
+def _check_law(params: SamplingParams, limits: RequestLimits, model: ServedModel) -> None:
+    if params.temperature != 0.0:
         rule = f"must be 0 or in [{SMALLEST_DIVISOR}, 2]"
-        check_range("sampling.temperature", law.temperature, SMALLEST_DIVISOR, 2.0, rule)
-    check_range("sampling.top_k", law.top_k, 0, model.vocab_size - 1)
-    if not 0.0 < law.top_p <= 1.0:
+        check_range("sampling.temperature", params.temperature, SMALLEST_DIVISOR, 2.0, rule)
+    check_range("sampling.top_k", params.top_k, 0, model.vocab_size - 1)
+    if not 0.0 < params.top_p <= 1.0:
         raise RequestError("sampling.top_p", "must be in (0, 1]")
-    check_range("sampling.min_p", law.min_p, 0.0, 1.0)
-    check_range("sampling.repetition_penalty", law.repetition_penalty, SMALLEST_DIVISOR, 2.0)
-    check_range("sampling.presence_penalty", law.presence_penalty, -2.0, 2.0)
-    check_range("sampling.frequency_penalty", law.frequency_penalty, -2.0, 2.0)
-    check_count("sampling.logit_bias", law.logit_bias, limits.max_logit_bias)
-    check_ids("sampling.logit_bias", [token for token, _ in law.logit_bias], model.vocab_size)
-    for _, bias in law.logit_bias:
+    check_range("sampling.min_p", params.min_p, 0.0, 1.0)
+    check_range("sampling.repetition_penalty", params.repetition_penalty, SMALLEST_DIVISOR, 2.0)
+    check_range("sampling.presence_penalty", params.presence_penalty, -2.0, 2.0)
+    check_range("sampling.frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    check_count("sampling.logit_bias", params.logit_bias, limits.max_logit_bias)
+    check_ids("sampling.logit_bias", [token for token, _ in params.logit_bias], model.vocab_size)
+    for _, bias in params.logit_bias:
         check_range("sampling.logit_bias", bias, -100.0, 100.0)
     name = "sampling.allowed_token_ids"
-    check_count(name, law.allowed_token_ids, limits.max_allowed_token_ids)
-    check_ids(name, law.allowed_token_ids, model.vocab_size)
-    check_range("sampling.min_tokens", law.min_tokens, 0, limits.max_tokens)
+    check_count(name, params.allowed_token_ids, limits.max_allowed_token_ids)
+    check_ids(name, params.allowed_token_ids, model.vocab_size)
+    check_range("sampling.min_tokens", params.min_tokens, 0, limits.max_tokens)
 
 
 def _check_speculation(
@@ -286,13 +286,13 @@ def _check_context(num_prompt: int, max_context: int) -> None:
         raise ContextTooLong("prompt", rule, limit=max_context - 1, given=num_prompt)
 
 
-def _check_drawable(law: SamplingLaw, vocab_size: int) -> None:
+def _check_drawable(params: SamplingParams, vocab_size: int) -> None:
     """Refuse a law under which some step might have no token left to draw."""
-    banned = {words[-1] for words in law.bad_words}
-    if law.min_tokens > 0:
-        banned.update(law.end_token_ids)
+    banned = {words[-1] for words in params.bad_words}
+    if params.min_tokens > 0:
+        banned.update(params.end_token_ids)
     # Nothing as long as the vocabulary is made: this runs on the event loop.
-    drawable = set(law.allowed_token_ids) or range(vocab_size)
+    drawable = set(params.allowed_token_ids) or range(vocab_size)
     if len(banned) >= len(drawable) and banned.issuperset(drawable):
         rule = "must leave a token that bad_words and min_tokens do not ban"
         raise RequestError("sampling.allowed_token_ids", rule)

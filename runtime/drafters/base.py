@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
 from outrider.engines.base import Engine, IntArray, step_value
-from outrider.engines.sampling.base import OfferingSampler, Sampler, SamplingRow
+from outrider.engines.sampling.base import CandidateSampler, Sampler, SamplingRow
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 
@@ -112,8 +112,8 @@ class Draft:
         num_computed: leading tokens now valid in the draft model's cache; None when untouched.
         parents: None for a chain; of a tree, ``runtime.core.tree.DraftTree.parents``. Without
             offers its nodes are judged as point masses, whatever they were drawn from.
-        offers: of a tree whose candidates the sampler drew and keeps the laws of,
-            ``DraftTree.offers``.
+        candidates: of a tree whose candidates the sampler drew and keeps the laws of,
+            ``DraftTree.candidates``.
         is_without_replacement: of such a tree, how siblings were drawn.
         expected: of these tokens, how many the drafter expects to be kept; None where it does not
             say. Decides in a chain of fallbacks whether the next drafter is asked.
@@ -123,7 +123,7 @@ class Draft:
     is_sampled: bool = False
     num_computed: int | None = None
     parents: tuple[int, ...] | None = None
-    offers: tuple[tuple[int, ...], ...] | None = None
+    candidates: tuple[tuple[int, ...], ...] | None = None
     is_without_replacement: bool = False
     expected: float | None = None
 
@@ -186,7 +186,7 @@ class DrafterParts:
             return self.draft is not None
         if need is Need.DRAFT_TREES:
             has_trees = self.draft is not None and self.draft.limits.max_tree_nodes > 1
-            return has_trees and isinstance(self.sampler, OfferingSampler)
+            return has_trees and isinstance(self.sampler, CandidateSampler)
         # Engines return logits only so far: hidden states are nobody's to give.
         return need is Need.CORPUS and self.corpus is not None
 

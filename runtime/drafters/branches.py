@@ -129,4 +129,4 @@ class BranchingDrafter(ChainDrafter[S]):
         budget = Budget.of_row(row, max_nodes=self._max_nodes, min_prob=self._min_prob)
         if budget is None:
             return self.chain(row)
-        return as_draft(*self.branch(self.state_of(row), budget, row.sampling.law.end_token_ids))
+        return as_draft(*self.branch(self.state_of(row), budget, row.sampling.params.end_token_ids))

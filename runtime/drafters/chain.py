@@ -43,7 +43,7 @@ class ChainDrafter(ABC, Generic[S]):
 
     def chain(self, row: DraftRow) -> Draft:
         """What is guessed of a row, cut after its first end token."""
-        ends = row.sampling.law.end_token_ids
+        ends = row.sampling.params.end_token_ids
         return Draft(tokens=cut_at_end(self.guess(row, (), row.gamma), ends))
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:

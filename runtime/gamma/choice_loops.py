@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from numba import boolean, float64, int64, types, void
-from outrider.engines.jit import rule
+from outrider.engines.jit import njit_exact
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ _IDS, _WIDE = int64[:, ::1], float64[:, ::1]
 _LINE = float64[::1]
 
 
-@rule(void(_LINE, _LINE))
+@njit_exact(void(_LINE, _LINE))
 def make_monotone(measured: Floats, fitted: Floats) -> None:
     """Write the middle between the least sequence above that never falls and the greatest below.
 
@@ -46,7 +46,7 @@ def make_monotone(measured: Floats, fitted: Floats) -> None:
         fitted[i] = (fitted[i] + greatest) / 2.0
 
 
-@rule(boolean(_IDS, _WIDE, _WIDE, _LINE, float64, _IDS))
+@njit_exact(boolean(_IDS, _WIDE, _WIDE, _LINE, float64, _IDS))
 def give_gammas(
     facts: Ints, survival: Floats, prices: Floats, once_s: Floats, pay: float, gammas: Ints
 ) -> bool:
@@ -84,7 +84,7 @@ def give_gammas(
     return is_other
 
 
-@rule(void(_IDS, _WIDE, _WIDE, _LINE, _IDS, _WIDE))
+@njit_exact(void(_IDS, _WIDE, _WIDE, _LINE, _IDS, _WIDE))
 def weigh(
     facts: Ints, kept: Floats, prices: Floats, once_s: Floats, gammas: Ints, figures: Floats
 ) -> None:
@@ -107,7 +107,7 @@ def weigh(
                 figures[TABLE_S, longest] += once_s[i] * (1.0 + kept[i, gamma])
 
 
-@rule(void(_IDS, _WIDE, _WIDE, _LINE, _LINE, _WIDE))
+@njit_exact(void(_IDS, _WIDE, _WIDE, _LINE, _LINE, _WIDE))
 def predict_fixed(
     facts: Ints, kept: Floats, prices: Floats, engine_s: Floats, scales: Floats, figures: Floats
 ) -> None:
@@ -122,7 +122,7 @@ def predict_fixed(
         figures[FIXED_S, longest] = table_s * scales[longest]
 
 
-@rule(float64(_IDS, _WIDE, _WIDE, _WIDE, _LINE, _WIDE))
+@njit_exact(float64(_IDS, _WIDE, _WIDE, _WIDE, _LINE, _WIDE))
 def prepare(
     facts: Ints, survival: Floats, curves: Floats, prices: Floats, engine_s: Floats, kept: Floats
 ) -> float:
@@ -152,7 +152,9 @@ def prepare(
     return fixed_tokens
 
 
-@rule(types.Tuple((int64, float64))(_IDS, _WIDE, _WIDE, _WIDE, _LINE, _LINE, float64, _WIDE, _IDS))
+@njit_exact(
+    types.Tuple((int64, float64))(_IDS, _WIDE, _WIDE, _WIDE, _LINE, _LINE, float64, _WIDE, _IDS)
+)
 def predict(
     facts: Ints,
     survival: Floats,
@@ -207,7 +209,7 @@ def predict(
     return floor, num_rows + fixed_tokens
 
 
-@rule(int64(_WIDE, int64, int64, float64, float64))
+@njit_exact(int64(_WIDE, int64, int64, float64, float64))
 def pick(figures: Floats, floor: int, in_use: int, lead: float, margin: float) -> int:
     """The longest draft to take; the one in use keeps its place until another promises a margin more.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from numba import float64, int64, types, void
-from outrider.engines.jit import rule
+from outrider.engines.jit import njit_exact
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ ROW, WANTED, DRAFTED, CALLS, ACCEPTED, NUM_OVERLAPS = range(6)
 _EVIDENCE, _WIDE, _LINE, _INDICES = float64[:, :, ::1], float64[:, ::1], float64[::1], int64[::1]
 
 
-@rule(void(_EVIDENCE, float64, _INDICES))
+@njit_exact(void(_EVIDENCE, float64, _INDICES))
 def fade(evidence: Floats, decay: float, counts: Ints) -> None:
     """Let each owner's evidence fade as often as it is told something.
 
@@ -40,7 +40,7 @@ def fade(evidence: Floats, decay: float, counts: Ints) -> None:
                     evidence[kind, owner, position] *= factor
 
 
-@rule(
+@njit_exact(
     void(
         int64[:, ::1], _LINE, _INDICES, float64, float64, _EVIDENCE, _EVIDENCE, _EVIDENCE, _EVIDENCE
     ),
@@ -106,7 +106,9 @@ def record(
         used += num_overlaps
 
 
-@rule(void(_EVIDENCE, _INDICES, types.UniTuple(float64, 3), types.UniTuple(float64, 2), _WIDE))
+@njit_exact(
+    void(_EVIDENCE, _INDICES, types.UniTuple(float64, 3), types.UniTuple(float64, 2), _WIDE)
+)
 def rate_traffic(
     traffic: Floats,
     groups: Ints,
@@ -139,7 +141,7 @@ def rate_traffic(
             rates[group, position] = min(max(rate, bounds[0]), bounds[1])
 
 
-@rule(
+@njit_exact(
     void(_EVIDENCE, _WIDE, _INDICES, types.UniTuple(float64, 2), types.UniTuple(float64, 2), _WIDE)
 )
 def rate_rows(
@@ -180,7 +182,7 @@ def rate_rows(
             rates[row, position] = min(max(rate, bounds[0]), bounds[1])
 
 
-@rule(float64(_EVIDENCE, _INDICES, int64, types.UniTuple(float64, 2)))
+@njit_exact(float64(_EVIDENCE, _INDICES, int64, types.UniTuple(float64, 2)))
 def mean_doubt(traffic: Floats, group_of: Ints, num_rows: int, first: tuple[float, float]) -> float:
     """Standard deviation of the rate of rows that know nothing of their own, their mean.
 
@@ -202,7 +204,7 @@ def mean_doubt(traffic: Floats, group_of: Ints, num_rows: int, first: tuple[floa
     return total / num_rows
 
 
-@rule(void(_EVIDENCE, _EVIDENCE, _INDICES, types.UniTuple(float64, 2), _EVIDENCE))
+@njit_exact(void(_EVIDENCE, _EVIDENCE, _INDICES, types.UniTuple(float64, 2), _EVIDENCE))
 def share_rows(
     rows: Floats, traffic: Floats, group_of: Ints, weights: tuple[float, float], shares: Floats
 ) -> None:
@@ -231,7 +233,7 @@ def share_rows(
                 shares[kind, row, position] = before = min(share, before)
 
 
-@rule(float64(_EVIDENCE, _EVIDENCE, _EVIDENCE, _EVIDENCE, _INDICES, _LINE, _WIDE, _EVIDENCE))
+@njit_exact(float64(_EVIDENCE, _EVIDENCE, _EVIDENCE, _EVIDENCE, _INDICES, _LINE, _WIDE, _EVIDENCE))
 def expect(
     rows: Floats,
     traffic: Floats,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from numba import float64, int64, void
-from outrider.engines.jit import rule
+from outrider.engines.jit import njit_exact
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -16,7 +16,7 @@ CAP, IS_FIXED, USES_MODEL, KIND, MISSING, REMAINING = range(6)
 _IDS, _WIDE, _LINE = int64[:, ::1], float64[:, ::1], float64[::1]
 
 
-@rule(void(int64[::1], _WIDE, int64, _LINE))
+@njit_exact(void(int64[::1], _WIDE, int64, _LINE))
 def price_feeding(num_missing: Ints, catch_up: Floats, shared: int, seconds: Floats) -> None:
     """Write what it takes to feed the draft model what each row misses, beyond what is fed along anyway.
 
@@ -46,7 +46,7 @@ def price_feeding(num_missing: Ints, catch_up: Floats, shared: int, seconds: Flo
         seconds[i] += max(fed - tokens[last], 0.0) * (table_s[last] / tokens[last])
 
 
-@rule(void(_IDS, _WIDE, int64, int64, _LINE))
+@njit_exact(void(_IDS, _WIDE, int64, int64, _LINE))
 def price_catching_up(
     facts: Ints, catch_up: Floats, shared: int, horizon: int, once_s: Floats
 ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from numba import float64, int64, types, void
-from outrider.engines.jit import rule
+from outrider.engines.jit import njit_exact
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ _IDS, _WIDE, _LINE = int64[:, ::1], float64[:, ::1], float64[::1]
 _INDICES, _SHARES = int64[::1], float64[:, :, ::1]
 
 
-@rule(float64(_LINE, float64))
+@njit_exact(float64(_LINE, float64))
 def between(seconds: Floats, at: float) -> float:
     """What an expected number of tokens or rows costs, linear between whole ones.
 
@@ -45,7 +45,9 @@ def between(seconds: Floats, at: float) -> float:
     return float(seconds[whole] + part * (seconds[whole + 1] - seconds[whole]))
 
 
-@rule(types.Tuple((float64, float64))(_IDS, _WIDE, _SHARES, _LINE, _LINE, _WIDE, _INDICES, _LINE))
+@njit_exact(
+    types.Tuple((float64, float64))(_IDS, _WIDE, _SHARES, _LINE, _LINE, _WIDE, _INDICES, _LINE)
+)
 def price(
     facts: Ints,
     survival: Floats,
@@ -84,7 +86,7 @@ def price(
     return tokens, seconds + between(verify_s, total)
 
 
-@rule(void(_IDS, _WIDE, _SHARES, _WIDE, _LINE, float64, int64, _INDICES))
+@njit_exact(void(_IDS, _WIDE, _SHARES, _WIDE, _LINE, float64, int64, _INDICES))
 def give(
     facts: Ints,
     survival: Floats,
@@ -131,7 +133,7 @@ def give(
             gammas[i] = 0
 
 
-@rule(
+@njit_exact(
     types.Tuple((int64, float64, float64))(
         _IDS, _WIDE, _SHARES, _LINE, _LINE, _WIDE, _LINE, _LINE, float64, _WIDE, _IDS
     )

@@ -194,14 +194,14 @@ class Groups:
 
     def of(self, request: Request) -> int:
         """Index of the request's group."""
-        key = (request.speculation.drafter, request.spec.law.is_greedy)
+        key = (request.speculation.drafter, request.spec.params.is_greedy)
         if len(self._known) >= self._most - 1:
             return self._known.get(key, self._most - 1)
         return self._known.setdefault(key, len(self._known))
 
 
 def _kind(spec: RequestSpec) -> int:
-    if spec.law.is_greedy:
+    if spec.params.is_greedy:
         return _GREEDY
     return _STABLE if spec.speculation.mode is ExactnessMode.SEED_STABLE else _SAMPLED
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 from numba import float64, int64, types
-from outrider.engines.jit import rule
+from outrider.engines.jit import njit_exact
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ MOST_LOG = math.log(10.0)
 _LINE, _WIDE, _INDICES = float64[::1], float64[:, ::1], int64[::1]
 
 
-@rule(types.UniTuple(float64, 3)(_LINE, float64, float64))
+@njit_exact(types.UniTuple(float64, 3)(_LINE, float64, float64))
 def look(ratios: Floats, expected: float, noise: float) -> tuple[float, float, float]:
     """Logarithm of the mean of steps of one kind, its variance, and the noise as it is held to be now.
 
@@ -56,7 +56,7 @@ def look(ratios: Floats, expected: float, noise: float) -> tuple[float, float, f
     return math.log(mean) + variance / 2.0, variance, noise
 
 
-@rule(float64(_LINE, _WIDE, _WIDE, int64, _LINE, float64))
+@njit_exact(float64(_LINE, _WIDE, _WIDE, int64, _LINE, float64))
 def take_in(
     mean: Floats, covariance: Floats, prior: Floats, longest: int, ratios: Floats, noise: float
 ) -> float:
@@ -91,7 +91,7 @@ def take_in(
     return noise
 
 
-@rule(float64(_LINE, _WIDE, _WIDE, _INDICES, _LINE, float64, _LINE))
+@njit_exact(float64(_LINE, _WIDE, _WIDE, _INDICES, _LINE, float64, _LINE))
 def take_in_kinds(
     mean: Floats,
     covariance: Floats,

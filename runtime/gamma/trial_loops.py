@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from numba import float64, int64, types, void
-from outrider.engines.jit import rule
+from outrider.engines.jit import njit_exact
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ _IDS, _WIDE, _LINE = int64[:, ::1], float64[:, ::1], float64[::1]
 _INDICES = int64[::1]
 
 
-@rule(void(_WIDE, int64, _LINE))
+@njit_exact(void(_WIDE, int64, _LINE))
 def write_doubt(covariance: Floats, longest: int, doubt: Floats) -> None:
     """Write the standard deviation of the logarithm of each step's time over that of ``longest``.
 
@@ -45,7 +45,7 @@ def write_doubt(covariance: Floats, longest: int, doubt: Floats) -> None:
         doubt[i] = np.sqrt(max(variance, 0.0))
 
 
-@rule(types.Tuple((int64, float64))(_WIDE, _LINE, int64, float64))
+@njit_exact(types.Tuple((int64, float64))(_WIDE, _LINE, int64, float64))
 def pick_other(figures: Floats, doubt: Floats, best: int, margin: float) -> tuple[int, float]:
     """Another longest draft that may be better by a margin for all that is known of its time, else ``best``.
 
@@ -71,7 +71,7 @@ def pick_other(figures: Floats, doubt: Floats, best: int, margin: float) -> tupl
     return other, max(1.0 - rate / best_rate, LEAST_WASTE) * seconds
 
 
-@rule(float64(_WIDE, int64, int64, float64, float64))
+@njit_exact(float64(_WIDE, int64, int64, float64, float64))
 def probe_distance(figures: Floats, best: int, floor: int, share: float, behind_s: float) -> float:
     """Steps with drafts between two probes, so that these cost their share of the time.
 
@@ -88,7 +88,9 @@ def probe_distance(figures: Floats, best: int, floor: int, share: float, behind_
     return float(max(price / share, FIRST_PROBE))
 
 
-@rule(types.Tuple((int64, float64, float64))(_WIDE, _WIDE, int64, int64, float64, float64, float64))
+@njit_exact(
+    types.Tuple((int64, float64, float64))(_WIDE, _WIDE, int64, int64, float64, float64, float64)
+)
 def plan(
     figures: Floats,
     covariance: Floats,
@@ -115,7 +117,7 @@ def plan(
     return other, wasted_s, probe_distance(figures, best, floor, share, behind_s)
 
 
-@rule(
+@njit_exact(
     types.Tuple((int64, float64))(_IDS, _WIDE, _WIDE, _LINE, int64, int64, int64, int64, _INDICES)
 )
 def explore(

@@ -2,7 +2,7 @@
 
 The draft model's tokens exist on the device alone until they have been judged. Drafts that the host
 makes (retrieved ones) go along as they are. What the host must see in between, it takes over itself;
-``why_on_host`` names the rule.
+``host_fallback_reason`` names the rule.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Outcome:
     verdicts: list[tuple[int, Verdict]] | None
 
 
-def why_on_host(
+def host_fallback_reason(
     rounds: Rounds,
     drafters: Drafters,
     live: Sequence[Request],
@@ -78,7 +78,7 @@ def why_on_host(
             return BLOCKS
         if gamma and rules.max_nodes_of(request.spec) and drafters.traits(name).proposes_trees:
             return TREES
-        if gamma is not None and (reason := rounds.why_not(request.spec.law)):
+        if gamma is not None and (reason := rounds.why_not(request.spec.params)):
             return reason
     return ""
 
@@ -97,7 +97,7 @@ def on_device(
         rounds: over the engines that the requests hold slots of.
         drafters: by name.
         live: request i holds slot i.
-        gammas: as for ``why_on_host``, which was asked.
+        gammas: as for ``host_fallback_reason``, which was asked.
         rules: what drafters may propose; chains only.
         meanwhile: called while the device runs.
 
@@ -177,7 +177,7 @@ def _outcome(
     slots = [slot for slot, draft in enumerate(proposals.drafts) if draft is not None]
     for slot, answer in zip(slots, answers, strict=True):
         if ready is not None and slot in ready.gammas:
-            answer = _cut_at_end(answer, live[slot].spec.law.end_token_ids)
+            answer = _cut_at_end(answer, live[slot].spec.params.end_token_ids)
             draft = proposals.drafts[slot]
             assert draft is not None
             # Of what was drafted, all but the last token was fed.

@@ -156,7 +156,7 @@ class SpeculationPolicy:
 
 def _kind(spec: RequestSpec, speculation: Speculation) -> Hashable:
     """Requests that a drafter does alike for; the same however the request goes on."""
-    return (spec.law.is_greedy, spec.speculation.mode, speculation.fixed_gamma)
+    return (spec.params.is_greedy, spec.speculation.mode, speculation.fixed_gamma)
 
 
 def _check_known(key: str, name: str, drafters: Drafters) -> None:

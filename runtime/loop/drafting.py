@@ -55,7 +55,7 @@ class DraftRules:
         """
         if self.max_nodes == 0:
             return 0
-        is_fixed = spec.law.is_greedy or spec.speculation.mode is ExactnessMode.SEED_STABLE
+        is_fixed = spec.params.is_greedy or spec.speculation.mode is ExactnessMode.SEED_STABLE
         return 0 if is_fixed and not self.trees_may_round_differently else self.max_nodes
 
     def price(self, gammas: Sequence[int | None]) -> float | None:
@@ -212,7 +212,7 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
     return request.undrafted.with_draft(
         draft.tokens,
         parents=draft.parents,
-        offers=draft.offers,
+        candidates=draft.candidates,
         is_without_replacement=draft.is_without_replacement,
         is_sampled_draft=draft.is_sampled,
         num_choices=num_choices,
@@ -250,10 +250,10 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
     Judged as point masses, tokens are exact wherever they are from; by a law that was kept for others, never.
     """
     if draft.is_sampled and not may_sample:
-        draft = replace(draft, is_sampled=False, offers=None)
+        draft = replace(draft, is_sampled=False, candidates=None)
     if draft.parents is not None and row.max_nodes == 0:
         chain = leading_chain(draft.tokens, draft.parents)
-        draft = replace(draft, tokens=chain, parents=None, is_sampled=False, offers=None)
+        draft = replace(draft, tokens=chain, parents=None, is_sampled=False, candidates=None)
     if draft.parents is not None:
         tokens, parents = pruned(
             draft.tokens,
@@ -262,13 +262,15 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
             max_nodes=row.max_nodes,
             vocab_size=vocab_size,
         )
-        if draft.offers is not None:
+        if draft.candidates is not None:
             # A tree that is cut offers less than was drawn: its nodes are point masses from then on.
             is_whole = draft.is_sampled and (tokens, parents) == (draft.tokens, draft.parents)
-            draft = replace(draft, is_sampled=is_whole, offers=draft.offers if is_whole else None)
-        if draft.offers is not None:
+            draft = replace(
+                draft, is_sampled=is_whole, candidates=draft.candidates if is_whole else None
+            )
+        if draft.candidates is not None:
             # Raises where the offers are not those of this tree.
-            DraftTree(tokens=tokens, parents=parents, offers=draft.offers)
+            DraftTree(tokens=tokens, parents=parents, candidates=draft.candidates)
         return replace(draft, tokens=tokens, parents=parents if tokens else None)
     tokens = draft.tokens[: row.gamma]
     for index, token in enumerate(tokens):

@@ -63,8 +63,8 @@ class Settlement:
         """Free the slots of what ended, then tell everyone."""
         if result.asked:
             self._policy.note(result.asked, self._clock())
-        if result.host_reason is not None:
-            self._totals.host_reasons[result.host_reason] += result.num_steps
+        if result.host_fallback_reason is not None:
+            self._totals.host_fallback_reasons[result.host_fallback_reason] += result.num_steps
         for name, error in result.asked.items():
             if error is not None:
                 logger.error("drafter %s failed; going on without", name, exc_info=error)

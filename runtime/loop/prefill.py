@@ -30,15 +30,15 @@ from outrider.runtime.core.scheduler import Prefill, StepLimits, plan_prefill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fed:
+class PrefillResult:
     """What became of a chunk.
 
     Attributes:
-        firsts: by slot, the verdicts on the first tokens of rows whose prompts it ended; still to commit.
+        first_verdicts: by slot, the verdicts on the first tokens of rows whose prompts it ended; still to commit.
         failed: requests that could not be fed, and the error: their caches are undefined.
     """
 
-    firsts: Sequence[tuple[int, Verdict]] = ()
+    first_verdicts: Sequence[tuple[int, Verdict]] = ()
     failed: Sequence[tuple[Request, EngineError]] = field(default_factory=list)
 
 
@@ -59,7 +59,7 @@ class PromptFeeder:
         self._error: EngineError | None = None
         self._has_fed = False
 
-    def feed(self, live: Sequence[Request], planned: Prefill) -> Fed:
+    def feed(self, live: Sequence[Request], planned: Prefill) -> PrefillResult:
         """Feed the next tokens of some prompts; ``live[i]`` holds slot i."""
         ends = _ends(live, planned)
         rows = [
@@ -70,10 +70,12 @@ class PromptFeeder:
         try:
             verdicts = self._answered(self._spans(live, planned), rows)
         except EngineError as error:
-            return Fed(failed=[(request, error) for request, _ in ends])
+            return PrefillResult(failed=[(request, error) for request, _ in ends])
         for request, end in ends:
             request.commit_prefill(end)
-        return Fed(firsts=[(row.slot, one) for row, one in zip(rows, verdicts, strict=True)])
+        return PrefillResult(
+            first_verdicts=[(row.slot, one) for row, one in zip(rows, verdicts, strict=True)]
+        )
 
     def _answered(self, spans: Sequence[Span], rows: Sequence[SamplingRow]) -> Sequence[Verdict]:
         """Feed spans; what the sampler draws behind some of them.

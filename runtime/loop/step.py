@@ -17,7 +17,12 @@ from outrider.runtime.core.request import Advance, Request
 from outrider.runtime.core.scheduler import decode_spans, next_gammas, plan_step
 from outrider.runtime.core.tree import num_leading, tried_chain
 from outrider.runtime.drafters.base import Draft
-from outrider.runtime.loop.device_step import DRAFT_FAILED, HOST_SERVES, on_device, why_on_host
+from outrider.runtime.loop.device_step import (
+    DRAFT_FAILED,
+    HOST_SERVES,
+    host_fallback_reason,
+    on_device,
+)
 from outrider.runtime.loop.drafting import (
     NO_DRAFT,
     Proposals,
@@ -52,10 +57,10 @@ def run_step(
     """
     result = StepResult()
     plan = plan_step(live, parts.limits, has_fed=parts.prompts.take_fed())
-    firsts: Sequence[tuple[int, Verdict]] = ()
+    first_verdicts: Sequence[tuple[int, Verdict]] = ()
     if plan.prefill is not None:
         fed = parts.prompts.feed(live, plan.prefill)
-        firsts = fed.firsts
+        first_verdicts = fed.first_verdicts
         result.failed += fed.failed
         if result.failed:
             return result
@@ -64,7 +69,7 @@ def run_step(
     if plan.has_decode and not _advance(parts, live, plan.gammas, result, latest):
         # First tokens belong to the step that failed: their prompts are fed again (P3 of ``runtime.loop.prefill``).
         return result
-    advances = [*_advance_firsts(parts.target, live, firsts, result), *latest]
+    advances = [*_advance_firsts(parts.target, live, first_verdicts, result), *latest]
     while waits and result.num_steps < MOST_IN_A_ROW and _goes_on(latest, result) and may_go_on():
         latest = []
         try:
@@ -133,7 +138,7 @@ def _verified(
     if parts.rounds is None:
         reason = HOST_SERVES
     else:
-        reason = why_on_host(parts.rounds, parts.drafters, live, gammas, parts.rules)
+        reason = host_fallback_reason(parts.rounds, parts.drafters, live, gammas, parts.rules)
         if not reason:
             outcome = on_device(
                 parts.rounds,
@@ -145,11 +150,11 @@ def _verified(
             )
             result.asked = outcome.proposals.asked
             if outcome.verdicts is not None:
-                result.host_reason = ""
+                result.host_fallback_reason = ""
                 return outcome.proposals, outcome.verdicts
-            result.host_reason = DRAFT_FAILED
+            result.host_fallback_reason = DRAFT_FAILED
             return outcome.proposals, _on_host(parts, live, gammas, outcome.proposals)
-    result.host_reason = reason
+    result.host_fallback_reason = reason
     proposals = propose(parts.drafters, live, gammas, parts.rules)
     result.asked = proposals.asked
     return proposals, _on_host(parts, live, gammas, proposals)
@@ -210,12 +215,12 @@ def _fail(
 def _advance_firsts(
     target: Engine,
     live: Sequence[Request],
-    firsts: Sequence[tuple[int, Verdict]],
+    first_verdicts: Sequence[tuple[int, Verdict]],
     result: StepResult,
 ) -> list[tuple[Request, Advance]]:
     """Move requests over the first tokens that came with this step's chunk of prompt."""
     advances = []
-    for slot, verdict in firsts:
+    for slot, verdict in first_verdicts:
         advance = _advanced(target, live[slot], NO_DRAFT, verdict, result)
         if advance is not None:
             advances.append((live[slot], advance))

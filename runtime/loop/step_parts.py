@@ -57,7 +57,7 @@ class StepResult:
         failed: requests the engine could not serve, each with the error; None means its logits
             were not finite.
         asked: every drafter asked, by name, and what it raised, if it did.
-        host_reason: why the host took part between draft and judgement; empty where it did not,
+        host_fallback_reason: why the host took part between draft and judgement; empty where it did not,
             None where nothing was decoded.
         num_steps: of rows that decode.
         bug: what a later one of several steps in a row raised, to be raised once this was told.
@@ -68,7 +68,7 @@ class StepResult:
     progressed: list[tuple[Request, Progressed, Ending | None]] = field(default_factory=list)
     failed: list[tuple[Request, EngineError | None]] = field(default_factory=list)
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
-    host_reason: str | None = None
+    host_fallback_reason: str | None = None
     num_steps: int = 0
     bug: Exception | None = None
     searched: list[tuple[Request, Finished]] = field(default_factory=list)

@@ -28,7 +28,7 @@ class WorkerSnapshot:
         num_accepted: draft tokens accepted and emitted.
         accepted_by_position: entry i counts accepted draft tokens i.
         control: what choosing gamma brought; None where every gamma is fixed.
-        host_reasons: steps that decoded, by why the host took part between draft and judgement; ""
+        host_fallback_reasons: steps that decoded, by why the host took part between draft and judgement; ""
             counts those of which nothing but the answer reached it.
     """
 
@@ -48,7 +48,7 @@ class WorkerSnapshot:
     num_accepted: int
     accepted_by_position: tuple[int, ...]
     control: ControlReport | None = None
-    host_reasons: Mapping[str, int] = field(default_factory=dict)
+    host_fallback_reasons: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Totals:
     num_drafted: int = 0
     num_accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
-    host_reasons: Counter[str] = field(default_factory=Counter)
+    host_fallback_reasons: Counter[str] = field(default_factory=Counter)
 
     def count(self, progressed: Progressed) -> None:
         """Add one row's step; tokens after a cut count nowhere."""
@@ -113,5 +113,5 @@ class Totals:
             num_accepted=self.num_accepted,
             accepted_by_position=tuple(self.accepted_by_position),
             control=control,
-            host_reasons=dict(self.host_reasons),
+            host_fallback_reasons=dict(self.host_fallback_reasons),
         )

@@ -253,7 +253,7 @@ class Worker:
             if result.bug is not None:
                 raise result.bug
             # The next step follows at once, and will have time for this one's events.
-            waits_for_device = result.host_reason == "" and bool(rows.requests)
+            waits_for_device = result.host_fallback_reason == "" and bool(rows.requests)
         except Exception:  # the root of the thread: a bug ends requests, never the worker
             error_id = new_error_id()
             logger.exception("a step broke an invariant; error id %s", error_id)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import Engine, Span
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, SamplingRow
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 from outrider.runtime.drafters.base import DraftRow, Guesser
 from outrider.runtime.offline.results import AlphaRow
 from outrider.runtime.oracle.analysis import lenient_acceptance
@@ -213,7 +213,7 @@ def _guesses(
     sampling = SamplingRow(
         index=0,
         slot=0,
-        law=SamplingLaw(temperature=temperature),
+        params=SamplingParams(temperature=temperature),
         mode=ExactnessMode.MAX_ACCEPT,
         lenience=1.0,
         seed=0,

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.base import DrafterParts, Guesser
@@ -110,8 +110,8 @@ class _Bench:
         batch = min(len(self._prompts), rig.bundle.manifest.max_batch, SERVED_ROWS)
         for first in range(0, len(self._prompts), batch):
             group = self._prompts[first : first + batch]
-            law = SamplingLaw(temperature=temperature)
-            answers, _ = rig.answer(group, law, PLAIN, options.max_tokens)
+            params = SamplingParams(temperature=temperature)
+            answers, _ = rig.answer(group, params, PLAIN, options.max_tokens)
             texts += [
                 text_of(prompt, answer.tokens, rig.bundle.manifest.eos_token_ids)
                 for prompt, answer in zip(group, answers, strict=True)
@@ -193,7 +193,7 @@ class _Bench:
             engine.calls = []
         wanted = SpeculationParams(drafter=drafter, gamma=gamma) if gamma else PLAIN
         length = min(TRACE_TOKENS, self._options.max_tokens)
-        rig.run(self._prompts[:1], SamplingLaw(temperature=0.0), wanted, length)
+        rig.run(self._prompts[:1], SamplingParams(temperature=0.0), wanted, length)
         calls = [tuple(engine.calls or ()) for engine in timed]
         for engine in timed:
             engine.calls = None

@@ -14,7 +14,7 @@ from typing import Literal
 
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
 from outrider.engines.opening import choose_device, open_engine
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
@@ -116,7 +116,7 @@ class Rig:
     def answer(
         self,
         prompts: Sequence[Sequence[int]],
-        law: SamplingLaw,
+        params: SamplingParams,
         speculation: SpeculationParams,
         max_tokens: int,
         *,
@@ -139,7 +139,7 @@ class Rig:
                 internal_id=name,
                 request_id=name,
                 prompt_tokens=tuple(prompt),
-                law=law,
+                params=params,
                 seed=seed,
                 max_tokens=max_tokens,
                 speculation=speculation,
@@ -157,14 +157,16 @@ class Rig:
     def run(
         self,
         prompts: Sequence[Sequence[int]],
-        law: SamplingLaw,
+        params: SamplingParams,
         speculation: SpeculationParams,
         max_tokens: int,
         *,
         first_seed: int = 0,
     ) -> tuple[list[Finished], float]:
         """As ``answer``, but only how the requests ended."""
-        answers, wall_s = self.answer(prompts, law, speculation, max_tokens, first_seed=first_seed)
+        answers, wall_s = self.answer(
+            prompts, params, speculation, max_tokens, first_seed=first_seed
+        )
         return [one.end for one in answers if isinstance(one.end, Finished)], wall_s
 
     def close(self) -> None:

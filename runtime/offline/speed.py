@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import Finished, SpeculationParams, SpeculationReport
 from outrider.runtime.offline.rig import Rig
 
@@ -93,12 +93,12 @@ def num_trials(report: SpeculationReport) -> int:
 def _run(
     rig: Rig, prompts: Prompts, cell: Cell, max_tokens: int, batch: int
 ) -> tuple[list[Finished], float]:
-    law = SamplingLaw(temperature=cell.temperature)
+    params = SamplingParams(temperature=cell.temperature)
     finished: list[Finished] = []
     wall_s = 0.0
     for first in range(0, len(prompts), batch):
         group = prompts[first : first + batch]
-        ended, took_s = rig.run(group, law, cell.speculation, max_tokens)
+        ended, took_s = rig.run(group, params, cell.speculation, max_tokens)
         finished += ended
         wall_s += took_s
     return finished, wall_s

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.engines.base import Engine, EngineLimits, FloatArray, Span
-from outrider.engines.sampling.base import OfferingSampler, OfferPoint, SamplingRow, Verdict
+from outrider.engines.sampling.base import CandidateNode, CandidateSampler, SamplingRow, Verdict
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class TimedEngine:
 class TimedSampler:
     """A sampler that adds up the seconds spent in it."""
 
-    sampler: OfferingSampler
+    sampler: CandidateSampler
     total_s: float = 0.0
 
     def propose(
@@ -87,12 +87,12 @@ class TimedSampler:
         self.total_s += time.perf_counter() - began
         return tokens
 
-    def offer(
-        self, logits: FloatArray, points: Sequence[OfferPoint], *, vocab_size: int
+    def propose_children(
+        self, logits: FloatArray, points: Sequence[CandidateNode], *, vocab_size: int
     ) -> list[tuple[int, ...]]:
         """Offer and take the time."""
         began = time.perf_counter()
-        offered = self.sampler.offer(logits, points, vocab_size=vocab_size)
+        offered = self.sampler.propose_children(logits, points, vocab_size=vocab_size)
         self.total_s += time.perf_counter() - began
         return offered
 

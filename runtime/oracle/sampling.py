@@ -13,20 +13,20 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import IntArray
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 
 Probs = npt.NDArray[np.float64]
 _BANNED = -math.inf
 
 
 def adjusted_probs(
-    logits: npt.ArrayLike, law: SamplingLaw, history: IntArray, num_prompt: int
+    logits: npt.ArrayLike, params: SamplingParams, history: IntArray, num_prompt: int
 ) -> Probs:
     """Law of the token after ``history``.
 
     Args:
         logits: [V] real; -inf bans a token.
-        law: applied in the order that ``SamplingLaw`` states.
+        params: applied in the order that ``SamplingParams`` states.
         history: [n] int64, prompt, output and draft tokens before this position.
         num_prompt: leading tokens of ``history`` that are prompt.
 
@@ -39,20 +39,20 @@ def adjusted_probs(
     Source: Leviathan et al. 2023 (arXiv:2211.17192), section 2.2: every sampling method is plain sampling from an
     adjusted law.
     """
-    scores = processed_scores(logits, law, history, num_prompt)
-    if law.is_greedy:
+    scores = processed_scores(logits, params, history, num_prompt)
+    if params.is_greedy:
         return _point_mass(scores.index(max(scores)), len(scores))
-    scores = [score / law.temperature for score in scores]
-    scores = _keep(scores, _top_k_ids(scores, law.top_k))
+    scores = [score / params.temperature for score in scores]
+    scores = _keep(scores, _top_k_ids(scores, params.top_k))
     probs = softmax(scores)
     row_maximum = max(probs)
-    kept = {t for t in _top_p_ids(probs, law.top_p) if probs[t] >= law.min_p * row_maximum}
+    kept = {t for t in _top_p_ids(probs, params.top_p) if probs[t] >= params.min_p * row_maximum}
     mass = math.fsum(probs[token] for token in kept)
     return np.array([probs[t] / mass if t in kept else 0.0 for t in range(len(probs))])
 
 
 def processed_scores(
-    logits: npt.ArrayLike, law: SamplingLaw, history: IntArray, num_prompt: int
+    logits: npt.ArrayLike, params: SamplingParams, history: IntArray, num_prompt: int
 ) -> list[float]:
     """Logits after bans, bias and penalties, before the temperature; arguments as ``adjusted_probs``.
 
@@ -64,20 +64,20 @@ def processed_scores(
     everything = [int(token) for token in history]
     output = everything[num_prompt:]
     for token in range(len(scores)):
-        if law.allowed_token_ids and token not in law.allowed_token_ids:
+        if params.allowed_token_ids and token not in params.allowed_token_ids:
             scores[token] = _BANNED
-    for word in law.bad_words:
+    for word in params.bad_words:
         if _ends_with(output, word[:-1]):
             scores[word[-1]] = _BANNED
-    for token, bias in law.logit_bias:
+    for token, bias in params.logit_bias:
         scores[token] += bias
     for token in set(everything):
-        factor = law.repetition_penalty
+        factor = params.repetition_penalty
         scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
     for token, count in Counter(output).items():
-        scores[token] -= law.presence_penalty + law.frequency_penalty * count
-    if len(output) < law.min_tokens:
-        for token in law.end_token_ids:
+        scores[token] -= params.presence_penalty + params.frequency_penalty * count
+    if len(output) < params.min_tokens:
+        for token in params.end_token_ids:
             scores[token] = _BANNED
     _check_finite(scores)
     return scores

@@ -44,14 +44,14 @@ def match_walk(tree: DraftTree, target_tokens: IntArray) -> tuple[tuple[int, ...
     node = 0
     while True:
         drawn = int(target_tokens[node])
-        agreeing = [child for child in tree.offers[node] if tree.tokens[child - 1] == drawn]
+        agreeing = [child for child in tree.candidates[node] if tree.tokens[child - 1] == drawn]
         if not agreeing:
             return tuple(path), drawn
         node = agreeing[0]
         path.append(node)
 
 
-def judge_offers(
+def judge_candidates(
     tokens: IntArray,
     offer_probs: Probs,
     target_row: Probs,
@@ -104,8 +104,8 @@ def node_wise_walk(
     path: list[int] = []
     node = 0
     while True:
-        offered = tree.offers[node]
-        kept, remaining = judge_offers(
+        offered = tree.candidates[node]
+        kept, remaining = judge_candidates(
             np.array([tree.tokens[child - 1] for child in offered], dtype=np.int64),
             offer_probs[node],
             target_probs[node],

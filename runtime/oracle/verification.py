@@ -203,7 +203,7 @@ def run_law(
     Returns:
         Emitted run (accepted tokens and the one after them) -> probability; zero-probability runs are left out.
     """
-    law: dict[tuple[int, ...], float] = {}
+    probs: dict[tuple[int, ...], float] = {}
     vocab_size = len(target_row(()))
     for draft in product(range(vocab_size), repeat=gamma):
         prefixes = [draft[:length] for length in range(gamma + 1)]
@@ -217,8 +217,8 @@ def run_law(
             for token in np.flatnonzero(next_probs):
                 run = (*draft[:kept], int(token))
                 mass = probability * volume * float(next_probs[token])
-                law[run] = law.get(run, 0.0) + mass
-    return law
+                probs[run] = probs.get(run, 0.0) + mass
+    return probs
 
 
 def coin_cells(cuts: Probs) -> Iterator[tuple[Probs, float]]:
@@ -243,14 +243,14 @@ def sequence_law(target_row: RowOf, length: int) -> dict[tuple[int, ...], float]
         target_row: [V] float64 law of a token, given the tokens before it.
         length: tokens.
     """
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    probs: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
-        law = {
+        probs = {
             (*prefix, token): mass * float(share)
-            for prefix, mass in law.items()
+            for prefix, mass in probs.items()
             for token, share in enumerate(target_row(prefix))
         }
-    return law
+    return probs
 
 
 def completed(
@@ -263,12 +263,12 @@ def completed(
         target_row: as of ``sequence_law``.
         length: tokens.
     """
-    law: dict[tuple[int, ...], float] = {}
+    probs: dict[tuple[int, ...], float] = {}
     for run, mass in runs.items():
 
         def continued(more: tuple[int, ...], run: tuple[int, ...] = run) -> Probs:
             return target_row((*run, *more))
 
         for tail, share in sequence_law(continued, length - len(run)).items():
-            law[*run, *tail] = law.get((*run, *tail), 0.0) + mass * share
-    return law
+            probs[*run, *tail] = probs.get((*run, *tail), 0.0) + mass * share
+    return probs

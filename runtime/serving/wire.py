@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.errors import MalformedRequest, RequestError
 from outrider.runtime.core.options import ALL_VALUES
 from outrider.runtime.core.params import (
@@ -72,7 +72,7 @@ def fields_of(request: wire.GenerateRequest) -> GenerateFields:
         request_id=given.get("request_id", ""),
         model=given.get("model", ""),
         # A beam search draws nothing: what is left out is no wish to draw.
-        law=_law(sampling, 1.0 if beams is None else 0.0),
+        params=_law(sampling, 1.0 if beams is None else 0.0),
         bad_words=tuple(sampling.get("bad_words", ())),
         seed=sampling.get("seed"),
         max_tokens=given.get("max_tokens"),
@@ -162,8 +162,8 @@ def _beam(answer: BeamAnswer) -> wire.Beam:
     )
 
 
-def _law(sampling: Mapping[str, Any], default_temperature: float) -> SamplingLaw:
-    return SamplingLaw(
+def _law(sampling: Mapping[str, Any], default_temperature: float) -> SamplingParams:
+    return SamplingParams(
         temperature=sampling.get("temperature", default_temperature),
         top_k=sampling.get("top_k", 0),
         top_p=sampling.get("top_p", 1.0),

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.opening import open_pair
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.oracle.block import emitted_law_block
 from outrider.runtime.oracle.verification import emitted_law
 from outrider.runtime.verify.pair import check_pair
@@ -31,11 +31,11 @@ NUM_PROMPT_TOKENS = 8
 # Rows judged in one call, and slots of the pair, where the bundle allows as many.
 NUM_ROWS = 32
 
-LAWS: Mapping[str, SamplingLaw] = {
-    "plain": SamplingLaw(),
-    "temperature 0.7": SamplingLaw(temperature=0.7),
-    "top-k 8, top-p 0.9": SamplingLaw(top_k=8, top_p=0.9),
-    "min-p 0.05, penalties": SamplingLaw(
+LAWS: Mapping[str, SamplingParams] = {
+    "plain": SamplingParams(),
+    "temperature 0.7": SamplingParams(temperature=0.7),
+    "top-k 8, top-p 0.9": SamplingParams(top_k=8, top_p=0.9),
+    "min-p 0.05, penalties": SamplingParams(
         min_p=0.05, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2
     ),
 }
@@ -81,9 +81,9 @@ def verify(
             num_samples=num_samples,
             seed=seed,
         )
-        for name, law in LAWS.items():
+        for name, params in LAWS.items():
             title = f"prompt {number}: draw, {name}"
-            checks.append(bench.check_first(title, law, ExactnessMode.MAX_ACCEPT, 0))
+            checks.append(bench.check_first(title, params, ExactnessMode.MAX_ACCEPT, 0))
         if draft is not None:
             checks += _check_rounds(bench, f"prompt {number}", min(RUN_GAMMA, manifest.max_gamma))
     checks += check_pair(bundle, replace(pair, draft=draft), prompts[0], num_samples, seed)
@@ -93,9 +93,9 @@ def verify(
 
 def _check_rounds(bench: Bench, name: str, gamma: int) -> Iterator[Check]:
     """Every rule by which a sampled draft is judged."""
-    for title, law in LAWS.items():
+    for title, params in LAWS.items():
         for mode in (ExactnessMode.MAX_ACCEPT, ExactnessMode.SEED_STABLE):
-            yield bench.check_first(f"{name}: round, {mode.value}, {title}", law, mode, 1)
+            yield bench.check_first(f"{name}: round, {mode.value}, {title}", params, mode, 1)
     yield from bench.check_runs(
         f"{name}: runs, token by token", emitted_law, gamma, verifies_block=False
     )

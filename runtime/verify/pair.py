@@ -7,7 +7,7 @@ from collections import Counter
 
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
 from outrider.engines.pair import Pair
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
 from outrider.runtime.loop.worker import Worker
@@ -57,7 +57,7 @@ def _completions(
             internal_id=str(seed),
             request_id=str(seed),
             prompt_tokens=prompt,
-            law=SamplingLaw(),
+            params=SamplingParams(),
             seed=seed,
             max_tokens=NUM_FIRST_TOKENS,
             speculation=params,

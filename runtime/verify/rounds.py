@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 from outrider.engines.base import Engine, FloatArray, Span
-from outrider.engines.sampling.base import ExactnessMode, Sampler, SamplingLaw, SamplingRow
+from outrider.engines.sampling.base import ExactnessMode, Sampler, SamplingParams, SamplingRow
 from outrider.runtime.oracle.sampling import adjusted_probs
 from outrider.runtime.oracle.verification import Probs, RowOf, completed, sequence_law
 from outrider.runtime.verify.chi_square import goodness_of_fit
@@ -59,11 +59,13 @@ class Bench:
         self._history = np.array(prompt, dtype=np.int64)
         self._seeds = range(seed, seed + num_samples)
 
-    def check_first(self, name: str, law: SamplingLaw, mode: ExactnessMode, gamma: int) -> Check:
+    def check_first(
+        self, name: str, params: SamplingParams, mode: ExactnessMode, gamma: int
+    ) -> Check:
         """First tokens of rounds of ``gamma`` drafts, against the target's law; 0 drafts are plain draws."""
-        runs = self._runs(law, mode, gamma)
+        runs = self._runs(params, mode, gamma)
         counts = Counter(run[0] for run in runs)
-        probs = adjusted_probs(self._target_row(()), law, self._history, len(self._history))
+        probs = adjusted_probs(self._target_row(()), params, self._history, len(self._history))
         p_value = goodness_of_fit(counts, probs)
         return Check(name=name, num_draws=counts.total(), p_value=p_value)
 
@@ -85,10 +87,10 @@ class Bench:
         wanted = sequence_law(target, gamma + 1)
         found = completed(emitted, target, gamma + 1)
         difference = max(abs(wanted.get(run, 0.0) - found.get(run, 0.0)) for run in wanted | found)
-        law = SamplingLaw(allowed_token_ids=tuple(ids))
+        params = SamplingParams(allowed_token_ids=tuple(ids))
         index = {tuple(ids[token] for token in run): i for i, run in enumerate(emitted)}
         impossible = len(index)
-        runs = self._runs(law, ExactnessMode.MAX_ACCEPT, gamma, verifies_block=verifies_block)
+        runs = self._runs(params, ExactnessMode.MAX_ACCEPT, gamma, verifies_block=verifies_block)
         counts = Counter(index.get(run, impossible) for run in runs)
         p_value = goodness_of_fit(counts, np.array([*emitted.values(), 0.0]))
         return [
@@ -97,14 +99,19 @@ class Bench:
         ]
 
     def _runs(
-        self, law: SamplingLaw, mode: ExactnessMode, gamma: int, *, verifies_block: bool = False
+        self,
+        params: SamplingParams,
+        mode: ExactnessMode,
+        gamma: int,
+        *,
+        verifies_block: bool = False,
     ) -> Iterator[tuple[int, ...]]:
         """What each round emits: the draft tokens kept, and the one after them.
 
         Raises:
             FloatingPointError: the models' logits are not finite.
         """
-        for rows in self._batches(law, mode, verifies_block=verifies_block):
+        for rows in self._batches(params, mode, verifies_block=verifies_block):
             for _ in range(gamma):
                 rows = self._drafted(rows)
             judged = [replace(row, is_sampled_draft=gamma > 0) for row in rows]
@@ -133,14 +140,14 @@ class Bench:
         ]
 
     def _batches(
-        self, law: SamplingLaw, mode: ExactnessMode, *, verifies_block: bool
+        self, params: SamplingParams, mode: ExactnessMode, *, verifies_block: bool
     ) -> Iterator[list[SamplingRow]]:
         for first in range(0, len(self._seeds), self._num_rows):
             yield [
                 SamplingRow(
                     index=index,
                     slot=index,
-                    law=law,
+                    params=params,
                     mode=mode,
                     lenience=1.0,
                     seed=seed,
@@ -166,8 +173,8 @@ def _row_of(engine: Engine, prompt: tuple[int, ...]) -> Callable[[tuple[int, ...
 def _law_among(ids: Sequence[int], row_of: Callable[[tuple[int, ...]], FloatArray]) -> RowOf:
     """[K] float64 law over positions in ``ids``, given such positions."""
 
-    def law(prefix: tuple[int, ...]) -> Probs:
+    def params(prefix: tuple[int, ...]) -> Probs:
         logits = row_of(tuple(ids[token] for token in prefix))[ids]
-        return adjusted_probs(logits, SamplingLaw(), np.array([], dtype=np.int64), 0)
+        return adjusted_probs(logits, SamplingParams(), np.array([], dtype=np.int64), 0)
 
-    return law
+    return params

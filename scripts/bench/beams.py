@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import (
     BeamAnswer,
     BeamParams,
@@ -52,7 +52,7 @@ def run_searches(
             internal_id=f"beam-{rig.next_id}",
             request_id=f"beam-{rig.next_id}",
             prompt_tokens=prompt,
-            law=SamplingLaw(temperature=0.0),
+            params=SamplingParams(temperature=0.0),
             seed=0,
             max_tokens=max_tokens,
             beams=beams,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
 from rich.console import Console
 from rich.table import Table
@@ -44,14 +44,14 @@ def measure(
 ) -> dict[str, Tally]:  # fmt: skip
     """Both ways at one gamma; a first round warms up and is not counted."""
     tallies = {name: Tally() for name in WAYS}
-    law = SamplingLaw(temperature=temperature)
+    params = SamplingParams(temperature=temperature)
     for number in range(rounds + 1):
         turned = prompts[number:] + prompts[:number]
         for name in list(WAYS)[:: 1 if number % 2 else -1]:
             way = SpeculationParams(
                 drafter="model", gamma=gamma, is_adaptive=False, verifies_block=WAYS[name]
             )
-            finished, took_s = rig.run(turned, law, way, num_tokens)
+            finished, took_s = rig.run(turned, params, way, num_tokens)
             if number == 0:
                 continue
             tally = tallies[name]

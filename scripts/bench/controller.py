@@ -18,9 +18,9 @@ import numpy as np
 import typer
 from outrider.engines.base import EngineLimits, FloatArray, Span
 from outrider.engines.bundle.manifest import load_bundle
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
-from outrider.runtime.calibration.host_costs import StillEngine
+from outrider.runtime.calibration.host_costs import NullEngine
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.gamma.costs import CostTable, ModelCosts
@@ -52,7 +52,7 @@ class PacedClock:
         return time.perf_counter() + self.ahead_s
 
 
-class PacedEngine(StillEngine):
+class PacedEngine(NullEngine):
     """An engine that computes nothing and takes its tabled time."""
 
     clock: PacedClock
@@ -110,7 +110,7 @@ def steering_s(
     for index in range(rows):
         spec = RequestSpec(
             internal_id=str(index), request_id=str(index), prompt_tokens=(0,), seed=index, max_tokens=8000,
-            law=SamplingLaw(temperature=0.0),
+            params=SamplingParams(temperature=0.0),
         )  # fmt: skip
         worker.submit(spec, lambda event: None)
     for _ in range(STEPS):

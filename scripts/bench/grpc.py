@@ -16,7 +16,7 @@ from pathlib import Path
 
 import typer
 from outrider import Client
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +28,7 @@ from scripts.soak.server import running_server
 MAX_BATCH = 8
 PAUSE_S = 0.1
 """From the end of one side to the start of the other; twice as long as a pool was seen to spin."""
-GREEDY = SamplingLaw(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
 from rich.console import Console
 from rich.progress import track
@@ -93,14 +93,14 @@ def measure(
     """Run one cell."""
     num_pieces = math.ceil(LEAST_ROWS / batch)
     prompts = prompts_of(kind, rig, NUM_PROMPTS)
-    law = SamplingLaw(temperature=temperature)
+    params = SamplingParams(temperature=temperature)
     all_ways = ways(gammas)
     shares: dict[str, list[float]] = defaultdict(list)
 
     def run(way: str, piece: int, number: int) -> tuple[int, float]:
         first = (number * num_pieces + piece) * batch
         asked = [prompts[place % NUM_PROMPTS] for place in range(first, first + batch)]
-        finished, took_s = rig.run(asked, law, all_ways[way], num_tokens, first_seed=first)
+        finished, took_s = rig.run(asked, params, all_ways[way], num_tokens, first_seed=first)
         num_passes = sum(one.report.num_steps for one in finished)
         num_drafted = sum(sum(one.report.drafted_by_position[:1]) for one in finished)
         shares[way].append(num_drafted / num_passes)

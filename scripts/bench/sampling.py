@@ -14,7 +14,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.params import (
     Event,
     Failed,
@@ -31,19 +31,19 @@ from scripts.bench.tools.results import Recorder, row_of
 from scripts.demo_pair.random import build_bundle
 
 MAX_ACCEPT, SEED_STABLE, _ = ExactnessMode
-MODES: dict[str, tuple[SamplingLaw, ExactnessMode]] = {
-    "greedy": (SamplingLaw(temperature=0.0), MAX_ACCEPT),
-    "temperature 1": (SamplingLaw(), MAX_ACCEPT),
-    "temperature .8": (SamplingLaw(temperature=0.8), MAX_ACCEPT),
-    "top-k 50, top-p .95": (SamplingLaw(top_k=50, top_p=0.95), MAX_ACCEPT),
-    "top-p .95": (SamplingLaw(top_p=0.95), MAX_ACCEPT),
-    "flat, top-p .9": (SamplingLaw(temperature=6.0, top_p=0.9), MAX_ACCEPT),
-    "min-p .05": (SamplingLaw(min_p=0.05), MAX_ACCEPT),
+MODES: dict[str, tuple[SamplingParams, ExactnessMode]] = {
+    "greedy": (SamplingParams(temperature=0.0), MAX_ACCEPT),
+    "temperature 1": (SamplingParams(), MAX_ACCEPT),
+    "temperature .8": (SamplingParams(temperature=0.8), MAX_ACCEPT),
+    "top-k 50, top-p .95": (SamplingParams(top_k=50, top_p=0.95), MAX_ACCEPT),
+    "top-p .95": (SamplingParams(top_p=0.95), MAX_ACCEPT),
+    "flat, top-p .9": (SamplingParams(temperature=6.0, top_p=0.9), MAX_ACCEPT),
+    "min-p .05": (SamplingParams(min_p=0.05), MAX_ACCEPT),
     "penalties": (
-        SamplingLaw(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+        SamplingParams(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
         MAX_ACCEPT,
     ),
-    "seed_stable": (SamplingLaw(), SEED_STABLE),
+    "seed_stable": (SamplingParams(), SEED_STABLE),
 }
 SEEDS_APART = 1000
 
@@ -99,7 +99,7 @@ def run_batch(rig: Rig, prompts: Sequence[Sequence[int]], spec: RequestSpec, int
         name = f"bench-{rig.next_id}"
         rig.worker.submit(
             RequestSpec(
-                internal_id=name, request_id=name, prompt_tokens=tuple(prompt), law=spec.law,
+                internal_id=name, request_id=name, prompt_tokens=tuple(prompt), params=spec.params,
                 seed=spec.seed + row, max_tokens=spec.max_tokens, speculation=spec.speculation,
             ),
             receiver(row),
@@ -148,9 +148,9 @@ def measure(
     samples = {mode: Samples() for mode in modes}
     for number in range(rounds):
         for mode in modes:
-            law, exactness = MODES[mode]
+            probs, exactness = MODES[mode]
             spec = RequestSpec(
-                internal_id="", request_id="", prompt_tokens=(), law=law,
+                internal_id="", request_id="", prompt_tokens=(), params=probs,
                 seed=SEEDS_APART * number, max_tokens=max_tokens,
                 speculation=SpeculationParams(
                     is_enabled=gamma > 0, drafter="model" if gamma else None, gamma=gamma,

@@ -36,7 +36,7 @@ _READY_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class CopyCounters:
     """What is asked at every rate: any of the prompts, half to all of ``max_tokens`` tokens, so many requests."""
 
     prompts: Sequence[str]
@@ -121,7 +121,7 @@ class Figures:
     fairness: float | None
 
 
-def arrivals(traffic: Traffic, rate_per_s: float, seed: int) -> list[Arrival]:
+def arrivals(traffic: CopyCounters, rate_per_s: float, seed: int) -> list[Arrival]:
     """A Poisson stream of requests, the same for the same seed."""
     rng = random.Random(seed)
     at_s, made = 0.0, []
@@ -205,7 +205,11 @@ async def saturation(client: Client, requests: Sequence[Arrival], way: str) -> f
 
 
 async def sweep(
-    address: str, traffic: Traffic, shares: Sequence[float], rates: Sequence[float], bounds: Bounds
+    address: str,
+    traffic: CopyCounters,
+    shares: Sequence[float],
+    rates: Sequence[float],
+    bounds: Bounds,
 ) -> tuple[list[Figures], float | None]:
     """Every way at every rate, the ways in alternating order.
 
@@ -283,7 +287,9 @@ def main(
         "--max-running", str(max_running), "--max-queued", str(max(256, requests)), "--threads", str(threads),
         "--gamma", gamma, "--costs", str(costs.resolve()), "--queue-timeout-s", "600",
     )  # fmt: skip
-    traffic = Traffic(prompts=code_prompts(_PROMPTS), num_requests=requests, max_tokens=max_tokens)
+    traffic = CopyCounters(
+        prompts=code_prompts(_PROMPTS), num_requests=requests, max_tokens=max_tokens
+    )
     with running_server(bundle, *options) as server:
         found, full_per_s = asyncio.run(sweep(server.address, traffic, wanted, given, bounds))
     Console(width=140).print(show(found, f"{bundle.name}: open-loop arrivals"))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import Finished, SpeculationParams
 from outrider.runtime.offline.speed import num_trials
 from outrider.runtime.oracle.analysis import walltime_factor
@@ -104,8 +104,8 @@ def run_group(rig: Rig, group: Prompts, temperature: float, gamma: int, max_toke
     engines = [engine for engine in (rig.target, rig.draft) if engine is not None]
     for engine in engines:
         engine.calls = []
-    law = SamplingLaw(temperature=temperature)
-    answers, wall_s = rig.answer(group, law, speculation, max_tokens)
+    params = SamplingParams(temperature=temperature)
+    answers, wall_s = rig.answer(group, params, speculation, max_tokens)
     reports = [one.end.report for one in answers if isinstance(one.end, Finished)]
     num_output = sum(len(one.tokens) for one in answers)
     return Sample(

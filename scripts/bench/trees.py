@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import typer
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow
 from outrider.runtime.drafters.model.tree import TreeDrafter
@@ -44,7 +44,7 @@ class MatchedTree(TreeDrafter):
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Trees without their laws."""
         return [
-            draft if draft.offers is None else replace(draft, is_sampled=False, offers=None)
+            draft if draft.candidates is None else replace(draft, is_sampled=False, candidates=None)
             for draft in super().propose(live, chosen)
         ]
 
@@ -89,17 +89,18 @@ def ways_of(gammas: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[Wa
 
 
 def measure(
-    rig: Rig, ways: Sequence[Way], prompts: Sequence[tuple[int, ...]], law: SamplingLaw, rounds: int, num_tokens: int
+    rig: Rig, ways: Sequence[Way], prompts: Sequence[tuple[int, ...]], params: SamplingParams, rounds: int,
+    num_tokens: int
 ) -> dict[Way, Tally]:  # fmt: skip
     """All ways in turns."""
     tallies = {way: Tally() for way in ways}
     for number in range(rounds):
         for way, tally in tallies.items():
-            params = SpeculationParams(
+            speculation = SpeculationParams(
                 drafter=way.drafter, gamma=way.gamma, is_adaptive=False, branching=way.branching
             )
             finished, took_s = rig.run(
-                prompts, law, params, num_tokens, first_seed=number * len(prompts)
+                prompts, params, speculation, num_tokens, first_seed=number * len(prompts)
             )
             tally.speeds.append(sum(one.num_output for one in finished) / took_s)
             tally.num_emitted += sum(one.report.num_emitted for one in finished)
@@ -126,7 +127,9 @@ def main(
     prompts = [tuple(rig.tokenizer.encode(text)) for text in code_prompts(num_prompts)]
     counts = [tuple(int(n) for n in shape.split(",")) for shape in shapes.split(";")]
     ways = ways_of([int(gamma) for gamma in gammas.split(",")], counts)
-    tallies = measure(rig, ways, prompts, SamplingLaw(temperature=temperature), rounds, max_tokens)
+    tallies = measure(
+        rig, ways, prompts, SamplingParams(temperature=temperature), rounds, max_tokens
+    )
     rig.close()
     table = Table("drafter", "gamma", "branching", "tokens/pass", "nodes/pass", "tokens/s")
     rows = []

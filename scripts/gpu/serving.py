@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
 from outrider.engines.pair import Pair
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import (
     Event,
@@ -90,7 +90,7 @@ def serve(
             internal_id=str(index),
             request_id=str(index),
             prompt_tokens=tuple(prompt),
-            law=SamplingLaw(temperature=temperature),
+            params=SamplingParams(temperature=temperature),
             seed=index,
             max_tokens=num_tokens,
             speculation=SpeculationParams(drafter=drafter, gamma=gamma),
@@ -103,6 +103,6 @@ def serve(
     return Served(
         answers=[receiver.tokens for receiver in receivers],
         reports=[receiver.report for receiver in receivers if receiver.report is not None],
-        num_steps=sum(worker.snapshot().host_reasons.values()),
+        num_steps=sum(worker.snapshot().host_fallback_reasons.values()),
         seconds=seconds,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, SamplingRow
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 
 PROMPT = np.array([0], dtype=np.int64)
 
@@ -14,7 +14,7 @@ def row_for(draft=(), **changes):
     row = SamplingRow(
         index=0,
         slot=0,
-        law=SamplingLaw(),
+        params=SamplingParams(),
         mode=ExactnessMode.MAX_ACCEPT,
         lenience=1.0,
         seed=11,

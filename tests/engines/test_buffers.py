@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from outrider.engines.buffers import TokenArrays, elements
+from outrider.engines.buffers import TokenArrays, int64_view
 
 
 def test_elements_are_written_in_order() -> None:
     array = np.zeros((2, 3), dtype=np.int64)
-    view = elements(array)
+    view = int64_view(array)
     for at in range(6):
         view[at] = at - 2**40
     np.testing.assert_array_equal(array, np.arange(6).reshape(2, 3) - 2**40)

@@ -15,10 +15,10 @@ import pytest
 SOURCE = """
 from numba import int64
 
-from outrider.engines.jit import rule
+from outrider.engines.jit import njit_exact
 
 
-@rule(int64(int64))
+@njit_exact(int64(int64))
 def doubled(number: int) -> int:
     return 2 * number
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import BeamAnswer, BeamParams
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
@@ -17,7 +17,7 @@ from tests.runtime.markov import spec
 from tests.runtime.pair import PairHarness
 
 PROMPTS = ((5, 200, 31, 77), (400,), tuple(range(60, 80)))
-GREEDY = SamplingLaw(temperature=0.0, end_token_ids=(1,))
+GREEDY = SamplingParams(temperature=0.0, end_token_ids=(1,))
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,9 @@ def answers(
 ) -> list[tuple[BeamAnswer, ...]]:
     """What searches that are served together find."""
     for index, (prompt, beams, gamma, max_tokens, end) in enumerate(requests):
-        law = SamplingLaw(temperature=0.0, end_token_ids=(end,))
+        params = SamplingParams(temperature=0.0, end_token_ids=(end,))
         harness.submit(
-            spec(str(index), prompt, beams=beams, gamma=gamma, max_tokens=max_tokens, law=law)
+            spec(str(index), prompt, beams=beams, gamma=gamma, max_tokens=max_tokens, params=params)
         )
     harness.run()
     snapshot = harness.worker.snapshot()
@@ -117,8 +117,8 @@ def test_bans_are_those_of_transformers(harness: PairHarness, model: PreTrainedM
     word, end = free[2:4], free[0]
     bans = {"bad_words_ids": [list(word)], "min_new_tokens": 3}
     expected = transformers_beams(model, prompt, beams, 6, end, **bans)
-    law = SamplingLaw(temperature=0.0, end_token_ids=(end,), bad_words=(word,), min_tokens=3)
-    harness.submit(spec("banned", prompt, beams=beams, gamma=2, max_tokens=6, law=law))
+    params = SamplingParams(temperature=0.0, end_token_ids=(end,), bad_words=(word,), min_tokens=3)
+    harness.submit(spec("banned", prompt, beams=beams, gamma=2, max_tokens=6, params=params))
     harness.run()
     found = harness.finished("banned").beams
     assert [answer.tokens for answer in found] == [tokens for tokens, _ in expected]
@@ -147,6 +147,6 @@ def test_drafts_and_neighbours_change_no_bit(harness: PairHarness) -> None:
 def test_one_beam_that_stops_early_is_greedy_decoding(harness: PairHarness) -> None:
     beams = BeamParams(num_beams=1, stops_early=True)
     for prompt in PROMPTS:
-        (greedy,) = harness.answers([spec("greedy", prompt, max_tokens=12, law=GREEDY)])
+        (greedy,) = harness.answers([spec("greedy", prompt, max_tokens=12, params=GREEDY)])
         (found,) = answers(harness, [(prompt, beams, 3, 12, 1)])
         assert found[0].tokens == greedy

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from outrider.engines.base import Engine, EngineLimits, FloatArray
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import (
@@ -223,14 +223,14 @@ def spec(
     is_enabled: bool = True,
     is_adaptive: bool | None = None,
     end_tokens: tuple[int, ...] = (),
-    law: SamplingLaw | None = None,
+    params: SamplingParams | None = None,
     **fields: object,
 ) -> RequestSpec:
     return RequestSpec(
         internal_id=f"internal-{name}",
         request_id=name,
         prompt_tokens=tuple(prompt),
-        law=law or SamplingLaw(temperature=temperature, end_token_ids=end_tokens),
+        params=params or SamplingParams(temperature=temperature, end_token_ids=end_tokens),
         max_tokens=max_tokens,
         **{
             "seed": 7,

@@ -24,8 +24,8 @@ def test_an_answer_that_differs_is_counted_in_its_cells(
     for expected, count in ((plain, 0), (changed, 1)):
         found = compared(tiny_bundle, sizes, PROMPTS, expected, MAX_TOKENS, threads=2)
         assert len(found) == 2 * 2 * 2 * 2
-        assert {one for (law, *_), one in found.items() if law == "greedy"} == {count}
-        assert not any(one for (law, *_), one in found.items() if law != "greedy")
+        assert {one for (params, *_), one in found.items() if params == "greedy"} == {count}
+        assert not any(one for (params, *_), one in found.items() if params != "greedy")
         capsys.readouterr()
         report(found, sizes, len(PROMPTS), "tiny")
         said = capsys.readouterr().out

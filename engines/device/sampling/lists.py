@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import IntArray
 from outrider.engines.device.sampling import tensors as names
-from outrider.engines.sampling.base import SamplingLaw, SamplingRow
+from outrider.engines.sampling.base import SamplingParams, SamplingRow
 
 # Longest lists that plans of the graphs are built for, by axis; a request may ask for 300 biases, 10,000
 # allowed ids, and 64 stop ids and bad words. What exceeds them is sampled on the host.
@@ -36,15 +36,15 @@ def describe_lists(rows: Sequence[SamplingRow], num_rows: int, *, vocab_size: in
     ends: list[Sequence[int]] = [()] * num_rows
     words: list[Sequence[tuple[int, ...]]] = [()] * num_rows
     for row in rows:
-        law = row.law
+        params = row.params
         seen[row.index] = _seen(row)
         summed: dict[int, float] = {}
-        for token, bias in law.logit_bias:
+        for token, bias in params.logit_bias:
             summed[token] = summed.get(token, 0.0) + bias
         biases[row.index] = list(summed.items())
-        allowed[row.index] = law.allowed_token_ids
-        ends[row.index] = law.end_token_ids if law.min_tokens > 0 else ()
-        words[row.index] = [word for word in law.bad_words if word and word[-1] < vocab_size]
+        allowed[row.index] = params.allowed_token_ids
+        ends[row.index] = params.end_token_ids if params.min_tokens > 0 else ()
+        words[row.index] = [word for word in params.bad_words if word and word[-1] < vocab_size]
     seen_ids, seen_counts = _pairs(seen, vocab_size)
     bias_ids, bias_values = _pairs(biases, vocab_size)
     return {
@@ -63,14 +63,14 @@ def padded_length(length: int) -> int:
     return 1 << max(0, length - 1).bit_length()
 
 
-def why_too_long(law: SamplingLaw, limits: Mapping[str, int]) -> str:
+def why_too_long(params: SamplingParams, limits: Mapping[str, int]) -> str:
     """Which list of a law is longer than the limits, in words; empty where none is."""
     lengths = {
-        "num_biases": len(law.logit_bias),
-        "num_allowed": len(law.allowed_token_ids),
-        "num_ends": len(law.end_token_ids) if law.min_tokens > 0 else 0,
-        "num_bad": len(law.bad_words),
-        "prefix": max((len(word) - 1 for word in law.bad_words), default=0),
+        "num_biases": len(params.logit_bias),
+        "num_allowed": len(params.allowed_token_ids),
+        "num_ends": len(params.end_token_ids) if params.min_tokens > 0 else 0,
+        "num_bad": len(params.bad_words),
+        "prefix": max((len(word) - 1 for word in params.bad_words), default=0),
     }
     return next(
         (
@@ -84,8 +84,8 @@ def why_too_long(law: SamplingLaw, limits: Mapping[str, int]) -> str:
 
 def _seen(row: SamplingRow) -> _Pairs:
     """Distinct tokens of the history with 1 + how often the output has them, if that matters."""
-    law = row.law
-    penalties = (law.presence_penalty, law.frequency_penalty, law.repetition_penalty - 1.0)
+    params = row.params
+    penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1.0)
     if not any(penalties):
         return []
     tokens, counts = np.unique(row.history[row.num_prompt :], return_counts=True)

@@ -53,4 +53,4 @@ class MixedSampler:
         return [(sampler, places) for sampler, places in shares if places]
 
     def _is_hosts(self, row: SamplingRow) -> bool:
-        return row.verifies_block or bool(self._graphs.why_not(row.law))
+        return row.verifies_block or bool(self._graphs.why_not(row.params))

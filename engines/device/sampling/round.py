@@ -22,7 +22,7 @@ from outrider.engines.device.sampling.rows import (
 )
 from outrider.engines.device.sampling.runner import SamplerRunner
 from outrider.engines.device.sampling.tensors import Variant
-from outrider.engines.device.transfers import Coming, HostArray
+from outrider.engines.device.transfers import HostArray, PendingDownload
 from outrider.engines.sampling.base import SamplingRow, Verdict
 from outrider.engines.sampling.noise import NoiseSource
 
@@ -101,14 +101,16 @@ class DeviceRound:
         """What ``judge`` answered, copied to the host: a round's one synchronisation."""
         return self._read(self._runner.read([answers])[0], gammas)
 
-    def send(self, answers: DeviceTensor) -> Coming:
+    def send(self, answers: DeviceTensor) -> PendingDownload:
         """Send what ``judge`` answered to the host, and what was drafted in the same copy."""
         drafted = self._draft_tokens
         return self._runner.send(
             [answers] if isinstance(drafted, np.ndarray) else [answers, drafted]
         )
 
-    def receive(self, coming: Coming, gammas: IntArray) -> list[tuple[tuple[int, ...], Verdict]]:
+    def receive(
+        self, coming: PendingDownload, gammas: IntArray
+    ) -> list[tuple[tuple[int, ...], Verdict]]:
         """Each row's draft and verdict, once they are there: a round's one synchronisation."""
         drafted = self._draft_tokens
         arrays = coming.arrays()

@@ -16,7 +16,7 @@ from outrider.engines.base import EngineError, FloatArray, IntArray
 from outrider.engines.device.sampling import tensors as names
 from outrider.engines.device.sampling.lists import describe_lists
 from outrider.engines.device.sampling.tensors import Count, Flag, Rule, Setting, Variant
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, SamplingRow
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 from outrider.engines.sampling.noise import NoiseSource, Purpose
 
 Feeds = dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
@@ -36,14 +36,14 @@ class Shape:
 
 def proposal_rule(row: SamplingRow) -> Rule:
     """How a draft token is chosen."""
-    if row.law.is_greedy:
+    if row.params.is_greedy:
         return Rule.GREEDY
     return Rule.RACE if row.mode is ExactnessMode.SEED_STABLE else Rule.MATCH
 
 
 def judgement_rule(row: SamplingRow, gamma: int) -> Rule:
     """How a draft of ``gamma`` tokens is judged and the token after it chosen."""
-    if row.law.is_greedy:
+    if row.params.is_greedy:
         return Rule.GREEDY
     if row.mode is ExactnessMode.SEED_STABLE:
         return Rule.RACE
@@ -55,9 +55,9 @@ def variant_for(rows: Sequence[SamplingRow], *, vocab_size: int) -> Variant:
     """The least graph that can serve all rows."""
     if any(_has_race(row) for row in rows):
         return Variant.RACE
-    if any(row.law.has_processors or _is_truncated(row.law, vocab_size) for row in rows):
+    if any(row.params.has_processors or _is_truncated(row.params, vocab_size) for row in rows):
         return Variant.FULL
-    if any(not row.law.is_greedy or _lenience(row) != 1.0 for row in rows):
+    if any(not row.params.is_greedy or _lenience(row) != 1.0 for row in rows):
         return Variant.PLAIN
     return Variant.GREEDY
 
@@ -166,11 +166,11 @@ def _lenience(row: SamplingRow) -> float:
 
 
 def _has_race(row: SamplingRow) -> bool:
-    return row.mode is ExactnessMode.SEED_STABLE and not row.law.is_greedy
+    return row.mode is ExactnessMode.SEED_STABLE and not row.params.is_greedy
 
 
-def _is_truncated(law: SamplingLaw, vocab_size: int) -> bool:
-    return not law.is_greedy and (0 < law.top_k < vocab_size or law.top_p < 1.0)
+def _is_truncated(params: SamplingParams, vocab_size: int) -> bool:
+    return not params.is_greedy and (0 < params.top_k < vocab_size or params.top_p < 1.0)
 
 
 def _settings(rows: Sequence[SamplingRow], shape: Shape) -> FloatArray:
@@ -178,14 +178,14 @@ def _settings(rows: Sequence[SamplingRow], shape: Shape) -> FloatArray:
     settings[:, Setting.TEMPERATURE] = 1.0
     settings[:, Setting.LENIENCE] = 1.0
     for row in rows:
-        law, values = row.law, settings[row.index]
-        if not law.is_greedy:
-            values[Setting.TEMPERATURE] = max(law.temperature, _SMALLEST_TEMPERATURE)
-            values[Setting.MIN_P] = law.min_p
-        values[Setting.UP] = 1.0 / law.repetition_penalty - 1.0
-        values[Setting.DOWN] = law.repetition_penalty - 1.0
-        values[Setting.PRESENCE] = law.presence_penalty
-        values[Setting.FREQUENCY] = law.frequency_penalty
+        params, values = row.params, settings[row.index]
+        if not params.is_greedy:
+            values[Setting.TEMPERATURE] = max(params.temperature, _SMALLEST_TEMPERATURE)
+            values[Setting.MIN_P] = params.min_p
+        values[Setting.UP] = 1.0 / params.repetition_penalty - 1.0
+        values[Setting.DOWN] = params.repetition_penalty - 1.0
+        values[Setting.PRESENCE] = params.presence_penalty
+        values[Setting.FREQUENCY] = params.frequency_penalty
         lenience = _lenience(row)
         values[Setting.LENIENCE] = lenience
         values[Setting.GREEDY_LENIENCE] = 0.0 if lenience == 1.0 else lenience
@@ -194,15 +194,15 @@ def _settings(rows: Sequence[SamplingRow], shape: Shape) -> FloatArray:
 
 def _count_law(counts: IntArray, row: SamplingRow, vocab_size: int) -> None:
     """Fill the columns that say what of its law a row truncates and bans."""
-    law = row.law
-    if not law.is_greedy:
-        if 0 < law.top_k < vocab_size:
-            counts[Count.TOP_K] = law.top_k
-        share = round(law.top_p * names.TOP_P_OFF)
+    params = row.params
+    if not params.is_greedy:
+        if 0 < params.top_k < vocab_size:
+            counts[Count.TOP_K] = params.top_k
+        share = round(params.top_p * names.TOP_P_OFF)
         counts[Count.TOP_P] = min(max(share, 1), names.TOP_P_OFF)
     num_output = len(row.history) - row.num_prompt
-    counts[Count.END_BANNED] = max(0, law.min_tokens - num_output)
-    counts[Count.FLAGS] = Flag.ALLOWED if law.allowed_token_ids else Flag.NONE
+    counts[Count.END_BANNED] = max(0, params.min_tokens - num_output)
+    counts[Count.FLAGS] = Flag.ALLOWED if params.allowed_token_ids else Flag.NONE
 
 
 def _judging_noise(

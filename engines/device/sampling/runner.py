@@ -18,7 +18,7 @@ import numpy as np
 from outrider.engines.device.base import ALIGNMENT, DeviceTensor, PlanDevice, Rows
 from outrider.engines.device.results import Results
 from outrider.engines.device.sampling import tensors as names
-from outrider.engines.device.transfers import Coming, Downloads, HostArray, Uploads
+from outrider.engines.device.transfers import Downloads, HostArray, PendingDownload, Uploads
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -129,7 +129,7 @@ class SamplerRunner:
             graph.run(tensors | found)
         return found
 
-    def send(self, values: Sequence[DeviceTensor]) -> Coming:
+    def send(self, values: Sequence[DeviceTensor]) -> PendingDownload:
         """Send the values to the host, in one copy."""
         return self._downloads.send(values)
 

@@ -25,7 +25,7 @@ from outrider.engines.device.sampling import tensors as names
 from outrider.engines.device.sampling.lists import why_too_long
 from outrider.engines.device.sampling.round import DeviceRound
 from outrider.engines.device.sampling.runner import SamplerGraph, SamplerRunner
-from outrider.engines.sampling.base import SamplingLaw, SamplingRow, Verdict
+from outrider.engines.sampling.base import SamplingParams, SamplingRow, Verdict
 from outrider.engines.sampling.noise import CounterNoise, NoiseSource
 
 
@@ -71,9 +71,9 @@ class GraphSampler:
         self._scratch = scratch
         self._draws_races = device.kind != "cpu" if draws_races is None else draws_races
 
-    def why_not(self, law: SamplingLaw) -> str:
+    def why_not(self, params: SamplingParams) -> str:
         """Why rows of a law cannot be sampled here, in words; empty where they can."""
-        return why_too_long(law, self._list_limits)
+        return why_too_long(params, self._list_limits)
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int

@@ -65,7 +65,7 @@ class CascadeDrafter(ModelDrafter):
             for slot, fed in missing.items():
                 computed[slot] += len(fed) + num_matched[slot]
                 last = drafted[slot][-1]
-                is_end = last in live[slot].sampling.law.end_token_ids
+                is_end = last in live[slot].sampling.params.end_token_ids
                 is_full = len(drafted[slot]) >= gammas[slot]
                 if not (
                     is_full or is_end or self._is_enough(live[slot], drafted[slot], gammas[slot])
@@ -87,7 +87,7 @@ class CascadeDrafter(ModelDrafter):
         if room < 1:
             return ()
         guess = self._guesser.guess(row, tuple(drafted), room)[:room]
-        return cut(guess, self._num_known, row.sampling.law.end_token_ids)
+        return cut(guess, self._num_known, row.sampling.params.end_token_ids)
 
     def _feed(
         self,

@@ -174,7 +174,7 @@ class ModelDrafter:
             for slot, token in zip(fed, tokens, strict=True):
                 computed[slot] += len(fed[slot])
                 drafted[slot].append(token)
-                is_end = token in live[slot].sampling.law.end_token_ids
+                is_end = token in live[slot].sampling.params.end_token_ids
                 if len(drafted[slot]) < gammas[slot] and not is_end:
                     following[slot] = (token,)
             fed = following
@@ -197,4 +197,4 @@ def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -
 
 def is_sampled(row: DraftRow) -> bool:
     """Whether verification needs the law of the draft: not for greedy, nor under shared noise."""
-    return not row.sampling.law.is_greedy and row.sampling.mode is not ExactnessMode.SEED_STABLE
+    return not row.sampling.params.is_greedy and row.sampling.mode is not ExactnessMode.SEED_STABLE

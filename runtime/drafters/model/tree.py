@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import ClassVar, Self
 
 from outrider.engines.base import Engine, FloatArray, Span
-from outrider.engines.sampling.base import OfferingSampler, OfferPoint
+from outrider.engines.sampling.base import CandidateNode, CandidateSampler
 from outrider.engines.trees import chain_length
 from outrider.runtime.core.tree import DraftTree, preorder, preorder_places, preordered
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Traits
@@ -95,7 +95,7 @@ class Growth:
             DraftTree(
                 tokens=tuple(self._tokens),
                 parents=tuple(self._parents),
-                offers=tuple(map(tuple, self._offers)),
+                candidates=tuple(map(tuple, self._offers)),
             )
         )
 
@@ -117,7 +117,7 @@ class TreeDrafter(ModelDrafter):
     def __init__(
         self,
         engine: Engine,
-        sampler: OfferingSampler,
+        sampler: CandidateSampler,
         *,
         target_vocab_size: int,
         chunk: int,
@@ -139,7 +139,7 @@ class TreeDrafter(ModelDrafter):
     def from_parts(cls, parts: DrafterParts) -> Self:
         """Over the bundle's draft model, with the server's shape of trees."""
         assert parts.draft is not None, "offered only where there is a draft model"
-        assert isinstance(parts.sampler, OfferingSampler), "offered only where one keeps laws"
+        assert isinstance(parts.sampler, CandidateSampler), "offered only where one keeps laws"
         return cls(
             parts.draft,
             parts.sampler,
@@ -192,7 +192,7 @@ class TreeDrafter(ModelDrafter):
             is_sampled=True,
             num_computed=num_computed,
             parents=tree.parents,
-            offers=tree.offers,
+            candidates=tree.candidates,
             is_without_replacement=self._is_without_replacement,
         )
 
@@ -249,12 +249,14 @@ class TreeDrafter(ModelDrafter):
             for (node, path), column in zip(growth.newest, growth.columns(), strict=True):
                 if num_left < 1:
                     break
-                point = OfferPoint(
+                point = CandidateNode(
                     row=replace(sampling, draft_tokens=path),
                     column=column,
                     node=node,
                     count=min(count, num_left),
                 )
-                drawn += self._offering.offer(logits, [point], vocab_size=self._target_vocab_size)
+                drawn += self._offering.propose_children(
+                    logits, [point], vocab_size=self._target_vocab_size
+                )
                 num_left -= len(set(drawn[-1]))
-            growth.add_level(drawn, row.sampling.law.end_token_ids)
+            growth.add_level(drawn, row.sampling.params.end_token_ids)

@@ -60,7 +60,7 @@ class LookaheadDrafter(PhraseDrafter):
                 continue
             last = int(outcome.row.sampling.history[outcome.num_fed - 1])
             chosen = [outcome.choices[node][0] for node in placed.ends]
-            ends = outcome.row.sampling.law.end_token_ids
+            ends = outcome.row.sampling.params.end_token_ids
             found = self._windows[outcome.row.key].advance(last, chosen, ends)
             self.state_of(outcome.row).pool.put_all(found)
 

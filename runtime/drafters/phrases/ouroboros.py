@@ -146,7 +146,7 @@ class OuroborosDrafter(ModelDrafter):
 
     def _lengthened(self, row: DraftRow, draft: Draft) -> Draft:
         self._tried.pop(row.key, None)
-        room, ends = row.gamma - len(draft.tokens), row.sampling.law.end_token_ids
+        room, ends = row.gamma - len(draft.tokens), row.sampling.params.end_token_ids
         if not draft.tokens or room < 1 or draft.tokens[-1] in ends:
             return draft
         state, count = self._phrases.state_of(row), self._phrases.wanted(row)
@@ -168,7 +168,7 @@ class OuroborosDrafter(ModelDrafter):
         self, row: DraftRow, draft: Draft, pool: PhrasePool, phrases: Sequence[Phrase]
     ) -> Draft:
         """The draft with all phrases behind it, and some behind the last committed token."""
-        tree, ends, drafted = TreeBuilder(), row.sampling.law.end_token_ids, draft.tokens
+        tree, ends, drafted = TreeBuilder(), row.sampling.params.end_token_ids, draft.tokens
         tree.add_chain(drafted)
         for phrase in phrases:
             behind = cut_at_end(phrase[: row.gamma - len(drafted)], ends)
@@ -181,6 +181,8 @@ class OuroborosDrafter(ModelDrafter):
 def _speaking_greedily(row: DraftRow) -> DraftRow:
     """The row under which the draft model drafts: greedy, unless noise is shared with the target."""
     sampling = row.sampling
-    if sampling.law.is_greedy or sampling.mode is ExactnessMode.SEED_STABLE:
+    if sampling.params.is_greedy or sampling.mode is ExactnessMode.SEED_STABLE:
         return row
-    return replace(row, sampling=replace(sampling, law=replace(sampling.law, temperature=0.0)))
+    return replace(
+        row, sampling=replace(sampling, params=replace(sampling.params, temperature=0.0))
+    )

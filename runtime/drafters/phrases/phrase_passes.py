@@ -141,7 +141,7 @@ class PhrasePasses:
             row=row,
             gamma=gamma,
             state=self._phrases.state_of(row),
-            ends=row.sampling.law.end_token_ids,
+            ends=row.sampling.params.end_token_ids,
             fed=tuple(row.sampling.history[num_computed:].tolist()),
         )
 
@@ -266,7 +266,7 @@ class PhrasePasses:
         if self._log_lenience == 0.0:
             return drawn
         row = turn.row.sampling
-        if row.mode is ExactnessMode.SEED_STABLE and not row.law.is_greedy:
+        if row.mode is ExactnessMode.SEED_STABLE and not row.params.is_greedy:
             return drawn
         followers = guess.followers(node)
         # The window's tokens are no phrases.

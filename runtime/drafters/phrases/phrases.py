@@ -201,7 +201,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
 
     def chains(self, row: DraftRow) -> list[Phrase]:
         """Phrases behind the last token, newest first; the newest goes on to the draft's full depth."""
-        state, ends = self.state_of(row), row.sampling.law.end_token_ids
+        state, ends = self.state_of(row), row.sampling.params.end_token_ids
         found = state.pool.get(state.tail[-1], max(self.wanted(row), 1))
         if found:
             found[0] = self.continued(state, found[0], row.gamma)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from numba import boolean, carray, float64, int32, int64, types, void
-from outrider.engines.jit import pointer, rule
+from outrider.engines.jit import njit_exact, pointer
 
 Table = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ _PLACE = types.UniTuple(int64, 2)
 _ROWS, _TABLES = int64[:, ::1], types.Tuple((_TABLE, _TABLE, _LINE))
 
 
-@rule(int64(_TABLE, _LINE, int64, int64))
+@njit_exact(int64(_TABLE, _LINE, int64, int64))
 def slot_of(edges: Table, slots: Table, state: int, token: int) -> int:
     """Where the hash table has the edge of a state and a token, or would have it."""
     mixed = (state * 2_654_435_761) ^ (token * 2_246_822_519)
@@ -67,14 +67,14 @@ def slot_of(edges: Table, slots: Table, state: int, token: int) -> int:
     return at
 
 
-@rule(int64(_TABLE, _LINE, int64, int64))
+@njit_exact(int64(_TABLE, _LINE, int64, int64))
 def follow(edges: Table, slots: Table, state: int, token: int) -> int:
     """The state behind a state's token; -1 where nothing goes on so."""
     edge = slots[slot_of(edges, slots, state, token)]
     return int(edges[TO, edge]) if edge >= 0 else -1
 
 
-@rule(void(_TABLE, _TABLE, _LINE, _IDS, int64, int64, int64))
+@njit_exact(void(_TABLE, _TABLE, _LINE, _IDS, int64, int64, int64))
 def add_edge(
     states: Table, edges: Table, slots: Table, used: Ints, state: int, token: int, to: int
 ) -> None:
@@ -89,14 +89,14 @@ def add_edge(
     slots[slot_of(edges, slots, state, token)] = edge
 
 
-@rule(void(_TABLE, _LINE, int64))
+@njit_exact(void(_TABLE, _LINE, int64))
 def hash_edges(edges: Table, slots: Table, num_edges: int) -> None:
     """Fill an empty hash table with all edges."""
     for edge in range(num_edges):
         slots[slot_of(edges, slots, edges[FROM, edge], edges[TOKEN, edge])] = edge
 
 
-@rule(void(_TABLE, int64, int64))
+@njit_exact(void(_TABLE, int64, int64))
 def count_up(states: Table, state: int, by: int) -> None:
     """Count an occurrence of a text's end, and of its suffixes."""
     for _ in range(MAX_LINKS):
@@ -106,7 +106,7 @@ def count_up(states: Table, state: int, by: int) -> None:
         state = states[LINK, state]
 
 
-@rule(int64(_TABLE, _IDS, int64, int64, int64))
+@njit_exact(int64(_TABLE, _IDS, int64, int64, int64))
 def add_state(states: Table, used: Ints, length: int, link: int, count: int) -> int:
     """A state without edges."""
     state = int(used[STATES])
@@ -118,7 +118,7 @@ def add_state(states: Table, used: Ints, length: int, link: int, count: int) -> 
     return state
 
 
-@rule(int64(_TABLE, _TABLE, _LINE, _IDS, int64, int64, int64))
+@njit_exact(int64(_TABLE, _TABLE, _LINE, _IDS, int64, int64, int64))
 def split(
     states: Table, edges: Table, slots: Table, used: Ints, state: int, token: int, other: int
 ) -> int:
@@ -140,7 +140,7 @@ def split(
     return shorter
 
 
-@rule(int64(_TABLE, _TABLE, _LINE, _IDS, int64, _IDS))
+@njit_exact(int64(_TABLE, _TABLE, _LINE, _IDS, int64, _IDS))
 def append(states: Table, edges: Table, slots: Table, used: Ints, last: int, tokens: Ints) -> int:
     """Extend the text whose whole is state ``last`` by tokens that there is room for; the new whole."""
     for token in tokens:
@@ -167,7 +167,7 @@ def append(states: Table, edges: Table, slots: Table, used: Ints, last: int, tok
     return last
 
 
-@rule(void(_TABLE, _TABLE, _LINE, _IDS))
+@njit_exact(void(_TABLE, _TABLE, _LINE, _IDS))
 def remove(states: Table, edges: Table, slots: Table, tokens: Ints) -> None:
     """Take back the counts of a text that was appended from the root; states stay."""
     state = ROOT
@@ -176,7 +176,7 @@ def remove(states: Table, edges: Table, slots: Table, tokens: Ints) -> None:
         count_up(states, state, -1)
 
 
-@rule(_PLACE(_TABLE, _TABLE, _LINE, int64, int64, _IDS))
+@njit_exact(_PLACE(_TABLE, _TABLE, _LINE, int64, int64, _IDS))
 def advance(
     states: Table, edges: Table, slots: Table, state: int, matched: int, tokens: Ints
 ) -> tuple[int, int]:
@@ -200,7 +200,7 @@ def advance(
     return state, matched
 
 
-@rule(int64(_TABLE, _TABLE, int64))
+@njit_exact(int64(_TABLE, _TABLE, int64))
 def likeliest(states: Table, edges: Table, state: int) -> int:
     """Edge of the most frequent next token, ties by lower id; -1 at an end."""
     best, greatest = -1, 0
@@ -214,7 +214,7 @@ def likeliest(states: Table, edges: Table, state: int) -> int:
     return best
 
 
-@rule(int64(_TABLE, _TABLE, int64, int64, float64, int64, float64, boolean, _ROWS, _NUMBERS))
+@njit_exact(int64(_TABLE, _TABLE, int64, int64, float64, int64, float64, boolean, _ROWS, _NUMBERS))
 def continue_text(
     states: Table,
     edges: Table,
@@ -273,7 +273,7 @@ def continue_text(
     return num_best
 
 
-@rule(_TABLES(_IDS))
+@njit_exact(_TABLES(_IDS))
 def tables(used: Ints) -> tuple[Table, Table, Table]:
     """States, edges and slots of an automaton."""
     num_states, num_edges = STATES_PER_TOKEN * used[ROOM] + 1, EDGES_PER_TOKEN * used[ROOM] + 1
@@ -284,7 +284,7 @@ def tables(used: Ints) -> tuple[Table, Table, Table]:
     )
 
 
-@rule(boolean(_IDS, _IDS, _IDS, _IDS))
+@njit_exact(boolean(_IDS, _IDS, _IDS, _IDS))
 def see(text: Ints, tokens: Ints, own: Ints, shared: Ints) -> bool:
     """Take in what is new of a text; False, and nothing done, where its own automaton has no room.
 
@@ -313,7 +313,7 @@ def see(text: Ints, tokens: Ints, own: Ints, shared: Ints) -> bool:
     return True
 
 
-@rule(int64(_ROWS, _IDS, _IDS, float64, float64, _IDS, float64[:, :, ::1], _ROWS))
+@njit_exact(int64(_ROWS, _IDS, _IDS, float64, float64, _IDS, float64[:, :, ::1], _ROWS))
 def continue_texts(
     texts: Ints,
     asked: Ints,

@@ -52,7 +52,7 @@ class LookupDrafter:
         loops.find_all(rows, self._min_ngram, self._max_ngram, found)
         each = pieces(found, len(texts))
         return [
-            cut_at_end(tokens, text.spec.law.end_token_ids) if tokens else tokens
+            cut_at_end(tokens, text.spec.params.end_token_ids) if tokens else tokens
             for tokens, text in zip(each, texts, strict=True)
         ]
 
@@ -63,7 +63,9 @@ class LookupDrafter:
         """A copied chain per chosen slot."""
         rows = [live[slot] for slot in chosen]
         return [
-            Draft(tokens=cut_at_end(self.guess(row, (), row.gamma), row.sampling.law.end_token_ids))
+            Draft(
+                tokens=cut_at_end(self.guess(row, (), row.gamma), row.sampling.params.end_token_ids)
+            )
             for row in rows
         ]
 

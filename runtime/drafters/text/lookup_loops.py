@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from numba import carray, int64, types, void
-from outrider.engines.jit import pointer, rule
+from outrider.engines.jit import njit_exact, pointer
 
 Ints = npt.NDArray[np.int64]
 
@@ -19,7 +19,7 @@ ASKED = 3
 _IDS = int64[::1]
 
 
-@rule(types.UniTuple(int64, 2)(_IDS, _IDS, int64, int64))
+@njit_exact(types.UniTuple(int64, 2)(_IDS, _IDS, int64, int64))
 def find(tokens: Ints, drafted: Ints, shortest: int, longest: int) -> tuple[int, int]:
     """Where tokens follow the last occurrence of the longest end of ``tokens + drafted`` that occurs before.
 
@@ -50,7 +50,7 @@ def find(tokens: Ints, drafted: Ints, shortest: int, longest: int) -> tuple[int,
     return place, size
 
 
-@rule(void(_IDS, int64, int64, _IDS))
+@njit_exact(void(_IDS, int64, int64, _IDS))
 def find_all(asked: Ints, shortest: int, longest: int, found: Ints) -> None:
     """Write what several texts may go on with.
 

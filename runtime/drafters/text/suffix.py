@@ -76,7 +76,7 @@ class SuffixDrafter:
             asked += (state.place, known, length)
         found = self._texts.continuations(asked, max(lengths), min_prob=self._min_chain_prob)
         return [
-            cut_at_end(tokens, text.spec.law.end_token_ids) if tokens else tokens
+            cut_at_end(tokens, text.spec.params.end_token_ids) if tokens else tokens
             for tokens, text in zip(found, texts, strict=True)
         ]
 
@@ -133,7 +133,7 @@ class SuffixDrafter:
         return tokens, is_shared, shared if is_shared else own
 
     def _draft(self, row: DraftRow) -> Draft:
-        state, ends = self._state_of(row), row.sampling.law.end_token_ids
+        state, ends = self._state_of(row), row.sampling.params.end_token_ids
         budget = Budget.of_row(row, max_nodes=self._max_nodes, min_prob=self._min_node_prob)
         if budget is not None:
             return as_draft(*self._tree(state, budget, ends))

@@ -11,7 +11,7 @@ import numpy as np
 from outrider.engines.base import Engine, EngineError, FloatArray
 from outrider.engines.sampling.base import Continuations
 from outrider.engines.sampling.continuations import continuations_of
-from outrider.runtime.core.lifecycle import Happening, State
+from outrider.runtime.core.lifecycle import RequestEvent, State
 from outrider.runtime.core.params import BeamAnswer, BeamParams, Finished, FinishReason
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.text import Decoder, IncrementalDecoder
@@ -45,7 +45,7 @@ class BeamSearch:
         self.rules = BeamRules(
             num_beams=self.params.num_beams,
             max_tokens=request.max_output,
-            end_tokens=frozenset(spec.law.end_token_ids),
+            end_tokens=frozenset(spec.params.end_token_ids),
             length_penalty=self.params.length_penalty,
             stops_early=self.params.stops_early,
             is_exhaustive=self.params.is_exhaustive,
@@ -121,13 +121,13 @@ class BeamSearch:
         """
         request = self.request
         history = request.history
-        if request.spec.law.has_processors:
+        if request.spec.params.has_processors:
             history = np.concatenate([history, np.array(tail, dtype=np.int64)])
-        return continuations_of(logits, count, request.spec.law, history, request.num_prompt)
+        return continuations_of(logits, count, request.spec.params, history, request.num_prompt)
 
     def finished(self, decoder: Decoder) -> Finished:
         """The answer of a search that is over and found something."""
-        self.request.transition(Happening.STOPPED)
+        self.request.transition(RequestEvent.STOPPED)
         found = self.state.finished[: self.params.num_results]
         answers = tuple(self._answer(one, decoder) for one in found)
         best = answers[0]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.loop import step
 
@@ -159,7 +159,7 @@ class Bench:
         # One reference for the group: the rig gives all requests of a run the same parameters.
         finished, wall_s = rig.run(
             [ids for ids, _ in group],
-            SamplingLaw(temperature=TEMPERATURES[task]),
+            SamplingParams(temperature=TEMPERATURES[task]),
             setting.speculation(group[0][1]),
             max_tokens,
         )
@@ -271,10 +271,10 @@ def edit_task(rig: Rig, prompts: Sequence[Prompt], max_tokens: int) -> list[Prom
 
     The target goes on much as it did before, with small changes: it repeats given code.
     """
-    off, law = PLAIN.speculation(), SamplingLaw(temperature=0.0)
+    off, params = PLAIN.speculation(), SamplingParams(temperature=0.0)
     tasks = []
     for prompt, _ in prompts:
-        (answer,), _ = rig.answer([prompt], law, off, max_tokens)
+        (answer,), _ = rig.answer([prompt], params, off, max_tokens)
         tasks.append(([*prompt, *answer.tokens, *prompt[EDITED_TOKENS:]], tuple(answer.tokens)))
     return tasks
 

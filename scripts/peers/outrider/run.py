@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import Event, Progressed, RequestSpec, SpeculationParams
 from peer_job import converted, main
 
@@ -40,7 +40,7 @@ def load(job):
             rig.next_id += 1
             name = f"peer-{rig.next_id}"
             spec = RequestSpec(
-                internal_id=name, request_id=name, prompt_tokens=tuple(prompt), law=SamplingLaw(temperature=0.0),
+                internal_id=name, request_id=name, prompt_tokens=tuple(prompt), params=SamplingParams(temperature=0.0),
                 seed=0, max_tokens=job["max_tokens"], speculation=speculation,
             )  # fmt: skip
             rig.worker.submit(spec, seen.append)

@@ -78,19 +78,19 @@ def round_law(sampler, noise, draft_row, target_row, gamma, given=None, **change
     def run(tables):
         return outcomes(sampler, noise, tables, draft_row, target_row, gamma, given, **changes)
 
-    law = {}
+    probs = {}
 
     def walk(table, left, mass):
         if not left:
             ((draft, num_accepted, next_token),) = run([table])
             emitted = (*draft[:num_accepted], next_token)
-            law[emitted] = law.get(emitted, 0.0) + mass
+            probs[emitted] = probs.get(emitted, 0.0) + mass
             return
         for low, high in _pieces(run, table, left[0]):
             walk(table | {left[0]: (low + high) / 2}, left[1:], mass * (high - low))
 
     walk({}, coordinates, 1.0)
-    return law
+    return probs
 
 
 def _pieces(run, table, coordinate):

@@ -141,10 +141,10 @@ def test_rounds_answer_as_the_host_does_whatever_runs_late(
     for heat, answers in expected.items():
         copies, waits = traffic.num_to_host, traffic.num_waits
         assert harness.answers(requests(temperature=heat)) == answers
-        reasons = harness.worker.snapshot().host_reasons
+        reasons = harness.worker.snapshot().host_fallback_reasons
         assert set(reasons) == {""}
         assert traffic.num_to_host - copies == traffic.num_waits - waits
-    assert traffic.num_to_host == sum(harness.worker.snapshot().host_reasons.values())
+    assert traffic.num_to_host == sum(harness.worker.snapshot().host_fallback_reasons.values())
     assert (scheduled.num_launched > launched) == (device == "tensorrt:0")
     harness.pair.close()
 

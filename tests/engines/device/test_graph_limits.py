@@ -13,7 +13,7 @@ from outrider.engines.device.sampling.lists import (
 )
 from outrider.engines.device.sampling.mixed import MixedSampler
 from outrider.engines.onnx.sampler import open_onnx_sampler
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.validate import RequestLimits
 
@@ -30,10 +30,10 @@ def test_a_list_is_as_long_as_a_power_of_two(length: int, padded: int) -> None:
 
 
 def test_steps_of_a_growing_answer_seldom_change_shape() -> None:
-    law = SamplingLaw(repetition_penalty=1.2, bad_words=((1, 2, 3, 4),))
+    params = SamplingParams(repetition_penalty=1.2, bad_words=((1, 2, 3, 4),))
     widths = set()
     for length in range(1, 65):
-        row = row_for(law=law, history=np.arange(length))
+        row = row_for(params=params, history=np.arange(length))
         lists = describe_lists([row], 1, vocab_size=100)
         assert (lists[names.SEEN_IDS][0, :length] == range(length)).all()
         assert (lists[names.SEEN_IDS][0, length:] == 100).all()
@@ -44,31 +44,31 @@ def test_steps_of_a_growing_answer_seldom_change_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "axis"),
+    ("params", "axis"),
     [
-        (SamplingLaw(logit_bias=tuple((i, 1.0) for i in range(513))), "num_biases"),
-        (SamplingLaw(allowed_token_ids=tuple(range(16385))), "num_allowed"),
-        (SamplingLaw(bad_words=tuple((i,) for i in range(129))), "num_bad"),
-        (SamplingLaw(bad_words=(tuple(range(34)),)), "prefix"),
-        (SamplingLaw(min_tokens=1, end_token_ids=tuple(range(129))), "num_ends"),
+        (SamplingParams(logit_bias=tuple((i, 1.0) for i in range(513))), "num_biases"),
+        (SamplingParams(allowed_token_ids=tuple(range(16385))), "num_allowed"),
+        (SamplingParams(bad_words=tuple((i,) for i in range(129))), "num_bad"),
+        (SamplingParams(bad_words=(tuple(range(34)),)), "prefix"),
+        (SamplingParams(min_tokens=1, end_token_ids=tuple(range(129))), "num_ends"),
     ],
 )
-def test_a_list_that_no_plan_takes_is_named(law: SamplingLaw, axis: str) -> None:
+def test_a_list_that_no_plan_takes_is_named(params: SamplingParams, axis: str) -> None:
     reason = f"{axis}: the sampler's plans take at most {LIST_LIMITS[axis]}"
-    assert why_too_long(law, LIST_LIMITS) == reason
-    assert why_too_long(law, {}) == ""
+    assert why_too_long(params, LIST_LIMITS) == reason
+    assert why_too_long(params, {}) == ""
 
 
 def test_what_a_request_may_ask_for_fits_the_plans() -> None:
     limits = RequestLimits()
-    law = SamplingLaw(
+    params = SamplingParams(
         logit_bias=tuple((i, 1.0) for i in range(limits.max_logit_bias)),
         allowed_token_ids=tuple(range(limits.max_allowed_token_ids)),
         bad_words=tuple((i,) for i in range(limits.max_bad_words)),
         min_tokens=1,
         end_token_ids=tuple(range(limits.max_stop_token_ids + 8)),
     )
-    assert why_too_long(law, LIST_LIMITS) == ""
+    assert why_too_long(params, LIST_LIMITS) == ""
 
 
 def test_rows_whose_laws_the_graphs_do_not_take_are_the_hosts(folders) -> None:
@@ -77,12 +77,12 @@ def test_rows_whose_laws_the_graphs_do_not_take_are_the_hosts(folders) -> None:
     graphs, host = open_onnx_sampler(folders(V), **sizes), CpuSampler(**sizes)
     graphs._list_limits = {"num_allowed": 2}
     mixed = MixedSampler(graphs, host)
-    laws = [SamplingLaw(allowed_token_ids=ids, top_k=2) for ids in ((1, 2), (1, 2, 3))]
-    assert [bool(graphs.why_not(law)) for law in laws] == [False, True]
+    laws = [SamplingParams(allowed_token_ids=ids, top_k=2) for ids in ((1, 2), (1, 2, 3))]
+    assert [bool(graphs.why_not(params)) for params in laws] == [False, True]
     logits = np.random.default_rng(0).normal(size=(2, 1, V)).astype(np.float32)
     differ = 0
     for seed in range(40):
-        rows = [row_for(index=i, slot=i, law=law, seed=seed) for i, law in enumerate(laws)]
+        rows = [row_for(index=i, slot=i, params=params, seed=seed) for i, params in enumerate(laws)]
         found = mixed.judge(logits, rows)
         assert found[0] == graphs.judge(logits, rows[:1])[0]
         assert found[1] == host.judge(logits, rows[1:])[0]

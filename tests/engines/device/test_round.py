@@ -12,7 +12,7 @@ from outrider.engines.device.results import Results
 from outrider.engines.device.transfers import Uploads
 from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.export.sampler_graphs.builder import FLOAT, INT64, Graph
 
 from tests.engines.device.device_laws import same
@@ -21,7 +21,7 @@ from tests.engines.sampling.reference_sampler import ReferenceSampler
 
 MAX_ERROR = 1e-6
 MAX_ACCEPT, SEED_STABLE, LENIENT = ExactnessMode
-GREEDY = SamplingLaw(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 class MarkovModel:
@@ -56,16 +56,16 @@ LAST_TOKEN = 3
 
 
 @pytest.mark.parametrize(
-    ("law", "mode"),
+    ("params", "mode"),
     [
-        (SamplingLaw(), MAX_ACCEPT),
-        (SamplingLaw(top_k=4, top_p=0.9, repetition_penalty=1.3), MAX_ACCEPT),
-        (SamplingLaw(temperature=0.7), SEED_STABLE),
+        (SamplingParams(), MAX_ACCEPT),
+        (SamplingParams(top_k=4, top_p=0.9, repetition_penalty=1.3), MAX_ACCEPT),
+        (SamplingParams(temperature=0.7), SEED_STABLE),
         (GREEDY, MAX_ACCEPT),
     ],
 )
 def test_a_round_runs_on_the_device_from_the_first_draft_to_the_verdict(
-    loaded, tmp_path, law, mode
+    loaded, tmp_path, params, mode
 ):
     _, device = loaded(8)
     memory = device._runner.device
@@ -76,9 +76,10 @@ def test_a_round_runs_on_the_device_from_the_first_draft_to_the_verdict(
     history = np.array([5, 1, LAST_TOKEN], dtype=np.int64)
     gamma = 3
     rows = [
-        row_for(index=i, slot=i + 1, law=law, mode=mode, seed=i, history=history) for i in range(6)
+        row_for(index=i, slot=i + 1, params=params, mode=mode, seed=i, history=history)
+        for i in range(6)
     ]
-    rows = [replace(r, is_sampled_draft=law is not GREEDY and mode is MAX_ACCEPT) for r in rows]
+    rows = [replace(r, is_sampled_draft=params is not GREEDY and mode is MAX_ACCEPT) for r in rows]
     gammas = np.full(len(rows), gamma)
 
     round_ = device.begin(rows, gamma=gamma)

@@ -8,7 +8,7 @@ from outrider.engines.device.sampling import tensors as names
 from outrider.engines.device.sampling.rows import Shape, describe
 from outrider.engines.device.sampling.tensors import Variant
 from outrider.engines.onnx.session import open_session
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.noise import CounterNoise, Purpose
 from outrider.export.sampler_graphs.adjust import adjusted, declare_rows
 from outrider.export.sampler_graphs.builder import FLOAT, Graph
@@ -29,14 +29,14 @@ from tests.runtime.oracle.laws import (
 
 MAX_ERROR = 1e-6
 MAX_ACCEPT, SEED_STABLE, LENIENT = ExactnessMode
-GREEDY = SamplingLaw(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture
 def law_of(loaded):
     """``round_law`` of the sampler over four tokens."""
 
-    def law(draft_row, target_row, gamma, given=None, **changes):
+    def params(draft_row, target_row, gamma, given=None, **changes):
         switch, sampler = loaded(4)
         switch.source = noise = TableNoise()
         try:
@@ -44,7 +44,7 @@ def law_of(loaded):
         finally:
             switch.source = CounterNoise()
 
-    return law
+    return params
 
 
 def f1_draft(_):
@@ -75,8 +75,8 @@ def test_the_run_law_of_the_markov_pair(law_of):  # T6b
 
 
 def test_plain_decoding_has_the_targets_law(law_of):
-    law = law_of(f1_draft, f1_target, 0)
-    assert distance(law, {(t,): p for t, p in enumerate(F1_TARGET)}) < MAX_ERROR
+    probs = law_of(f1_draft, f1_target, 0)
+    assert distance(probs, {(t,): p for t, p in enumerate(F1_TARGET)}) < MAX_ERROR
 
 
 def test_a_truncated_round_has_the_truncated_targets_law(law_of):  # T24
@@ -85,7 +85,7 @@ def test_a_truncated_round_has_the_truncated_targets_law(law_of):  # T24
             (row := np.where(row_of(prefix) >= 0.25, row_of(prefix), 0)) / sum(row)
         )
 
-    actual = law_of(f1_draft, f1_target, 1, law=SamplingLaw(top_k=2))
+    actual = law_of(f1_draft, f1_target, 1, params=SamplingParams(top_k=2))
     assert distance(actual, emitted_law(kept(f1_draft), kept(f1_target), 1)) < MAX_ERROR
 
 
@@ -150,9 +150,9 @@ def adjust(tmp_path_factory):
         logits = graph.input(names.LOGITS, FLOAT, ["batch", "positions", vocab_size])
         rows = declare_rows(graph, Variant.FULL)
         columns = graph.ids(rows.draft_tokens.length(1)).unsqueeze(0).unsqueeze(2)
-        law = adjusted(logits, columns, rows, vocab_size=vocab_size, variant=Variant.FULL)
-        graph.output("probs", law.probs, ["batch", "positions", vocab_size])
-        graph.output("greatest", law.order.argmax(vocab_size), ["batch", "positions", 1])
+        probs = adjusted(logits, columns, rows, vocab_size=vocab_size, variant=Variant.FULL)
+        graph.output("probs", probs.probs, ["batch", "positions", vocab_size])
+        graph.output("greatest", probs.order.argmax(vocab_size), ["batch", "positions", 1])
         path = tmp_path_factory.mktemp("adjust") / "adjust.onnx"
         path.write_bytes(graph.model().SerializeToString())
         return open_session(path)
@@ -166,7 +166,7 @@ def adjust(tmp_path_factory):
         probs, greatest = sessions[vocab_size].run(
             ["probs", "greatest"], {**feeds, names.LOGITS: logits[None]}
         )
-        if row.law.is_greedy:
+        if row.params.is_greedy:
             return np.eye(vocab_size)[greatest[0, :, 0]]
         return probs[0]
 
@@ -214,10 +214,10 @@ LAWS = {
 }
 
 
-def expected_laws(logits, law):
+def expected_laws(logits, params):
     return np.array(
         [
-            adjusted_probs(row, law, np.concatenate([HISTORY, DRAFT[:i]]).astype(np.int64), 4)
+            adjusted_probs(row, params, np.concatenate([HISTORY, DRAFT[:i]]).astype(np.int64), 4)
             for i, row in enumerate(logits)
         ]
     )
@@ -226,7 +226,7 @@ def expected_laws(logits, law):
 @pytest.mark.parametrize("kind", ["random", "tied", "masked"])
 @pytest.mark.parametrize("name", LAWS)
 def test_every_position_has_the_oracles_law(adjust, name, kind):
-    law = SamplingLaw(**LAWS[name])
+    params = SamplingParams(**LAWS[name])
     generator = np.random.default_rng([len(name), len(kind)])
     logits = generator.normal(scale=2.0, size=(4, 9)).astype(np.float32)
     if kind == "tied":
@@ -234,8 +234,8 @@ def test_every_position_has_the_oracles_law(adjust, name, kind):
     if kind == "masked":
         logits[:, [0, 4]] = -np.inf
         logits[1, 2] = -3e38
-    row = row_for(DRAFT, law=law, history=HISTORY, num_prompt=4)
-    assert np.abs(adjust(logits, row) - expected_laws(logits, law)).max() < MAX_ERROR
+    row = row_for(DRAFT, params=params, history=HISTORY, num_prompt=4)
+    assert np.abs(adjust(logits, row) - expected_laws(logits, params)).max() < MAX_ERROR
 
 
 @pytest.mark.parametrize("scale", [1e-42, 1e-38, 1e-3, 1e5, 1e37])
@@ -243,16 +243,18 @@ def test_thresholds_are_found_at_every_magnitude_of_a_float(adjust, scale):
     steps = np.array([3.0, -2.0, 1.0, 0.0, -1.0, 2.0, -3.0, 0.0, 1.0])
     logits = (steps * scale).astype(np.float32)[None]
     for top_k in range(1, 9):
-        law = SamplingLaw(top_k=top_k, temperature=max(scale, 1.0))
+        params = SamplingParams(top_k=top_k, temperature=max(scale, 1.0))
         expected = set(np.argsort(-logits[0], kind="stable")[:top_k].tolist())
-        assert set(np.flatnonzero(adjust(logits, row_for(law=law))[0]).tolist()) == expected
+        assert set(np.flatnonzero(adjust(logits, row_for(params=params))[0]).tolist()) == expected
 
 
 def test_exactly_k_are_kept_where_neighbouring_floats_decide(adjust):
     logits = np.full((1, 9), 1.0, dtype=np.float32)
     logits[0, 5] = np.nextafter(np.float32(1.0), np.float32(2.0))
-    assert np.flatnonzero(adjust(logits, row_for(law=SamplingLaw(top_k=1)))[0]).tolist() == [5]
-    kept = adjust(logits, row_for(law=SamplingLaw(top_k=3)))[0]
+    assert np.flatnonzero(adjust(logits, row_for(params=SamplingParams(top_k=1)))[0]).tolist() == [
+        5
+    ]
+    kept = adjust(logits, row_for(params=SamplingParams(top_k=3)))[0]
     assert np.flatnonzero(kept).tolist() == [0, 1, 5]
 
 
@@ -260,5 +262,5 @@ def test_exactly_k_are_kept_where_neighbouring_floats_decide(adjust):
 def test_the_mass_before_decides_at_the_border_itself(adjust, top_p, num_kept):  # T10
     logits = np.zeros((1, 9), dtype=np.float32)
     logits[0, 8] = -np.inf
-    kept = adjust(logits, row_for(law=SamplingLaw(top_p=top_p)))[0]
+    kept = adjust(logits, row_for(params=SamplingParams(top_p=top_p)))[0]
     assert np.flatnonzero(kept).tolist() == list(range(num_kept))

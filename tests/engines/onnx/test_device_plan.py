@@ -8,7 +8,7 @@ import pytest
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.transfers import GivenTokens
+from outrider.engines.device.transfers import DeviceTokens
 from outrider.engines.onnx import session as onnx_session
 from outrider.engines.onnx.device_plan import open_on_device
 from outrider.engines.opening import open_engine
@@ -137,8 +137,8 @@ def test_tokens_given_on_the_device_replace_those_of_the_spans(bundle: Bundle) -
         for row, own in enumerate((tokens[0, 1:].tolist(), (7, 7), (7, 7, 7)))
     ]
     given = [
-        GivenTokens(source=source, rows=range(1, 2), column=1, width=2),
-        GivenTokens(source=source, rows=range(2, 3), column=1, width=3),
+        DeviceTokens(source=source, rows=range(1, 2), column=1, width=2),
+        DeviceTokens(source=source, rows=range(2, 3), column=1, width=3),
     ]
     logits = engine._downloads.get([engine.extend_on_device(spans, given)])[0].copy()
     for row, length in enumerate((4, 3, 4)):

@@ -234,7 +234,7 @@ def test_rows_that_want_different_numbers_of_logits_get_their_own(bundle: Bundle
 def test_where_one_row_has_other_bits_packed_rows_are_at_least_two(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engines.onnx.engine.have_single_rows_same_bits", lambda *_: False)
+    monkeypatch.setattr("outrider.engines.onnx.engine.is_batch_invariant", lambda *_: False)
     engine = OnnxEngine(bundle, bundle.manifest.target)
     tokens = make_tokens(engine, 12, seed=3)
     expected = reference(engine, tokens)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.onnx.sampler import open_onnx_sampler
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.export.sampler_graphs import sampler_graphs
 
@@ -27,7 +27,7 @@ from tests.runtime.oracle.laws import F1_DRAFT, F1_TARGET
 MAX_ERROR = 1e-6
 MAX_GAMMA = 4
 MAX_ACCEPT, SEED_STABLE, LENIENT = ExactnessMode
-GREEDY = SamplingLaw(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def mixed_rows(generator, vocab_size, history):
@@ -35,7 +35,7 @@ def mixed_rows(generator, vocab_size, history):
     rows = []
     for index in range(4):
         pick = generator.choice
-        law = SamplingLaw(
+        params = SamplingParams(
             temperature=float(pick([0.0, 0.7, 1.0, 1.5])),
             top_k=int(pick([0, 3, vocab_size])),
             top_p=float(pick([1.0, 0.6, 0.9])),
@@ -53,7 +53,7 @@ def mixed_rows(generator, vocab_size, history):
             row_for(
                 index=index,
                 slot=index,
-                law=law,
+                params=params,
                 mode=list(ExactnessMode)[generator.integers(3)],
                 lenience=float(pick([1.0, 0.6])),
                 seed=int(generator.integers(2**63)),
@@ -91,7 +91,7 @@ def test_mixed_batches_are_answered_as_the_oracle_answers_them(loaded, seed):
             draft_tokens=draft,
             is_sampled_draft=gamma > 0
             and seed % 3 > 0
-            and not row.law.is_greedy
+            and not row.params.is_greedy
             and row.mode is not SEED_STABLE,
         )
         for row, draft in zip(rows, drafts, strict=True)
@@ -132,20 +132,25 @@ def test_greedy_and_shared_noise_give_the_tokens_of_the_cpu_sampler(loaded, seed
     generator = np.random.default_rng(seed)
     _, device = loaded(8)
     host = CpuSampler(max_batch=4, max_gamma=MAX_GAMMA, vocab_size=8)
-    laws = [GREEDY, SamplingLaw(), SamplingLaw(top_k=3), SamplingLaw(top_p=0.7, temperature=1.5)]
+    laws = [
+        GREEDY,
+        SamplingParams(),
+        SamplingParams(top_k=3),
+        SamplingParams(top_p=0.7, temperature=1.5),
+    ]
     history = generator.integers(0, 8, 12)
     rows = [
         row_for(
             index=i,
             slot=i,
-            law=law,
+            params=params,
             mode=SEED_STABLE,
             seed=seed,
             history=history,
             num_logprobs=2,
             num_choices=3,
         )
-        for i, law in enumerate(laws)
+        for i, params in enumerate(laws)
     ]
     draft_logits = generator.normal(scale=2, size=(2, 4, 2, 8)).astype(np.float32)
     drafts = drafted_by(device, rows, draft_logits, 8)
@@ -169,7 +174,9 @@ def test_ragged_drafts_share_a_batch(loaded):
     reference = ReferenceSampler()
     logits = np.random.default_rng(3).normal(size=(4, 4, 8)).astype(np.float32)
     rows = [
-        row_for(range(gamma), index=gamma, slot=gamma, seed=gamma, law=SamplingLaw(temperature=t))
+        row_for(
+            range(gamma), index=gamma, slot=gamma, seed=gamma, params=SamplingParams(temperature=t)
+        )
         for gamma, t in enumerate([1.0, 0.0, 0.5, 2.0])
     ]
     for verdict, expected in zip(
@@ -183,8 +190,8 @@ def test_kept_laws_belong_to_the_slot(loaded):
     _, device = loaded(4)
     rows = [row_for(slot=slot, seed=slot) for slot in (2, 5)]
     judged = []
-    for row, law in zip(rows, (F1_DRAFT, F1_DRAFT[::-1]), strict=True):
-        (token,) = device.propose(logits_of(law)[None], [row], vocab_size=4)
+    for row, probs in zip(rows, (F1_DRAFT, F1_DRAFT[::-1]), strict=True):
+        (token,) = device.propose(logits_of(probs)[None], [row], vocab_size=4)
         judged.append(replace(row, draft_tokens=(token,), is_sampled_draft=True))
     logits = logits_of(F1_TARGET, F1_TARGET)[None]
     overlaps = [device.judge(logits, [row])[0].overlaps for row in judged]
@@ -193,14 +200,14 @@ def test_kept_laws_belong_to_the_slot(loaded):
 
 
 @pytest.mark.parametrize("mode", list(ExactnessMode))
-@pytest.mark.parametrize("law", [SamplingLaw(), SamplingLaw(top_k=3, top_p=0.8), GREEDY])
-def test_a_draft_that_is_the_target_is_always_kept(loaded, mode, law):  # T37
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=3, top_p=0.8), GREEDY])
+def test_a_draft_that_is_the_target_is_always_kept(loaded, mode, params):  # T37
     _, device = loaded(4)
     logits = np.random.default_rng(9).normal(size=(1, 5, 4)).astype(np.float32)
     for seed in range(8):
-        row = row_for(law=law, mode=mode, seed=seed)
+        row = row_for(params=params, mode=mode, seed=seed)
         (draft,) = drafted_by(device, [row], [logits[:, i : i + 1] for i in range(4)], 4)
-        is_sampled = not law.is_greedy and mode is not SEED_STABLE
+        is_sampled = not params.is_greedy and mode is not SEED_STABLE
         row = replace(row, draft_tokens=draft, is_sampled_draft=is_sampled)
         (verdict,) = device.judge(logits, [row])
         assert (verdict.num_accepted, verdict.num_fallbacks) == (4, 0)
@@ -210,13 +217,13 @@ BROKEN = [[np.nan, 0.0, 0.0, 0.0], [np.inf, 0.0, 0.0, 0.0], [-np.inf] * 4]
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-@pytest.mark.parametrize("law", [SamplingLaw(), SamplingLaw(top_k=1), GREEDY])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=1), GREEDY])
 @pytest.mark.parametrize("mode", list(ExactnessMode))
-def test_a_broken_row_ends_its_own_request_only(loaded, broken, law, mode):  # T36
+def test_a_broken_row_ends_its_own_request_only(loaded, broken, params, mode):  # T36
     _, device = loaded(4)
     sound = [0.0, 50.0, 0.0, 0.0]
     logits = np.array([[sound], [broken], [sound]], dtype=np.float32)
-    rows = [row_for(index=i, slot=i, law=law, mode=mode, num_logprobs=1) for i in range(3)]
+    rows = [row_for(index=i, slot=i, params=params, mode=mode, num_logprobs=1) for i in range(3)]
     verdicts = device.judge(logits, rows)
     assert [verdict.next_token for verdict in verdicts] == [1, None, 1]
     assert [len(verdict.logprobs) for verdict in verdicts] == [1, 0, 1]
@@ -249,11 +256,11 @@ def test_a_draft_of_another_vocabulary_is_cut_or_filled(folders, draft_vocab_siz
 
 
 @pytest.mark.parametrize("mode", list(ExactnessMode))
-@pytest.mark.parametrize("law", [SamplingLaw(), GREEDY])
-def test_a_draft_token_outside_the_vocabulary_is_rejected(loaded, mode, law):  # T35
+@pytest.mark.parametrize("params", [SamplingParams(), GREEDY])
+def test_a_draft_token_outside_the_vocabulary_is_rejected(loaded, mode, params):  # T35
     _, device = loaded(4)
     logits = logits_of(F1_TARGET, F1_TARGET)[None]
-    (verdict,) = device.judge(logits, [row_for((4,), mode=mode, law=law, lenience=0.5)])
+    (verdict,) = device.judge(logits, [row_for((4,), mode=mode, params=params, lenience=0.5)])
     assert verdict.num_accepted == 0
     assert verdict.next_token in range(4)
 

@@ -70,14 +70,14 @@ def law_of(run):
         run: a function of a ``ChosenNoise``; returns a hashable outcome. Whatever a draw changes must show in the
             outcome, in the address of the next draw, or in ``noise.trail`` where a draft token is appended.
     """
-    law = {}
+    probs = {}
 
     def walk(values, mass):
         for low, high, kind in _pieces(run, values):
             share = mass * (high - low)
             middle = (low + high) / 2
             if kind[0] == "done":
-                law[kind[1]] = law.get(kind[1], 0.0) + share
+                probs[kind[1]] = probs.get(kind[1], 0.0) + share
             else:
                 walk([*values, middle], share)
 
@@ -85,7 +85,7 @@ def law_of(run):
     if first[0] == "done":
         return {first[1]: 1.0}
     walk([], 1.0)
-    return law
+    return probs
 
 
 def _kind(run, values):

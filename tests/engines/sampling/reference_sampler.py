@@ -29,7 +29,7 @@ class ReferenceSampler:
         position = len(row.history) + depth
         probs = np.zeros(vocab_size)
         probs[: len(logits)] = self._law(logits, row, depth)
-        if row.law.is_greedy:
+        if row.params.is_greedy:
             return int(probs.argmax())
         if row.mode is ExactnessMode.SEED_STABLE:
             return self._race(probs, row, position)
@@ -40,7 +40,9 @@ class ReferenceSampler:
         gamma, start = len(row.draft_tokens), len(row.history)
         is_lenient = row.mode is ExactnessMode.LENIENT and row.lenience != 1.0
         is_ratio = row.is_sampled_draft or is_lenient
-        is_ratio = is_ratio and not row.law.is_greedy and row.mode is not ExactnessMode.SEED_STABLE
+        is_ratio = (
+            is_ratio and not row.params.is_greedy and row.mode is not ExactnessMode.SEED_STABLE
+        )
         overlaps = []
         for index, token in enumerate(row.draft_tokens):
             target = self._law(logits[index], row, index)
@@ -72,7 +74,7 @@ class ReferenceSampler:
 
     def _own(self, target, row, position):
         """The target's own token: what plain decoding would emit."""
-        if row.law.is_greedy:
+        if row.params.is_greedy:
             return int(target.argmax())
         if row.mode is ExactnessMode.SEED_STABLE:
             return self._race(target, row, position)
@@ -81,12 +83,12 @@ class ReferenceSampler:
     def _is_near(self, logits, row, index):
         """Greedy: whether a draft token has ``lenience`` times the greatest probability."""
         history = np.concatenate([row.history, row.draft_tokens[:index]]).astype(np.int64)
-        probs = softmax(processed_scores(logits, row.law, history, row.num_prompt))
-        return row.law.is_greedy and probs[row.draft_tokens[index]] >= row.lenience * max(probs)
+        probs = softmax(processed_scores(logits, row.params, history, row.num_prompt))
+        return row.params.is_greedy and probs[row.draft_tokens[index]] >= row.lenience * max(probs)
 
     def _law(self, logits, row, depth):
         history = np.concatenate([row.history, row.draft_tokens[:depth]]).astype(np.int64)
-        return adjusted_probs(logits, row.law, history, row.num_prompt)
+        return adjusted_probs(logits, row.params, history, row.num_prompt)
 
     def _race(self, probs, row, position):
         exponentials = self.noise.exponentials(row.seed, position, len(probs)).astype(np.float64)

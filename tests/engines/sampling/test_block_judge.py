@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.device.sampling.rows import Shape, Variant, describe, describe_judgement
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.noise import CounterNoise, Purpose
 from outrider.runtime.oracle.block import emitted_law_block
 from outrider.runtime.oracle.verification import emitted_law
@@ -65,7 +65,7 @@ def test_truncated_rows_have_the_truncated_laws(top):
 
     draft, target = random_row_of(7, 3), random_row_of(57, 3)
     expected = emitted_law_block(kept(draft), kept(target), 2)
-    actual = block_law(draft, target, 2, law=SamplingLaw(**top))
+    actual = block_law(draft, target, 2, params=SamplingParams(**top))
     assert distance(actual, expected) < MAX_ERROR
 
 
@@ -74,7 +74,7 @@ def test_a_temperature_applies_to_draft_and_target_alike():
         return lambda prefix: row_of(prefix) ** 2 / (row_of(prefix) ** 2).sum()
 
     expected = emitted_law_block(squared(f4a_draft), squared(f4a_target), 2)
-    actual = block_law(f4a_draft, f4a_target, 2, law=SamplingLaw(temperature=0.5))
+    actual = block_law(f4a_draft, f4a_target, 2, params=SamplingParams(temperature=0.5))
     assert distance(actual, expected) < MAX_ERROR
 
 
@@ -86,7 +86,9 @@ def test_penalties_see_the_tokens_drafted_before():
         return row / row.sum()
 
     expected = emitted_law_block(penalised, penalised, 2)
-    actual = block_law(lambda _: HALVES, lambda _: HALVES, 2, law=SamplingLaw(presence_penalty=2.0))
+    actual = block_law(
+        lambda _: HALVES, lambda _: HALVES, 2, params=SamplingParams(presence_penalty=2.0)
+    )
     assert distance(actual, expected) < MAX_ERROR
 
 
@@ -183,6 +185,6 @@ def test_more_tokens_are_kept_than_token_by_token():
     draft, target = PAIRS["F2"]
     block = block_law(draft, target, 2)
     token_wise = emitted_law(draft, target, 2)
-    kept = [sum(m * (len(run) - 1) for run, m in law.items()) for law in (block, token_wise)]
+    kept = [sum(m * (len(run) - 1) for run, m in probs.items()) for probs in (block, token_wise)]
     assert kept[0] == pytest.approx(11 / 9, abs=1e-5)
     assert kept[1] == pytest.approx(10 / 9, abs=1e-5)

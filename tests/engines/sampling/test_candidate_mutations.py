@@ -3,63 +3,68 @@
 from __future__ import annotations
 
 import pytest
-from outrider.engines.sampling import adjust, noise, row_offers, tree_judge
-from outrider.engines.sampling import candidates as offers
+from outrider.engines.sampling import adjust, noise, row_candidates, tree_judge
+from outrider.engines.sampling import candidates as candidates
 
 import tests.engines.sampling.test_candidates as tests
 from tests.mutants import assert_caught
 
 MUTANTS = {
     "<= for <": (
-        offers,
+        candidates,
         "if is_kept(",
-        "if law.weight(token) == 0.0 == tree.coin(len(path), index) or is_kept(",
+        "if probs.weight(token) == 0.0 == tree.coin(len(path), index) or is_kept(",
         "impossible",
     ),
     "siblings tested with the whole draft row": (
-        offers,
+        candidates,
         "taken = tried if tree.is_without_replacement else ()",
         "taken = ()",
         "distinct",
     ),
     "repeated candidates skipped": (
-        offers,
+        candidates,
         "            token = tree.tokens[child - 1]\n            taken",
         "            token = tree.tokens[child - 1]\n            if token in tried:\n"
         "                continue\n            taken",
         "repeated",
     ),
     "candidates sorted by the target": (
-        offers,
-        "enumerate(tree.offers[node]):",
-        "enumerate(sorted(tree.offers[node], key=lambda c: -law.weight(tree.tokens[c - 1]))):",
+        candidates,
+        "enumerate(tree.candidates[node]):",
+        "enumerate(sorted(tree.candidates[node], key=lambda c: -probs.weight(tree.tokens[c - 1]))):",
         "repeated",
     ),
     "one coin for all siblings": (
-        offers,
+        candidates,
         "tree.coin(len(path), index),",
         "tree.coin(len(path), 0),",
         "addresses",
     ),
     "one number drafts all siblings": (
-        offers,
+        candidates,
         "left.draw(uniform(index))",
         "left.draw(uniform(0))",
         "addresses",
     ),
     "all nodes drafted with the root's numbers": (
-        row_offers,
+        row_candidates,
         "Purpose.OFFER, len(path), point.node, index",
         "Purpose.OFFER, len(path), 0, index",
         "addresses",
     ),
     "coins are the numbers of the candidates": (
-        row_offers,
+        row_candidates,
         "Purpose.OFFER_COIN, depth",
         "Purpose.OFFER, depth",
         "addresses",
     ),
-    "noise of another round": (row_offers, "round_start=start,\n", "round_start=0,\n", "addresses"),
+    "noise of another round": (
+        row_candidates,
+        "round_start=start,\n",
+        "round_start=0,\n",
+        "addresses",
+    ),
     "node left out of the address": (
         noise,
         "(group, position, round_start + 1, node)",
@@ -73,50 +78,50 @@ MUTANTS = {
         "numbers",
     ),
     "residual not updated": (
-        offers,
-        "            law, is_empty = residual_law(law, shared)",
-        "            _, is_empty = residual_law(law, shared)",
+        candidates,
+        "            probs, is_empty = residual_probs(probs, shared)",
+        "            _, is_empty = residual_probs(probs, shared)",
         "acceptance",
     ),
     "what is left lies where the next is written": (
-        offers,
+        candidates,
         "self._left, self._next = self._next, self._left",
         "pass",
         "three",
     ),
     "drawn tokens are not taken out": (
-        offers,
+        candidates,
         "left[list(tokens)] = 0.0",
         "left[list(tokens)] *= 0.5",
         "distinct_draws",
     ),
     "taken out of truncated laws by place": (
-        offers,
-        "np.isin(law.ids, tokens)",
-        "np.isin(np.arange(len(law.ids)), tokens)",
+        candidates,
+        "np.isin(probs.ids, tokens)",
+        "np.isin(np.arange(len(probs.ids)), tokens)",
         "exhausted",
     ),
-    "drawing from nothing": (offers, "if left.total() <= 0.0:", "if False:", "exhausted"),
+    "drawing from nothing": (candidates, "if left.total() <= 0.0:", "if False:", "exhausted"),
     "the last token is of the target": (
-        offers,
-        "kept, law, num_empty = self._test(tree, node, tokens, law)",
-        "kept, _, num_empty = self._test(tree, node, tokens, law)",
+        candidates,
+        "kept, probs, num_empty = self._test(tree, node, tokens, probs)",
+        "kept, _, num_empty = self._test(tree, node, tokens, probs)",
         "repeated",
     ),
     "law of the parent": (
-        offers,
+        candidates,
         "draft = tree.draft_at(path)",
         "draft = tree.draft_at(path[:-1])",
         "deep",
     ),
     "target row of the parent": (
-        row_offers,
+        row_candidates,
         "logits_at(logits[node], here",
         "logits_at(logits[max(node - 1, 0)], here",
         "deep",
     ),
     "penalties of the whole tree": (
-        row_offers,
+        row_candidates,
         "here = replace(row, draft_tokens=path)",
         "here = row",
         "penalties",
@@ -127,8 +132,13 @@ MUTANTS = {
         "row.draft_tokens[: max(num_drafted - 1, 0)]",
         "penalties",
     ),
-    "lenience left out": (offers, "tree.lenience,", "1.0,", "lenient"),
-    "trees matched after all": (tree_judge, "row.offers is not None\n", "False\n", "acceptance"),
+    "lenience left out": (candidates, "tree.lenience,", "1.0,", "lenient"),
+    "trees matched after all": (
+        tree_judge,
+        "row.candidates is not None\n",
+        "False\n",
+        "acceptance",
+    ),
 }
 KILLERS = {
     "impossible": tests.test_a_coin_of_zero_does_not_keep_an_impossible_candidate,

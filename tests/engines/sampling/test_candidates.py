@@ -7,10 +7,10 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
-from outrider.engines.sampling.base import ExactnessMode, OfferPoint, SamplingLaw
+from outrider.engines.sampling.base import CandidateNode, ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.noise import CounterNoise, Purpose
-from outrider.engines.sampling.token_probs import TokenLaw
+from outrider.engines.sampling.token_probs import TokenProbs
 from outrider.engines.sampling.tree_judge import judge
 from outrider.engines.trees import path_to
 from outrider.runtime.oracle.tree_walks import without_replacement
@@ -35,10 +35,10 @@ def sampler_for(vocab_size, noise=None):
 
 def walked(run):
     """``law_of`` with every token that is drawn in the trail."""
-    draw, current = TokenLaw.draw, []
+    draw, current = TokenProbs.draw, []
 
-    def traced_draw(law, uniform):
-        token = draw(law, uniform)
+    def traced_draw(params, uniform):
+        token = draw(params, uniform)
         current[-1].trail.append(token)
         return token
 
@@ -47,33 +47,33 @@ def walked(run):
         return run(noise)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TokenLaw, "draw", traced_draw)
+        patch.setattr(TokenProbs, "draw", traced_draw)
         return law_of(traced_run)
 
 
 def grown(sampler, draft_row, shape, *, draft_vocab=None, **changes):
     """A judge's row of a tree drawn level by level, equal siblings one node."""
     vocab_size = len(draft_row(()))
-    tokens, parents, offers = [], [], [[]]
+    tokens, parents, candidates = [], [], [[]]
     level = [(0, ())]
     for count in shape:
         following = []
         for node, path in level:
             row = row_for(path, **changes)
-            point = OfferPoint(row=row, column=0, node=node, count=count)
+            point = CandidateNode(row=row, column=0, node=node, count=count)
             logits = logits_of(draft_row(path))[None, None, :draft_vocab]
-            (drawn,) = sampler.offer(logits, [point], vocab_size=vocab_size)
+            (drawn,) = sampler.propose_children(logits, [point], vocab_size=vocab_size)
             children = {}
             for token in drawn:
                 if token not in children:
                     tokens.append(token)
                     parents.append(node)
-                    offers.append([])
+                    candidates.append([])
                     children[token] = len(tokens)
                     following.append((len(tokens), (*path, token)))
-                offers[node].append(children[token])
+                candidates[node].append(children[token])
         level = following
-    tree = {"parents": tuple(parents), "offers": tuple(map(tuple, offers))}
+    tree = {"parents": tuple(parents), "candidates": tuple(map(tuple, candidates))}
     return row_for(tokens, is_sampled_draft=True, **tree, **changes)
 
 
@@ -98,11 +98,11 @@ def round_law(draft_row, target_row, shape, **changes):
 
 
 def assert_is_targets(draft_row, target_row, shape, expected=None, **changes):
-    law = round_law(draft_row, target_row, shape, **changes)
+    probs = round_law(draft_row, target_row, shape, **changes)
     expected = expected or target_row
-    length = max(map(len, law))
+    length = max(map(len, probs))
     assert length == len(shape) + 1
-    assert distance(completed(law, expected, length), sequence_law(expected, length)) < MAX_ERROR
+    assert distance(completed(probs, expected, length), sequence_law(expected, length)) < MAX_ERROR
 
 
 class KeptOnly(ChosenNoise):
@@ -133,7 +133,7 @@ def drawn_law(count, **changes):
 
     def drawn(noise):
         row = grown(sampler_for(4, noise), lambda _: F1_DRAFT, (count,), **changes)
-        return tuple(row.draft_tokens[child - 1] for child in row.offers[0])
+        return tuple(row.draft_tokens[child - 1] for child in row.candidates[0])
 
     return walked(drawn)
 
@@ -157,11 +157,13 @@ def test_siblings_without_replacement_have_the_restricted_laws(count):
 
 
 def test_no_more_is_drawn_without_replacement_than_there_is():
-    law = SamplingLaw(top_k=2)
-    row = grown(sampler_for(4), lambda _: F1_DRAFT, (4,), law=law, is_without_replacement=True)
+    params = SamplingParams(top_k=2)
+    row = grown(
+        sampler_for(4), lambda _: F1_DRAFT, (4,), params=params, is_without_replacement=True
+    )
     assert sorted(row.draft_tokens) == [0, 1]
-    repeated = grown(sampler_for(4), lambda _: F1_DRAFT, (4,), law=law)
-    assert len(repeated.offers[0]) == 4
+    repeated = grown(sampler_for(4), lambda _: F1_DRAFT, (4,), params=params)
+    assert len(repeated.candidates[0]) == 4
 
 
 def test_a_draft_row_that_is_not_finite_offers_token_0_once_or_repeated():
@@ -169,7 +171,7 @@ def test_a_draft_row_that_is_not_finite_offers_token_0_once_or_repeated():
         row = grown(
             sampler_for(4), lambda _: np.full(4, np.nan), (3,), is_without_replacement=is_without
         )
-        assert (tuple(row.draft_tokens), row.offers[0]) == ((0,), expected)
+        assert (tuple(row.draft_tokens), row.candidates[0]) == ((0,), expected)
 
 
 def test_every_candidate_and_coin_has_an_address_of_its_own():
@@ -229,10 +231,10 @@ def test_acceptance_of_the_four_token_pair(count, is_without, expected):  # T19
 
 @pytest.mark.parametrize("is_without", [False, True])
 def test_the_four_token_pair_gives_the_target(is_without):  # T19, T20
-    law = round_law(
+    probs = round_law(
         lambda _: F1_DRAFT, lambda _: F1_TARGET, (2,), is_without_replacement=is_without
     )
-    first = [sum(m for run, m in law.items() if run[0] == token) for token in range(4)]
+    first = [sum(m for run, m in probs.items() if run[0] == token) for token in range(4)]
     assert first == pytest.approx(F1_TARGET.tolist(), abs=MAX_ERROR)
 
 
@@ -274,7 +276,7 @@ def test_truncated_rows_have_the_truncated_laws(top, is_without):
         wide_target,
         (2,),
         expected=kept,
-        law=SamplingLaw(**TOP[top]),
+        params=SamplingParams(**TOP[top]),
         is_without_replacement=is_without,
     )
 
@@ -289,7 +291,7 @@ def test_penalties_and_temperature_follow_each_nodes_own_path():
         lambda _: np.array([0.5, 0.3]),
         (2, 1),
         expected=penalised,
-        law=SamplingLaw(temperature=0.5, presence_penalty=2.0),
+        params=SamplingParams(temperature=0.5, presence_penalty=2.0),
     )
 
 
@@ -297,15 +299,15 @@ def test_penalties_and_temperature_follow_each_nodes_own_path():
 def test_no_token_of_a_lenient_tree_exceeds_its_bound(is_without):
     kept = []
     for lenience in (1.0, 0.5):
-        law = round_law(
+        probs = round_law(
             lambda _: F1_DRAFT, lambda _: F1_TARGET, (2,), mode=LENIENT, lenience=lenience,
             is_without_replacement=is_without,
         )  # fmt: skip
-        first = np.array([sum(m for r, m in law.items() if r[0] == t) for t in range(4)])
+        first = np.array([sum(m for r, m in probs.items() if r[0] == t) for t in range(4)])
         assert (first <= F1_TARGET / lenience + MAX_ERROR).all()
         if lenience == 1.0:
             assert first == pytest.approx(F1_TARGET, abs=MAX_ERROR)
-        kept.append(sum(m for run, m in law.items() if len(run) == 2))
+        kept.append(sum(m for run, m in probs.items() if len(run) == 2))
     assert kept[1] > kept[0] + 0.01
 
 
@@ -331,12 +333,12 @@ def test_a_smaller_draft_vocabulary_offers_what_it_has():
 
 
 def test_greedy_and_seed_stable_rows_are_matched_whatever_was_drawn():
-    for changes in ({"mode": SEED_STABLE}, {"law": SamplingLaw(temperature=0.0)}):
+    for changes in ({"mode": SEED_STABLE}, {"params": SamplingParams(temperature=0.0)}):
         sampler = sampler_for(4)
         row = replace(grown(sampler, lambda _: F1_DRAFT, (2, 2)), **changes)
         logits = logits_of([F1_TARGET] * (len(row.draft_tokens) + 1))[None]
         found = judge(sampler, logits, [row])[0]
-        plain = judge(sampler, logits, [replace(row, offers=None, is_sampled_draft=False)])[0]
+        plain = judge(sampler, logits, [replace(row, candidates=None, is_sampled_draft=False)])[0]
         assert found == plain
 
 
@@ -400,5 +402,5 @@ def test_a_coin_of_zero_does_not_keep_an_impossible_candidate():
 
     impossible = np.array([0.0, 0.4, 0.3, 0.3])
     row, verdict = one_round(lambda _: F1_DRAFT, lambda _: impossible, (2,), Zeros())
-    assert (tuple(row.draft_tokens), row.offers[0], verdict.path) == ((0,), (1, 1), ())
+    assert (tuple(row.draft_tokens), row.candidates[0], verdict.path) == ((0,), (1, 1), ())
     assert verdict.next_token != 0

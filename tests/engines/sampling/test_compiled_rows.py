@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from outrider.engines.sampling import adjust, compiled_rows, cpu_sampler, kernels
 from outrider.engines.sampling import token_probs as token_law
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.noise import CounterNoise
 
@@ -19,14 +19,14 @@ from tests.engines.sampling.test_kernels import interpreted
 MAX_ACCEPT, SEED_STABLE, LENIENT = ExactnessMode
 GAMMA = 4
 LAWS = {
-    "plain": SamplingLaw(),
-    "cold": SamplingLaw(temperature=0.3),
-    "nearly greedy": SamplingLaw(temperature=1e-40),
-    "top-p": SamplingLaw(temperature=1.3, top_p=0.9),
-    "min-p": SamplingLaw(min_p=0.1),
-    "top-p and min-p": SamplingLaw(top_p=0.95, min_p=0.02),
+    "plain": SamplingParams(),
+    "cold": SamplingParams(temperature=0.3),
+    "nearly greedy": SamplingParams(temperature=1e-40),
+    "top-p": SamplingParams(temperature=1.3, top_p=0.9),
+    "min-p": SamplingParams(min_p=0.1),
+    "top-p and min-p": SamplingParams(top_p=0.95, min_p=0.02),
 }
-laws = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+laws = pytest.mark.parametrize("params", LAWS.values(), ids=LAWS)
 
 
 def samplers(vocab_size):
@@ -75,10 +75,10 @@ def both(seed, vocab_size, *, draft_size=None, **changes):
 
 @laws
 @pytest.mark.parametrize("vocab_size", [2, 63, 130, 4096])
-def test_a_sampled_draft(law, vocab_size):
+def test_a_sampled_draft(params, vocab_size):
     seen = set()
     for seed in range(30):
-        compiled, stepwise = both(seed, vocab_size, law=law)
+        compiled, stepwise = both(seed, vocab_size, params=params)
         assert compiled == stepwise
         seen.add(compiled[1][0].num_accepted)
     assert len(seen) > 2  # rejected at several places
@@ -86,36 +86,36 @@ def test_a_sampled_draft(law, vocab_size):
 
 @laws
 @pytest.mark.parametrize("draft_size", [1, 50, 129])
-def test_a_draft_model_of_a_smaller_vocabulary(law, draft_size):
+def test_a_draft_model_of_a_smaller_vocabulary(params, draft_size):
     for seed in range(20):
-        compiled, stepwise = both(seed, 130, law=law, draft_size=draft_size)
+        compiled, stepwise = both(seed, 130, params=params, draft_size=draft_size)
         assert compiled == stepwise
         assert max(compiled[0][0]) < draft_size
 
 
 @laws
-def test_a_lenient_judgement(law):
+def test_a_lenient_judgement(params):
     verdicts = []
     for seed in range(20):
-        compiled, stepwise = both(seed, 130, law=law, mode=LENIENT, lenience=0.5)
+        compiled, stepwise = both(seed, 130, params=params, mode=LENIENT, lenience=0.5)
         assert compiled == stepwise
-        verdicts.append(compiled != both(seed, 130, law=law)[0])
-    assert any(verdicts) or law.temperature < 1e-30
+        verdicts.append(compiled != both(seed, 130, params=params)[0])
+    assert any(verdicts) or params.temperature < 1e-30
 
 
 @laws
 @pytest.mark.parametrize("changes", [{"is_sampled": False}, {"verifies_block": True}])
-def test_other_judgements_of_what_was_drafted(law, changes):
+def test_other_judgements_of_what_was_drafted(params, changes):
     for seed in range(20):
-        compiled, stepwise = both(seed, 130, law=law, **changes)
+        compiled, stepwise = both(seed, 130, params=params, **changes)
         assert compiled == stepwise
 
 
 @laws
-def test_plain_decoding(law):
+def test_plain_decoding(params):
     for seed in range(20):
         target, _ = logits_for(seed, 130)
-        row = row_for(seed=seed, law=law)
+        row = row_for(seed=seed, params=params)
         compiled, stepwise = (sampler.judge(target, [row]) for sampler in samplers(130))
         assert compiled == stepwise
 
@@ -123,8 +123,8 @@ def test_plain_decoding(law):
 def test_rows_have_the_same_answers_alone_and_together():
     target, draft = logits_for(5, 700, num_rows=3)
     rows = [
-        row_for(index=index, slot=index, seed=index, law=law)
-        for index, law in enumerate(list(LAWS.values())[:3])
+        row_for(index=index, slot=index, seed=index, params=params)
+        for index, params in enumerate(list(LAWS.values())[:3])
     ]
     together = rounds(samplers(700)[0], target, draft, rows)
     for index, row in enumerate(rows):
@@ -135,9 +135,11 @@ def test_rows_have_the_same_answers_alone_and_together():
 
 def test_a_law_kept_for_the_last_request_of_a_slot_is_forgotten():
     for sampler, other in zip(samplers(130), samplers(130), strict=True):
-        for seed, law in enumerate((SamplingLaw(top_k=3), SamplingLaw(), SamplingLaw(top_k=5))):
+        for seed, probs in enumerate(
+            (SamplingParams(top_k=3), SamplingParams(), SamplingParams(top_k=5))
+        ):
             target, draft = logits_for(seed, 130)
-            rows = [row_for(seed=seed, law=law)]
+            rows = [row_for(seed=seed, params=probs)]
             assert rounds(sampler, target, draft, rows) == rounds(other, target, draft, rows)
             other = samplers(130)[0]
 
@@ -207,7 +209,7 @@ def check_against(module, monkeypatch):
     with np.errstate(over="ignore"):  # unsigned words wrap
         for seed in range(24):
             for changes in ({}, smaller, lenient, {"is_sampled": False}):
-                compiled, stepwise = both(seed, 9, law=LAWS["plain"], **changes)
+                compiled, stepwise = both(seed, 9, params=LAWS["plain"], **changes)
                 assert compiled == stepwise
         test_a_wider_law_of_an_earlier_round_leaves_nothing_behind()
         test_logits_that_are_not_finite(np.nan, 1, True)

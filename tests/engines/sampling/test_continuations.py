@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.continuations import continuations_of
 from outrider.engines.sampling.draws import raw_logprobs
 
-PLAIN = SamplingLaw()
+PLAIN = SamplingParams()
 HISTORY = np.array([7, 8, 3], dtype=np.int64)
 
 
@@ -19,8 +19,8 @@ def some_row(vocab_size: int, seed: int = 0) -> np.ndarray:
     return row
 
 
-def found(row: np.ndarray, count: int, law: SamplingLaw = PLAIN) -> list[tuple[int, float]]:
-    answer = continuations_of(row, count, law, HISTORY, 2)
+def found(row: np.ndarray, count: int, params: SamplingParams = PLAIN) -> list[tuple[int, float]]:
+    answer = continuations_of(row, count, params, HISTORY, 2)
     assert answer is not None
     return list(zip(answer.tokens.tolist(), answer.log_probs.tolist(), strict=True))
 
@@ -42,22 +42,22 @@ def test_they_are_ranked_with_ties_by_the_lower_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "banned"),
+    ("params", "banned"),
     [
-        (SamplingLaw(allowed_token_ids=(1, 4, 6)), {0, 2, 3, 5, 7, 8, 9}),
-        (SamplingLaw(bad_words=((2,), (3, 5), (8, 6))), {2, 5}),
-        (SamplingLaw(min_tokens=2, end_token_ids=(0, 9)), {0, 9}),
-        (SamplingLaw(min_tokens=1, end_token_ids=(0, 9)), set()),
+        (SamplingParams(allowed_token_ids=(1, 4, 6)), {0, 2, 3, 5, 7, 8, 9}),
+        (SamplingParams(bad_words=((2,), (3, 5), (8, 6))), {2, 5}),
+        (SamplingParams(min_tokens=2, end_token_ids=(0, 9)), {0, 9}),
+        (SamplingParams(min_tokens=1, end_token_ids=(0, 9)), set()),
     ],
 )
 def test_bans_leave_tokens_out_and_the_numbers_of_the_others_as_they_are(
-    law: SamplingLaw, banned: set[int]
+    params: SamplingParams, banned: set[int]
 ) -> None:
     """HISTORY has one output token, 3; the prompt's 8 begins no bad word of the output."""
     row = some_row(10)
     expected = [one for one in found(row, 10) if one[0] not in banned]
-    assert found(row, 10, law) == expected
-    assert found(row, 2, law) == expected[:2]
+    assert found(row, 10, params) == expected
+    assert found(row, 2, params) == expected[:2]
 
 
 def test_what_has_no_probability_is_left_out() -> None:

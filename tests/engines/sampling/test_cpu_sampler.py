@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.draws import draw_token, race_winner
 from outrider.engines.sampling.greedy_rows import GreedyRows
 from outrider.engines.sampling.noise import CounterNoise, Purpose
-from outrider.engines.sampling.token_probs import TokenLaw, residual_law, shared_weights
+from outrider.engines.sampling.token_probs import TokenProbs, residual_probs, shared_weights
 from outrider.runtime.oracle.verification import emitted_law, point_mass
 
 from tests.engines.rows import row_for
@@ -107,18 +107,18 @@ def test_the_run_law_of_the_markov_pair():  # T6b
 
 
 def test_plain_decoding_has_the_targets_law():
-    law = round_law(f1_draft, f1_target, 0)
-    assert distance(law, {(t,): p for t, p in enumerate(F1_TARGET)}) < MAX_ERROR
+    probs = round_law(f1_draft, f1_target, 0)
+    assert distance(probs, {(t,): p for t, p in enumerate(F1_TARGET)}) < MAX_ERROR
 
 
 def test_a_temperature_applies_to_draft_and_target_alike():
-    law = SamplingLaw(temperature=0.5)
+    params = SamplingParams(temperature=0.5)
 
     def squared(row_of):
         return lambda prefix: row_of(prefix) ** 2 / (row_of(prefix) ** 2).sum()
 
     expected = emitted_law(squared(f1_draft), squared(f1_target), 1)
-    assert distance(round_law(f1_draft, f1_target, 1, law=law), expected) < MAX_ERROR
+    assert distance(round_law(f1_draft, f1_target, 1, params=params), expected) < MAX_ERROR
 
 
 def test_a_truncated_round_has_the_truncated_targets_law():  # T24
@@ -128,7 +128,7 @@ def test_a_truncated_round_has_the_truncated_targets_law():  # T24
         )
 
     expected = emitted_law(kept(f1_draft), kept(f1_target), 1)
-    actual = round_law(f1_draft, f1_target, 1, law=SamplingLaw(top_k=2))
+    actual = round_law(f1_draft, f1_target, 1, params=SamplingParams(top_k=2))
     assert distance(actual, expected) < MAX_ERROR
 
 
@@ -153,13 +153,13 @@ def test_a_lenient_point_mass_has_the_oracles_law(token):
 
 
 def test_match_mode_with_equal_models_keeps_the_argmax_with_its_own_probability():  # T38
-    law = judged_law((0,), [F1_TARGET, F1_TARGET])
-    assert sum(m for run, m in law.items() if len(run) == 2) == pytest.approx(0.4, abs=MAX_ERROR)
+    probs = judged_law((0,), [F1_TARGET, F1_TARGET])
+    assert sum(m for run, m in probs.items() if len(run) == 2) == pytest.approx(0.4, abs=MAX_ERROR)
 
 
 def test_drawing_again_after_a_mismatch_does_not_happen():  # T22
-    law = judged_law((0,), [[0.6, 0.4], [1.0, 0.0]])
-    assert sum(m for run, m in law.items() if run[0] == 0) == pytest.approx(0.6, abs=MAX_ERROR)
+    probs = judged_law((0,), [[0.6, 0.4], [1.0, 0.0]])
+    assert sum(m for run, m in probs.items() if run[0] == 0) == pytest.approx(0.6, abs=MAX_ERROR)
 
 
 class ScriptedCoins(ChosenNoise):
@@ -256,65 +256,65 @@ def test_every_token_owns_an_interval_as_long_as_its_probability(size):
 
 
 def test_a_residual_of_rounding_falls_back_to_the_target_and_is_counted():
-    target = TokenLaw(np.array([0.5, 0.5], dtype=np.float32))
-    draft = TokenLaw(np.array([0.5, 0.5 - 1e-7], dtype=np.float32))
+    target = TokenProbs(np.array([0.5, 0.5], dtype=np.float32))
+    draft = TokenProbs(np.array([0.5, 0.5 - 1e-7], dtype=np.float32))
     shared, _ = shared_weights(target, draft, np.zeros(2, dtype=np.float32))
-    residual, is_fallback = residual_law(target, shared)
+    residual, is_fallback = residual_probs(target, shared)
     assert is_fallback
     assert residual is target
 
 
 def test_a_certain_token_that_the_coin_cannot_lose_is_kept_when_lenient():
     # p(x) = 1: kept for every coin, so the empty residual of p without x is never drawn from.
-    law = judged_law((0,), [[1.0, 0.0], [1.0, 0.0]], mode=LENIENT, lenience=0.5)
-    assert law == pytest.approx({(0, 0): 1.0})
+    probs = judged_law((0,), [[1.0, 0.0], [1.0, 0.0]], mode=LENIENT, lenience=0.5)
+    assert probs == pytest.approx({(0, 0): 1.0})
 
 
-GREEDY = SamplingLaw(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0)
 # The same law, kept from the fast path by a bias of nothing.
-SLOW_GREEDY = SamplingLaw(temperature=0.0, logit_bias=((0, 0.0),))
-greedy_paths = pytest.mark.parametrize("law", [GREEDY, SLOW_GREEDY], ids=["fast", "slow"])
+SLOW_GREEDY = SamplingParams(temperature=0.0, logit_bias=((0, 0.0),))
+greedy_paths = pytest.mark.parametrize("params", [GREEDY, SLOW_GREEDY], ids=["fast", "slow"])
 
 
 @greedy_paths
 @pytest.mark.parametrize("mode", list(ExactnessMode))
-def test_greedy_keeps_what_equals_the_argmax(law, mode):
+def test_greedy_keeps_what_equals_the_argmax(params, mode):
     rows = [[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]
     for draft, expected in [((1, 0), (2, 1)), ((1, 1), (1, 0)), ((0, 0), (0, 1)), ((), (0, 1))]:
-        verdict = judged(draft, rows[: len(draft) + 1], None, law=law, mode=mode)
+        verdict = judged(draft, rows[: len(draft) + 1], None, params=params, mode=mode)
         assert (verdict.num_accepted, verdict.next_token) == expected
 
 
 @greedy_paths
-def test_greedy_keeps_the_lowest_id_of_a_tie_only(law):  # T9
-    assert judged((0,), [[0.4, 0.4, 0.2]] * 2, None, law=law).num_accepted == 1
-    assert judged((1,), [[0.4, 0.4, 0.2]] * 2, None, law=law).num_accepted == 0
-    tie = judged((1,), [[0.4, 0.4, 0.2]] * 2, None, law=law, mode=LENIENT, lenience=1.0)
+def test_greedy_keeps_the_lowest_id_of_a_tie_only(params):  # T9
+    assert judged((0,), [[0.4, 0.4, 0.2]] * 2, None, params=params).num_accepted == 1
+    assert judged((1,), [[0.4, 0.4, 0.2]] * 2, None, params=params).num_accepted == 0
+    tie = judged((1,), [[0.4, 0.4, 0.2]] * 2, None, params=params, mode=LENIENT, lenience=1.0)
     assert tie.num_accepted == 0
 
 
 @pytest.mark.parametrize(("token", "expected"), [(0, 1), (1, 0), (2, 0), (3, 1)])  # T14
 def test_lenient_greedy_keeps_tokens_near_the_greatest(token, expected):
-    verdict = judged((token,), [F1_TARGET] * 2, None, law=GREEDY, mode=LENIENT, lenience=0.7)
+    verdict = judged((token,), [F1_TARGET] * 2, None, params=GREEDY, mode=LENIENT, lenience=0.7)
     assert verdict.num_accepted == expected
     assert verdict.next_token == 0
 
 
 @greedy_paths
-def test_a_greedy_proposal_is_the_argmax_within_the_targets_vocabulary(law):
+def test_a_greedy_proposal_is_the_argmax_within_the_targets_vocabulary(params):
     logits = logits_of([0.1, 0.2, 0.7])
-    assert sampler_for(3).propose(logits, [row_for(law=law)], vocab_size=3) == [2]
-    assert sampler_for(2).propose(logits, [row_for(law=law)], vocab_size=2) == [1]
+    assert sampler_for(3).propose(logits, [row_for(params=params)], vocab_size=3) == [2]
+    assert sampler_for(2).propose(logits, [row_for(params=params)], vocab_size=2) == [1]
 
 
-def greedy_tokens(draft_source, gamma, num_tokens, law, logits_row):
+def greedy_tokens(draft_source, gamma, num_tokens, params, logits_row):
     """Greedy speculative decoding of a constant model, the draft taken from ``draft_source``."""
     sampler = sampler_for(len(logits_row))
     history: list[int] = []
     while len(history) < num_tokens:
         draft = tuple(draft_source(len(history) + i) for i in range(gamma))
         logits = np.tile(np.array(logits_row, dtype=np.float32), (1, gamma + 1, 1))
-        row = row_for(draft, law=law, history=np.array(history, dtype=np.int64), num_prompt=0)
+        row = row_for(draft, params=params, history=np.array(history, dtype=np.int64), num_prompt=0)
         (verdict,) = sampler.judge(logits, [row])
         history.extend(run_of(row, verdict))
     return history[:num_tokens]
@@ -323,28 +323,28 @@ def greedy_tokens(draft_source, gamma, num_tokens, law, logits_row):
 @pytest.mark.parametrize("gamma", [0, 1, 2, 4])
 @pytest.mark.parametrize("draft_source", [lambda _: 0, lambda _: 1, lambda p: p % 2])
 def test_penalties_see_the_tokens_drafted_before(gamma, draft_source):  # T26
-    law = SamplingLaw(temperature=0.0, repetition_penalty=2.0)
-    tokens = greedy_tokens(draft_source, gamma, 6, law, [2.0, 1.5])
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
+    tokens = greedy_tokens(draft_source, gamma, 6, params, [2.0, 1.5])
     assert tokens == [0, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 3])
 def test_min_tokens_counts_the_tokens_drafted_before(gamma):
-    law = SamplingLaw(temperature=0.0, min_tokens=2, end_token_ids=(0,))
-    assert greedy_tokens(lambda _: 1, gamma, 3, law, [2.0, 1.5]) == [1, 1, 0]
+    params = SamplingParams(temperature=0.0, min_tokens=2, end_token_ids=(0,))
+    assert greedy_tokens(lambda _: 1, gamma, 3, params, [2.0, 1.5]) == [1, 1, 0]
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 3])
 def test_a_bad_word_may_span_history_and_draft(gamma):
-    law = SamplingLaw(temperature=0.0, bad_words=((0, 0),))
-    assert greedy_tokens(lambda _: 0, gamma, 4, law, [2.0, 1.5]) == [0, 1, 0, 1]
+    params = SamplingParams(temperature=0.0, bad_words=((0, 0),))
+    assert greedy_tokens(lambda _: 0, gamma, 4, params, [2.0, 1.5]) == [0, 1, 0, 1]
 
 
 def test_rejected_draft_tokens_leave_nothing_behind():  # T32
-    law = SamplingLaw(temperature=0.0, frequency_penalty=0.2)
-    plain = greedy_tokens(lambda _: 0, 0, 12, law, [2.0, 1.5, 1.1])
+    params = SamplingParams(temperature=0.0, frequency_penalty=0.2)
+    plain = greedy_tokens(lambda _: 0, 0, 12, params, [2.0, 1.5, 1.1])
     for gamma in (1, 2, 4):
-        assert greedy_tokens(lambda p: p % 3, gamma, 12, law, [2.0, 1.5, 1.1]) == plain
+        assert greedy_tokens(lambda p: p % 3, gamma, 12, params, [2.0, 1.5, 1.1]) == plain
 
 
 def test_the_shared_race_emits_the_targets_winner():  # T17
@@ -405,11 +405,11 @@ def test_the_race_draws_from_the_row():
 
 
 @pytest.mark.parametrize("mode", list(ExactnessMode))
-@pytest.mark.parametrize("law", [SamplingLaw(), SamplingLaw(top_k=3, top_p=0.8), GREEDY])
-def test_a_draft_that_is_the_target_is_always_kept(mode, law):  # T37
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=3, top_p=0.8), GREEDY])
+def test_a_draft_that_is_the_target_is_always_kept(mode, params):  # T37
     row_of = random_row_of(9, 6)
     for seed in range(20):
-        _, verdict = one_round(row_of, row_of, 4, mode=mode, law=law, seed=seed)
+        _, verdict = one_round(row_of, row_of, 4, mode=mode, params=params, seed=seed)
         assert verdict.num_accepted == 4
         assert verdict.num_fallbacks == 0
 
@@ -451,9 +451,9 @@ def test_a_smaller_draft_vocabulary_keeps_the_targets_law():  # T35
 
 
 @pytest.mark.parametrize("mode", list(ExactnessMode))
-@pytest.mark.parametrize("law", [SamplingLaw(), GREEDY, SLOW_GREEDY])
-def test_a_draft_token_outside_the_vocabulary_is_rejected(mode, law):  # T35
-    verdict = judged((4,), [F1_TARGET] * 2, None, mode=mode, law=law, lenience=0.5)
+@pytest.mark.parametrize("params", [SamplingParams(), GREEDY, SLOW_GREEDY])
+def test_a_draft_token_outside_the_vocabulary_is_rejected(mode, params):  # T35
+    verdict = judged((4,), [F1_TARGET] * 2, None, mode=mode, params=params, lenience=0.5)
     assert verdict.num_accepted == 0
     assert verdict.next_token in range(4)
 
@@ -462,11 +462,11 @@ BROKEN = [[np.nan, 0.0], [np.inf, 0.0], [-np.inf, -np.inf]]
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-@pytest.mark.parametrize("law", [SamplingLaw(), SamplingLaw(top_k=1), GREEDY, SLOW_GREEDY])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_k=1), GREEDY, SLOW_GREEDY])
 @pytest.mark.parametrize("mode", list(ExactnessMode))
-def test_a_broken_row_ends_its_own_request_only(broken, law, mode):  # T36
+def test_a_broken_row_ends_its_own_request_only(broken, params, mode):  # T36
     logits = np.array([[[0.0, 50.0]], [broken], [[50.0, 0.0]]], dtype=np.float32)
-    rows = [row_for(index=i, slot=i, law=law, mode=mode, lenience=0.5) for i in range(3)]
+    rows = [row_for(index=i, slot=i, params=params, mode=mode, lenience=0.5) for i in range(3)]
     verdicts = sampler_for(2).judge(logits, [replace(r, num_logprobs=1) for r in rows])
     assert [v.next_token for v in verdicts] == [1, None, 0]
     assert [len(v.logprobs) for v in verdicts] == [1, 0, 1]
@@ -496,13 +496,13 @@ def test_a_broken_draft_row_still_yields_an_exact_round(broken, mode):
 
 
 NEIGHBOURS = (
-    (SamplingLaw(), MAX_ACCEPT),
-    (SamplingLaw(temperature=0.7), MAX_ACCEPT),
-    (SamplingLaw(top_p=0.7), SEED_STABLE),
-    (SamplingLaw(top_k=5, top_p=0.9), MAX_ACCEPT),
-    (SamplingLaw(top_p=0.95), MAX_ACCEPT),
-    (SamplingLaw(min_p=0.02), LENIENT),
-    (SamplingLaw(frequency_penalty=0.3), MAX_ACCEPT),
+    (SamplingParams(), MAX_ACCEPT),
+    (SamplingParams(temperature=0.7), MAX_ACCEPT),
+    (SamplingParams(top_p=0.7), SEED_STABLE),
+    (SamplingParams(top_k=5, top_p=0.9), MAX_ACCEPT),
+    (SamplingParams(top_p=0.95), MAX_ACCEPT),
+    (SamplingParams(min_p=0.02), LENIENT),
+    (SamplingParams(frequency_penalty=0.3), MAX_ACCEPT),
     (GREEDY, MAX_ACCEPT),
 )
 
@@ -517,7 +517,7 @@ def drafted_and_judged(sampler, draft, target, rows):
             for row, token in zip(rows, tokens, strict=True)
         ]
     rows = [
-        replace(row, is_sampled_draft=not row.law.is_greedy and row.mode is not SEED_STABLE)
+        replace(row, is_sampled_draft=not row.params.is_greedy and row.mode is not SEED_STABLE)
         for row in rows
     ]
     return [(r.draft_tokens, v) for r, v in zip(rows, sampler.judge(target, rows), strict=True)]
@@ -531,8 +531,8 @@ def test_neighbours_and_row_order_change_no_bit(vocab_size):
     target = generator.normal(size=(num_rows, 3, vocab_size)).astype(np.float32)
     target[:, :2] = 0.5 * target[:, :2] + draft
     rows = [
-        row_for(index=i, slot=i, law=law, seed=i, mode=mode, lenience=0.9)
-        for i, (law, mode) in enumerate(NEIGHBOURS)
+        row_for(index=i, slot=i, params=probs, seed=i, mode=mode, lenience=0.9)
+        for i, (probs, mode) in enumerate(NEIGHBOURS)
     ]
 
     def sampler():
@@ -548,8 +548,8 @@ def test_neighbours_and_row_order_change_no_bit(vocab_size):
 
 
 def test_logprobs_are_those_of_the_raw_target_rows():
-    law = SamplingLaw(temperature=0.5, top_k=1)
-    row, verdict = one_round(f1_draft, f1_target, 1, law=law, num_logprobs=2)
+    params = SamplingParams(temperature=0.5, top_k=1)
+    row, verdict = one_round(f1_draft, f1_target, 1, params=params, num_logprobs=2)
     emitted = run_of(row, verdict)
     assert len(verdict.logprobs) == len(emitted)
     for token, logprobs in zip(emitted, verdict.logprobs, strict=True):

@@ -45,10 +45,10 @@ def test_weights_are_those_of_the_softmax(size, scale, dtype):
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_law_is_written_behind_the_rows_own_peak(size, scale):
     logits = row_of(size, scale) - 3.0
-    law = np.empty(size, dtype=np.float32)
-    mass = kernels.write_law(logits, 0.5, law)
-    assert law.tolist() == weights_of(logits, 2.0).tolist()
-    assert mass == kernels.total(law)
+    probs = np.empty(size, dtype=np.float32)
+    mass = kernels.write_law(logits, 0.5, probs)
+    assert probs.tolist() == weights_of(logits, 2.0).tolist()
+    assert mass == kernels.total(probs)
 
 
 @pytest.mark.parametrize("size", [1, 5, 700])
@@ -57,10 +57,10 @@ def test_a_row_that_is_not_finite_has_no_law(size, bad):
     for at in {0, size // 2, size - 1}:
         logits = row_of(size, 2.0)
         logits[at] = bad
-        law = np.full(size, 7.0, dtype=np.float32)
-        assert kernels.write_law(logits, 1.0, law) == 0.0
-        assert (law == 7.0).all()
-    assert kernels.write_law(np.full(size, -np.inf, dtype=np.float32), 1.0, law) == 0.0
+        probs = np.full(size, 7.0, dtype=np.float32)
+        assert kernels.write_law(logits, 1.0, probs) == 0.0
+        assert (probs == 7.0).all()
+    assert kernels.write_law(np.full(size, -np.inf, dtype=np.float32), 1.0, probs) == 0.0
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -85,10 +85,10 @@ def test_a_row_that_is_not_finite_has_no_greatest(size, bad):
 def test_peaks_of_either_sign():
     for peak in (-5.0, -0.0, 0.0, 1e-40, 3e38):
         logits = np.array([-np.inf, peak - 1.0, peak, -3e38], dtype=np.float32)
-        law = np.empty(4, dtype=np.float32)
-        assert kernels.write_law(logits, 1.0, law) >= 1.0
-        assert law[2] == 1.0
-        assert law[0] == 0.0
+        probs = np.empty(4, dtype=np.float32)
+        assert kernels.write_law(logits, 1.0, probs) >= 1.0
+        assert probs[2] == 1.0
+        assert probs[0] == 0.0
 
 
 def test_few_weights_are_those_of_the_whole_row():
@@ -328,8 +328,8 @@ MUTANTS = {
 }
 
 
-COMPILER = "from outrider.engines.jit import kernel, rule\n"
-NO_COMPILER = "kernel = rule = lambda *_: lambda function: function\n"
+COMPILER = "from outrider.engines.jit import njit_exact, njit_fastmath\n"
+NO_COMPILER = "njit_fastmath = njit_exact = lambda *_: lambda function: function\n"
 
 
 def interpreted(source):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.noise import Purpose
 from outrider.engines.sampling.tree_judge import judge
@@ -87,19 +87,21 @@ def test_the_law_of_a_round_is_the_targets(chains):
         assert positions == list(range(1, len(verdict.path) + 2))
         return (*tree.tokens_of(verdict.path), verdict.next_token)
 
-    law = law_of(emitted)
-    assert max(map(len, law)) > 1
-    length = max(map(len, law))
-    assert distance(completed(law, target, length), sequence_law(target, length)) < MAX_ERROR
+    probs = law_of(emitted)
+    assert max(map(len, probs)) > 1
+    length = max(map(len, probs))
+    assert distance(completed(probs, target, length), sequence_law(target, length)) < MAX_ERROR
 
 
 LAWS = {
-    "greedy": SamplingLaw(temperature=0.0),
-    "plain": SamplingLaw(),
-    "truncated": SamplingLaw(temperature=0.7, top_k=3, top_p=0.9),
-    "penalties": SamplingLaw(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.3),
-    "bans": SamplingLaw(bad_words=((0, 1),), min_tokens=3, end_token_ids=(2,)),
-    "greedy penalties": SamplingLaw(temperature=0.0, repetition_penalty=3.0),
+    "greedy": SamplingParams(temperature=0.0),
+    "plain": SamplingParams(),
+    "truncated": SamplingParams(temperature=0.7, top_k=3, top_p=0.9),
+    "penalties": SamplingParams(
+        repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.3
+    ),
+    "bans": SamplingParams(bad_words=((0, 1),), min_tokens=3, end_token_ids=(2,)),
+    "greedy penalties": SamplingParams(temperature=0.0, repetition_penalty=3.0),
 }
 
 
@@ -113,7 +115,7 @@ def test_a_tree_answers_as_plain_decoding_does(name, mode):
         rng = np.random.default_rng(seed)
         chains = [tuple(rng.integers(0, V, 3)) for _ in range(5)]
         tree = merge_chains([tuple(map(int, chain)) for chain in chains])
-        row = tree_row(tree, law=LAWS[name], mode=mode, lenience=0.5, seed=seed)
+        row = tree_row(tree, params=LAWS[name], mode=mode, lenience=0.5, seed=seed)
         verdict = judge(sampler_for(), logits_of(tree, target)[None], [row])[0]
         run = (*tree.tokens_of(verdict.path), verdict.next_token)
         assert run == plain_tokens(row, target, len(run))
@@ -127,7 +129,7 @@ def test_the_walk_is_the_oracles():
         rng = np.random.default_rng(seed)
         tree = merge_chains([tuple(map(int, rng.integers(0, V, 3))) for _ in range(4)])
         logits = rng.normal(size=(1, len(tree.tokens) + 1, V)).astype(np.float32)
-        row = tree_row(tree, law=SamplingLaw(temperature=0.0))
+        row = tree_row(tree, params=SamplingParams(temperature=0.0))
         verdict = judge(sampler_for(), logits, [row])[0]
         assert (verdict.path, verdict.next_token) == match_walk(tree, logits[0].argmax(axis=-1))
 
@@ -147,7 +149,7 @@ def test_choices_are_told_of_every_node_and_logprobs_of_the_path():
     logits = np.zeros((1, 4, V), dtype=np.float32)
     for node, token in enumerate((3, 0, 0, 2)):
         logits[0, node, token] = 5.0
-    row = tree_row(tree, law=SamplingLaw(temperature=0.0), num_choices=1, num_logprobs=1)
+    row = tree_row(tree, params=SamplingParams(temperature=0.0), num_choices=1, num_logprobs=1)
     verdict = judge(sampler_for(), logits, [row])[0]
     assert (verdict.path, verdict.next_token) == ((3,), 2)
     assert verdict.choices == ((3,), (0,), (0,), (2,))
@@ -177,7 +179,7 @@ def test_rows_that_are_not_finite_matter_on_the_path_alone():
     tree = merge_chains([(1, 2), (3,)])
     logits = np.zeros((1, 4, V), dtype=np.float32)
     logits[0, 0, 1] = logits[0, 1, 0] = 5.0
-    row = tree_row(tree, law=SamplingLaw(temperature=0.0))
+    row = tree_row(tree, params=SamplingParams(temperature=0.0))
     logits[0, 3] = np.nan
     assert judge(sampler_for(), logits, [row])[0].next_token == 0
     logits[0, 1] = np.nan

@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from outrider.engines.sampling.base import SamplingLaw, TokenLogprobs, Verdict
-from outrider.runtime.core.lifecycle import LIFECYCLE, Happening, IllegalTransition, State
+from outrider.engines.sampling.base import SamplingParams, TokenLogprobs, Verdict
+from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
 from outrider.runtime.core.params import FinishReason, Progressed, Provenance, RequestSpec
 from outrider.runtime.core.request import Ending, Request, Speculation
 
@@ -26,7 +26,7 @@ def request(
         internal_id="i",
         request_id="r",
         prompt_tokens=tuple(prompt),
-        law=SamplingLaw(end_token_ids=end_tokens),
+        params=SamplingParams(end_token_ids=end_tokens),
         seed=0,
         max_tokens=max_tokens,
         **fields,
@@ -55,8 +55,8 @@ def decoding(**options: object) -> Request:
 
 
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("happening", Happening)
-def test_the_lifecycle_is_its_table(state: State, happening: Happening) -> None:
+@pytest.mark.parametrize("happening", RequestEvent)
+def test_the_lifecycle_is_its_table(state: State, happening: RequestEvent) -> None:
     made = request()
     made.state = state
     if (state, happening) in LIFECYCLE:
@@ -70,7 +70,7 @@ def test_the_lifecycle_is_its_table(state: State, happening: Happening) -> None:
 
 def test_ended_requests_never_change_again() -> None:
     assert not any(state in (State.FINISHED, State.FAILED) for state, _ in LIFECYCLE)
-    assert all((state, Happening.ENDED_BY_ERROR) in LIFECYCLE for state in list(State)[:3])
+    assert all((state, RequestEvent.ENDED_BY_ERROR) in LIFECYCLE for state in list(State)[:3])
 
 
 def test_a_prompt_of_one_token_decodes_at_once() -> None:

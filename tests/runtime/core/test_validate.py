@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.errors import (
     ContextTooLong,
     ModelNotFound,
@@ -43,7 +43,7 @@ any_float = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.
 any_id = st.integers(0, 60)
 ids = st.lists(any_id, max_size=4).map(tuple)
 laws = st.builds(
-    SamplingLaw,
+    SamplingParams,
     temperature=any_float,
     top_k=st.integers(0, 60),
     top_p=any_float,
@@ -67,7 +67,7 @@ speculations = st.builds(
 requests = st.builds(
     GenerateFields,
     tokens=st.lists(any_id, max_size=110).map(tuple),
-    law=laws,
+    params=laws,
     seed=st.none() | st.integers(0, 2**64 - 1),
     max_tokens=st.none() | st.integers(0, 5000),
     stop_strings=st.lists(st.text(max_size=3), max_size=9).map(tuple),
@@ -88,17 +88,21 @@ requests = st.builds(
 )
 
 
-def is_sound_law(law: SamplingLaw) -> bool:
-    tokens = [*law.allowed_token_ids, *law.end_token_ids, *(token for token, _ in law.logit_bias)]
+def is_sound_law(params: SamplingParams) -> bool:
+    tokens = [
+        *params.allowed_token_ids,
+        *params.end_token_ids,
+        *(token for token, _ in params.logit_bias),
+    ]
     return (
-        (law.temperature == 0 or 0.01 <= law.temperature <= 2)
-        and 0 <= law.top_k < 50
-        and 0 < law.top_p <= 1
-        and 0 <= law.min_p <= 1
-        and 0.01 <= law.repetition_penalty <= 2
-        and abs(law.presence_penalty) <= 2
-        and abs(law.frequency_penalty) <= 2
-        and all(abs(bias) <= 100 for _, bias in law.logit_bias)
+        (params.temperature == 0 or 0.01 <= params.temperature <= 2)
+        and 0 <= params.top_k < 50
+        and 0 < params.top_p <= 1
+        and 0 <= params.min_p <= 1
+        and 0.01 <= params.repetition_penalty <= 2
+        and abs(params.presence_penalty) <= 2
+        and abs(params.frequency_penalty) <= 2
+        and all(abs(bias) <= 100 for _, bias in params.logit_bias)
         and all(0 <= token < 50 for token in tokens)
     )
 
@@ -112,21 +116,21 @@ def test_refused_by_name_or_within_every_bound(fields):
     except RequestError as error:
         assert error.field and error.rule
         return
-    assert is_sound_law(spec.law)
+    assert is_sound_law(spec.params)
     assert spec.prompt_tokens and all(token < 50 for token in spec.prompt_tokens)
     assert spec.max_tokens >= 1 and len(spec.prompt_tokens) + spec.max_tokens <= 100
-    assert (2 in spec.law.end_token_ids) is (not fields.ignore_eos or 2 in fields.stop_token_ids)
-    assert set(fields.stop_token_ids) <= set(spec.law.end_token_ids)
-    assert spec.law.min_tokens <= spec.max_tokens
+    assert (2 in spec.params.end_token_ids) is (not fields.ignore_eos or 2 in fields.stop_token_ids)
+    assert set(fields.stop_token_ids) <= set(spec.params.end_token_ids)
+    assert spec.params.min_tokens <= spec.max_tokens
     assert spec.speculation.gamma is None or spec.speculation.gamma <= 4
     assert 0 < spec.speculation.lenience <= 1
     assert 1 <= spec.num_slots <= 4
     if spec.beams is not None:
         assert 1 <= spec.beams.num_results <= spec.beams.num_beams <= spec.num_slots
-        assert abs(spec.beams.length_penalty) <= 10 and spec.law.temperature == 0
+        assert abs(spec.beams.length_penalty) <= 10 and spec.params.temperature == 0
         assert not spec.stop_strings and spec.num_logprobs is None
-    banned = set(spec.law.end_token_ids) if spec.law.min_tokens else set()
-    assert set(spec.law.allowed_token_ids or range(50)) - banned
+    banned = set(spec.params.end_token_ids) if spec.params.min_tokens else set()
+    assert set(spec.params.allowed_token_ids or range(50)) - banned
 
 
 @pytest.mark.parametrize(
@@ -143,9 +147,9 @@ def test_refused_by_name_or_within_every_bound(fields):
         ({"bad_words": ("x",) * 65}, "sampling.bad_words"),
         ({"seed": 2**64}, "sampling.seed"),
         ({"max_tokens": 4097}, "max_tokens"),
-        ({"law": SamplingLaw(logit_bias=((1, 0.0),) * 301)}, "sampling.logit_bias"),
-        ({"law": SamplingLaw(temperature=1e-9)}, "sampling.temperature"),
-        ({"law": SamplingLaw(top_k=50)}, "sampling.top_k"),
+        ({"params": SamplingParams(logit_bias=((1, 0.0),) * 301)}, "sampling.logit_bias"),
+        ({"params": SamplingParams(temperature=1e-9)}, "sampling.temperature"),
+        ({"params": SamplingParams(top_k=50)}, "sampling.top_k"),
         ({"speculation": SpeculationParams(lenience=0.5)}, "speculation.lenience"),
     ],
 )
@@ -163,7 +167,7 @@ def test_one_step_beyond_each_bound(change, field):
         {"stop_strings": ("é" * 128,) * 8},
         {"seed": 2**64 - 1},
         {"max_tokens": 4096},
-        {"law": SamplingLaw(temperature=0.01, top_k=49, top_p=1e-9, repetition_penalty=2.0)},
+        {"params": SamplingParams(temperature=0.01, top_k=49, top_p=1e-9, repetition_penalty=2.0)},
         {"speculation": SpeculationParams(lenience=0.5, mode=ExactnessMode.LENIENT)},
     ],
 )
@@ -196,14 +200,16 @@ def test_what_beams_have_is_refused_without_them(option):
     assert caught.value.field == next(iter(option))
 
 
-BEAMS = replace(FIELDS, law=SamplingLaw(temperature=0.0), beams=BeamParams(num_beams=3))
+BEAMS = replace(FIELDS, params=SamplingParams(temperature=0.0), beams=BeamParams(num_beams=3))
 
 
 def test_beams_go_with_bans_and_with_the_draft_model():
-    law = SamplingLaw(temperature=0.0, allowed_token_ids=(3, 4, 9), bad_words=((4,),), min_tokens=2)
+    params = SamplingParams(
+        temperature=0.0, allowed_token_ids=(3, 4, 9), bad_words=((4,),), min_tokens=2
+    )
     fields = replace(
         BEAMS,
-        law=law,
+        params=params,
         seed=3,
         stop_token_ids=(9,),
         options={"n": 2, "length_penalty": -0.5, "early_stopping": True},
@@ -230,20 +236,26 @@ def test_beams_go_with_bans_and_with_the_draft_model():
             {"beams": BeamParams(num_beams=3, stops_early=True, is_exhaustive=True)},
             "exhaustive_search",
         ),
-        ({"law": SamplingLaw()}, "sampling.temperature"),
-        ({"law": SamplingLaw(temperature=0.0, top_k=3)}, "sampling.top_k"),
-        ({"law": SamplingLaw(temperature=0.0, top_p=0.5)}, "sampling.top_p"),
-        ({"law": SamplingLaw(temperature=0.0, min_p=0.5)}, "sampling.min_p"),
+        ({"params": SamplingParams()}, "sampling.temperature"),
+        ({"params": SamplingParams(temperature=0.0, top_k=3)}, "sampling.top_k"),
+        ({"params": SamplingParams(temperature=0.0, top_p=0.5)}, "sampling.top_p"),
+        ({"params": SamplingParams(temperature=0.0, min_p=0.5)}, "sampling.min_p"),
         (
-            {"law": SamplingLaw(temperature=0.0, repetition_penalty=1.1)},
+            {"params": SamplingParams(temperature=0.0, repetition_penalty=1.1)},
             "sampling.repetition_penalty",
         ),
-        ({"law": SamplingLaw(temperature=0.0, presence_penalty=1.0)}, "sampling.presence_penalty"),
         (
-            {"law": SamplingLaw(temperature=0.0, frequency_penalty=1.0)},
+            {"params": SamplingParams(temperature=0.0, presence_penalty=1.0)},
+            "sampling.presence_penalty",
+        ),
+        (
+            {"params": SamplingParams(temperature=0.0, frequency_penalty=1.0)},
             "sampling.frequency_penalty",
         ),
-        ({"law": SamplingLaw(temperature=0.0, logit_bias=((1, 2.0),))}, "sampling.logit_bias"),
+        (
+            {"params": SamplingParams(temperature=0.0, logit_bias=((1, 2.0),))},
+            "sampling.logit_bias",
+        ),
         ({"stop_strings": ("a",)}, "stop"),
         ({"num_logprobs": 0}, "logprobs"),
         ({"options": {"return_trace": True}}, "return_trace"),
@@ -278,22 +290,22 @@ def test_max_tokens_defaults_to_what_the_context_has_left():
 
 
 @pytest.mark.parametrize(
-    ("law", "bad_words", "is_drawable"),
+    ("params", "bad_words", "is_drawable"),
     [
-        (SamplingLaw(allowed_token_ids=(2,), min_tokens=1), (), False),
-        (SamplingLaw(allowed_token_ids=(2,)), (), True),
-        (SamplingLaw(allowed_token_ids=(2, 3), min_tokens=1), ((3,),), False),
-        (SamplingLaw(allowed_token_ids=(3, 4)), ((3,),), True),
-        (SamplingLaw(), tuple((token,) for token in range(50)), False),
+        (SamplingParams(allowed_token_ids=(2,), min_tokens=1), (), False),
+        (SamplingParams(allowed_token_ids=(2,)), (), True),
+        (SamplingParams(allowed_token_ids=(2, 3), min_tokens=1), ((3,),), False),
+        (SamplingParams(allowed_token_ids=(3, 4)), ((3,),), True),
+        (SamplingParams(), tuple((token,) for token in range(50)), False),
     ],
 )
-def test_a_law_without_a_token_to_draw_is_refused(law, bad_words, is_drawable):
+def test_a_law_without_a_token_to_draw_is_refused(params, bad_words, is_drawable):
     admission = replace(ADMISSION, bad_words=bad_words)
     if is_drawable:
-        build_spec(replace(FIELDS, law=law), admission, LIMITS, MODEL)
+        build_spec(replace(FIELDS, params=params), admission, LIMITS, MODEL)
     else:
         with pytest.raises(RequestError):
-            build_spec(replace(FIELDS, law=law), admission, LIMITS, MODEL)
+            build_spec(replace(FIELDS, params=params), admission, LIMITS, MODEL)
 
 
 def test_texts_and_aborts():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, SamplingRow
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.base import DraftRow, Outcome
 
@@ -24,7 +24,7 @@ def row(
         sampling=SamplingRow(
             index=0,
             slot=0,
-            law=SamplingLaw(temperature=0.0, end_token_ids=end_tokens),
+            params=SamplingParams(temperature=0.0, end_token_ids=end_tokens),
             mode=ExactnessMode.MAX_ACCEPT,
             lenience=1.0,
             seed=0,

@@ -75,13 +75,13 @@ def plain(pair: str, temperature: float, mode: ExactnessMode) -> list[list[int]]
     return found
 
 
-@pytest.mark.parametrize("law", [GREEDY, SHARED_NOISE], ids=["greedy", "shared noise"])
+@pytest.mark.parametrize("probs", [GREEDY, SHARED_NOISE], ids=["greedy", "shared noise"])
 @pytest.mark.parametrize("drafter", NAMES)
 def test_no_drafter_changes_a_token(
-    pair: tuple[str, DraftingConfig], drafter: str, law: tuple[float, ExactnessMode]
+    pair: tuple[str, DraftingConfig], drafter: str, probs: tuple[float, ExactnessMode]
 ) -> None:
     """Every gamma and batch, random arrivals, history shared by all requests of one server."""
-    check_equality(pair, drafter, law, gammas=range(9), batches=range(1, 6))
+    check_equality(pair, drafter, probs, gammas=range(9), batches=range(1, 6))
 
 
 @pytest.mark.parametrize("drafter", [name for name in NAMES if not draws_from_laws(name)])
@@ -95,13 +95,13 @@ def test_point_masses_change_no_sampled_token(
 def check_equality(
     pair: tuple[str, DraftingConfig],
     drafter: str,
-    law: tuple[float, ExactnessMode],
+    way: tuple[float, ExactnessMode],
     *,
     gammas: Sequence[int],
     batches: Sequence[int],
 ) -> None:
     """Requests that arrive at random get the very tokens of plain decoding; caches are audited at every step."""
-    (name, drafting), (temperature, mode) = pair, law
+    (name, drafting), (temperature, mode) = pair, way
     expected = plain(name, temperature, mode)
     # A reference that the answers quote in part.
     reference = (*expected[4][:7], 2, 2, 1, *expected[2][2:9], 0, 3)

@@ -175,7 +175,7 @@ def test_answers_and_figures_are_those_of_the_host(
     name = "-".join(drafters)
     feed_all_but_last_tokens(host.worker)
     assert run_with_arrivals(device, name, drafters) == run_with_arrivals(host, name, drafters)
-    assert set(device.worker.snapshot().host_reasons) == {""}
+    assert set(device.worker.snapshot().host_fallback_reasons) == {""}
 
 
 @pytest.mark.parametrize("place", [HOST, DEVICE])
@@ -368,9 +368,9 @@ def test_trees_are_verified_on_the_device_and_judged_on_the_host(
         [replace(one, speculation=SpeculationParams(drafter="none")) for one in asked]
     )
     assert any(path != tuple(range(len(path))) for path in kept), "no side branch was ever kept"
-    reasons = with_trees.worker.snapshot().host_reasons
+    reasons = with_trees.worker.snapshot().host_fallback_reasons
     assert set(reasons) <= {TREES, ""}
     assert reasons[TREES] > 3
     before = reasons.get("", 0)
     with_trees.answers([request("chain", 12, temperature=0.0)])
-    assert with_trees.worker.snapshot().host_reasons[""] > before
+    assert with_trees.worker.snapshot().host_fallback_reasons[""] > before

@@ -20,7 +20,7 @@ from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.onnx.sampler import open_onnx_sampler
 from outrider.engines.opening import open_pair
 from outrider.engines.pair import DEVICE, HOST, choose_place, open_together
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.params import Failed, RequestSpec, SpeculationParams
@@ -109,7 +109,7 @@ def test_answers_and_figures_are_those_of_the_host(
     drafters: tuple[str, ...],
     temperature: float,
 ) -> None:
-    before = Counter(device.worker.snapshot().host_reasons)
+    before = Counter(device.worker.snapshot().host_fallback_reasons)
     for gamma in (1, 4):
         name = f"{drafters}-{temperature}-{gamma}"
         options = {"drafters": drafters, "temperature": temperature, "gamma": gamma}
@@ -117,25 +117,25 @@ def test_answers_and_figures_are_those_of_the_host(
         assert device.answers(asked) == host.answers(asked) == alike.answers(asked)
         assert reports(device, asked) == reports(alike, asked)
         assert sum(report.num_drafted for report in reports(device, asked)) > 0
-    places = Counter(device.worker.snapshot().host_reasons) - before
+    places = Counter(device.worker.snapshot().host_fallback_reasons) - before
     composed = "drafter model/lookup reads the draft model's tokens on the host"
     assert places[""] > 0
     assert (places[composed] > 0) == ("model/lookup" in drafters)
-    assert set(host.worker.snapshot().host_reasons) == {HOST_SERVES}
+    assert set(host.worker.snapshot().host_fallback_reasons) == {HOST_SERVES}
 
 
 @pytest.mark.parametrize(
-    "law",
+    "params",
     [
-        SamplingLaw(temperature=0.8, top_k=5, top_p=0.9, repetition_penalty=1.3),
-        SamplingLaw(temperature=0.0, presence_penalty=2.0, bad_words=((7, 8),)),
+        SamplingParams(temperature=0.8, top_k=5, top_p=0.9, repetition_penalty=1.3),
+        SamplingParams(temperature=0.0, presence_penalty=2.0, bad_words=((7, 8),)),
     ],
     ids=["sampled", "greedy"],
 )
 def test_processors_and_logprobs_are_those_of_the_host(
-    host: PairHarness, device: PairHarness, law: SamplingLaw
+    host: PairHarness, device: PairHarness, params: SamplingParams
 ) -> None:
-    asked = requests(f"law-{law.temperature}", mode=STABLE, law=law, num_logprobs=2)
+    asked = requests(f"law-{params.temperature}", mode=STABLE, params=params, num_logprobs=2)
     assert device.answers(asked) == host.answers(asked)
     for one in asked:
         found, expected = (
@@ -165,7 +165,7 @@ def test_a_draft_ends_where_the_answer_does(
 
 
 def place_laws(
-    harness: PairHarness, prompt: tuple[int, ...], law: SamplingLaw, num_places: int
+    harness: PairHarness, prompt: tuple[int, ...], params: SamplingParams, num_places: int
 ) -> list[np.ndarray]:
     """[V] float64 law of each output token of plain decoding, by the oracle over every context."""
     contexts = {(): 1.0}
@@ -176,7 +176,7 @@ def place_laws(
         for tokens, weight in contexts.items():
             history = np.array([*prompt, *tokens])
             logits = extend_one(harness.pair.target, 0, 0, history.tolist())[-1]
-            probs = weight * adjusted_probs(logits, law, history, len(prompt))
+            probs = weight * adjusted_probs(logits, params, history, len(prompt))
             total += probs
             following |= {(*tokens, int(token)): probs[token] for token in np.flatnonzero(probs)}
         contexts = following
@@ -186,14 +186,14 @@ def place_laws(
 
 def test_max_accept_has_the_law_of_plain_decoding(host: PairHarness, device: PairHarness) -> None:
     """Every place of 160 completions; chance of a false alarm 1e-6, seeds fixed."""
-    law = SamplingLaw(temperature=1.5, allowed_token_ids=(3, 14, 159, 265, 358))
+    params = SamplingParams(temperature=1.5, allowed_token_ids=(3, 14, 159, 265, 358))
     asked = [
         spec(
             f"law-{seed}",
             PROMPTS[0],
             seed=seed,
             max_tokens=3,
-            law=law,
+            params=params,
             mode=MAX_ACCEPT,
             drafter="model",
             gamma=2,
@@ -204,7 +204,7 @@ def test_max_accept_has_the_law_of_plain_decoding(host: PairHarness, device: Pai
     figures = reports(device, asked)
     share = sum(one.num_accepted for one in figures) / sum(one.num_drafted for one in figures)
     assert 0.2 < share < 0.9, "the ratio test must both keep and reject"
-    for place, probs in enumerate(place_laws(host, PROMPTS[0], law, 3)):
+    for place, probs in enumerate(place_laws(host, PROMPTS[0], params, 3)):
         counts = Counter(tokens[place] for tokens in answers)
         assert goodness_of_fit(counts, probs) > 1e-6 / 3
 
@@ -216,7 +216,7 @@ def test_a_neighbour_that_the_host_must_see_changes_no_token(
     """Whole blocks, and drafters that read the draft model's tokens: sampled, one seed a row."""
     options = {"temperature": 1.0, "mode": MAX_ACCEPT}
     alone = device.answers(requests(f"alone-{drafter}", **options)[:3])
-    before = Counter(device.worker.snapshot().host_reasons)
+    before = Counter(device.worker.snapshot().host_fallback_reasons)
     seen = SpeculationParams(drafter=drafter, gamma=3, verifies_block=drafter == "model")
     beside = spec(
         f"beside-{drafter}",
@@ -229,7 +229,7 @@ def test_a_neighbour_that_the_host_must_see_changes_no_token(
     together = device.answers([beside, *requests(f"together-{drafter}", **options)[:3]])
     assert together[1:] == alone
     assert len(together[0]) == 30
-    places = Counter(device.worker.snapshot().host_reasons) - before
+    places = Counter(device.worker.snapshot().host_fallback_reasons) - before
     read = "drafter model/lookup reads the draft model's tokens on the host"
     assert places[BLOCKS if drafter == "model" else read] > 5
 
@@ -281,23 +281,27 @@ class Library:
 
 
 @pytest.mark.parametrize(
-    ("law", "mode"),
+    ("params", "mode"),
     [
-        (SamplingLaw(temperature=0.0), MAX_ACCEPT),
-        (SamplingLaw(), MAX_ACCEPT),
-        (SamplingLaw(top_p=0.9, frequency_penalty=0.5), MAX_ACCEPT),
-        (SamplingLaw(), STABLE),
+        (SamplingParams(temperature=0.0), MAX_ACCEPT),
+        (SamplingParams(), MAX_ACCEPT),
+        (SamplingParams(top_p=0.9, frequency_penalty=0.5), MAX_ACCEPT),
+        (SamplingParams(), STABLE),
     ],
     ids=["greedy", "plain", "full", "race"],
 )
 @pytest.mark.parametrize("gamma", [0, 1, 4])
 def test_a_step_is_one_copy_to_the_host_and_one_wait(
-    device: PairHarness, monkeypatch: pytest.MonkeyPatch, law: SamplingLaw, mode: str, gamma: int
+    device: PairHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    params: SamplingParams,
+    mode: str,
+    gamma: int,
 ) -> None:
     memory = memory_of(device)
     drafters = ("model", "lookup") if gamma else ("none",)
-    name = f"count-{gamma}-{mode}-{law}"
-    asked = requests(name, law=law, mode=mode, drafters=drafters, gamma=gamma)[:4]
+    name = f"count-{gamma}-{mode}-{params}"
+    asked = requests(name, params=params, mode=mode, drafters=drafters, gamma=gamma)[:4]
     # Long enough that no draft is cut by an answer's end.
     asked = [replace(one, max_tokens=60) for one in asked]
     for one in asked:
@@ -373,9 +377,9 @@ def test_a_failing_draft_model_degrades_and_fails_nobody(
         return extend(engine, *arguments)
 
     monkeypatch.setattr(PlanEngine, "extend_on_device", breaking)
-    before = device.worker.snapshot().host_reasons.get(DRAFT_FAILED, 0)
+    before = device.worker.snapshot().host_fallback_reasons.get(DRAFT_FAILED, 0)
     found = device.answers(asked)
-    assert device.worker.snapshot().host_reasons[DRAFT_FAILED] == before + 1
+    assert device.worker.snapshot().host_fallback_reasons[DRAFT_FAILED] == before + 1
     assert {report.off_reason for report in reports(device, asked)} >= {None, "DEGRADED"}
     monkeypatch.undo()
     assert found == host.answers(asked)

@@ -13,7 +13,7 @@ from outrider.engines.base import EngineError
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.pair import HOST
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.params import EmittedToken, FinishReason, Progressed
 from outrider.runtime.core.request import Request
 from outrider.runtime.gamma.costs import CostTable
@@ -31,16 +31,16 @@ GENERATOR = np.random.default_rng(5)
 # one call end in tokens of their own.
 PROMPTS = [GENERATOR.integers(4, size=length).tolist() for length in (1, 2, 4, 5, 11)]
 LAWS = {
-    "greedy": SamplingLaw(temperature=0.0),
-    "sampled": SamplingLaw(),
-    "truncated": SamplingLaw(temperature=0.7, top_k=3, top_p=0.9, min_p=0.05),
-    "penalties": SamplingLaw(
+    "greedy": SamplingParams(temperature=0.0),
+    "sampled": SamplingParams(),
+    "truncated": SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.05),
+    "penalties": SamplingParams(
         temperature=0.9, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3
     ),
-    "greedy with penalties": SamplingLaw(temperature=0.0, repetition_penalty=3.0),
-    "biased": SamplingLaw(temperature=0.0, logit_bias=((1, 9.0),)),
-    "banned": SamplingLaw(bad_words=((2,),), allowed_token_ids=(1, 2, 3)),
-    "not yet ended": SamplingLaw(min_tokens=3, end_token_ids=(0, 1, 2)),
+    "greedy with penalties": SamplingParams(temperature=0.0, repetition_penalty=3.0),
+    "biased": SamplingParams(temperature=0.0, logit_bias=((1, 9.0),)),
+    "banned": SamplingParams(bad_words=((2,),), allowed_token_ids=(1, 2, 3)),
+    "not yet ended": SamplingParams(min_tokens=3, end_token_ids=(0, 1, 2)),
 }
 
 
@@ -72,13 +72,13 @@ def told(one: Harness, names: Sequence[int], **options: object) -> dict[int, obj
     }
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("params", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("mode", [STABLE, MAX_ACCEPT])
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_answers_are_those_of_steps_of_their_own(
-    law: SamplingLaw, mode: ExactnessMode, chunk: int
+    params: SamplingParams, mode: ExactnessMode, chunk: int
 ) -> None:
-    options = {"law": law, "mode": mode, "is_enabled": False}
+    options = {"params": params, "mode": mode, "is_enabled": False}
     everyone = range(len(PROMPTS))
     apart = told(harness(chunk, is_apart=True), everyone, **options)
     assert told(harness(chunk), everyone, **options) == apart
@@ -87,10 +87,12 @@ def test_answers_are_those_of_steps_of_their_own(
         assert told(harness(chunk), [name], **options) == {name: apart[name]}
 
 
-@pytest.mark.parametrize("law", [LAWS["greedy"], LAWS["sampled"], LAWS["penalties"]])
+@pytest.mark.parametrize("params", [LAWS["greedy"], LAWS["sampled"], LAWS["penalties"]])
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_answers_with_drafts_are_those_of_steps_of_their_own(law: SamplingLaw, chunk: int) -> None:
-    options = {"law": law, "mode": STABLE, "drafter": "model", "gamma": 3}
+def test_answers_with_drafts_are_those_of_steps_of_their_own(
+    params: SamplingParams, chunk: int
+) -> None:
+    options = {"params": params, "mode": STABLE, "drafter": "model", "gamma": 3}
     everyone = range(len(PROMPTS))
     apart = told(harness(chunk, is_apart=True), everyone, **options)
     assert told(harness(chunk), everyone, **options) == apart
@@ -98,11 +100,11 @@ def test_answers_with_drafts_are_those_of_steps_of_their_own(law: SamplingLaw, c
 
 def test_a_first_token_does_not_depend_on_drafts() -> None:
     """It is drawn plainly: of a sampled draft's noise it uses none."""
-    firsts = []
+    first_verdicts = []
     for options in ({"is_enabled": False}, {"gamma": 1}, {"gamma": 4}, {"drafter": "lookup"}):
         found = told(harness(), [1, 2, 4], mode=MAX_ACCEPT, temperature=1.0, **options)
-        firsts.append([tokens[0] for tokens, _ in found.values()])
-    assert firsts[1:] == firsts[:1] * 3
+        first_verdicts.append([tokens[0] for tokens, _ in found.values()])
+    assert first_verdicts[1:] == first_verdicts[:1] * 3
 
 
 @pytest.mark.parametrize(("length", "num_calls"), [(1, 6), (3, 6), (4, 6), (5, 7), (8, 7), (9, 8)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import EngineLimits, FloatArray, Span
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.params import BeamParams, Finished, SpeculationParams
 
 from tests.runtime.markov import PAIRS, Harness, limits, spec
@@ -55,10 +55,10 @@ def exact_in_float16(logits_of):
 
 # What reads logits: each kind of law with each kind of draft, logprobs, likeliest tokens and beams.
 LAWS = (
-    SamplingLaw(temperature=0.0),
-    SamplingLaw(),
-    SamplingLaw(top_k=3),
-    SamplingLaw(top_p=0.9, frequency_penalty=0.3),
+    SamplingParams(temperature=0.0),
+    SamplingParams(),
+    SamplingParams(top_k=3),
+    SamplingParams(top_p=0.9, frequency_penalty=0.3),
 )
 DRAFTERS = ("model", "tree", "recycling", "model/lookup", "ouroboros")
 MODES = (ExactnessMode.MAX_ACCEPT, ExactnessMode.SEED_STABLE)
@@ -76,14 +76,14 @@ def answers(form: Form) -> list[tuple[list[int], object]]:
     )
     requests = [
         spec(
-            f"{number}-{drafter}-{mode}", (1, 2, 3, 1, 2), max_tokens=8, law=law, num_logprobs=2,
+            f"{number}-{drafter}-{mode}", (1, 2, 3, 1, 2), max_tokens=8, params=params, num_logprobs=2,
             speculation=SpeculationParams(drafter=drafter, gamma=3, mode=mode),
         )
-        for number, law in enumerate(LAWS)
+        for number, params in enumerate(LAWS)
         for drafter in DRAFTERS
         for mode in MODES
     ]  # fmt: skip
-    searched = spec("beams", (1, 2), max_tokens=6, law=LAWS[0], beams=BeamParams(num_beams=2))
+    searched = spec("beams", (1, 2), max_tokens=6, params=LAWS[0], beams=BeamParams(num_beams=2))
     for request in (*requests, searched):
         harness.events[request.request_id] = received = []
         harness.worker.submit(request, received.append)

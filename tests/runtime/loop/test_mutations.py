@@ -190,20 +190,20 @@ MUTANTS = {
     ),
     "the chunk of a prompt is not counted as computed": (
         prompts,
-        "        for request, end in ends:\n            request.commit_prefill(end)\n        return Fed",
-        "        return Fed",
+        "        for request, end in ends:\n            request.commit_prefill(end)\n        return PrefillResult",
+        "        return PrefillResult",
         "first_tokens_in_front",
     ),
     "a first token is committed before its step went well": (
         step,
-        "        firsts = fed.firsts\n",
-        "        _commit_firsts(parts.target, live, fed.firsts, result)\n",
+        "        first_verdicts = fed.first_verdicts\n",
+        "        _commit_firsts(parts.target, live, fed.first_verdicts, result)\n",
         "prompts_are_read_again",
     ),
     "a first token counts as a pass": (
         request,
         "is_prompt = self.state is State.PREFILLING",
-        "is_prompt = self.state is State.PREFILLING and self.transition(Happening.PROMPT_COMPUTED)",
+        "is_prompt = self.state is State.PREFILLING and self.transition(RequestEvent.PROMPT_COMPUTED)",
         "figures_without_first_tokens",
     ),
     "a lost cache is taken for valid": (

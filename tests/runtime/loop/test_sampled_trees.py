@@ -13,7 +13,7 @@ from tests.runtime.drafters.rows import row
 WHOLE = Draft(
     tokens=(1, 2, 3),
     parents=(0, 1, 0),
-    offers=((1, 3, 1), (2,), (), ()),
+    candidates=((1, 3, 1), (2,), (), ()),
     is_sampled=True,
     is_without_replacement=False,
 )
@@ -41,9 +41,9 @@ def test_a_tree_that_is_cut_or_not_trusted_is_of_point_masses(
     limits: dict[str, int], tokens: tuple[int, ...]
 ) -> None:
     found = checked(WHOLE, **limits)
-    assert (found.tokens, found.offers, found.is_sampled) == (tokens, None, False)
+    assert (found.tokens, found.candidates, found.is_sampled) == (tokens, None, False)
 
 
 def test_offers_that_are_no_children_are_the_drafters_fault() -> None:
     with pytest.raises(ValueError, match="offers of node 0"):
-        checked(replace(WHOLE, offers=((1,), (2,), (), ())))
+        checked(replace(WHOLE, candidates=((1,), (2,), (), ())))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import EngineLimits
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, Verdict
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams, Verdict
 from outrider.runtime.core.errors import RequestFailed
 from outrider.runtime.core.params import Failed, FinishReason, Progressed
 from outrider.runtime.gamma.costs import CostTable
@@ -313,13 +313,13 @@ def test_repetition_penalty_sees_the_drafted_prefix() -> None:
         return np.array([2.0, 1.5, -9.0], np.float32)
 
     bounds = EngineLimits(max_batch=5, max_context=40, max_extend=16, vocab_size=3)
-    law = SamplingLaw(temperature=0.0, repetition_penalty=2.0)
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0)
     found = []
     for gamma in (0, 2, 5):
         harness = Harness(
             "F3", target=ScriptedEngine(logits, bounds), draft=ScriptedEngine(logits, bounds)
         )
-        harness.submit("a", (2,), law=law, drafter="model", gamma=gamma, max_tokens=6)
+        harness.submit("a", (2,), params=params, drafter="model", gamma=gamma, max_tokens=6)
         harness.run()
         found.append(harness.tokens("a"))
     assert found == [[0, 1, 0, 0, 0, 0]] * 3

@@ -8,7 +8,7 @@ import pytest
 from outrider.engines.base import Engine, Span
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.opening import open_engine
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.text.ngram import UnigramDrafter
@@ -56,14 +56,14 @@ def last_row(engine: Engine, tokens: tuple[int, ...]) -> np.ndarray:
 def test_alpha_is_the_mean_of_the_oracle_over_all_positions(engines: Engines, temperature: float):
     target, _, draft = engines
     (row,) = measured(target, draft, temperature)
-    law = SamplingLaw(temperature=temperature)
+    params = SamplingParams(temperature=temperature)
     none = np.zeros(0, dtype=np.int64)
     kept = {lenience: [] for lenience in LENIENCES}
     for tokens, num_prompt in ((TOKENS, NUM_PROMPT), (TOKENS[2:], 1)):
         for position in range(num_prompt, len(tokens)):
             p_row, q_row = (last_row(engine, tokens[:position]) for engine in (target, draft))
-            p, q = (adjusted_probs(one, law, none, 0) for one in (p_row, q_row))
-            raw = adjusted_probs(p_row, SamplingLaw(), none, 0)
+            p, q = (adjusted_probs(one, params, none, 0) for one in (p_row, q_row))
+            raw = adjusted_probs(p_row, SamplingParams(), none, 0)
             for lenience in LENIENCES:
                 if temperature == 0.0:
                     rows = np.stack([raw, raw])
@@ -83,13 +83,13 @@ def test_a_drafter_without_a_model_is_a_point_mass_at_every_position(engines: En
     )
     unigram = UnigramDrafter.from_parts(parts)
     (row,) = measured(target, None, 1.0, {"unigram": unigram})
-    law, none = SamplingLaw(), np.zeros(0, dtype=np.int64)
+    params, none = SamplingParams(), np.zeros(0, dtype=np.int64)
     kept = []
     for tokens, num_prompt in ((TOKENS, NUM_PROMPT), (TOKENS[2:], 1)):
         for position in range(num_prompt, len(tokens)):
             seen = tokens[:position]
             most = min(set(seen), key=lambda token: (-seen.count(token), token))
-            kept.append(adjusted_probs(last_row(target, seen), law, none, 0)[most])
+            kept.append(adjusted_probs(last_row(target, seen), params, none, 0)[most])
     assert row.coverage == 1.0 and row.alpha == pytest.approx(np.mean(kept), abs=1e-6)
 
 
@@ -97,8 +97,8 @@ def test_the_fast_law_is_the_oracles():
     logits = np.random.default_rng(0).normal(scale=3.0, size=(5, 40))
     none = np.zeros(0, dtype=np.int64)
     for temperature in (0.0, 0.3, 1.0, 2.0):
-        law = SamplingLaw(temperature=temperature)
-        oracle = [adjusted_probs(row, law, none, 0) for row in logits]
+        params = SamplingParams(temperature=temperature)
+        oracle = [adjusted_probs(row, params, none, 0) for row in logits]
         np.testing.assert_allclose(law_rows(logits, temperature), oracle, atol=1e-12)
 
 

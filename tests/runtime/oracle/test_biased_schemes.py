@@ -11,10 +11,10 @@ from itertools import product
 
 import numpy as np
 import pytest
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, SamplingRow
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.tree import merge_chains
-from outrider.runtime.oracle.tree_walks import judge_offers
+from outrider.runtime.oracle.tree_walks import judge_candidates
 from outrider.runtime.oracle.verification import point_mass
 
 from tests.runtime.oracle.test_tree import (
@@ -191,7 +191,7 @@ def test_drafts_judged_by_the_law_they_had_give_the_target_of_the_same_inputs(dr
         rows = point_mass(token, 3)[None]
         out = np.zeros(3)
         for coins, volume in coin_cells((token,), rows, target):
-            kept, left = judge_offers(np.array([token]), rows, target, coins)
+            kept, left = judge_candidates(np.array([token]), rows, target, coins)
             out += volume * (left if kept is None else point_mass(token, 3))
         np.testing.assert_allclose(out, target, rtol=0, atol=EXACT)
 
@@ -211,7 +211,7 @@ def test_a_penalty_on_the_last_position_alone_would_change_the_answer() -> None:
     row = SamplingRow(
         index=0,
         slot=0,
-        law=SamplingLaw(temperature=0.0, repetition_penalty=2.0),
+        params=SamplingParams(temperature=0.0, repetition_penalty=2.0),
         mode=ExactnessMode.MAX_ACCEPT,
         lenience=1.0,
         seed=0,

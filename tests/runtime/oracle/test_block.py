@@ -70,13 +70,13 @@ PAIRS = {
 }
 
 
-def mean_accepted(law):
-    return sum(mass * (len(run) - 1) for run, mass in law.items())
+def mean_accepted(params):
+    return sum(mass * (len(run) - 1) for run, mass in params.items())
 
 
 def is_exact(draft, target, gamma):
-    law = completed(emitted_law_block(draft, target, gamma), target, gamma + 1)
-    return distance(law, sequence_law(target, gamma + 1)) < MAX_ERROR
+    probs = completed(emitted_law_block(draft, target, gamma), target, gamma + 1)
+    return distance(probs, sequence_law(target, gamma + 1)) < MAX_ERROR
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -87,18 +87,19 @@ def test_the_emitted_tokens_have_the_targets_law(pair, gamma):  # T16
 
 @pytest.mark.parametrize(("gamma", "mean"), [(1, 2 / 3), (2, 11 / 9), (3, 5 / 3), (4, 166 / 81)])
 def test_the_worked_pair_keeps_the_known_number_of_tokens(gamma, mean):  # T16
-    law = emitted_law_block(*PAIRS["F2"], gamma)
-    assert mean_accepted(law) == pytest.approx(mean, abs=MAX_ERROR)
+    probs = emitted_law_block(*PAIRS["F2"], gamma)
+    assert mean_accepted(probs) == pytest.approx(mean, abs=MAX_ERROR)
     assert is_exact(*PAIRS["F2"], gamma)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_no_fewer_tokens_are_kept_than_token_by_token(pair, gamma):
-    block, token_wise = (law(*PAIRS[pair], gamma) for law in (emitted_law_block, emitted_law))
+    block, token_wise = (params(*PAIRS[pair], gamma) for params in (emitted_law_block, emitted_law))
     for length in range(1, gamma + 1):
         at_least = [
-            sum(m for run, m in law.items() if len(run) > length) for law in (block, token_wise)
+            sum(m for run, m in params.items() if len(run) > length)
+            for params in (block, token_wise)
         ]
         assert at_least[0] >= at_least[1] - MAX_ERROR
     if gamma == 1:
@@ -126,15 +127,15 @@ def test_for_point_masses_both_rules_emit_the_same_law(seed):
 def test_a_draft_may_end_where_its_own_tokens_say():
     """Rounds of 1 token behind a drafted 0 and of 3 else, as after a drafted end-of-sequence."""
     draft, target = PAIRS["random"]
-    law = {}
-    for gamma, firsts in ((1, (0,)), (3, (1, 2))):
+    probs = {}
+    for gamma, first_verdicts in ((1, (0,)), (3, (1, 2))):
         for first, *rest in product(range(3), repeat=gamma):
-            if first in firsts:
-                add_outcomes(law, (first, *rest), draft, target)
-    assert distance(completed(law, target, 4), sequence_law(target, 4)) < MAX_ERROR
+            if first in first_verdicts:
+                add_outcomes(probs, (first, *rest), draft, target)
+    assert distance(completed(probs, target, 4), sequence_law(target, 4)) < MAX_ERROR
 
 
-def add_outcomes(law, drafted, draft, target):
+def add_outcomes(params, drafted, draft, target):
     """Add to ``law`` what one draft makes a round emit."""
     prefixes = [drafted[:length] for length in range(len(drafted) + 1)]
     q, p = np.array([draft(x) for x in prefixes[:-1]]), np.array([target(x) for x in prefixes])
@@ -144,7 +145,7 @@ def add_outcomes(law, drafted, draft, target):
         kept = count_accepted_block(tokens, q, p, coins)
         for token, prob in enumerate(next_token_probs_block(kept, tokens, q, p)):
             run = (*drafted[:kept], token)
-            law[run] = law.get(run, 0.0) + share * volume * prob
+            params[run] = params.get(run, 0.0) + share * volume * prob
 
 
 def test_a_token_the_target_cannot_emit_ends_the_run_even_at_coin_0():

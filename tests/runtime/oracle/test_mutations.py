@@ -69,27 +69,27 @@ SAMPLER_MUTANTS = {
     ),
     "residual is the target": (
         token_law,
-        "return TokenLaw(shared, target.ids, mass), False",
-        "return TokenLaw(target.weights, target.ids), False",
+        "return TokenProbs(shared, target.ids, mass), False",
+        "return TokenProbs(target.weights, target.ids), False",
         "the_four_token_pair_has_the_oracles_law",
     ),
     "residual skipped": (
         cpu_sampler,
-        "residual, is_fallback = residual_law(target, shared)",
+        "residual, is_fallback = residual_probs(target, shared)",
         "residual, is_fallback = target, False",
         "the_lenient_round_at_0_8",
     ),
     "bonus from the residual": (
         cpu_sampler,
         "target.draw(self._uniform(row, Purpose.BONUS",
-        "residual_law(target, shared_weights(target, self._draft_law(row, gamma - 1), "
+        "residual_probs(target, shared_weights(target, self._draft_law(row, gamma - 1), "
         "self._scratch)[0])[0].draw(self._uniform(row, Purpose.BONUS",
         "the_run_law_of_the_markov_pair",
     ),
     "target row off by one": (
         cpu_sampler,
-        "target = adjusted_law(logits_at(logits[index]",
-        "target = adjusted_law(logits_at(logits[max(index - 1, 0)]",
+        "target = adjusted_token_probs(\n                logits_at(logits[index]",
+        "target = adjusted_token_probs(\n                logits_at(logits[max(index - 1, 0)]",
         "the_run_law_of_the_markov_pair",
     ),
     "bonus row off by one": (
@@ -106,14 +106,14 @@ SAMPLER_MUTANTS = {
     ),
     "temperature on the target only": (
         cpu_sampler,
-        "return law.draw(self._uniform(row, Purpose.DRAFT",
-        "return TokenLaw(np.exp(logits)).draw(self._uniform(row, Purpose.DRAFT",
+        "return probs.draw(self._uniform(row, Purpose.DRAFT",
+        "return TokenProbs(np.exp(logits)).draw(self._uniform(row, Purpose.DRAFT",
         "a_temperature_applies_to_draft_and_target_alike",
     ),
     "top-k by id": (
         adjust,
-        "ids = kernels.ranked_greatest(logits, law.top_k)",
-        "ids = np.arange(law.top_k)",
+        "ids = kernels.ranked_greatest(logits, params.top_k)",
+        "ids = np.arange(params.top_k)",
         "a_truncated_round_has_the_truncated_targets_law",
     ),
     "coin reused for the residual": (
@@ -137,7 +137,7 @@ SAMPLER_MUTANTS = {
     "drawing again after a mismatch": (
         cpu_sampler,
         "return Verdict(num_accepted=index, next_token=drawn)",
-        "return Verdict(num_accepted=index, next_token=law.draw("
+        "return Verdict(num_accepted=index, next_token=probs.draw("
         "self._uniform(row, Purpose.BONUS, start + index)))",
         "drawing_again_after_a_mismatch_does_not_happen",
     ),

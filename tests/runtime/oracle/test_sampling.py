@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from outrider.engines.sampling.adjust import adjusted_law, greatest_token, process_logits
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.adjust import adjusted_token_probs, greatest_token, process_logits
+from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.kernels import ranked_greatest
 from outrider.runtime.oracle.sampling import adjusted_probs, processed_scores, softmax
 
@@ -20,7 +20,7 @@ MAX_ERROR = 1e-6
 
 def adjusted_row(logits, law):
     """The fast law written out over the vocabulary; None where there is none."""
-    adjusted = adjusted_law(logits, law, np.ones(len(logits) + 3, dtype=np.float32))
+    adjusted = adjusted_token_probs(logits, law, np.ones(len(logits) + 3, dtype=np.float32))
     return None if adjusted is None else adjusted.probs(len(logits))
 
 
@@ -46,63 +46,63 @@ def logs(*probs):
 
 @both
 def test_greedy_gives_all_mass_to_the_lowest_id_of_a_tie(probs_of):  # T9
-    law = SamplingLaw(temperature=0.0)
+    law = SamplingParams(temperature=0.0)
     assert probs_of([2.0, 2.0, 1.0], law, EMPTY, 0).tolist() == [1.0, 0.0, 0.0]
 
 
 @both
 def test_temperature_comes_before_top_p(probs_of):  # T10
-    law = SamplingLaw(temperature=2.0, top_p=0.66)
+    law = SamplingParams(temperature=2.0, top_p=0.66)
     probs = probs_of([2.0, 1.0, 0.0], law, EMPTY, 0)
     assert probs == pytest.approx([0.6225, 0.3775, 0.0], abs=5e-5)
 
 
 @both
 def test_top_p_keeps_one_token_where_the_mass_before_the_next_equals_it(probs_of):  # T10
-    law = SamplingLaw(top_p=0.5)
+    law = SamplingParams(top_p=0.5)
     assert probs_of([1.0, 1.0], law, EMPTY, 0).tolist() == [1.0, 0.0]
     # (.5, .3, .2): a margin beyond float32 on either side of the edge.
     for top_p, num_kept in [(0.4999, 1), (0.5001, 2)]:
-        probs = probs_of(logs(0.5, 0.3, 0.2), SamplingLaw(top_p=top_p), EMPTY, 0)
+        probs = probs_of(logs(0.5, 0.3, 0.2), SamplingParams(top_p=top_p), EMPTY, 0)
         assert np.count_nonzero(probs) == num_kept
 
 
 @both
 def test_top_p_equal_to_the_mass_before_drops_the_token(probs_of):
     # Four equal tokens have exactly .25 each in any precision.
-    probs = probs_of([3.0] * 4, SamplingLaw(top_p=0.5), EMPTY, 0)
+    probs = probs_of([3.0] * 4, SamplingParams(top_p=0.5), EMPTY, 0)
     assert probs.tolist() == [0.5, 0.5, 0.0, 0.0]
 
 
 @both
 def test_top_k_keeps_exactly_k_and_breaks_ties_by_lower_id(probs_of):
-    probs = probs_of([1.0, 2.0, 2.0, 2.0], SamplingLaw(top_k=2), EMPTY, 0)
+    probs = probs_of([1.0, 2.0, 2.0, 2.0], SamplingParams(top_k=2), EMPTY, 0)
     assert probs.tolist() == [0.0, 0.5, 0.5, 0.0]
 
 
 @both
 @pytest.mark.parametrize("top_k", [0, 3, 4, 99])
 def test_top_k_of_zero_or_all_is_off(probs_of, top_k):
-    probs = probs_of(logs(0.5, 0.3, 0.2), SamplingLaw(top_k=top_k), EMPTY, 0)
+    probs = probs_of(logs(0.5, 0.3, 0.2), SamplingParams(top_k=top_k), EMPTY, 0)
     assert probs == pytest.approx([0.5, 0.3, 0.2], abs=MAX_ERROR)
 
 
 @both
 def test_top_p_counts_mass_among_the_tokens_that_top_k_kept(probs_of):
     # Kept by top-k: .4/.7 and .3/.7; the first alone has .571 >= .5, of the whole row only .4.
-    law = SamplingLaw(top_k=2, top_p=0.5)
+    law = SamplingParams(top_k=2, top_p=0.5)
     assert probs_of(logs(0.4, 0.3, 0.2, 0.1), law, EMPTY, 0).tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 @both
 def test_min_p_is_relative_to_the_greatest_probability(probs_of):
-    probs = probs_of(logs(0.5, 0.3, 0.2), SamplingLaw(min_p=0.5), EMPTY, 0)
+    probs = probs_of(logs(0.5, 0.3, 0.2), SamplingParams(min_p=0.5), EMPTY, 0)
     assert probs == pytest.approx([0.625, 0.375, 0.0], abs=MAX_ERROR)
 
 
 @both
 def test_penalties_count_prompt_and_output_as_documented(probs_of):
-    law = SamplingLaw(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
+    law = SamplingParams(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
     history = np.array([0, 1, 2, 2])
     probs = probs_of([2.0, -2.0, 4.0, 1.0], law, history, 2)
     # Prompt 0, 1: halved and doubled; output 2, 2: halved, then -.5 - 2 * .25.
@@ -111,14 +111,14 @@ def test_penalties_count_prompt_and_output_as_documented(probs_of):
 
 @both
 def test_bias_comes_before_the_repetition_penalty(probs_of):
-    law = SamplingLaw(logit_bias=((0, 3.0),), repetition_penalty=2.0)
+    law = SamplingParams(logit_bias=((0, 3.0),), repetition_penalty=2.0)
     probs = probs_of([-1.0, 0.0], law, np.array([0]), 1)
     assert probs == pytest.approx(softmax([1.0, 0.0]), abs=MAX_ERROR)
 
 
 @both
 def test_a_bad_word_is_banned_only_after_its_beginning_was_produced(probs_of):
-    law = SamplingLaw(bad_words=((1, 2),))
+    law = SamplingParams(bad_words=((1, 2),))
     assert probs_of([0.0] * 3, law, np.array([0, 1]), 1)[2] == 0.0
     assert probs_of([0.0] * 3, law, np.array([1, 0]), 1)[2] > 0.0
     # The prompt is not produced.
@@ -127,41 +127,41 @@ def test_a_bad_word_is_banned_only_after_its_beginning_was_produced(probs_of):
 
 @both
 def test_a_bad_word_of_one_token_is_always_banned(probs_of):
-    assert probs_of([0.0] * 2, SamplingLaw(bad_words=((1,),)), EMPTY, 0).tolist() == [1.0, 0.0]
+    assert probs_of([0.0] * 2, SamplingParams(bad_words=((1,),)), EMPTY, 0).tolist() == [1.0, 0.0]
 
 
 @both
 def test_end_tokens_are_banned_until_min_tokens_exist(probs_of):
-    law = SamplingLaw(min_tokens=2, end_token_ids=(0,))
+    law = SamplingParams(min_tokens=2, end_token_ids=(0,))
     assert probs_of([5.0, 0.0], law, np.array([1, 1]), 1)[0] == 0.0
     assert probs_of([5.0, 0.0], law, np.array([1, 1, 1]), 1)[0] > 0.0
 
 
 @both
 def test_only_allowed_tokens_have_mass(probs_of):
-    law = SamplingLaw(allowed_token_ids=(1, 2))
+    law = SamplingParams(allowed_token_ids=(1, 2))
     probs = probs_of([9.0, 0.0, 0.0], law, EMPTY, 0)
     assert probs.tolist() == [0.0, 0.5, 0.5]
 
 
 @both
 def test_a_finite_mask_value_carries_no_mass_and_no_warning(probs_of):
-    probs = probs_of([0.0, np.finfo(np.float32).min], SamplingLaw(temperature=0.1), EMPTY, 0)
+    probs = probs_of([0.0, np.finfo(np.float32).min], SamplingParams(temperature=0.1), EMPTY, 0)
     assert probs.tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("row", [[np.nan, 1.0], [np.inf, 1.0], [-np.inf, -np.inf]])  # T36
 def test_a_row_that_is_not_finite_has_no_law(row):
     with pytest.raises(ValueError, match="not finite"):
-        adjusted_probs(np.array(row), SamplingLaw(), EMPTY, 0)
+        adjusted_probs(np.array(row), SamplingParams(), EMPTY, 0)
     logits = np.array(row, dtype=np.float32)
-    assert adjusted_row(logits, SamplingLaw()) is None
-    assert adjusted_row(logits, SamplingLaw(top_k=1)) is None
+    assert adjusted_row(logits, SamplingParams()) is None
+    assert adjusted_row(logits, SamplingParams(top_k=1)) is None
     assert greatest_token(logits) is None
 
 
 def test_bans_that_leave_no_token_have_no_law():
-    law = SamplingLaw(allowed_token_ids=(0,), bad_words=((0,),))
+    law = SamplingParams(allowed_token_ids=(0,), bad_words=((0,),))
     with pytest.raises(ValueError, match="not finite"):
         adjusted_probs(np.zeros(2), law, EMPTY, 0)
     assert adjusted_row(process_logits(np.zeros(2, np.float32), law, EMPTY, 0), law) is None
@@ -169,13 +169,13 @@ def test_bans_that_leave_no_token_have_no_law():
 
 def test_processing_leaves_the_engine_s_logits_unchanged():
     logits = np.array([1.0, 2.0], dtype=np.float32)
-    process_logits(logits, SamplingLaw(logit_bias=((0, 5.0),), temperature=0.5), EMPTY, 0)
-    adjusted_row(logits, SamplingLaw(temperature=0.5, min_p=0.5))
+    process_logits(logits, SamplingParams(logit_bias=((0, 5.0),), temperature=0.5), EMPTY, 0)
+    adjusted_row(logits, SamplingParams(temperature=0.5, min_p=0.5))
     assert logits.tolist() == [1.0, 2.0]
 
 
 def test_a_smaller_draft_vocabulary_may_share_the_target_s_law():  # T35
-    law = SamplingLaw(
+    law = SamplingParams(
         allowed_token_ids=(0, 7),
         logit_bias=((7, 1.0),),
         bad_words=((7,),),
@@ -199,7 +199,7 @@ def normal_row(vocab_size, scale, step=0.0):
 @pytest.mark.parametrize("vocab_size", [3000, 20_000])
 def test_top_p_is_exact_for_flat_and_peaked_rows_of_large_vocabularies(scale, top_p, vocab_size):
     logits = normal_row(vocab_size, scale)
-    law = SamplingLaw(top_p=top_p)
+    law = SamplingParams(top_p=top_p)
     slow = adjusted_probs(logits, law, EMPTY, 0)
     fast = adjusted_row(logits, law)
     # One token at the edge may go either way by the rounding of the mass before it.
@@ -213,8 +213,8 @@ def test_top_p_is_exact_for_flat_and_peaked_rows_of_large_vocabularies(scale, to
 @pytest.mark.parametrize("top_p", [0.3, 0.9])
 def test_tokens_that_tie_at_the_edge_of_a_large_nucleus_are_kept_by_lower_id(vocab_size, top_p):
     logits = normal_row(vocab_size, 0.6, step=0.5)
-    fast = adjusted_row(logits, SamplingLaw(top_p=top_p))
-    slow = adjusted_probs(logits, SamplingLaw(top_p=top_p), EMPTY, 0)
+    fast = adjusted_row(logits, SamplingParams(top_p=top_p))
+    slow = adjusted_probs(logits, SamplingParams(top_p=top_p), EMPTY, 0)
     assert abs(int((fast > 0.0).sum()) - int((slow > 0.0).sum())) <= 1
     edge = np.flatnonzero(logits == logits[fast > 0.0].min())
     is_kept = fast[edge] > 0.0
@@ -249,7 +249,7 @@ TOKEN = st.integers(0, 6)
 def laws(draw):
     subset = st.lists(TOKEN, max_size=3, unique=True).map(tuple)
     word = st.lists(TOKEN, min_size=1, max_size=2).map(tuple)
-    return SamplingLaw(
+    return SamplingParams(
         temperature=draw(st.sampled_from([0.0, 0.25, 0.7, 1.0, 2.0])),
         top_k=draw(st.sampled_from([0, 1, 2, 5, 7, 50])),
         top_p=draw(st.sampled_from([1.0, 0.9, 0.61, 0.05])),

@@ -9,7 +9,7 @@ import pytest
 from outrider.engines.base import EngineError
 from outrider.runtime.core.tree import DraftTree, leading_chain, merge_chains, pruned, tried_chain
 from outrider.runtime.oracle.tree_walks import (
-    judge_offers,
+    judge_candidates,
     match_walk,
     node_wise_walk,
     without_replacement,
@@ -38,18 +38,18 @@ def coin_cells(tokens, rows, target, lenience=1.0):
 
 def node_law(draw_candidates, target, lenience=1.0):
     """Law [V] of the token at one node: drafts x coins x the remaining row."""
-    law, kept_mass = np.zeros(len(target)), 0.0
+    probs, kept_mass = np.zeros(len(target)), 0.0
     for tokens, rows, mass in draw_candidates:
         for coins, volume in coin_cells(tokens, rows, target, lenience):
-            kept, remaining = judge_offers(
+            kept, remaining = judge_candidates(
                 np.array(tokens, dtype=np.int64), rows, target, coins, lenience=lenience
             )
             if kept is None:
-                law += mass * volume * remaining
+                probs += mass * volume * remaining
             else:
-                law[tokens[kept]] += mass * volume
+                probs[tokens[kept]] += mass * volume
                 kept_mass += mass * volume
-    return law, kept_mass
+    return probs, kept_mass
 
 
 def with_replacement_draws(draft, count):
@@ -85,7 +85,7 @@ def test_phrases_become_a_trie_with_the_first_chain_first():
     tree = merge_chains([(7, 8, 1, 2), (7, 8, 3, 4), (7, 9), (7, 8, 1, 5)])
     assert tree.tokens == (7, 8, 1, 2, 3, 4, 9, 5)
     assert tree.parents == (0, 1, 2, 3, 2, 5, 1, 3)
-    assert tree.offers[:4] == ((1, 1, 1, 1), (2, 2, 7, 2), (3, 5, 3), (4, 8))
+    assert tree.candidates[:4] == ((1, 1, 1, 1), (2, 2, 7, 2), (3, 5, 3), (4, 8))
     assert tree.positions(10).tolist() == [9, 10, 11, 12, 13, 12, 13, 11, 13]
     assert tree.tokens_of((1, 2, 5, 6)) == (7, 8, 3, 4)
     np.testing.assert_array_equal(np.flatnonzero(tree.ancestors[6]), [0, 1, 2, 5, 6])
@@ -93,28 +93,28 @@ def test_phrases_become_a_trie_with_the_first_chain_first():
 
 def test_a_chain_is_its_own_trie():
     tree = merge_chains([(4, 5, 6)])
-    assert tree == DraftTree(tokens=(4, 5, 6), parents=(0, 1, 2), offers=((1,), (2,), (3,), ()))
+    assert tree == DraftTree(tokens=(4, 5, 6), parents=(0, 1, 2), candidates=((1,), (2,), (3,), ()))
 
 
 @pytest.mark.parametrize("chains", [[], [()], [(), ()]])
 def test_no_draft_is_a_tree_of_the_root_alone(chains):
-    assert merge_chains(chains) == DraftTree(tokens=(), parents=(), offers=((),))
+    assert merge_chains(chains) == DraftTree(tokens=(), parents=(), candidates=((),))
 
 
 def test_the_budget_cuts_later_chains():
     tree = merge_chains([(1, 2, 3), (1, 4, 5), (1, 2, 6)], max_nodes=4)
     assert tree.tokens == (1, 2, 3, 4)
-    assert tree.offers == ((1, 1, 1), (2, 4, 2), (3,), (), ())
+    assert tree.candidates == ((1, 1, 1), (2, 4, 2), (3,), (), ())
     assert merge_chains([(1, 2)], max_nodes=0).tokens == ()
 
 
 def test_broken_trees_are_refused():
     with pytest.raises(EngineError, match="the parent of token 1"):
-        DraftTree(tokens=(5,), parents=(1,), offers=((), ()))
+        DraftTree(tokens=(5,), parents=(1,), candidates=((), ()))
     with pytest.raises(ValueError, match="offers of node 0"):
-        DraftTree(tokens=(5,), parents=(0,), offers=((), ()))
+        DraftTree(tokens=(5,), parents=(0,), candidates=((), ()))
     with pytest.raises(ValueError, match="N \\+ 1 lists"):
-        DraftTree(tokens=(5,), parents=(0,), offers=((1,),))
+        DraftTree(tokens=(5,), parents=(0,), candidates=((1,),))
 
 
 # --- sample and match
@@ -122,7 +122,7 @@ def test_broken_trees_are_refused():
 
 def match_law(tree, target_row):
     """Exact law of a round: one draw at every node that is reached, none elsewhere."""
-    law = {}
+    probs = {}
 
     def walk(path_tokens, node, draws, mass):
         for token, share in enumerate(target_row(path_tokens)):
@@ -133,17 +133,17 @@ def match_law(tree, target_row):
                 walk((*path_tokens, token), path[-1], drawn, mass * share)
             else:
                 run = (*tree.tokens_of(path), following)
-                law[run] = law.get(run, 0.0) + mass * share
+                probs[run] = probs.get(run, 0.0) + mass * share
 
     undrawn = np.full(len(tree.tokens) + 1, -1, dtype=np.int64)
     walk((), 0, undrawn, 1.0)
-    return law
+    return probs
 
 
-def first_token_law(law, vocab_size):
+def first_token_law(probs, vocab_size):
     """[V] law of the first emitted token."""
     return [
-        sum(mass for run, mass in law.items() if run[0] == token) for token in range(vocab_size)
+        sum(mass for run, mass in probs.items() if run[0] == token) for token in range(vocab_size)
     ]
 
 
@@ -153,8 +153,8 @@ def first_token_law(law, vocab_size):
 )
 def test_matching_any_tree_gives_the_target(chains):
     target = random_row_of(3, 3)
-    law = match_law(merge_chains(chains), target)
-    assert distance(completed(law, target, 4), sequence_law(target, 4)) < EXACT
+    probs = match_law(merge_chains(chains), target)
+    assert distance(completed(probs, target, 4), sequence_law(target, 4)) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_matching_any_tree_gives_the_target(chains):
     ],
 )
 def test_published_biases_are_not_here(chains, target):
-    law = match_law(merge_chains(chains), lambda prefix: np.array(target))
-    assert first_token_law(law, len(target)) == pytest.approx(target, abs=EXACT)
+    probs = match_law(merge_chains(chains), lambda prefix: np.array(target))
+    assert first_token_law(probs, len(target)) == pytest.approx(target, abs=EXACT)
 
 
 def test_the_longest_match_may_lie_on_any_branch():
@@ -201,9 +201,9 @@ def test_acceptance_of_the_four_token_pair(count, repeated, distinct, top, top_a
         (best_set_draws(F1_DRAFT, count, last_is_random=False), top),
         (best_set_draws(F1_DRAFT, count, last_is_random=True), top_and_random),
     ):
-        law, kept = node_law(draws, F1_TARGET)
+        probs, kept = node_law(draws, F1_TARGET)
         assert kept == pytest.approx(expected, abs=EXACT)
-        np.testing.assert_allclose(law, F1_TARGET, rtol=0, atol=EXACT)
+        np.testing.assert_allclose(probs, F1_TARGET, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize(("count", "repeated", "distinct"), [(1, 0.5, 0.5), (2, 0.6, 5 / 6)])
@@ -214,15 +214,15 @@ def test_acceptance_of_a_peaked_draft(count, repeated, distinct):
         (with_replacement_draws(draft, count), repeated),
         (without_replacement_draws(draft, count), distinct),
     ):
-        law, kept = node_law(draws, target)
+        probs, kept = node_law(draws, target)
         assert kept == pytest.approx(expected, abs=EXACT)
-        np.testing.assert_allclose(law, target, rtol=0, atol=EXACT)
+        np.testing.assert_allclose(probs, target, rtol=0, atol=EXACT)
 
 
 def test_a_repeated_candidate_is_tested_again():
     """Skipping the second copy gives P(a) = .408."""
-    law, _ = node_law(with_replacement_draws(F1_DRAFT, 2), F1_TARGET)
-    assert law[0] == pytest.approx(0.4, abs=EXACT)
+    probs, _ = node_law(with_replacement_draws(F1_DRAFT, 2), F1_TARGET)
+    assert probs[0] == pytest.approx(0.4, abs=EXACT)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -231,39 +231,39 @@ def test_random_pairs_give_the_target(seed, draws):
     target = random_row_of(seed, 4, num_zeros=seed % 3)(())
     draft = random_row_of(seed + 100, 4)(())
     for count in (1, 2, 3):
-        law, _ = node_law(draws(draft, count), target)
-        np.testing.assert_allclose(law, target, rtol=0, atol=EXACT)
+        probs, _ = node_law(draws(draft, count), target)
+        np.testing.assert_allclose(probs, target, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("lenience", [0.9, 0.5, 0.2])
 def test_lenience_keeps_every_token_below_its_bound(lenience):
     for draws in (with_replacement_draws, without_replacement_draws):
         strict = node_law(draws(F1_DRAFT, 2), F1_TARGET)[1]
-        law, kept = node_law(draws(F1_DRAFT, 2), F1_TARGET, lenience)
-        assert (law <= F1_TARGET / lenience + EXACT).all()
-        assert law.sum() == pytest.approx(1.0, abs=EXACT)
+        probs, kept = node_law(draws(F1_DRAFT, 2), F1_TARGET, lenience)
+        assert (probs <= F1_TARGET / lenience + EXACT).all()
+        assert probs.sum() == pytest.approx(1.0, abs=EXACT)
         assert kept > strict
 
 
 def test_the_coin_at_the_ratio_itself_rejects():
-    kept, _ = judge_offers(np.array([1]), F1_DRAFT[None], F1_TARGET, np.array([0.5]))
+    kept, _ = judge_candidates(np.array([1]), F1_DRAFT[None], F1_TARGET, np.array([0.5]))
     assert kept is None
-    kept, _ = judge_offers(np.array([1]), F1_DRAFT[None], F1_TARGET, np.array([0.4999]))
+    kept, _ = judge_candidates(np.array([1]), F1_DRAFT[None], F1_TARGET, np.array([0.4999]))
     assert kept == 0
     target = np.array([0.0, 1.0, 0.0, 0.0])
-    kept, _ = judge_offers(np.array([0]), F1_DRAFT[None], target, np.array([0.0]))
+    kept, _ = judge_candidates(np.array([0]), F1_DRAFT[None], target, np.array([0.0]))
     assert kept is None
 
 
 def test_equal_rows_leave_the_target_behind():
-    kept, remaining = judge_offers(np.array([0]), F1_TARGET[None], F1_TARGET, np.array([1.0]))
+    kept, remaining = judge_candidates(np.array([0]), F1_TARGET[None], F1_TARGET, np.array([1.0]))
     assert kept is None
     np.testing.assert_array_equal(remaining, F1_TARGET)
 
 
 def tree_law(draft_row, target_row, branching, draw):
     """Exact law of a round over a two-level tree whose nodes draw ``branching`` candidates each."""
-    law = {}
+    probs = {}
 
     def levels(prefix, depth):
         """(chains below a prefix in drafting order, rows per offer, mass) for every outcome."""
@@ -298,25 +298,25 @@ def tree_law(draft_row, target_row, branching, draw):
             path, remaining = node_wise_walk(tree, rows, targets, [coins for coins, _ in cell])
             for token in np.flatnonzero(remaining):
                 run = (*tree.tokens_of(path), int(token))
-                law[run] = law.get(run, 0.0) + mass * volume * float(remaining[token])
-    return law
+                probs[run] = probs.get(run, 0.0) + mass * volume * float(remaining[token])
+    return probs
 
 
 def tree_of(drawn):
     """The tree of what was drawn behind each prefix, breadth first, and the prefix of each node."""
-    prefixes, tokens, parents, offers = [()], [], [], []
+    prefixes, tokens, parents, candidates = [()], [], [], []
     for node, prefix in enumerate(prefixes):
-        candidates = drawn[prefix][0] if prefix in drawn else ()
+        children = drawn[prefix][0] if prefix in drawn else ()
         places = {}
-        for token in candidates:
+        for token in children:
             if token not in places:
                 prefixes.append((*prefix, token))
                 tokens.append(token)
                 parents.append(node)
                 places[token] = len(tokens)
-        offers.append(tuple(places[token] for token in candidates))
+        candidates.append(tuple(places[token] for token in children))
     return (
-        DraftTree(tokens=tuple(tokens), parents=tuple(parents), offers=tuple(offers)),
+        DraftTree(tokens=tuple(tokens), parents=tuple(parents), candidates=tuple(candidates)),
         prefixes,
     )
 
@@ -333,11 +333,11 @@ def tree_of(drawn):
 )
 def test_a_round_over_a_sampled_tree_has_the_targets_law(vocab_size, branching, draw):
     target, draft = random_row_of(11, vocab_size), random_row_of(12, vocab_size)
-    law = tree_law(draft, target, branching, draw)
-    assert sum(law.values()) == pytest.approx(1.0, abs=EXACT)
+    probs = tree_law(draft, target, branching, draw)
+    assert sum(probs.values()) == pytest.approx(1.0, abs=EXACT)
     length = len(branching) + 1
-    assert distance(completed(law, target, length), sequence_law(target, length)) < EXACT
-    assert max(map(len, law)) == length
+    assert distance(completed(probs, target, length), sequence_law(target, length)) < EXACT
+    assert max(map(len, probs)) == length
 
 
 # --- what may be verified of a proposal

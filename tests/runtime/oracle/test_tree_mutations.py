@@ -98,8 +98,8 @@ MUTANTS = {
         lambda: tree_tests.test_the_longest_match_may_lie_on_any_branch(),
     ),
     "the first child is always followed": (
-        "[child for child in tree.offers[node] if tree.tokens[child - 1] == drawn]",
-        "list(tree.offers[node])",
+        "[child for child in tree.candidates[node] if tree.tokens[child - 1] == drawn]",
+        "list(tree.candidates[node])",
         lambda: tree_tests.test_matching_any_tree_gives_the_target([(0, 1), (0, 2), (1,)]),
     ),
     "the draw of the parent is used again": (
@@ -114,8 +114,8 @@ MUTANTS = {
         lambda: tree_tests.test_phrases_become_a_trie_with_the_first_chain_first(),
     ),
     "multiplicity is lost": (
-        "            offers[node].append(child)",
-        "            offers[node] += [child] * (child not in offers[node])",
+        "            candidates[node].append(child)",
+        "            candidates[node] += [child] * (child not in candidates[node])",
         lambda: tree_tests.test_phrases_become_a_trie_with_the_first_chain_first(),
     ),
 }

@@ -34,10 +34,10 @@ MAX_ERROR = 1e-12
 
 
 def first_token_law(runs, vocab_size):
-    law = np.zeros(vocab_size)
+    probs = np.zeros(vocab_size)
     for run, mass in runs.items():
-        law[run[0]] += mass
-    return law
+        probs[run[0]] += mass
+    return probs
 
 
 def kept_with(coin, token, *, draft=F1_DRAFT, target=F1_TARGET):
@@ -56,8 +56,8 @@ def test_the_emitted_law_is_the_targets(vocab_size, gamma, num_zeros):
         runs = emitted_law(draft, target, gamma)
         length = gamma + 1
         assert sum(runs.values()) == pytest.approx(1.0, abs=MAX_ERROR)
-        law = completed(runs, target, length)
-        assert distance(law, sequence_law(target, length)) < MAX_ERROR
+        probs = completed(runs, target, length)
+        assert distance(probs, sequence_law(target, length)) < MAX_ERROR
 
 
 @pytest.mark.parametrize("num_zeros", [0, 2])
@@ -65,8 +65,8 @@ def test_two_hundred_random_pairs_give_the_target(num_zeros):
     for seed in range(200):
         target = random_row_of(seed, 4, num_zeros=num_zeros)
         runs = emitted_law(random_row_of(seed + 999, 4, num_zeros=num_zeros), target, 1)
-        law = completed(runs, target, 2)
-        assert distance(law, sequence_law(target, 2)) < MAX_ERROR
+        probs = completed(runs, target, 2)
+        assert distance(probs, sequence_law(target, 2)) < MAX_ERROR
 
 
 def test_the_four_token_pair_gives_the_target():  # T1
@@ -140,12 +140,12 @@ def test_greedy_keeps_the_lowest_id_of_a_tie_only():  # T9
 
 
 @pytest.mark.parametrize(
-    ("lenience", "law"),
+    ("lenience", "params"),
     [(1.0, F1_TARGET), (0.8, [0.375, 0.25, 0.1, 0.275]), (0.5, F1_DRAFT)],
 )
-def test_lenient_laws_of_the_four_token_pair(lenience, law):  # T13
+def test_lenient_laws_of_the_four_token_pair(lenience, params):  # T13
     runs = emitted_law(lambda _: F1_DRAFT, lambda _: F1_TARGET, 1, lenience=lenience)
-    assert first_token_law(runs, 4) == pytest.approx(law, abs=MAX_ERROR)
+    assert first_token_law(runs, 4) == pytest.approx(params, abs=MAX_ERROR)
 
 
 @pytest.mark.parametrize("lenience", [0.9, 0.5, 0.1])
@@ -155,11 +155,11 @@ def test_no_token_of_a_lenient_run_exceeds_its_bound(lenience, is_point_mass):
         target = random_row_of(seed, 4)(())
         draft = point_mass(seed % 4, 4) if is_point_mass else random_row_of(seed + 50, 4)(())
         runs = emitted_law(lambda _, q=draft: q, lambda _, p=target: p, 1, lenience=lenience)
-        law = first_token_law(runs, 4)
-        assert (law <= target / lenience + MAX_ERROR).all()
+        probs = first_token_law(runs, 4)
+        assert (probs <= target / lenience + MAX_ERROR).all()
         # The least distance from p that this acceptance allows.
         kept = np.minimum(draft, target / lenience).sum() - np.minimum(draft, target).sum()
-        assert abs(law - target).sum() / 2 == pytest.approx(kept, abs=MAX_ERROR)
+        assert abs(probs - target).sum() / 2 == pytest.approx(kept, abs=MAX_ERROR)
 
 
 @pytest.mark.parametrize(("token", "is_kept"), [(0, 1), (1, 0), (2, 0), (3, 1)])  # T14
@@ -212,8 +212,8 @@ def test_match_mode_emits_the_targets_law_for_any_draft(gamma):
             run = (*draft[:kept], drawn[kept])
             mass = float(np.prod([row[token] for row, token in zip(rows, drawn, strict=True)]))
             runs[run] = runs.get(run, 0.0) + mass
-        law = completed(runs, target, gamma + 1)
-        assert distance(law, sequence_law(target, gamma + 1)) < MAX_ERROR
+        probs = completed(runs, target, gamma + 1)
+        assert distance(probs, sequence_law(target, gamma + 1)) < MAX_ERROR
 
 
 def test_match_mode_with_equal_models_agrees_less_than_always():  # T38
@@ -224,14 +224,14 @@ def test_match_mode_with_equal_models_agrees_less_than_always():  # T38
 
 def law_of_biased_scheme(draw_draft, judged_draft, target):
     """First-token law where the row judged with differs from the row drafted from."""
-    law = np.zeros(len(target))
+    probs = np.zeros(len(target))
     for token in np.flatnonzero(draw_draft):
         share = min(1.0, target[token] / judged_draft[token])
-        law[token] += draw_draft[token] * share
+        probs[token] += draw_draft[token] * share
         rows = np.array([target, target])
         residual = next_token_probs(0, judged_draft[None], rows)
-        law += draw_draft[token] * (1.0 - share) * residual
-    return law
+        probs += draw_draft[token] * (1.0 - share) * residual
+    return probs
 
 
 def test_drawing_again_after_a_mismatch_would_be_seen():  # T22

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import DrafterParts
@@ -27,7 +27,7 @@ def drafted(kind: type[TreeDrafter]):
     config = DraftingConfig(branching=(9,))
     parts = DrafterParts(draft=engine, sampler=sampler, vocab_size=3, chunk=8, config=config)
     row = row_of((1, 2), gamma=1)
-    row = replace(row, max_nodes=15, sampling=replace(row.sampling, law=SamplingLaw()))
+    row = replace(row, max_nodes=15, sampling=replace(row.sampling, params=SamplingParams()))
     (draft,) = kind.from_parts(parts).propose([row], [0])
     assert sampler.total_s > 0.0
     return draft
@@ -35,10 +35,10 @@ def drafted(kind: type[TreeDrafter]):
 
 def test_the_rules_differ_in_what_they_say_of_their_candidates() -> None:
     distinct, repeated, matched = map(drafted, (TreeDrafter, RepeatedTree, MatchedTree))
-    assert sorted(distinct.tokens) == [0, 1, 2] and len(distinct.offers[0]) == 3
-    assert len(repeated.offers[0]) == 9 and not repeated.is_without_replacement
+    assert sorted(distinct.tokens) == [0, 1, 2] and len(distinct.candidates[0]) == 3
+    assert len(repeated.candidates[0]) == 9 and not repeated.is_without_replacement
     assert (matched.tokens, matched.parents) == (distinct.tokens, distinct.parents)
-    assert matched.offers is None and not matched.is_sampled
+    assert matched.candidates is None and not matched.is_sampled
 
 
 def test_every_shape_is_run_under_every_rule_beside_the_chain() -> None:

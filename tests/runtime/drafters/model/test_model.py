@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import EngineLimits, Span
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw, SamplingRow
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.drafters.base import DrafterParts, DraftRow, Need
 from outrider.runtime.drafters.model.model import ModelDrafter
@@ -54,7 +54,7 @@ def row(
         sampling=SamplingRow(
             index=slot,
             slot=slot,
-            law=SamplingLaw(temperature=temperature, end_token_ids=end_tokens),
+            params=SamplingParams(temperature=temperature, end_token_ids=end_tokens),
             mode=mode,
             lenience=1.0,
             seed=3,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import Engine
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.engines.sampling.base import ExactnessMode, SamplingLaw
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
@@ -28,7 +28,7 @@ from tests.runtime.markov import Harness, LetterDecoder, limits, spec
 from tests.runtime.oracle.laws import distance
 
 V = 12
-LAW = SamplingLaw()
+LAW = SamplingParams()
 
 
 class Counting:
@@ -59,16 +59,16 @@ def drafter_over(logits=flat, *, max_nodes=64, **config):
     return build_drafters(parts)["tree"], engine
 
 
-def a_row(*, max_nodes=60, gamma=3, law=LAW, mode=ExactnessMode.MAX_ACCEPT, **changes):
+def a_row(*, max_nodes=60, gamma=3, params=LAW, mode=ExactnessMode.MAX_ACCEPT, **changes):
     row = row_of((3, 1, 4), gamma=gamma, **changes)
     return replace(
-        row, max_nodes=max_nodes, sampling=replace(row.sampling, law=law, mode=mode, seed=9)
+        row, max_nodes=max_nodes, sampling=replace(row.sampling, params=params, mode=mode, seed=9)
     )
 
 
 def shape_of(draft) -> list[int]:
     """Distinct nodes per depth."""
-    tree = DraftTree(tokens=draft.tokens, parents=draft.parents, offers=draft.offers)
+    tree = DraftTree(tokens=draft.tokens, parents=draft.parents, candidates=draft.candidates)
     return np.bincount(tree.depths)[1:].tolist()
 
 
@@ -112,25 +112,25 @@ def test_equal_siblings_are_one_node_offered_as_often_as_drawn() -> None:
     drafter, _ = drafter_over(two, branching=(6,), draws_with_replacement=True)
     (draft,) = drafter.propose([a_row(gamma=1)], [0])
     assert sorted(draft.tokens) == [0, 1]
-    assert len(draft.offers[0]) == 6 and set(draft.offers[0]) == {1, 2}
+    assert len(draft.candidates[0]) == 6 and set(draft.candidates[0]) == {1, 2}
     distinct, _ = drafter_over(two, branching=(6,))
     (draft,) = distinct.propose([a_row(gamma=1)], [0])
-    assert len(draft.offers[0]) == 2
+    assert len(draft.candidates[0]) == 2
 
 
 def test_nothing_follows_an_end_token() -> None:
     drafter, _ = drafter_over(branching=(6,))
-    law = replace(LAW, end_token_ids=(5, 6), allowed_token_ids=(3, 4, 5, 6, 7, 8))
-    (draft,) = drafter.propose([a_row(gamma=2, law=law)], [0])
+    params = replace(LAW, end_token_ids=(5, 6), allowed_token_ids=(3, 4, 5, 6, 7, 8))
+    (draft,) = drafter.propose([a_row(gamma=2, params=params)], [0])
     ends = [node for node, token in enumerate(draft.tokens, 1) if token in (5, 6)]
-    assert all(draft.offers[node] == () for node in ends if draft.parents[node - 1] == 0)
+    assert all(draft.candidates[node] == () for node in ends if draft.parents[node - 1] == 0)
     assert shape_of(draft) == [6, 4]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"law": SamplingLaw(temperature=0.0)},
+        {"params": SamplingParams(temperature=0.0)},
         {"mode": ExactnessMode.SEED_STABLE},
         {"max_nodes": 0},
         {"branching": (1, 1)},
@@ -139,7 +139,7 @@ def test_nothing_follows_an_end_token() -> None:
 def test_other_rows_get_the_models_chain(changes: dict[str, object]) -> None:
     drafter, _ = drafter_over(branching=(3, 2))
     (draft,) = drafter.propose([a_row(**changes)], [0])
-    assert (draft.parents, draft.offers, len(draft.tokens)) == (None, None, 3)
+    assert (draft.parents, draft.candidates, len(draft.tokens)) == (None, None, 3)
 
 
 def test_rows_verified_as_blocks_get_the_models_chain() -> None:
@@ -211,7 +211,7 @@ def test_answers_have_the_targets_law(repeats: bool) -> None:
     assert distance(found, expected) < 1e-6
 
 
-def served(mode: ExactnessMode, *, drafter: str = "tree", max_nodes: int = 32, **law: float):
+def served(mode: ExactnessMode, *, drafter: str = "tree", max_nodes: int = 32, **changes: float):
     bounds = replace(limits(V), max_tree_nodes=max_nodes)
 
     def logits(prefix: tuple[int, ...]) -> np.ndarray:
@@ -230,7 +230,7 @@ def served(mode: ExactnessMode, *, drafter: str = "tree", max_nodes: int = 32, *
     requests = [
         replace(
             one := spec(str(n), (n, 5), max_tokens=31, temperature=1.0, seed=n, speculation=params),
-            law=replace(one.law, **law),
+            params=replace(one.params, **changes),
         )
         for n in range(3)
     ]
@@ -241,10 +241,10 @@ def served(mode: ExactnessMode, *, drafter: str = "tree", max_nodes: int = 32, *
     return harness, [harness.tokens(request.request_id) for request in requests], requests
 
 
-@pytest.mark.parametrize("law", [{}, {"top_k": 4, "presence_penalty": 0.7}, {"top_p": 0.8}])
-def test_a_draft_that_is_the_target_is_kept_whole(law: dict[str, float]) -> None:  # T37
+@pytest.mark.parametrize("probs", [{}, {"top_k": 4, "presence_penalty": 0.7}, {"top_p": 0.8}])
+def test_a_draft_that_is_the_target_is_kept_whole(probs: dict[str, float]) -> None:  # T37
     """Each first candidate has the target's own law, so its coin keeps it, penalties of its path included."""
-    harness, _, requests = served(ExactnessMode.MAX_ACCEPT, **law)
+    harness, _, requests = served(ExactnessMode.MAX_ACCEPT, **probs)
     for request in requests:
         report = harness.finished(request.request_id).report
         assert report.tokens_per_step == pytest.approx(5.0)

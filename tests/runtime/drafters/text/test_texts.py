@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from outrider.engines.base import IntArray
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import HistoryScope
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.drafters.text import automaton_loops as loops
@@ -46,7 +46,7 @@ def text(name: str, prompt: list[int], *, tenant: str = "t") -> OneText:
         internal_id=name,
         request_id=name,
         prompt_tokens=tuple(prompt),
-        law=SamplingLaw(temperature=0.0, end_token_ids=(END,)),
+        params=SamplingParams(temperature=0.0, end_token_ids=(END,)),
         seed=0,
         max_tokens=ROOM,
         speculation=SpeculationParams(),

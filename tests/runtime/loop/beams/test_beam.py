@@ -126,19 +126,19 @@ def speculated(target_row, draft_row, rules, *, width, gamma):
     return [(one.tokens, one.log_prob) for one in state.finished], num_passes
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("params", LAWS)
 @pytest.mark.parametrize("seed", range(4))
-def test_the_search_is_the_independent_ones(law, seed):
-    row_of = LAWS[law](seed)
+def test_the_search_is_the_independent_ones(params, seed):
+    row_of = LAWS[params](seed)
     for rules in GRID:
         found, _ = speculated(row_of, row_of, rules, width=1, gamma=0)
         assert found == plain(row_of, rules), rules
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("params", LAWS)
 @pytest.mark.parametrize("draft", ["same", "tied", "other"])
-def test_a_draft_changes_nothing(law, draft):  # T34
-    row_of = LAWS[law](1)
+def test_a_draft_changes_nothing(params, draft):  # T34
+    row_of = LAWS[params](1)
     draft_of = {"same": row_of, "tied": LAWS["tied"](9), "other": LAWS["zeros"](9)}[draft]
     for rules in GRID:
         expected = plain(row_of, rules)
@@ -177,9 +177,9 @@ def greedy(row_of, max_tokens):
     return tokens
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_one_beam_that_stops_early_is_greedy_decoding(law):  # T34
-    row_of = LAWS[law](3)
+@pytest.mark.parametrize("params", LAWS)
+def test_one_beam_that_stops_early_is_greedy_decoding(params):  # T34
+    row_of = LAWS[params](3)
     rules = BeamRules(num_beams=1, max_tokens=6, end_tokens=frozenset({END}), stops_early=True)
     found, _ = speculated(row_of, LAWS["tied"](5), rules, width=1, gamma=3)
     assert found[0][0] == greedy(row_of, 6)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import EngineError, EngineLimits, FloatArray
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.engines.sampling.base import SamplingLaw
+from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.breaker import BreakerConfig
 from outrider.runtime.core.errors import Cancelled, RequestError
 from outrider.runtime.core.params import BeamParams, Finished, FinishReason
@@ -225,8 +225,8 @@ def test_a_search_is_told_from_its_neighbours_when_rows_move() -> None:
 
 def test_end_tokens_are_not_searched_before_min_tokens() -> None:
     harness = harness_of()
-    law = SamplingLaw(temperature=0.0, end_token_ids=(END,), min_tokens=4)
-    harness.submit("a", beams=all_of(3), max_tokens=8, law=law)
+    params = SamplingParams(temperature=0.0, end_token_ids=(END,), min_tokens=4)
+    harness.submit("a", beams=all_of(3), max_tokens=8, params=params)
     harness.run()
     lengths = [len(answer.tokens) for answer in harness.finished("a").beams]
     assert min(lengths) > 4

@@ -9,14 +9,19 @@ from dataclasses import replace
 
 import numpy as np
 from outrider.engines.base import FloatArray
-from outrider.engines.sampling.adjust import adjusted_law, logits_at
-from outrider.engines.sampling.base import OfferPoint, SamplingRow, Verdict
-from outrider.engines.sampling.candidates import OfferedTree, OfferJudge, OfferLaws, draw_offers
+from outrider.engines.sampling.adjust import adjusted_token_probs, logits_at
+from outrider.engines.sampling.base import CandidateNode, SamplingRow, Verdict
+from outrider.engines.sampling.candidates import (
+    CandidateJudge,
+    CandidateProbs,
+    CandidateTree,
+    draw_candidates,
+)
 from outrider.engines.sampling.noise import NoiseSource, Purpose
-from outrider.engines.sampling.token_probs import TokenLaw, point_mass
+from outrider.engines.sampling.token_probs import TokenProbs, point_mass
 
 
-class RowOffers:
+class RowCandidates:
     """Draws and judges sampled trees, and keeps their draft laws in between.
 
     Args:
@@ -28,20 +33,20 @@ class RowOffers:
     def __init__(self, noise: NoiseSource, max_batch: int, vocab_size: int) -> None:
         self._noise = noise
         self._vocab_size = vocab_size
-        self._laws = OfferLaws(max_batch, vocab_size)
-        self._judge: OfferJudge | None = None
+        self._laws = CandidateProbs(max_batch, vocab_size)
+        self._judge: CandidateJudge | None = None
         self._row: FloatArray = np.zeros(0, dtype=np.float32)
 
-    def draw(self, logits: FloatArray, point: OfferPoint) -> tuple[int, ...]:
+    def draw(self, logits: FloatArray, point: CandidateNode) -> tuple[int, ...]:
         """The children of one node; logits [V] of the draft model behind it."""
         row, path = point.row, tuple(point.row.draft_tokens)
-        law = adjusted_law(
-            logits_at(logits, row, len(path)), row.law, self._laws.row(row.slot, path)
+        probs = adjusted_token_probs(
+            logits_at(logits, row, len(path)), row.params, self._laws.row(row.slot, path)
         )
-        law = point_mass(0) if law is None else law
-        self._laws.keep(row.slot, path, law)
-        return draw_offers(
-            law,
+        probs = point_mass(0) if probs is None else probs
+        self._laws.keep(row.slot, path, probs)
+        return draw_candidates(
+            probs,
             point.count,
             lambda index: self._of_sibling(row, Purpose.OFFER, len(path), point.node, index),
             is_without_replacement=row.is_without_replacement,
@@ -52,22 +57,24 @@ class RowOffers:
         """The kept path of a row's tree and the token after it; logits [N + 1, V], row n behind node n."""
         scratch = self._target_row()
 
-        def target_at(node: int, path: tuple[int, ...]) -> TokenLaw | None:
+        def target_at(node: int, path: tuple[int, ...]) -> TokenProbs | None:
             here = replace(row, draft_tokens=path)
-            return adjusted_law(logits_at(logits[node], here, len(path)), row.law, scratch)
+            return adjusted_token_probs(
+                logits_at(logits[node], here, len(path)), row.params, scratch
+            )
 
-        assert row.offers is not None
+        assert row.candidates is not None
         if self._judge is None:
-            self._judge = OfferJudge(self._vocab_size)
+            self._judge = CandidateJudge(self._vocab_size)
         start = len(row.history)
         return self._judge.judge(
-            OfferedTree(
+            CandidateTree(
                 tokens=row.draft_tokens,
-                offers=row.offers,
+                candidates=row.candidates,
                 is_without_replacement=row.is_without_replacement,
                 lenience=lenience,
                 target_at=target_at,
-                draft_at=lambda path: self._laws.law(row.slot, path),
+                draft_at=lambda path: self._laws.probs_at(row.slot, path),
                 coin=lambda depth, index: self._of_sibling(
                     row, Purpose.OFFER_COIN, depth, 0, index
                 ),
