@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numba
 from numba import types
+from numba.core import event
 from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
@@ -60,6 +62,26 @@ def njit_fastmath(*signatures: object) -> Callable[[F], F]:
 def njit_exact(*signatures: object) -> Callable[[F], F]:
     """Compile a decision for these signatures; its arithmetic is Python's, bit for bit."""
     return _compiled(signatures, False)
+
+
+class _FirstCompile(event.Listener):  # type: ignore[misc]
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin = begin
+
+    def on_start(self, event: object) -> None:
+        begin, self._begin = self._begin, lambda: None
+        begin()
+
+    def on_end(self, event: object) -> None:
+        pass
+
+
+def watch_compiling(begin: Callable[[], None]) -> AbstractContextManager[object]:
+    """Call ``begin`` when the first function is compiled within the block; one from the cache does not count."""
+    watched: AbstractContextManager[object] = event.install_listener(
+        "numba:compile", _FirstCompile(begin)
+    )
+    return watched
 
 
 def _compiled(signatures: tuple[object, ...], math: object) -> Callable[[F], F]:

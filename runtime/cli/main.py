@@ -49,7 +49,10 @@ def export(
     max_tree_nodes: Annotated[int, typer.Option(min=0, help="Of a tree; 0: no trees.")] = 64,
 ) -> None:
     """Turn a checkpoint pair into a bundle."""
-    from outrider.export.pipeline import export_bundle
+    from outrider.runtime.cli.progress import compile_stage
+
+    with compile_stage():
+        from outrider.export.pipeline import export_bundle
 
     with refusals():
         export_bundle(
@@ -166,9 +169,14 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
-    from outrider.runtime.core.config import ServerConfig
-    from outrider.runtime.serving.opening import ServeOptions
-    from outrider.runtime.serving.server import serve as serve_bundle
+    from outrider.runtime.cli.progress import compile_stage, stage
+
+    with compile_stage():
+        # What engines of ONNX Runtime compile, else compiled when the bundle is opened.
+        from outrider.engines.onnx import packed_loops  # noqa: F401
+        from outrider.runtime.core.config import ServerConfig
+        from outrider.runtime.serving.opening import ServeOptions
+        from outrider.runtime.serving.server import serve as serve_bundle
 
     with refusals():
         config = ServerConfig(
@@ -197,6 +205,7 @@ def serve(
             model_name=model_name,
             leaves_drafter=drafter is None,
             leaves_gamma=gamma is None,
+            stage=stage,
             config=config,
         )
         with asyncio.Runner(loop_factory=_event_loop) as runner:
@@ -232,7 +241,10 @@ def verify_sampler(
     sampler: Annotated[str, typer.Option(help="The one to prove: auto, host or device.")] = "auto",
 ) -> None:
     """Prove on this bundle that speculation leaves the target's distribution alone."""
-    from outrider.runtime.verify.command import verify
+    from outrider.runtime.cli.progress import compile_stage
+
+    with compile_stage():
+        from outrider.runtime.verify.command import verify
 
     with refusals():
         report = verify(

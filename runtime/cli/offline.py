@@ -69,10 +69,12 @@ def analyze(
 ) -> None:
     """Alpha, costs, predicted and measured speed-up of a bundle: tables and figures of a page."""
     _require()
-    from outrider.runtime.cli.progress import BuildProgress
-    from outrider.runtime.offline.analysis import analyze as analyze_bundle
-    from outrider.runtime.offline.options import AnalysisOptions
-    from outrider.runtime.offline.pages.analysis_page import write_analysis
+    from outrider.runtime.cli.progress import BuildProgress, compile_stage
+
+    with compile_stage():
+        from outrider.runtime.offline.analysis import analyze as analyze_bundle
+        from outrider.runtime.offline.options import AnalysisOptions
+        from outrider.runtime.offline.pages.analysis_page import write_analysis
 
     with refusals():
         rig = _rig_options(device, threads, costs, datastore, cpu_time=cpu_time)
@@ -126,10 +128,12 @@ def tune(
 ) -> None:
     """Find the drafter and its parameters that serve fastest; written into the bundle."""
     _require()
-    from outrider.runtime.cli.progress import BuildProgress
-    from outrider.runtime.offline.pages.tuning_page import describe, write_tuning
-    from outrider.runtime.offline.tuning import TuneOptions, write_serving_defaults
-    from outrider.runtime.offline.tuning import tune as tune_bundle
+    from outrider.runtime.cli.progress import BuildProgress, compile_stage
+
+    with compile_stage():
+        from outrider.runtime.offline.pages.tuning_page import describe, write_tuning
+        from outrider.runtime.offline.tuning import TuneOptions, write_serving_defaults
+        from outrider.runtime.offline.tuning import tune as tune_bundle
 
     with refusals():
         options = TuneOptions(

@@ -1,4 +1,4 @@
-"""From a bundle on disk to what a server serves: engines, sampler, worker and measured costs."""
+"""Opens a bundle for serving: the options in force, engines, sampler, worker and measured step costs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
+from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.huge_pages import use_everywhere
 from outrider.engines.opening import choose_device, open_pair
 from outrider.engines.pair import Pair
@@ -24,10 +26,11 @@ from outrider.runtime.drafters.registry import any_proposes_trees
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.served_model import Serving
-from outrider.runtime.serving.serving_defaults import with_bundle_defaults
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 log = logging.getLogger(__name__)
+
+Stage = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class ServeOptions:
         refreshes_costs: whether step costs are measured even if they are known.
         leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
         leaves_gamma: whether it chooses the default gamma.
+        stage: entered with the name of work that takes seconds, so that somebody can show it.
     """
 
     address: str = "127.0.0.1:50051"
@@ -54,12 +58,13 @@ class ServeOptions:
     model_name: str | None = None
     leaves_drafter: bool = False
     leaves_gamma: bool = False
+    stage: Stage = nullcontext
     config: ServerConfig = field(default_factory=ServerConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
 
 
 def open_serving(root: Path, options: ServeOptions) -> Serving:
-    """Engines, sampler and worker of a bundle, not yet started.
+    """Return engines, sampler and worker of a bundle, not yet started.
 
     Raises:
         BundleError: the bundle does not fit its manifest.
@@ -107,7 +112,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
 
 
 def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
-    """The options with a device, and with what the operator left to the bundle."""
+    """Return the options with a device, and with the bundle's defaults where the operator set none."""
     config, line = with_bundle_defaults(
         options.config,
         bundle.manifest.serving,
@@ -121,6 +126,46 @@ def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
     return replace(options, device=str(choice.device), config=config)
 
 
+def with_bundle_defaults(
+    config: ServerConfig,
+    defaults: ServingDefaults | None,
+    *,
+    leaves_drafter: bool,
+    leaves_gamma: bool,
+) -> tuple[ServerConfig, str | None]:
+    """Return the settings to serve with, and a line that names those of the bundle; None where there are none.
+
+    A gamma was found for its drafter, so it is taken only with that drafter.
+
+    Args:
+        config: the operator's settings and built-in defaults.
+        defaults: the bundle's.
+        leaves_drafter: whether the bundle may choose the drafter.
+        leaves_gamma: whether it may choose gamma.
+
+    Raises:
+        ConfigError: a default of the bundle is out of range.
+    """
+    taken = []
+    if defaults is not None and leaves_drafter:
+        config = replace(config, default_drafter=defaults.drafter)
+        taken.append(f"drafter {defaults.drafter}")
+    if defaults is None or config.default_drafter != defaults.drafter:
+        return config, None
+    if leaves_gamma:
+        config = replace(config, default_gamma=defaults.gamma)
+        taken.append(f"gamma {'auto' if defaults.gamma is None else defaults.gamma}")
+    # The window is the target's with lookahead, else the draft model's.
+    window = "window" if "lookahead" in defaults.drafter else "draft_window"
+    for name in ("phrase_length", "num_phrases", "window"):
+        if (value := getattr(defaults, name)) is not None:
+            setting = {window if name == "window" else name: value}
+            config = replace(config, drafting=replace(config.drafting, **setting))
+            taken.append(f"{name} {value}")
+    line = f"{', '.join(taken)}: the bundle's serving defaults ({defaults.source})"
+    return config, line if taken else None
+
+
 def bundle_costs(
     bundle: Bundle,
     options: ServeOptions,
@@ -129,10 +174,17 @@ def bundle_costs(
     max_batch: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
-    """What steps of a bundle cost here: as kept, or measured on engines of their own.
+    """Return what steps of a bundle cost here: the kept table, or one measured on engines of their own.
 
     Engines are timed with their logits copied to the host, also where rounds stay on the device.
-    The sampler is the pair's own where none is given.
+
+    Args:
+        bundle: to serve.
+        options: of the server.
+        sampler: that will serve; None for the pair's own.
+        decoder: that will serve.
+        max_batch: slots.
+        clock: seconds.
     """
     manifest, root = bundle.manifest, bundle.root.resolve()
     folders = [options.costs_folder]
@@ -140,9 +192,10 @@ def bundle_costs(
         folders = [root.with_name(f"{root.name}.costs"), Path.home() / ".cache" / "outrider"]
 
     def measure() -> CostTable:
-        log.info("measuring what steps cost on this machine")
-        pair = open_engines(bundle, options, max_batch)
-        try:
+        with (
+            options.stage("measuring what steps cost on this machine"),
+            closing(open_engines(bundle, options, max_batch)) as pair,
+        ):
             return calibrate(
                 target=pair.target,
                 draft=pair.draft,
@@ -151,8 +204,6 @@ def bundle_costs(
                 max_gamma=manifest.max_gamma,
                 clock=clock,
             )
-        finally:
-            pair.close()
 
     name = table_name(
         files=[entry.sha256 for entry in manifest.files.values()],
@@ -165,7 +216,7 @@ def bundle_costs(
 
 
 def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
-    """Target, draft and sampler of a bundle, with trees where any drafter proposes them."""
+    """Return target, draft and sampler of a bundle, with trees where any drafter proposes them."""
     return open_pair(
         bundle,
         device=options.device,
@@ -178,10 +229,9 @@ def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
 
 
 def settle_loaded() -> None:
-    """Prepare what is loaded by now for living as long as the process.
+    """Take all loaded objects out of garbage collection, and move them to huge pages where there are any.
 
-    The garbage collector looks no more at it: libraries bring some hundred thousand objects, and looking through them
-    took an eighth of the host's time. And it moves to huge pages, where there are any.
+    Libraries bring some hundred thousand objects; looking through them took an eighth of the host's time.
     """
     gc.collect()
     gc.freeze()
@@ -189,7 +239,7 @@ def settle_loaded() -> None:
 
 
 def _place_name(options: ServeOptions) -> str:
-    """What costs depend on beside the bundle: the device, and how it is used."""
+    """Return the device and its settings, on which costs depend beside the bundle."""
     config = options.config
     settings = [f"{key}={value}" for key, value in sorted(config.provider_options)]
     sampler = ["sampler"] if config.sampler == "device" else []

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -26,7 +28,7 @@ async def outrider(*arguments: str) -> asyncio.subprocess.Process:
         "outrider.runtime.cli",
         *arguments,
         cwd=ROOT,
-        env={"PATH": ""},
+        env={"PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -35,7 +37,7 @@ async def outrider(*arguments: str) -> asyncio.subprocess.Process:
 async def test_serve_generate_and_sigterm(tiny_bundle: Path, tmp_path: Path):
     port_file = tmp_path / "port"
     options = ("--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0")
-    server = await outrider("serve", str(tiny_bundle), *options)
+    server = await outrider("serve", str(tiny_bundle), *options, "--refresh-costs")
     try:
         line = (await asyncio.wait_for(server.stdout.readline(), 60)).decode()
         address = f"127.0.0.1:{port_file.read_text().strip()}"
@@ -74,6 +76,9 @@ async def test_serve_generate_and_sigterm(tiny_bundle: Path, tmp_path: Path):
         server.send_signal(signal.SIGTERM)
         out, err = await asyncio.wait_for(server.communicate(), 60)
     assert server.returncode == 0, err.decode()
+    assert re.search(
+        r"outrider: measuring what steps cost on this machine: \d+\.\d s", err.decode()
+    )
 
 
 def test_a_datastore_is_built_once_and_read_by_the_drafters(tiny_bundle: Path, tmp_path: Path):

@@ -22,8 +22,7 @@ from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.offline.search import Trial, choose, keep_best, search_drafter
 from outrider.runtime.offline.speed import Measured
 from outrider.runtime.offline.tuning import write_serving_defaults
-from outrider.runtime.serving.opening import ServeOptions, open_serving
-from outrider.runtime.serving.serving_defaults import with_bundle_defaults
+from outrider.runtime.serving.opening import ServeOptions, open_serving, with_bundle_defaults
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]
