@@ -1,25 +1,48 @@
-"""Export the demo pair, start the server, stream a completion from this process, print the figures, stop."""
+"""Export the demo pair, serve it, stream a completion with drafts and without, print both side by side, stop."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
+from outrider import Client
+from outrider.runtime.cli.trace import print_report, print_step
+from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT = "def read_lines(path, encoding=None):\n"
-START_LIMIT_S = 60.0
+STOP_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One streamed completion.
+
+    Attributes:
+        token_ids: of the completion.
+        seconds: from the request to the end of the stream.
+        tokens_per_pass: tokens emitted per pass of the target.
+    """
+
+    token_ids: tuple[int, ...]
+    seconds: float
+    tokens_per_pass: float
 
 
 def outrider(*arguments: str) -> list[str]:
-    """Command line of one ``outrider`` subcommand in this environment."""
+    """Return the command line of an ``outrider`` subcommand in this environment."""
     return [sys.executable, "-m", "outrider.runtime.cli", *arguments]
 
 
@@ -43,16 +66,139 @@ def ensure_bundle(bundle: Path, weights: str) -> None:
 
 
 def wait_for_port(server: subprocess.Popen[bytes], port_file: Path) -> int:
-    """Port the server bound, as soon as it has written it."""
-    deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline:
+    """Return the port that the server writes once it is ready, however long its start takes.
+
+    Raises:
+        SystemExit: the server ended instead.
+    """
+    while server.poll() is None:
         if port_file.exists() and (text := port_file.read_text().strip()):
             return int(text)
-        if server.poll() is not None:
-            raise SystemExit(f"demo: the server ended with code {server.returncode}")
         time.sleep(0.05)
-    server.kill()
-    raise SystemExit(f"demo: the server wrote no port within {START_LIMIT_S:.0f} s")
+    raise SystemExit(f"the server ended with code {server.returncode}")
+
+
+@contextmanager
+def served(bundle: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Serve a bundle on a free port while the block runs, then stop the server.
+
+    Args:
+        bundle: folder to serve.
+        options: further options of ``outrider serve``.
+
+    Yields:
+        The process, whose ``returncode`` is set after the block, and its address.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        port_file = Path(scratch) / "port"
+        command = outrider(
+            "serve", str(bundle.resolve()), "--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0",
+            *options,
+        )  # fmt: skip
+        server = subprocess.Popen(command, cwd=ROOT)
+        try:
+            yield server, f"localhost:{wait_for_port(server, port_file)}"
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(timeout=STOP_LIMIT_S)
+
+
+async def stream(
+    client: Client, show: Callable[[wire.GenerateResponse], None], **request: Any
+) -> Answer:
+    """Stream one completion.
+
+    Args:
+        client: of the server.
+        show: called with each response.
+        request: prompt and options of ``Client.generate``.
+    """
+    token_ids: list[int] = []
+    tokens_per_pass = 1.0
+    began = time.perf_counter()
+    async for response in client.generate(**request):
+        token_ids += [token.id for token in response.tokens]
+        if response.finish.speculation.HasField("tokens_per_step"):
+            tokens_per_pass = response.finish.speculation.tokens_per_step
+        show(response)
+    seconds = time.perf_counter() - began
+    return Answer(token_ids=tuple(token_ids), seconds=seconds, tokens_per_pass=tokens_per_pass)
+
+
+def comparison(drafted: Answer, plain: Answer, *, is_greedy: bool) -> list[str]:
+    """Return the lines that set a completion with drafts beside the same one without."""
+    rows = [
+        ("", "with drafts", "without"),
+        ("time", *(f"{one.seconds:.3f} s" for one in (drafted, plain))),
+        ("tokens", *(str(len(one.token_ids)) for one in (drafted, plain))),
+        ("tokens per target pass", *(f"{one.tokens_per_pass:.2f}" for one in (drafted, plain))),
+    ]
+    speed_up = (len(drafted.token_ids) / drafted.seconds) / (len(plain.token_ids) / plain.seconds)
+    same = "yes" if drafted.token_ids == plain.token_ids else "NO"
+    if not is_greedy:
+        same = "not compared: above temperature 0 only the distribution is the same"
+    return [
+        *(f"{name:<24}{left:>14}{right:>14}" for name, left, right in rows),
+        f"speed-up: {speed_up:.2f}",
+        f"same tokens: {same}",
+    ]
+
+
+async def compare(address: str, console: Console, request: dict[str, Any], gamma: int) -> bool:
+    """Stream a prompt with drafts and without, and print both side by side.
+
+    Each is streamed twice, in turns: the first answers are shown, the second ones timed.
+
+    Returns:
+        False when a greedy completion has other tokens with drafts than without.
+    """
+    num_passes = 0
+    text = ""
+
+    def trace(response: wire.GenerateResponse) -> None:
+        nonlocal num_passes, text
+        text += response.text
+        for step in response.steps:
+            num_passes += 1
+            print_step(console, num_passes, step)
+        if response.HasField("finish"):
+            console.print(
+                f"\n{request['prompt']}{text}\n", markup=False, highlight=False, soft_wrap=True
+            )
+            print_report(console, response.finish)
+
+    def print_text(response: wire.GenerateResponse) -> None:
+        console.print(response.text, end="", markup=False, highlight=False, soft_wrap=True)
+
+    with_drafts = {**request, "speculation": {"gamma": gamma}}
+    without = {**request, "speculation": {"enabled": False}}
+    async with Client(address) as client:
+        console.rule(f"with drafts, gamma {gamma}")
+        await stream(client, trace, **with_drafts, return_trace=True)
+        console.rule("the same prompt without drafts")
+        await stream(client, print_text, **without)
+        console.print()
+        console.rule("side by side, each streamed once more")
+        drafted = await stream(client, lambda _: None, **with_drafts)
+        plain = await stream(client, lambda _: None, **without)
+    is_greedy = request["temperature"] == 0.0
+    for line in comparison(drafted, plain, is_greedy=is_greedy):
+        console.print(line, markup=False, highlight=False)
+    return drafted.token_ids == plain.token_ids or not is_greedy
+
+
+def demonstrate(bundle: Path, request: dict[str, Any], gamma: int) -> int:
+    """Serve a bundle, compare, stop the server.
+
+    Returns:
+        Exit code: the server's, or 1 when a greedy completion has other tokens with drafts.
+    """
+    console = Console()
+    console.rule("server")
+    with served(bundle) as (server, address):
+        is_same = asyncio.run(compare(address, console, request, gamma))
+    console.rule(f"server stopped, exit code {server.returncode}")
+    return server.returncode or int(not is_same)
 
 
 def main(
@@ -63,29 +209,10 @@ def main(
     weights: str = "float32",
 ) -> None:
     """Run the main job end to end."""
-    console = Console()
     bundle = ROOT / "bundles" / f"demo-{weights}"
     ensure_bundle(bundle, weights)
-    with tempfile.TemporaryDirectory() as scratch:
-        port_file = Path(scratch) / "port"
-        console.rule("server")
-        server = subprocess.Popen(
-            outrider("serve", str(bundle), "--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0"),
-            cwd=ROOT,
-        )  # fmt: skip
-        try:
-            address = f"localhost:{wait_for_port(server, port_file)}"
-            console.rule("completion")
-            generate = outrider(
-                "generate", "--address", address, "--prompt", prompt, "--max-tokens", str(max_tokens),
-                "--gamma", str(gamma), "--temperature", str(temperature), "--trace",
-            )  # fmt: skip
-            subprocess.run(generate, check=True, cwd=ROOT)
-        finally:
-            server.send_signal(signal.SIGTERM)
-            code = server.wait(timeout=60)
-    console.rule(f"server stopped, exit code {code}")
-    raise SystemExit(code)
+    request = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}
+    raise SystemExit(demonstrate(bundle, request, gamma))
 
 
 if __name__ == "__main__":
