@@ -7,9 +7,9 @@ alone: functions that call each other belong into one file, unless what is calle
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numba
@@ -64,26 +64,6 @@ def njit_exact(*signatures: object) -> Callable[[F], F]:
     return _compiled(signatures, False)
 
 
-class _FirstCompile(event.Listener):  # type: ignore[misc]
-    def __init__(self, begin: Callable[[], None]) -> None:
-        self._begin = begin
-
-    def on_start(self, event: object) -> None:
-        begin, self._begin = self._begin, lambda: None
-        begin()
-
-    def on_end(self, event: object) -> None:
-        pass
-
-
-def watch_compiling(begin: Callable[[], None]) -> AbstractContextManager[object]:
-    """Call ``begin`` when the first function is compiled within the block; one from the cache does not count."""
-    watched: AbstractContextManager[object] = event.install_listener(
-        "numba:compile", _FirstCompile(begin)
-    )
-    return watched
-
-
 def _compiled(signatures: tuple[object, ...], math: object) -> Callable[[F], F]:
     def compile_with(is_cached: bool) -> Callable[[F], F]:
         compiled: Callable[[F], F] = numba.njit(
@@ -121,3 +101,23 @@ _ITEMS = (types.int64[::1], types.int32[::1], types.int32[:, ::1])
 def address(array: Any) -> int:
     """Where an array of integers is; right behind a model's pass numpy takes ten times as long to say so."""
     return int(array.ctypes.data)
+
+
+class _FirstCompile(event.Listener):  # type: ignore[misc]
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin = begin
+
+    def on_start(self, event: object) -> None:
+        begin, self._begin = self._begin, lambda: None
+        begin()
+
+    def on_end(self, event: object) -> None:
+        pass
+
+
+def watch_compiling(begin: Callable[[], None]) -> contextlib.AbstractContextManager[object]:
+    """Call ``begin`` when the first function is compiled within the block; one from the cache does not count."""
+    watched: contextlib.AbstractContextManager[object] = event.install_listener(
+        "numba:compile", _FirstCompile(begin)
+    )
+    return watched

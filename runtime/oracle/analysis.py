@@ -1,4 +1,4 @@
-"""What speculation is worth on paper: the formulas of Leviathan et al. 2023 (arXiv:2211.17192).
+"""Formulas for the gain of speculation, from Leviathan et al. 2023 (arXiv:2211.17192).
 
 Pure functions of numbers. Symbols: alpha is the mean acceptance probability of a draft token, gamma
 the tokens drafted per target pass, c the time of a draft step in units of a plain target step. The
@@ -12,7 +12,7 @@ are positively correlated more tokens come out than ``expected_tokens`` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,33 +20,21 @@ import numpy.typing as npt
 Probs = npt.NDArray[np.float64]
 
 
-def acceptance(target_probs: Probs, draft_probs: Probs) -> float:
-    """Probability that a draft token is kept: sum of min(p, q), beta in the source.
-
-    Args:
-        target_probs: [V] float64, sums to 1 (p).
-        draft_probs: [V] float64, sums to 1 (q).
-
-    Source: Theorem 3.5.
-    """
-    return float(np.minimum(target_probs, draft_probs).sum())
-
-
 def lenient_acceptance(target_probs: Probs, draft_probs: Probs, lenience: float) -> float:
-    """The same where a token is kept at up to 1 / lenience times the target's probability.
+    """Return the probability that a draft token is kept at up to 1 / lenience times the target's probability.
 
     Args:
         target_probs: [V] float64, sums to 1 (p).
         draft_probs: [V] float64, sums to 1 (q).
-        lenience: l in (0, 1].
+        lenience: l in (0, 1]; 1 is exact.
 
-    Source: appendix A.5, sum of min(p / l, q).
+    Source: Theorem 3.5, sum of min(p, q), beta in the source; l: appendix A.5, sum of min(p / l, q).
     """
     return float(np.minimum(target_probs / lenience, draft_probs).sum())
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Mean tokens emitted per target pass, 1 + alpha + ... + alpha^gamma.
+    """Return the mean tokens emitted per target pass, 1 + alpha + ... + alpha^gamma.
 
     Source: equation (1).
     """
@@ -55,18 +43,10 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return float((1.0 - alpha ** (gamma + 1)) / (1.0 - alpha))
 
 
-def tokens_from_survival(survival: Sequence[float]) -> float:
-    """Mean tokens emitted per target pass when draft token i is kept with probability survival[i].
-
-    Holds whatever the dependence between positions: 1 + sum of E[beta_1 ... beta_i].
-    """
-    return 1.0 + float(sum(survival))
-
-
 def walltime_factor(
     alpha: float, gamma: int, c: float, *, verify_cost: float = 1.0, overhead: float = 0.0
 ) -> float:
-    """Speed-up over plain decoding.
+    """Return the speed-up over plain decoding.
 
     Args:
         alpha: in [0, 1].
@@ -81,7 +61,7 @@ def walltime_factor(
 
 
 def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
-    """Arithmetic operations over those of plain decoding; at least 1.
+    """Return the arithmetic operations over those of plain decoding; at least 1.
 
     Args:
         alpha: in [0, 1].
@@ -101,7 +81,7 @@ def optimal_gamma(
     verify_cost: Callable[[int], float] = lambda num_tokens: 1.0,
     overhead: float = 0.0,
 ) -> tuple[int, float]:
-    """Best gamma up to a cap, 0 included, and its speed-up; the smaller of equals wins.
+    """Return the best gamma up to a cap, 0 included, and its speed-up; the smaller of equals wins.
 
     Args:
         alpha: in [0, 1].
@@ -120,21 +100,3 @@ def optimal_gamma(
         if factor > best_factor:
             best, best_factor = gamma, factor
     return best, best_factor
-
-
-def improves(alpha: float, c: float) -> bool:
-    """Whether some gamma speeds decoding up where verification costs one step.
-
-    Source: Corollary 3.9; one that exists gives at least (1 + alpha) / (1 + c).
-    """
-    return alpha > c
-
-
-def oracle_factor(alpha: float, c: float) -> float:
-    """Speed-up of an oracle that drafts exactly the tokens that will be kept.
-
-    It drafts alpha / (1 - alpha) tokens per target pass and emits 1 / (1 - alpha).
-
-    Source: section 3.5.
-    """
-    return 1.0 / (1.0 - alpha + c * alpha)

@@ -14,7 +14,7 @@ when this one was kept, which was decided before it is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise, product
 
 import numpy as np
@@ -152,16 +152,6 @@ def point_mass(token: int, vocab_size: int) -> Probs:
     row = np.zeros(vocab_size)
     row[token : token + 1] = 1.0
     return row
-
-
-def alpha_hat(nums_accepted: Sequence[int], gammas: Sequence[int]) -> float | None:
-    """Accepted tokens over draft tokens reached, an estimate of alpha; None when nothing was drafted.
-
-    A round reaches min(accepted + 1, gamma) tokens: the ones behind a rejection were never tried.
-    """
-    rounds = list(zip(nums_accepted, gammas, strict=True))
-    num_trials = sum(min(num_accepted + 1, gamma) for num_accepted, gamma in rounds)
-    return sum(nums_accepted) / num_trials if num_trials else None
 
 
 def emitted_law(

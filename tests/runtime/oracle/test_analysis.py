@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from outrider.runtime.oracle.analysis import (
-    acceptance,
     expected_tokens,
-    improves,
     lenient_acceptance,
     operations_factor,
     optimal_gamma,
-    oracle_factor,
-    tokens_from_survival,
     walltime_factor,
 )
 
@@ -99,20 +95,14 @@ def test_the_factors_of_lenience_at_temperature_0() -> None:
 
 
 def test_acceptance_of_the_worked_pair_and_its_lenience() -> None:
-    assert acceptance(P, Q) == pytest.approx(0.8)
-    assert lenient_acceptance(P, Q, 1.0) == acceptance(P, Q)
+    assert lenient_acceptance(P, Q, 1.0) == pytest.approx(0.8)
     assert lenient_acceptance(P, Q, 0.8) == pytest.approx(0.85)
     assert lenient_acceptance(P, Q, 0.5) == pytest.approx(1.0)
 
 
-def test_expected_tokens_at_the_edges_and_for_correlated_positions() -> None:
+def test_expected_tokens_at_the_edges() -> None:
     assert expected_tokens(1.0, 5) == 6.0
     assert expected_tokens(0.0, 5) == expected_tokens(0.7, 0) == 1.0
-    assert tokens_from_survival([0.8**k for k in (1, 2, 3)]) == pytest.approx(
-        expected_tokens(0.8, 3)
-    )
-    mixed = [0.5 * 0.3**k + 0.5 * 0.95**k for k in range(1, 8)]
-    assert tokens_from_survival(mixed) == pytest.approx(4.08, abs=0.01)
     assert expected_tokens(0.625, 7) == pytest.approx(2.60, abs=0.01)
 
 
@@ -120,15 +110,6 @@ def test_a_gain_exists_exactly_where_alpha_exceeds_c() -> None:
     for alpha in ALPHAS:
         for c in (*OPTIMA, alpha):
             gamma, factor = optimal_gamma(alpha, c, max_gamma=64)
-            assert improves(alpha, c) is (gamma > 0)
+            assert (alpha > c) is (gamma > 0)
             if gamma:
                 assert factor >= (1 + alpha) / (1 + c) - 1e-12
-
-
-def test_the_oracle_gains_at_most_about_60_percent_over_the_best_fixed_gamma() -> None:
-    ratios = {
-        alpha: oracle_factor(alpha, 0.015) / optimal_gamma(alpha, 0.015, max_gamma=400)[1]
-        for alpha in (0.5, 0.8, 0.9, 0.97, 0.98, 0.985, 0.99)
-    }
-    assert [round(ratios[alpha], 2) for alpha in (0.5, 0.8, 0.9)] == [1.08, 1.18, 1.29]
-    assert 1.55 < max(ratios.values()) < 1.58

@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 from outrider.runtime.oracle.verification import (
-    alpha_hat,
     completed,
     count_accepted,
     count_accepted_greedy,
@@ -166,11 +165,6 @@ def test_no_token_of_a_lenient_run_exceeds_its_bound(lenience, is_point_mass):
 def test_lenient_greedy_keeps_tokens_near_the_greatest(token, is_kept):
     rows = np.array([F1_TARGET] * 2)
     assert count_accepted_greedy(np.array([token]), rows, lenience=0.7) == is_kept
-
-
-def test_alpha_hat_counts_the_tokens_that_were_tried():  # T15
-    assert alpha_hat([4, 1, 0, 2], [4, 4, 4, 4]) == 0.7
-    assert alpha_hat([0], [0]) is None
 
 
 def test_the_race_emits_the_targets_winner():  # T17
