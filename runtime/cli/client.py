@@ -1,4 +1,4 @@
-"""``outrider generate`` and ``outrider info``: a server asked from the command line."""
+"""``outrider generate`` and ``outrider info``: the client's commands."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def verify_sampler(
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """The loop of uvloop where it is installed (not on Windows): a message costs it a quarter less."""
+    """Return uvloop's loop where it is installed (not on Windows): a message costs a quarter less."""
     try:
         import uvloop
     except ImportError:
@@ -278,7 +278,7 @@ def _gamma(text: str) -> int | None:
 
 
 def _pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Keys and values of texts such as "a=b"; one without a key or "=" has an empty key."""
+    """Return keys and values of texts such as "a=b"; one without a key or "=" has an empty key."""
     parts = [text.partition("=") for text in texts]
     return tuple((key.strip() if sign else "", value.strip()) for key, sign, value in parts)
 

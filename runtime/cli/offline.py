@@ -1,7 +1,4 @@
-"""``outrider analyze`` and ``outrider tune``: a bundle measured beside serving, not while serving.
-
-What draws pictures is imported when it runs: serving does without.
-"""
+"""``outrider analyze`` and ``outrider tune``; libraries that draw pictures are imported when a command runs."""
 
 from __future__ import annotations
 
@@ -102,8 +99,7 @@ def tune(
         Path | None, typer.Option(help="Folder for page and PNG; default: NAME-tuning.")
     ] = None,
     drafters: Annotated[
-        str,
-        typer.Option(help="Comma-separated; default: model, ouroboros, lookup, suffix, ngram."),
+        str, typer.Option(help="Comma-separated; default: model, ouroboros, lookup, suffix, ngram.")
     ] = "",
     gammas: Annotated[
         str, typer.Option(help="Draft tokens per step beside auto, comma-separated.")
@@ -158,12 +154,12 @@ def tune(
 
 
 def split(text: str) -> tuple[str, ...]:
-    """Parts of a comma-separated list, without empty ones."""
+    """Return the parts of a comma-separated list, without empty ones."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def numbers(key: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """Numbers of a comma-separated list.
+    """Return the numbers of a comma-separated list.
 
     Raises:
         ConfigError: a part is no such number.
@@ -189,7 +185,7 @@ def _rig_options(
 
 
 def _require() -> None:
-    """Say what to install where it is missing."""
+    """Exit with the command to install what is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         typer.echo(

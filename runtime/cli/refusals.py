@@ -1,4 +1,4 @@
-"""How the command line answers what it cannot do: one line on standard error and an exit code."""
+"""Turns known errors of a command into one line on standard error and an exit code."""
 
 from __future__ import annotations
 

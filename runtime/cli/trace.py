@@ -1,4 +1,4 @@
-"""A completion as figure 1 of the paper prints it: one line per pass of the target.
+"""Prints a completion like figure 1 of the paper: one line per pass of the target.
 
 Accepted draft tokens green, the rejected one red, the token that the target put in its place blue;
 without a terminal the same by marks: ``+accepted``, ``-rejected``, ``=target's``.
@@ -17,7 +17,7 @@ STYLES = {"+": "green", "-": "red strike", "=": "bold blue"}
 
 
 def step_line(step: wire.Step) -> list[tuple[str, str]]:
-    """Marks and texts of one pass; draft tokens after the first rejected one were never judged."""
+    """Return marks and texts of one pass; draft tokens after the first rejected one were never judged."""
     accepted = [("+", text) for text in step.drafted_text[: step.num_accepted]]
     rejected = [("-", text) for text in step.drafted_text[step.num_accepted :][:1]]
     added = [("=", step.next_text)] if step.HasField("next_token") else []
@@ -25,7 +25,7 @@ def step_line(step: wire.Step) -> list[tuple[str, str]]:
 
 
 def print_step(console: Console, number: int, step: wire.Step) -> None:
-    """One line: in colours on a terminal, with marks elsewhere."""
+    """Print one line: in colours on a terminal, with marks elsewhere."""
     line = Text(f"{number:4d} ")
     for mark, text in step_line(step):
         shown = text.replace("\n", "\\n").replace("\t", "\\t")
@@ -37,14 +37,14 @@ def print_step(console: Console, number: int, step: wire.Step) -> None:
 
 
 def beam_heading(rank: int, beam: wire.Beam) -> str:
-    """The line above the text of one completion of a beam search."""
+    """Return the line above the text of one completion of a beam search."""
     reason = wire.FinishReason.Name(beam.reason).removeprefix("FINISH_REASON_").lower()
     num_tokens = len(beam.token_ids)
     return f"#{rank}  score {beam.score:.4f}  logprob {beam.logprob:.4f}  {num_tokens} tokens, {reason}"
 
 
 def print_report(console: Console, finish: wire.Finish) -> None:
-    """The acceptance figures of a completion as a table."""
+    """Print the acceptance figures of a completion as a table."""
     report = finish.speculation
     table = Table(title="speculation" if report.is_on else f"speculation off: {report.off_reason}")
     table.add_column("figure")

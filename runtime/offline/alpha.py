@@ -1,9 +1,8 @@
-"""How much of a draft the target would keep: alpha, over text that the target itself wrote.
+"""Measures alpha, the mean probability that the target keeps a draft token, over text that the target wrote.
 
-As in Leviathan et al. 2023, section 4.1: every position of the text counts, and what is averaged is
-the probability of keeping the first draft token there, not whether one was kept. Positions that
-requests reach in a draft follow an accepted token and are easier; ``alpha_hat`` of a request is
-therefore usually higher.
+As in Leviathan et al. 2023, section 4.1, every position of the text counts, with the probability of keeping the first
+draft token there. ``alpha_hat`` of a request is usually higher: the later positions of a draft follow an accepted
+token, and are easier.
 """
 
 from __future__ import annotations
@@ -29,19 +28,14 @@ CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What the target wrote.
-
-    Attributes:
-        tokens: prompt and completion.
-        num_prompt: how many of them are prompt.
-    """
+    """Prompt and completion, and how many of these tokens are prompt."""
 
     tokens: tuple[int, ...]
     num_prompt: int
 
 
 def text_of(prompt: Sequence[int], answer: Sequence[int], end_tokens: Sequence[int]) -> Text:
-    """A prompt and what followed, up to and with the first end token: no server goes on there."""
+    """Return a prompt and its answer up to the first end token, where a server stops."""
     ends = (i for i, token in enumerate(answer, 1) if token in end_tokens)
     length = next(ends, len(answer))
     return Text((*prompt, *answer[:length]), len(prompt))
@@ -49,7 +43,7 @@ def text_of(prompt: Sequence[int], answer: Sequence[int], end_tokens: Sequence[i
 
 @dataclass(slots=True)
 class _Tally:
-    """Sums over positions of one drafter, by lenience."""
+    """Sums of one drafter over positions, by lenience."""
 
     num_drafted: int = 0
     kept: dict[float, float] = field(default_factory=dict)
@@ -69,7 +63,7 @@ def measure_alphas(
     leniences: Sequence[float],
     report: Report,
 ) -> list[AlphaRow]:
-    """Alpha of the draft model, if there is one, and of drafters without a model.
+    """Return alpha of the draft model, if there is one, and of drafters without a model.
 
     Args:
         target: with slot 0 free.
@@ -78,7 +72,7 @@ def measure_alphas(
         texts: written by the target.
         temperature: at which they were written.
         leniences: l in (0, 1]; 1 is alpha itself and always measured.
-        report: told the phase, the texts done and their number.
+        report: called with the phase, the texts done and their number.
     """
     wanted = tuple(dict.fromkeys((1.0, *leniences)))
     names = (*((MODEL,) if draft is not None else ()), *guessers)
@@ -100,12 +94,12 @@ def measure_alphas(
     ]
 
 
-def law_rows(logits: Rows, temperature: float) -> Rows:
-    """[N, V] float64 laws of [N, V] logits, rows sum to 1; temperature 0 is a point mass."""
+def probs_of(logits: Rows, temperature: float) -> Rows:
+    """Return [N, V] float64 probabilities of [N, V] logits, rows sum to 1; temperature 0 is a point mass."""
     if temperature == 0.0:
-        laws = np.zeros_like(logits)
-        laws[np.arange(len(logits)), logits.argmax(axis=1)] = 1.0
-        return laws
+        probs = np.zeros_like(logits)
+        probs[np.arange(len(logits)), logits.argmax(axis=1)] = 1.0
+        return probs
     scores = (logits - logits.max(axis=1, keepdims=True)) / temperature
     weights = np.exp(scores)
     total: Rows = weights / weights.sum(axis=1, keepdims=True)
@@ -113,11 +107,11 @@ def law_rows(logits: Rows, temperature: float) -> Rows:
 
 
 def kept_of_token(target_probs: Rows, token: int, lenience: float, *, is_greedy: bool) -> float:
-    """Probability that a given token is kept.
+    """Return the probability that the target keeps a given draft token.
 
     Args:
         target_probs: [V] float64, p; of a greedy target the softmax at temperature 1.
-        token: what was drafted.
+        token: of the draft.
         lenience: l in (0, 1].
         is_greedy: whether the target is.
 
@@ -142,22 +136,22 @@ def _add_text(
 ) -> None:
     is_greedy = temperature == 0.0
     vocab_size = target.limits.vocab_size
-    # A draft model of a smaller vocabulary cannot read on behind a token it does not know.
+    # A draft model of a smaller vocabulary cannot read beyond a token it does not know.
     readable = _num_readable(text.tokens, draft)
     drafted = _logits(draft, text, readable) if draft is not None else iter(())
     position = text.num_prompt
     for logits in _logits(target, text, len(text.tokens)):
-        judged = law_rows(logits, 1.0 if is_greedy else temperature)
+        judged = probs_of(logits, 1.0 if is_greedy else temperature)
         proposed = _fitted(next(drafted, None), len(judged), vocab_size)
-        laws = law_rows(proposed, temperature) if len(proposed) else proposed
+        draft_probs = probs_of(proposed, temperature) if len(proposed) else proposed
         for row, probs in enumerate(judged):
-            if row < len(laws):
+            if row < len(draft_probs):
                 token = int(proposed[row].argmax())
                 tallies[MODEL].add(
                     {
                         one: kept_of_token(probs, token, one, is_greedy=True)
                         if is_greedy
-                        else lenient_acceptance(probs, laws[row], one)
+                        else lenient_acceptance(probs, draft_probs[row], one)
                         for one in leniences
                     }
                 )
@@ -180,10 +174,7 @@ def _num_readable(tokens: Sequence[int], draft: Engine | None) -> int:
 
 
 def _logits(engine: Engine, text: Text, num_readable: int) -> Iterator[Rows]:
-    """[<= CHUNK, V] float64 logits before each token of the completion, in order.
-
-    The row before token i needs the tokens before it: reading ends where they cannot be read.
-    """
+    """Yield [<= CHUNK, V] float64 logits before each token of the completion, as far as tokens are readable."""
     limits = engine.limits
     first = text.num_prompt - 1
     for start in range(0, min(first, num_readable), limits.max_extend):
@@ -197,7 +188,7 @@ def _logits(engine: Engine, text: Text, num_readable: int) -> Iterator[Rows]:
 
 
 def _fitted(logits: Rows | None, num_rows: int, vocab_size: int) -> Rows:
-    """[<= num_rows, V] float64: a draft's rows over the target's vocabulary."""
+    """Return a draft's rows over the target's vocabulary, [<= num_rows, V] float64."""
     if logits is None:
         return np.zeros((0, vocab_size))
     fitted = np.full((min(len(logits), num_rows), vocab_size), -np.inf)
@@ -209,7 +200,7 @@ def _fitted(logits: Rows | None, num_rows: int, vocab_size: int) -> Rows:
 def _guesses(
     guessers: Mapping[str, Guesser], text: Text, number: int, position: int, temperature: float
 ) -> Iterator[tuple[str, int]]:
-    """What each drafter proposes for one position, where it proposes anything."""
+    """Yield each drafter's name and first token at one position; nothing where it proposes none."""
     sampling = SamplingRow(
         index=0,
         slot=0,

@@ -1,13 +1,12 @@
-"""``outrider analyze``: the tables of Leviathan et al. 2023 for a pair and a machine of one's own.
+"""``outrider analyze``: the tables of Leviathan et al. 2023, measured for a bundle on this machine.
 
-Alpha by drafter and temperature (Table 3), c and v(k), predicted and measured speed-up (Table 4),
-lenience (Table 5), and traces of when the models ran (Figure 5). What a round taught a drafter
-about other requests would flatter the next round, so here no request knows another's history.
+Alpha by drafter and temperature (Table 3), c and v(k), predicted and measured speed-up (Table 4), lenience (Table 5),
+and traces of when the models ran (Figure 5). Requests share no history: it would make a second round easier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +27,10 @@ from outrider.runtime.offline.options import (
 from outrider.runtime.offline.prompts import encode_prompts, read_prompts
 from outrider.runtime.offline.results import AlphaRow, Analysis, CostRow, SpeedRow, TraceRow
 from outrider.runtime.offline.rig import Rig
-from outrider.runtime.offline.speed import PLAIN, Cell, Measured, measure_cells
-from outrider.runtime.offline.step_costs import StepCosts, cost_row
+from outrider.runtime.offline.speed import PLAIN, Measured, Report, measure_settings
+from outrider.runtime.offline.step_costs import StepCosts
 from outrider.runtime.oracle.analysis import optimal_gamma, walltime_factor
 
-Report = Callable[[str, int, int], None]
 Prompts = tuple[tuple[int, ...], ...]
 
 TRACE_TOKENS = 24
@@ -44,8 +42,8 @@ def analyze(bundle: Path, prompts: Path, options: AnalysisOptions, report: Repor
     Args:
         bundle: folder.
         prompts: file, see ``read_prompts``.
-        options: what to measure.
-        report: told the phase, the steps done and their number.
+        options: of the analysis.
+        report: called with the phase, the steps done and their number.
 
     Raises:
         BundleError: the bundle does not fit its manifest.
@@ -75,8 +73,10 @@ class _Bench:
         self._names = chosen_drafters(options.drafters, tuple(self._all), self._all.guessers)
 
     def analysis(self) -> Analysis:
-        """Everything, temperature by temperature."""
+        """Measure everything, one temperature after the other."""
         options, rig = self._options, self._rig
+        max_gamma = rig.bundle.manifest.max_gamma
+        uses_model = {name: self._all.uses_model(name) for name in self._names}
         alphas: list[AlphaRow] = []
         costs: list[CostRow] = []
         speeds: list[SpeedRow] = []
@@ -84,7 +84,7 @@ class _Bench:
         for temperature in options.temperatures:
             alphas += self._alphas(temperature)
             known = self._costs(temperature)
-            costs.append(self._cost_row(known, temperature))
+            costs.append(known.row(temperature, uses_model, range(1, max_gamma + 2)))
             rows, plain[temperature] = self._speeds(known, temperature, alphas)
             speeds += rows
         return Analysis(
@@ -124,10 +124,9 @@ class _Bench:
         )
 
     def _guesser(self, name: str) -> Guesser | None:
-        """A drafter whose drafts are functions of the tokens alone; None for any other."""
+        """Return a drafter whose drafts are functions of the tokens alone; None for any other."""
         one = self._all.get(name)
-        is_fit = isinstance(one, Guesser) and one.traits.num_choices == 0
-        return one if is_fit and isinstance(one, Guesser) else None
+        return one if isinstance(one, Guesser) and one.traits.num_choices == 0 else None
 
     def _costs(self, temperature: float) -> StepCosts:
         assert self._rig.costs is not None, "the rig was opened to know them"
@@ -139,48 +138,65 @@ class _Bench:
             num_cached=longest,
         )
 
-    def _cost_row(self, costs: StepCosts, temperature: float) -> CostRow:
-        uses = {name: self._all.uses_model(name) for name in self._names}
-        return cost_row(costs, temperature, uses, range(1, self._rig.bundle.manifest.max_gamma + 2))
-
     def _speeds(
         self, costs: StepCosts, temperature: float, alphas: Sequence[AlphaRow]
     ) -> tuple[list[SpeedRow], float]:
-        settings = [(name, gamma) for name in self._names for gamma in self._options.gammas]
-        cells = [Cell(temperature, PLAIN)]
-        cells += [
-            Cell(temperature, SpeculationParams(drafter=name, gamma=gamma))
-            for name, gamma in settings
+        settings = [
+            SpeculationParams(drafter=name, gamma=gamma)
+            for name in self._names
+            for gamma in self._options.gammas
         ]
-        plain, *measured = measure_cells(
+        plain, measured = measure_settings(
             self._rig,
             self._prompts,
-            cells,
-            max_tokens=self._options.max_tokens,
-            batch=self._options.batch,
-            rounds=self._options.rounds,
+            settings,
+            self._options,
+            temperature=temperature,
             phase=f"speed at temperature {temperature:g}",
             report=self._report,
         )
         known = {row.drafter: row.alpha for row in alphas if row.temperature == temperature}
-        rows = [
-            speed_row(
-                name,
-                temperature,
-                gamma,
-                one,
-                alpha=known.get(name, one.alpha_hat),
-                costs=costs,
-                uses_model=self._all.uses_model(name),
-                max_gamma=self._rig.bundle.manifest.max_gamma,
-                plain=plain,
-            )
-            for (name, gamma), one in zip(settings, measured, strict=True)
-        ]
+        rows = []
+        for setting, one in zip(settings, measured, strict=True):
+            alpha = known.get(setting.drafter or "", one.alpha_hat)
+            rows.append(self._speed_row(costs, temperature, setting, alpha, one, plain))
         return rows, plain.tokens_per_s
 
+    def _speed_row(
+        self,
+        costs: StepCosts,
+        temperature: float,
+        setting: SpeculationParams,
+        alpha: float | None,
+        measured: Measured,
+        plain: Measured,
+    ) -> SpeedRow:
+        """Return one line of Table 4: the formula beside the measurement."""
+        drafter, gamma = setting.drafter or "", setting.gamma or 0
+        c, v = costs.c(uses_model=self._all.uses_model(drafter)), costs.v(gamma + 1)
+        predicted = best = None
+        if alpha is not None:
+            max_gamma = self._rig.bundle.manifest.max_gamma
+            predicted = walltime_factor(alpha, gamma, c, verify_cost=v)
+            best, _ = optimal_gamma(alpha, c, max_gamma=max_gamma, verify_cost=costs.v)
+        return SpeedRow(
+            drafter=drafter,
+            temperature=temperature,
+            gamma=gamma,
+            alpha=alpha,
+            draft_cost=c,
+            verify_cost=v,
+            predicted=predicted,
+            best_gamma=best,
+            alpha_hat=measured.alpha_hat,
+            tokens_per_step=measured.tokens_per_step,
+            operations=measured.operations,
+            tokens_per_s=measured.tokens_per_s,
+            speedup=measured.over(plain),
+        )
+
     def _traces(self) -> tuple[TraceRow, ...]:
-        """One request greedily, with the widest drafts, with fewer, and without."""
+        """Record one greedy request with the widest drafts, with half as wide ones, and without."""
         drafter = MODEL if MODEL in self._names else self._names[0]
         widest = max(self._options.gammas)
         gammas = dict.fromkeys((widest, max(1, widest // 2), 0))
@@ -202,41 +218,6 @@ class _Bench:
         label = f"{drafter}, gamma {gamma}" if gamma else "plain decoding"
         drafts = shifted[1] if len(shifted) > 1 else ()
         return TraceRow(label=label, gamma=gamma, target_ms=shifted[0], draft_ms=drafts)
-
-
-def speed_row(
-    drafter: str,
-    temperature: float,
-    gamma: int,
-    measured: Measured,
-    *,
-    alpha: float | None,
-    costs: StepCosts,
-    uses_model: bool,
-    max_gamma: int,
-    plain: Measured,
-) -> SpeedRow:
-    """One line of Table 4: the formula beside the measurement."""
-    c, v = costs.c(uses_model=uses_model), costs.v(gamma + 1)
-    predicted = best = None
-    if alpha is not None:
-        predicted = walltime_factor(alpha, gamma, c, verify_cost=v)
-        best, _ = optimal_gamma(alpha, c, max_gamma=max_gamma, verify_cost=costs.v)
-    return SpeedRow(
-        drafter=drafter,
-        temperature=temperature,
-        gamma=gamma,
-        alpha=alpha,
-        draft_cost=c,
-        verify_cost=v,
-        predicted=predicted,
-        best_gamma=best,
-        alpha_hat=measured.alpha_hat,
-        tokens_per_step=measured.tokens_per_step,
-        operations=measured.operations,
-        tokens_per_s=measured.tokens_per_s,
-        speedup=measured.over(plain),
-    )
 
 
 def _drafters(rig: Rig, config: DraftingConfig) -> Drafters:

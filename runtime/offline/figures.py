@@ -1,7 +1,4 @@
-"""Figures 2 to 5 of Leviathan et al. 2023, redrawn with the measured points on them.
-
-Curves are the paper's formulas; points are what one analysis measured.
-"""
+"""Draws figures 2 to 5 of Leviathan et al. 2023: curves of its formulas, and the points of one analysis."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ Draw = Callable[[Analysis, Any], None]
 
 
 def draw_figures(analysis: Analysis, folder: Path) -> dict[str, Path]:
-    """Write the PNGs into a folder; name of each figure -> file."""
+    """Write the PNGs into a folder and return the file of each figure by name."""
     files = {}
     for name, (draw, size) in FIGURES.items():
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
@@ -109,7 +106,7 @@ def _bars(axes: Any, spans: Sequence[tuple[float, float]], height: float, colour
 
 
 def _draw_costs(analysis: Analysis, figure: Any) -> None:
-    """What the paper takes as 1: the cost of verifying k tokens, measured."""
+    """Measured cost of verifying k tokens, which the paper takes as 1."""
     axes = figure.subplots()
     for row in analysis.costs:
         tokens = sorted(row.verify_cost)
@@ -134,7 +131,7 @@ def _draw_predicted(analysis: Analysis, figure: Any) -> None:
 
 
 def best_rows(analysis: Analysis) -> list[SpeedRow]:
-    """The fastest gamma of every drafter and temperature."""
+    """Return the fastest gamma of every drafter and temperature."""
     best: dict[tuple[str, float], SpeedRow] = {}
     for row in analysis.speeds:
         known = best.setdefault((row.drafter, row.temperature), row)

@@ -1,4 +1,4 @@
-"""What is to be measured, checked as far as that can be done without the bundle."""
+"""Options of ``outrider analyze``, and those it shares with ``tune``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ DEFAULT_DRAFTERS = ("model", "bigram", "unigram", "lookup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureOptions:
-    """What every measurement over prompts is told; checked against the bundle when it is opened.
+    """Options of every measurement over prompts.
 
     Attributes:
-        drafters: names; empty for the default ones that the bundle offers.
-        gammas: draft tokens per step to measure; beyond the bundle's cap they are left out.
+        drafters: names; empty for the default ones that the bundle has.
+        gammas: draft tokens per step to measure; those beyond the bundle's cap are left out.
         max_tokens: of every answer.
         batch: requests that decode together.
         rounds: runs of every setting; medians are reported.
-        max_prompts: the first so many; None for all.
+        max_prompts: number of prompts used, from the first; None for all.
         rig: how the bundle is opened.
     """
 
@@ -43,11 +43,7 @@ class MeasureOptions:
     rig: RigOptions = field(default_factory=RigOptions)
 
     def __post_init__(self) -> None:
-        """Check what does not need the bundle.
-
-        Raises:
-            ConfigError: names the option and the rule.
-        """
+        """Raise ConfigError for an option that breaks its rule, as far as no bundle is needed."""
         for key, least in {"max_tokens": 2, "batch": 1, "rounds": 1}.items():
             # An answer of one token comes with its prompt: no pass of the target could be counted.
             check_option(getattr(self, key) >= least, key, f"must be at least {least}")
@@ -55,17 +51,12 @@ class MeasureOptions:
         check_option(min(self.gammas) >= 1, "gammas", "must be at least 1")
 
     def quick(self) -> Self:
-        """The same over few prompts, short answers and one round."""
+        """Return the same options over few prompts, with short answers and one round."""
         length = min(self.max_tokens, QUICK_TOKENS)
         return replace(self, max_prompts=QUICK_PROMPTS, max_tokens=length, rounds=1)
 
     def open_rig(self, bundle: Path) -> Rig:
-        """Open the bundle with slots enough, step costs known.
-
-        Raises:
-            BundleError: the bundle does not fit its manifest.
-            ConfigError: the device cannot be used.
-        """
+        """Open the bundle with enough slots and with known step costs; raises as ``rig.open_rig``."""
         rig = replace(
             self.rig,
             max_batch=max(SERVED_ROWS, self.batch),
@@ -75,14 +66,14 @@ class MeasureOptions:
         return open_rig(bundle, rig)
 
     def drafting(self) -> DraftingConfig:
-        """Settings of drafters under measurement: no request learns from another."""
+        """Return the drafters' settings, changed so that no request learns from another."""
         return replace(self.rig.drafting, history_scope=HistoryScope.REQUEST)
 
     def fitted(self, manifest: Manifest) -> Self:
-        """The same without gammas beyond the bundle's cap.
+        """Return the same options without gammas beyond the bundle's cap.
 
         Raises:
-            ConfigError: none is left, or more rows than the bundle has are to decode together.
+            ConfigError: no gamma is left, or the batch is larger than the bundle's.
         """
         gammas = tuple(gamma for gamma in self.gammas if gamma <= manifest.max_gamma)
         check_option(bool(gammas), "gammas", f"must include one of 1..{manifest.max_gamma}")
@@ -93,22 +84,13 @@ class MeasureOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisOptions(MeasureOptions):
-    """What is analysed.
-
-    Attributes:
-        temperatures: 0 is greedy.
-        leniences: l in (0, 1].
-    """
+    """Options of an analysis; temperature 0 is greedy, leniences are in (0, 1]."""
 
     temperatures: tuple[float, ...] = (0.0, 1.0)
     leniences: tuple[float, ...] = (1.0, 0.5, 0.3, 0.1)
 
     def __post_init__(self) -> None:
-        """Check what does not need the bundle.
-
-        Raises:
-            ConfigError: names the option and the rule.
-        """
+        """Raise ConfigError for an option that breaks its rule, as far as no bundle is needed."""
         MeasureOptions.__post_init__(self)
         for key in ("temperatures", "leniences"):
             check_distinct(key, getattr(self, key))
@@ -121,7 +103,7 @@ class AnalysisOptions(MeasureOptions):
 
 
 def seconds_of(counts_processor: bool) -> str:
-    """Which seconds were counted, in a word."""
+    """Return the word for the seconds that were counted."""
     return "processor" if counts_processor else "wall"
 
 
@@ -132,10 +114,10 @@ def chosen_drafters(
     *,
     default: tuple[str, ...] = DEFAULT_DRAFTERS,
 ) -> tuple[str, ...]:
-    """The drafters asked for, or those of the default ones that there are.
+    """Return the named drafters, or the default ones that the bundle has.
 
     Raises:
-        ConfigError: one that this bundle does not have.
+        ConfigError: the bundle does not have one of the names.
     """
     for name in names:
         check_option(name != "none", "drafters", "none: is what the others are measured against")
@@ -147,19 +129,11 @@ def chosen_drafters(
 
 
 def check_option(holds: bool, key: str, rule: str) -> None:
-    """Refuse an option that breaks its rule.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Raise ConfigError unless an option holds its rule."""
     if not holds:
         raise ConfigError(key, rule)
 
 
 def check_distinct(key: str, values: Collection[float]) -> None:
-    """Refuse a list that is empty or repeats a value.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Raise ConfigError for a list that is empty or repeats a value."""
     check_option(bool(values) and len(set(values)) == len(values), key, "must be distinct values")

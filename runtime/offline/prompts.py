@@ -1,4 +1,4 @@
-"""Prompts of a file, as token ids that fit the bundle."""
+"""Reads prompts from a file, and encodes them as token ids that fit the bundle."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ FIELD = "prompt"
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """Texts of a file.
+    """Return the prompts of a file.
 
-    A ``.jsonl`` file holds a JSON string, or an object with a string field "prompt", per line; any
-    other file one prompt per line. Empty lines are passed over.
+    A ``.jsonl`` file has a JSON string, or an object with a string field "prompt", per line; any other file has one
+    prompt per line. Empty lines are skipped.
 
     Raises:
         ConfigError: the file cannot be read, breaks these rules, or has no prompt.
@@ -36,7 +36,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 def encode_prompts(
     texts: tuple[str, ...], codec: TokenizersCodec, *, max_tokens: int, max_context: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Token ids of texts.
+    """Return the token ids of texts.
 
     Raises:
         ConfigError: a text has no token, or does not leave room for ``max_tokens``.

@@ -1,4 +1,4 @@
-"""What an analysis found: plain values, so that tables, figures and JSON say the same."""
+"""Results of an analysis as plain values, for tables, figures and JSON."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedRow:
-    """One setting measured against plain decoding, and what the formula says.
+    """One setting measured against plain decoding, beside the formula's prediction.
 
     Attributes:
-        alpha: what goes into the formula: of the ``AlphaRow``, or ``alpha_hat`` where there is none
-            (trees, phrases and cascades have no law of a single draft token).
+        alpha: in the formula: of the ``AlphaRow``, or ``alpha_hat`` where there is none (trees, phrases and cascades
+            have no distribution of a single draft token).
         draft_cost: c.
         verify_cost: v(gamma + 1).
         predicted: generalised Theorem 3.8; None without alpha.
@@ -91,10 +91,10 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """Everything ``outrider analyze`` found, in one machine's run.
+    """Results of one run of ``outrider analyze``.
 
     Attributes:
-        seconds: which were counted, those of the wall or of processors.
+        seconds: "wall" or "processor".
         plain_tokens_per_s: temperature -> plain decoding.
     """
 

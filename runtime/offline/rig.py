@@ -1,4 +1,4 @@
-"""A bundle opened in process as the server opens it, to be measured."""
+"""Opens a bundle in process as the server does, with timers on engines and sampler."""
 
 from __future__ import annotations
 
@@ -42,14 +42,13 @@ class RigOptions:
         max_batch: slots; the bundle's bound them too.
         num_threads: of a CPU backend.
         device: as of ``outrider serve``.
-        knows_costs: whether what steps cost is looked up or measured; else every gamma is fixed.
-        costs_folder: where measured step costs are kept; None for where the server keeps them.
+        knows_costs: whether step costs are looked up or measured; else every gamma is fixed.
+        costs_folder: where measured step costs are kept; None for the server's folder.
         refreshes_costs: whether step costs are measured even if they are known.
         drafting: settings of the drafters.
         clock: seconds, of requests and of step costs.
-        counts_processor: take seconds of processors for ``clock``: what others do on the machine
-            then hardly matters, but waiting costs nothing and two threads count twice. Step costs
-            are then measured anew and kept nowhere.
+        counts_processor: use processor seconds as ``clock``. Other work on the machine then hardly matters, but
+            waiting costs nothing and two threads count twice. Step costs are then measured anew and not kept.
     """
 
     max_batch: int = 8
@@ -65,13 +64,11 @@ class RigOptions:
 
 @dataclass(slots=True)
 class Answer:
-    """What one request was told.
+    """Events of one request.
 
     Attributes:
-        tokens: of the completion.
         end: None until it ends.
-        clock: seconds.
-        arrivals: when each token came.
+        arrivals: seconds on ``clock``, of each token.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -90,11 +87,11 @@ class Answer:
 
 @dataclass(slots=True)
 class Rig:
-    """One bundle opened in process, with timers on everything that is not the runtime itself.
+    """One open bundle, with timers on engines and sampler.
 
     Attributes:
         costs: of these engines on this machine, where they are known.
-        tenant: whose requests are run; a new name finds drafters without history.
+        tenant: of the requests; a new name finds drafters without history.
     """
 
     bundle: Bundle
@@ -110,7 +107,7 @@ class Rig:
     tenant: str = ""
 
     def engine_s(self) -> float:
-        """Seconds spent in engine calls so far."""
+        """Return the seconds spent in engine calls so far."""
         return self.target.total_s + (self.draft.total_s if self.draft else 0.0)
 
     def answer(
@@ -163,14 +160,14 @@ class Rig:
         *,
         first_seed: int = 0,
     ) -> tuple[list[Finished], float]:
-        """As ``answer``, but only how the requests ended."""
+        """Run prompts as ``answer`` does, and return how they ended."""
         answers, wall_s = self.answer(
             prompts, params, speculation, max_tokens, first_seed=first_seed
         )
         return [one.end for one in answers if isinstance(one.end, Finished)], wall_s
 
     def close(self) -> None:
-        """Close the engines; the garbage collector looks at everything again."""
+        """Close the engines, and give loaded objects back to garbage collection."""
         gc.unfreeze()
         self.target.close()
         if self.draft is not None:
@@ -178,7 +175,7 @@ class Rig:
 
 
 def open_rig(root: Path, options: RigOptions) -> Rig:
-    """Open a bundle; requests wait for a slot as long as it takes.
+    """Open a bundle; its queue has no time limit.
 
     Raises:
         BundleError: the bundle does not fit its manifest.

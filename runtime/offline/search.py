@@ -1,8 +1,7 @@
-"""The heuristic search of Ouroboros for how a bundle is best served, and the same for any drafter.
+"""The heuristic search of Ouroboros for the fastest parameters, for any drafter.
 
-Coordinate descent on measured speed, one drafter after another: first gamma, with everything else
-at any value in range; then, for drafters that have one, the lookahead window; then the length of
-phrases; the number of phrases stays where it is.
+Coordinate descent on measured speed, one drafter after another: first gamma; then the lookahead window, for drafters
+that have one; then the length of phrases. The number of phrases is fixed.
 
 Source: Zhao et al. 2024 (arXiv:2402.13720), appendix; their beta is our phrase_length + 2.
 """
@@ -20,9 +19,9 @@ from outrider.runtime.offline.speed import Measured
 
 GAMMA, WINDOW, PHRASES = "gamma", "window", "phrase_length"
 NUM_PHRASES = 3
-"""K of the search's source, which it keeps fixed."""
+"""K of the source, which keeps it fixed."""
 FIXED_MARGIN = 1.02
-"""A fixed gamma must beat the adaptive one by this much: that one also follows load and text."""
+"""A fixed gamma must be faster by this factor: the adaptive one also follows load and text."""
 
 Measure = Callable[[str, Sequence[SpeculationParams]], tuple[Measured, list[Measured]]]
 
@@ -32,7 +31,7 @@ class Trial:
     """One setting that was measured.
 
     Attributes:
-        stage: what was being chosen.
+        stage: name of the parameter being chosen.
         gamma: None is adaptive.
         speedup: over plain decoding in the same rounds.
         is_kept: whether the stage chose it.
@@ -58,15 +57,14 @@ def search_drafter(
     phrase_lengths: Sequence[int],
     measure: Measure,
 ) -> list[Trial]:
-    """Every setting that the search tried on one drafter; one of each stage is kept.
+    """Return every setting tried on one drafter; one of each stage is marked as kept.
 
     Args:
         name: of the drafter.
         gammas: candidates; None is adaptive.
         windows: candidates, for drafters that have a window; 0 is none.
         phrase_lengths: candidates, for drafters that have phrases.
-        measure: given the stage's name and settings, plain decoding and each of the settings, all
-            in the same rounds.
+        measure: given a stage's name and settings, measures plain decoding and the settings in the same rounds.
     """
     start = SpeculationParams(drafter=name)
     if is_used(with_phrases := replace(start, num_phrases=NUM_PHRASES)):
@@ -84,7 +82,7 @@ def search_drafter(
 
 
 def is_used(params: SpeculationParams) -> bool:
-    """Whether a drafter uses all it is given, by the rule that requests are held to."""
+    """Return whether a drafter uses all of its parameters, by the rule for requests."""
     try:
         check_drafter_params(params, max_reference_bytes=0)
     except RequestError:
@@ -93,11 +91,11 @@ def is_used(params: SpeculationParams) -> bool:
 
 
 def choose(trials: Sequence[Trial], source: str) -> ServingDefaults:
-    """The fastest of what the drafters' last stages kept; no drafts where none was faster.
+    """Return the fastest setting that the drafters' last stages kept; no drafts where none was faster.
 
     Args:
         trials: of all drafters.
-        source: who asks, and on what it was measured.
+        source: how they were measured, in words.
     """
     last = {trial.drafter: trial for trial in trials if trial.is_kept}
     best = max(last.values(), key=lambda trial: trial.speedup, default=None)
@@ -114,7 +112,7 @@ def choose(trials: Sequence[Trial], source: str) -> ServingDefaults:
 
 
 def keep_best(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials of one stage with the fastest kept; the adaptive gamma unless clearly beaten."""
+    """Return one stage's trials with the fastest marked as kept; the adaptive gamma unless clearly beaten."""
 
     def worth(trial: Trial) -> float:
         is_preferred = trial.stage == GAMMA and trial.gamma is None

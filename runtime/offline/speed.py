@@ -1,4 +1,4 @@
-"""Settings of speculation against each other in one run, in interleaved rounds."""
+"""Measures settings of speculation against each other in interleaved rounds of one run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import Finished, SpeculationParams, SpeculationReport
+from outrider.runtime.offline.options import MeasureOptions
 from outrider.runtime.offline.rig import Rig
 
 Report = Callable[[str, int, int], None]
@@ -16,23 +17,14 @@ Prompts = Sequence[Sequence[int]]
 PLAIN = SpeculationParams(is_enabled=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What is measured: a temperature and how requests are drafted for."""
-
-    temperature: float
-    speculation: SpeculationParams
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one cell gave.
+    """Figures of one setting.
 
     Attributes:
         tokens_per_s: median over rounds; every round's rate is in ``rounds``.
         alpha_hat: accepted / trials reached, over all rounds; None without trials.
-        tokens_per_step: tokens emitted per target pass, over all rounds; prompts, and the first tokens that come
-            with them, count in neither.
+        tokens_per_step: tokens emitted per target pass, over all rounds; prompts and their first tokens are left out.
         operations: tokens that the target computed per token emitted, in the same passes.
     """
 
@@ -43,62 +35,65 @@ class Measured:
     operations: float
 
     def over(self, plain: Measured) -> float:
-        """Speed-up over another cell of the same run: the median of the rounds' ratios."""
+        """Return the speed-up over another setting of the same run: the median of the rounds' ratios."""
         pairs = zip(self.rounds, plain.rounds, strict=True)
         return statistics.median(mine / other for mine, other in pairs)
 
 
-def measure_cells(
+def measure_settings(
     rig: Rig,
     prompts: Prompts,
-    cells: Sequence[Cell],
+    settings: Sequence[SpeculationParams],
+    options: MeasureOptions,
     *,
-    max_tokens: int,
-    batch: int,
-    rounds: int,
+    temperature: float,
     phase: str,
     report: Report,
-) -> list[Measured]:
-    """Run every cell once per round, so that a disturbance of the machine spreads over all.
+) -> tuple[Measured, list[Measured]]:
+    """Measure plain decoding and each setting once per round, so that a disturbance of the machine spreads over all.
 
     Args:
         rig: idle.
-        prompts: run in groups of ``batch``.
-        cells: what to measure.
-        max_tokens: of every answer.
-        batch: prompts that are run together.
-        rounds: runs of every cell.
+        prompts: run in groups of the options' batch.
+        settings: to measure beside plain decoding.
+        options: batch, rounds and length of answers.
+        temperature: of all requests.
         phase: name of the work.
-        report: told the phase, the runs done and their number.
+        report: called with the phase, the runs done and their number.
     """
-    _run(rig, prompts[:batch], cells[0], max_tokens, batch)  # the first touch of everything
+    params, cells = SamplingParams(temperature=temperature), (PLAIN, *settings)
+    _run(rig, prompts[: options.batch], params, PLAIN, options)  # the first touch of everything
     rates: list[list[float]] = [[] for _ in cells]
     ends: list[list[Finished]] = [[] for _ in cells]
-    for number in range(rounds):
+    for number in range(options.rounds):
         for index, cell in enumerate(cells):
-            finished, wall_s = _run(rig, prompts, cell, max_tokens, batch)
+            finished, wall_s = _run(rig, prompts, params, cell, options)
             rates[index].append(sum(one.num_output for one in finished) / wall_s)
             ends[index] += finished
-            report(phase, number * len(cells) + index + 1, rounds * len(cells))
-    return [_measured(one, end) for one, end in zip(rates, ends, strict=True)]
+            report(phase, number * len(cells) + index + 1, options.rounds * len(cells))
+    plain, *measured = (_measured(one, end) for one, end in zip(rates, ends, strict=True))
+    return plain, measured
 
 
 def num_trials(report: SpeculationReport) -> int:
-    """Draft tokens that were judged: each first one, and each whose predecessor was accepted."""
+    """Return the number of judged draft tokens: each first one, and each whose predecessor was accepted."""
     drafted, accepted = report.drafted_by_position, report.accepted_by_position
     followed = zip(accepted, drafted[1:], strict=False)
     return sum(drafted[:1]) + sum(min(pair) for pair in followed)
 
 
 def _run(
-    rig: Rig, prompts: Prompts, cell: Cell, max_tokens: int, batch: int
+    rig: Rig,
+    prompts: Prompts,
+    params: SamplingParams,
+    speculation: SpeculationParams,
+    options: MeasureOptions,
 ) -> tuple[list[Finished], float]:
-    params = SamplingParams(temperature=cell.temperature)
     finished: list[Finished] = []
     wall_s = 0.0
-    for first in range(0, len(prompts), batch):
-        group = prompts[first : first + batch]
-        ended, took_s = rig.run(group, params, cell.speculation, max_tokens)
+    for first in range(0, len(prompts), options.batch):
+        group = prompts[first : first + options.batch]
+        ended, took_s = rig.run(group, params, speculation, options.max_tokens)
         finished += ended
         wall_s += took_s
     return finished, wall_s

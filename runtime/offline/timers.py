@@ -1,4 +1,4 @@
-"""Engine and sampler with a stop-watch: whatever is not spent in them is the runtime's own."""
+"""Engine and sampler with timers; the rest of a run's time is the runtime's own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outrider.engines.sampling.base import CandidateNode, CandidateSampler, Samp
 
 @dataclass(slots=True)
 class TimedEngine:
-    """An engine that adds up the seconds spent in its extends and in moving cache rows.
+    """An engine that counts the seconds spent in its extends and in moving cache rows.
 
     Attributes:
         num_calls: extends.
-        calls: when each extend began and ended, seconds of ``time.perf_counter``; None keeps none.
+        calls: begin and end of each extend, seconds of ``time.perf_counter``; None keeps none.
     """
 
     engine: Engine
@@ -31,7 +31,7 @@ class TimedEngine:
 
     @property
     def is_row_invariant(self) -> bool:
-        """Promise of the timed engine."""
+        """Whether the timed engine's rows do not depend on the batch."""
         return self.engine.is_row_invariant
 
     @property
@@ -73,7 +73,7 @@ class TimedEngine:
 
 @dataclass(slots=True)
 class TimedSampler:
-    """A sampler that adds up the seconds spent in it."""
+    """A sampler that counts the seconds spent in it."""
 
     sampler: CandidateSampler
     total_s: float = 0.0
@@ -90,7 +90,7 @@ class TimedSampler:
     def propose_children(
         self, logits: FloatArray, points: Sequence[CandidateNode], *, vocab_size: int
     ) -> list[tuple[int, ...]]:
-        """Offer and take the time."""
+        """Propose children and take the time."""
         began = time.perf_counter()
         offered = self.sampler.propose_children(logits, points, vocab_size=vocab_size)
         self.total_s += time.perf_counter() - began

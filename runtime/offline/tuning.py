@@ -1,7 +1,6 @@
-"""``outrider tune``: search, on prompts of one's own, for how a bundle is best served here.
+"""``outrider tune``: finds the fastest drafter and parameters of a bundle for given prompts on this machine.
 
-The prompts are run again and again, so no request knows another's history: with shared history a
-drafter would learn the answers by heart.
+The prompts are run many times, so requests share no history: a drafter would learn the answers by heart.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from outrider.runtime.offline.options import (
 from outrider.runtime.offline.prompts import encode_prompts, read_prompts
 from outrider.runtime.offline.rig import Rig
 from outrider.runtime.offline.search import Trial, choose, search_drafter
-from outrider.runtime.offline.speed import PLAIN, Cell, Measured, Report, measure_cells
+from outrider.runtime.offline.speed import Measured, Report, measure_settings
 
 DEFAULT_DRAFTERS = ("model", "ouroboros", "lookup", "suffix", "ngram")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions(MeasureOptions):
-    """What is tried; gammas beside the adaptive choice.
+    """Options of a search; gammas are tried beside the adaptive choice.
 
     Attributes:
         windows: columns of a lookahead window; 0 is none.
@@ -45,11 +44,7 @@ class TuneOptions(MeasureOptions):
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check what does not need the bundle.
-
-        Raises:
-            ConfigError: names the option and the rule.
-        """
+        """Raise ConfigError for an option that breaks its rule, as far as no bundle is needed."""
         MeasureOptions.__post_init__(self)
         check_distinct("windows", self.windows)
         is_window = all(0 <= width <= MAX_WINDOW for width in self.windows)
@@ -61,7 +56,7 @@ class TuneOptions(MeasureOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What the search tried and chose."""
+    """Trials of a search, its choice, and how it was measured."""
 
     bundle: str
     device: str
@@ -78,10 +73,10 @@ def tune(bundle: Path, prompts: Path, options: TuneOptions, report: Report) -> T
     """Search over drafters and their parameters.
 
     Args:
-        bundle: folder; left as it is.
+        bundle: folder; not changed.
         prompts: file, see ``read_prompts``.
-        options: what to try.
-        report: told the phase, the runs done and their number.
+        options: of the search.
+        report: called with the phase, the runs done and their number.
 
     Raises:
         BundleError: the bundle does not fit its manifest.
@@ -93,7 +88,7 @@ def tune(bundle: Path, prompts: Path, options: TuneOptions, report: Report) -> T
 
 
 def write_serving_defaults(root: Path, defaults: ServingDefaults) -> None:
-    """Put defaults into a bundle's manifest, whole or not at all.
+    """Write serving defaults into a bundle's manifest, atomically.
 
     Raises:
         BundleError: the bundle does not fit its manifest.
@@ -119,17 +114,15 @@ def _search(rig: Rig, texts: tuple[str, ...], options: TuneOptions, report: Repo
         def measure(
             stage: str, settings: Sequence[SpeculationParams], name: str = name
         ) -> tuple[Measured, list[Measured]]:
-            plain, *measured = measure_cells(
+            return measure_settings(
                 rig,
                 prompts,
-                [Cell(options.temperature, one) for one in (PLAIN, *settings)],
-                max_tokens=options.max_tokens,
-                batch=options.batch,
-                rounds=options.rounds,
+                settings,
+                options,
+                temperature=options.temperature,
                 phase=f"{name}, {stage}",
                 report=report,
             )
-            return plain, measured
 
         trials += search_drafter(
             name, (None, *options.gammas), options.windows, options.phrase_lengths, measure
@@ -148,7 +141,7 @@ def _search(rig: Rig, texts: tuple[str, ...], options: TuneOptions, report: Repo
 
 
 def _source(rig: Rig, options: TuneOptions, num_prompts: int) -> str:
-    """Where a choice came from, in words."""
+    """Return how a choice was measured, in words."""
     return (
         f"outrider tune: {num_prompts} prompts, {options.max_tokens} tokens, batch "
         f"{options.batch}, temperature {options.temperature:g}, {rig.device}, "

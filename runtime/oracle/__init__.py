@@ -1,1 +1,1 @@
-"""The slow float64 definition of every sampling law."""
+"""The slow float64 definition of every sampling rule and its distribution."""

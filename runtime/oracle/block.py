@@ -1,8 +1,8 @@
-"""Block verification: a draft is judged as a whole, and is kept at least as long as token by token; in float64.
+"""Block verification: judges a draft as a whole, and keeps at least as much of it as token by token; in float64.
 
-Pure functions of probabilities and given coins, the definition that samplers are tested against, as
-``runtime.oracle.verification`` is of the rule that judges token by token. Token-wise, a lucky ratio p / q above 1 is
-wasted; here it makes up for a later one below 1.
+Pure functions of probabilities and given coins. Samplers are tested against them, as against
+``runtime.oracle.verification`` for the rule that judges token by token. That rule wastes a ratio p / q above 1; here it
+makes up for a later one below 1.
 
 Symbols: p is target_probs, q is draft_probs, x the draft, P_i the weight of its first i tokens (P_0 = 1), S_i the mass
 of (P_i p_{i+1} - q_{i+1})+, h_i the chance that the run of i tokens is kept when no longer one is, eta_i its coin.
@@ -12,7 +12,7 @@ i = gamma it is h_gamma = P_gamma; before, a longer run than i is kept with sum_
 i with h_i (1 - P_i + S_i) = S_i. So x follows with mass min(q, P_i p)(x), and as the token after a run of i with
 S_i norm((P_i p - q)+)(x): together P_i p(x), and P_0 = 1. The draft may end anywhere that its own tokens decide.
 
-For a point mass q on the draft token both rules emit the same law.
+For a point mass q on the draft token both rules emit the same distribution.
 
 Source: Sun et al. 2024, "Block verification accelerates speculative decoding" (arXiv:2403.10444), Algorithm 2.
 """
@@ -33,7 +33,7 @@ from outrider.runtime.oracle.verification import (
 
 
 def prefix_weights(draft_tokens: IntArray, draft_probs: Probs, target_probs: Probs) -> Probs:
-    """[G + 1] float64 P_0..P_G: P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)).
+    """Return P_0..P_G, [G + 1] float64: P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)).
 
     A draft token of probability 0, which cannot have been drafted, has weight 0.
 
@@ -51,7 +51,7 @@ def prefix_weights(draft_tokens: IntArray, draft_probs: Probs, target_probs: Pro
 
 
 def block_thresholds(draft_tokens: IntArray, draft_probs: Probs, target_probs: Probs) -> Probs:
-    """[G] float64 h_1..h_G: the run of i tokens is kept iff its coin is below h_i and no longer run is kept.
+    """Return h_1..h_G, [G] float64: i tokens are kept iff their coin is below h_i and no longer run is kept.
 
     h_i = S_i / (S_i + 1 - P_i), where 0/0 is 1; h_G = P_G.
 
@@ -72,7 +72,7 @@ def block_thresholds(draft_tokens: IntArray, draft_probs: Probs, target_probs: P
 def count_accepted_block(
     draft_tokens: IntArray, draft_probs: Probs, target_probs: Probs, uniforms: Probs
 ) -> int:
-    """Tokens of the longest run whose coin is below its threshold; strict, so a run of weight 0 is never kept.
+    """Return the length of the longest run whose coin is below its threshold; a run of weight 0 is never kept.
 
     Args:
         draft_tokens: [G] int64.
@@ -87,10 +87,12 @@ def count_accepted_block(
 def next_token_probs_block(
     num_accepted: int, draft_tokens: IntArray, draft_probs: Probs, target_probs: Probs
 ) -> Probs:
-    """Law [V] of the token after the kept run: norm((P_i p_{i+1} - q_{i+1})+), or the bonus row after the whole draft.
+    """Return the probabilities [V] of the token after the kept run.
+
+    They are norm((P_i p_{i+1} - q_{i+1})+), or the bonus row after the whole draft.
 
     Args:
-        num_accepted: i, what ``count_accepted_block`` returned.
+        num_accepted: i, from ``count_accepted_block``.
         draft_tokens: [G] int64.
         draft_probs: [G, V] float64, rows sum to 1.
         target_probs: [G + 1, V] float64, rows sum to 1.
@@ -110,11 +112,11 @@ def next_token_probs_block(
 def emitted_law_block(
     draft_row: RowOf, target_row: RowOf, gamma: int
 ) -> dict[tuple[int, ...], float]:
-    """Exact law of what one round emits under block verification; see ``verification.run_law``.
+    """Return the exact distribution of a round's tokens under block verification; see ``verification.run_law``.
 
     Args:
-        draft_row: [V] float64 law of a draft token, given the tokens drafted before it.
-        target_row: [V] float64 law of the target, given the same.
+        draft_row: [V] float64 probabilities of a draft token, given the tokens drafted before it.
+        target_row: [V] float64 probabilities of the target, given the same.
         gamma: draft tokens of the round.
     """
 
@@ -129,6 +131,6 @@ def emitted_law_block(
 
 
 def _excess(weight: float, target: Probs, draft: Probs) -> Probs:
-    """[V] float64 (P p - q)+, of sum S."""
+    """Return (P p - q)+, [V] float64 of sum S."""
     excess: Probs = np.maximum(weight * target - draft, 0.0)
     return excess

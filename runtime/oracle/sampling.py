@@ -1,7 +1,7 @@
-"""Adjusted probabilities, slow and clear: what one row of logits and a sampling law say about the next token.
+"""Probabilities of the next token from one row of logits and sampling parameters, slow and clear.
 
-This is the definition that every fast sampler is tested against. It walks the vocabulary in plain Python and float64,
-shares no code with the samplers in ``engines`` and knows no noise.
+Every fast sampler is tested against this definition. It walks the vocabulary in plain Python and float64, shares no
+code with the samplers in ``engines`` and knows no noise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BANNED = -math.inf
 def adjusted_probs(
     logits: npt.ArrayLike, params: SamplingParams, history: IntArray, num_prompt: int
 ) -> Probs:
-    """Law of the token after ``history``.
+    """Return the probabilities of the token after ``history``.
 
     Args:
         logits: [V] real; -inf bans a token.
@@ -37,7 +37,7 @@ def adjusted_probs(
         ValueError: the row holds NaN or +inf, or bans every token.
 
     Source: Leviathan et al. 2023 (arXiv:2211.17192), section 2.2: every sampling method is plain sampling from an
-    adjusted law.
+    adjusted distribution.
     """
     scores = processed_scores(logits, params, history, num_prompt)
     if params.is_greedy:
@@ -54,7 +54,7 @@ def adjusted_probs(
 def processed_scores(
     logits: npt.ArrayLike, params: SamplingParams, history: IntArray, num_prompt: int
 ) -> list[float]:
-    """Logits after bans, bias and penalties, before the temperature; arguments as ``adjusted_probs``.
+    """Return the logits after bans, bias and penalties, before the temperature; arguments as ``adjusted_probs``.
 
     Raises:
         ValueError: the row holds NaN or +inf, or bans every token.
@@ -84,7 +84,7 @@ def processed_scores(
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
-    """Probabilities proportional to exp(score); at least one score is finite."""
+    """Return probabilities proportional to exp(score); at least one score is finite."""
     peak = max(scores)
     weights = [math.exp(score - peak) for score in scores]
     total = math.fsum(weights)
@@ -101,7 +101,7 @@ def _ends_with(tokens: Sequence[int], ending: Sequence[int]) -> bool:
 
 
 def _by_rank(values: Sequence[float]) -> list[int]:
-    """Ids by descending value, ties by lower id."""
+    """Return ids by descending value, ties by lower id."""
     return sorted(range(len(values)), key=lambda token: (-values[token], token))
 
 
@@ -111,7 +111,7 @@ def _top_k_ids(scores: Sequence[float], top_k: int) -> list[int]:
 
 
 def _top_p_ids(probs: Sequence[float], top_p: float) -> list[int]:
-    """Ids kept while the mass before them is below ``top_p``; 1 is off."""
+    """Return the ids kept while the mass before them is below ``top_p``; 1 is off."""
     kept: list[int] = []
     mass_before = 0.0
     for token in _by_rank(probs):

@@ -1,17 +1,17 @@
-"""Which path of a draft tree the target keeps: the definition, in float64.
+"""The path of a draft tree that the target keeps: the definition, in float64.
 
-Pure functions of probabilities and given random numbers; no noise is drawn, no engine,
-request or device is known. The judges in ``engines`` are tested against these functions.
+Pure functions of probabilities and given random numbers. They draw no noise and know no engine, request or device. The
+judges in ``engines`` are tested against them.
 
-Symbols: p is the target's row at a node, q_k the law of a node's k-th candidate given the candidates before it and
-everything above, u a uniform.
+Symbols: p is the target's row at a node, q_k the distribution of a node's k-th candidate given the candidates before it
+and everything above, u a uniform.
 
-Why it is exact. At one node each test is a round of ``verification`` against what is left of the target's row: a
-candidate x is kept with mass min(q_k, cur)(x), and cur becomes norm((cur - q_k)+), which is exactly the law that the
-mass not kept still owes. So whichever way the node is left, by a candidate or by the row that remains, the token has
-law p; and the next node is judged only when it was reached, which was decided before it is looked at. For point masses
-this is one draw from p per node: a candidate that equals the draw is kept. Two things would break it, and both have
-been published: drawing again where the draw matched nothing, and drawing once per path for a node that paths share.
+Why it is exact. At one node each test is a round of ``verification`` against what is left of the target's row. A
+candidate x is kept with mass min(q_k, cur)(x), and cur becomes norm((cur - q_k)+), the distribution of the mass that
+is not kept. So the token has distribution p, whether a candidate or the remaining row gives it. The next node is
+judged only when it was reached, which was decided before it is looked at. For point masses this is one draw from p per
+node: a candidate that equals the draw is kept. Two published mistakes would break it: a second draw where the first
+matched nothing, and a draw per path for a node that paths share.
 
 Source: Miao et al. 2023 (arXiv:2305.09781, SpecInfer) for candidates drawn independently; Jeon et al. 2024
 (arXiv:2402.14160, recursive rejection sampling) for candidates drawn without replacement.
@@ -28,14 +28,14 @@ from outrider.runtime.oracle.verification import SMALLEST_RESIDUAL, Probs
 
 
 def match_walk(tree: DraftTree, target_tokens: IntArray) -> tuple[tuple[int, ...], int]:
-    """Path of nodes that equal the target's own draws, and the draw after them, which is emitted.
+    """Return the path of nodes that equal the target's own draws, and the draw after them, which is emitted.
 
-    Exact for any tree: the emitted tokens are the target's draws whatever was drafted.
+    Exact for any tree, because the emitted tokens are the target's draws.
 
     Args:
-        tree: of N nodes, however they were found.
+        tree: of N nodes, from any drafter.
         target_tokens: [N + 1] int64, the one draw (or argmax) of the target after each node. Only those on the path
-            are looked at, so at most one draw is used per position.
+            are used, so at most one draw per position.
 
     Returns:
         Kept nodes from the root's child down, and the next token.
@@ -53,29 +53,29 @@ def match_walk(tree: DraftTree, target_tokens: IntArray) -> tuple[tuple[int, ...
 
 def judge_candidates(
     tokens: IntArray,
-    offer_probs: Probs,
+    candidate_probs: Probs,
     target_row: Probs,
     uniforms: Probs,
     *,
     lenience: float = 1.0,
 ) -> tuple[int | None, Probs]:
-    """Which of a node's candidates is kept, or the law of the token that is drawn instead.
+    """Return the candidate of a node that is kept, or the probabilities of the token drawn instead.
 
     Args:
         tokens: [K] int64, in the order they were drafted.
-        offer_probs: [K, V] float64, row k is the law of candidate k given those before it; rows sum to 1.
+        candidate_probs: [K, V] float64, row k of candidate k given those before it; rows sum to 1.
         target_row: [V] float64, sums to 1.
         uniforms: [K] float64 in [0, 1), one coin per candidate.
         lenience: l in (0, 1]; at any l no token is emitted with more than p / l: candidates are tested against the
             same rows as at 1, and each is reached at most as often.
 
     Returns:
-        Index of the first candidate kept, or None, and the law [V] that remains: where none was kept, of the token to
-        draw. Without candidates that is the target's own row.
+        Index of the first candidate kept, or None, and the remaining probabilities [V]: where none was kept, of the
+        token to draw. Without candidates that is the target's own row.
     """
     current = target_row
     for index, token in enumerate(tokens):
-        proposed = offer_probs[index]
+        proposed = candidate_probs[index]
         if uniforms[index] * lenience * proposed[token] < current[token]:
             return index, current
         residual: Probs = np.maximum(current - proposed, 0.0)
@@ -86,17 +86,17 @@ def judge_candidates(
 
 def node_wise_walk(
     tree: DraftTree,
-    offer_probs: Sequence[Probs],
+    candidate_probs: Sequence[Probs],
     target_probs: Probs,
     uniforms: Sequence[Probs],
     *,
     lenience: float = 1.0,
 ) -> tuple[tuple[int, ...], Probs]:
-    """Path that the target keeps of a tree of sampled candidates, and the law of the token after it.
+    """Return the path that the target keeps of a tree of sampled candidates, and the next token's probabilities.
 
     Args:
         tree: of N nodes.
-        offer_probs: per node [K, V] float64, the law of each of its K offers.
+        candidate_probs: per node [K, V] float64, of each of its K candidates.
         target_probs: [N + 1, V] float64, rows sum to 1.
         uniforms: per node [K] float64 in [0, 1).
         lenience: l in (0, 1]; 1 is exact.
@@ -104,22 +104,22 @@ def node_wise_walk(
     path: list[int] = []
     node = 0
     while True:
-        offered = tree.candidates[node]
+        candidates = tree.candidates[node]
         kept, remaining = judge_candidates(
-            np.array([tree.tokens[child - 1] for child in offered], dtype=np.int64),
-            offer_probs[node],
+            np.array([tree.tokens[child - 1] for child in candidates], dtype=np.int64),
+            candidate_probs[node],
             target_probs[node],
             uniforms[node],
             lenience=lenience,
         )
         if kept is None:
             return tuple(path), remaining
-        node = offered[kept]
+        node = candidates[kept]
         path.append(node)
 
 
 def without_replacement(draft_row: Probs, tokens: Sequence[int]) -> Probs:
-    """[K, V] float64: the law of each token drawn from a row after the ones before it were taken out.
+    """Return the probabilities [K, V] float64 of each token drawn from a row without the tokens before it.
 
     Args:
         draft_row: [V] float64, sums to 1.

@@ -1,8 +1,8 @@
-"""Which draft tokens the target keeps, and what law the token after them has: the definition, in float64.
+"""The draft tokens that the target keeps, and the distribution of the token after them: the definition, in float64.
 
-Pure functions of probabilities and given random numbers; no noise is drawn, no engine, request or device is known. The
-samplers in ``engines`` are tested against these functions, and ``emitted_law`` turns the functions themselves into
-exact laws, so that "the output has the target's law" is checked by enumeration.
+Pure functions of probabilities and given random numbers. They draw no noise and know no engine, request or device. The
+samplers in ``engines`` are tested against them. ``emitted_law`` turns them into exact distributions, so that "the
+output has the target's distribution" is checked by enumeration.
 
 Symbols: p is target_probs, q is draft_probs, u is a uniform, l is lenience (Leviathan et al. 2023; in Chen et al. 2023
 the letters p and q are swapped).
@@ -37,7 +37,7 @@ def count_accepted(
     *,
     lenience: float = 1.0,
 ) -> int:
-    """Length of the draft prefix that the target keeps.
+    """Return the length of the draft prefix that the target keeps.
 
     Token x survives with probability min(1, p(x) / (l q(x))); comparing u * l * q(x) < p(x) needs no division, and the
     strict comparison never keeps a token the target cannot emit, even at u = 0.
@@ -59,13 +59,13 @@ def count_accepted(
 
 
 def next_token_probs(num_accepted: int, draft_probs: Probs, target_probs: Probs) -> Probs:
-    """Law [V] of the one token the target adds: the residual after a rejection, else the bonus row.
+    """Return the probabilities [V] of the token the target adds: the residual after a rejection, else the bonus row.
 
     The residual is the same at every lenience: norm((p - q)+) is the choice that stays closest to p and keeps every
     token at or below p / l.
 
     Args:
-        num_accepted: what ``count_accepted`` returned.
+        num_accepted: from ``count_accepted``.
         draft_probs: [G, V] float64, rows sum to 1.
         target_probs: [G + 1, V] float64, rows sum to 1.
 
@@ -83,10 +83,10 @@ def next_token_probs(num_accepted: int, draft_probs: Probs, target_probs: Probs)
 
 
 def count_matches(draft_tokens: IntArray, target_tokens: IntArray) -> int:
-    """Length of the draft prefix that equals the target's own draws; the next target token is emitted after it.
+    """Return the length of the draft prefix that equals the target's own draws; the next draw is emitted after it.
 
-    Exact for any draft, since the emitted tokens are the target's draws whatever was drafted; each position must be
-    drawn once and the draw at the first mismatch emitted, not repeated.
+    Exact for any draft, because the emitted tokens are the target's draws. Each position must be drawn once, and the
+    draw at the first mismatch emitted, not repeated.
 
     Args:
         draft_tokens: [G] int64.
@@ -99,13 +99,13 @@ def count_matches(draft_tokens: IntArray, target_tokens: IntArray) -> int:
 def count_accepted_greedy(
     draft_tokens: IntArray, target_probs: Probs, *, lenience: float = 1.0
 ) -> int:
-    """Length of the draft prefix that a greedy target keeps; the argmax of the next row is emitted after it.
+    """Return the length of the draft prefix that a greedy target keeps; the next row's argmax is emitted after it.
 
     Args:
         draft_tokens: [G] int64.
         target_probs: [G + 1, V] float64, the softmax at temperature 1 after bans and penalties, before the argmax.
-        lenience: l in (0, 1]; below 1 a token of probability l max p is good enough. At 1 only the lowest id of the
-            greatest probability is, which the inequality alone would not say where two tokens tie.
+        lenience: l in (0, 1]; below 1 a token of probability l max p is kept. At 1 only the lowest id of the greatest
+            probability is; the inequality alone would keep every token of a tie.
 
     Source: Leviathan et al. 2023 (arXiv:2211.17192), appendix A.5.
     """
@@ -118,7 +118,9 @@ def count_accepted_greedy(
 
 
 def gumbel_race(exponentials: Probs, probs: Probs) -> int:
-    """Token of least E(x) / p(x), ties by lower id: has law p, and equal noise makes similar laws agree often.
+    """Return the token of least E(x) / p(x), ties by lower id.
+
+    It has distribution p, and equal noise makes similar distributions agree often.
 
     Args:
         exponentials: [V] float64, positive: independent standard exponentials.
@@ -131,7 +133,7 @@ def gumbel_race(exponentials: Probs, probs: Probs) -> int:
 
 
 def race_agreement(draft_probs: Probs, target_probs: Probs) -> float:
-    """Probability that two races under the same exponentials have the same winner.
+    """Return the probability that two races under the same exponentials have the same winner.
 
     Args:
         draft_probs: [V] float64, sums to 1.
@@ -148,7 +150,7 @@ def race_agreement(draft_probs: Probs, target_probs: Probs) -> float:
 
 
 def point_mass(token: int, vocab_size: int) -> Probs:
-    """[V] float64, all mass on ``token``; a token outside the vocabulary leaves the row empty."""
+    """Return [V] float64 with all mass on ``token``; without mass where the token is outside the vocabulary."""
     row = np.zeros(vocab_size)
     row[token : token + 1] = 1.0
     return row
@@ -157,11 +159,11 @@ def point_mass(token: int, vocab_size: int) -> Probs:
 def emitted_law(
     draft_row: RowOf, target_row: RowOf, gamma: int, *, lenience: float = 1.0
 ) -> dict[tuple[int, ...], float]:
-    """Exact law of what one round emits; see ``run_law``.
+    """Return the exact distribution of a round's tokens; see ``run_law``.
 
     Args:
-        draft_row: [V] float64 law of a draft token, given the tokens drafted before it.
-        target_row: [V] float64 law of the target, given the same.
+        draft_row: [V] float64 probabilities of a draft token, given the tokens drafted before it.
+        target_row: [V] float64 probabilities of the target, given the same.
         gamma: draft tokens of the round.
         lenience: l in (0, 1].
     """
@@ -181,14 +183,14 @@ def emitted_law(
 def run_law(
     draft_row: RowOf, target_row: RowOf, gamma: int, judged: Judged
 ) -> dict[tuple[int, ...], float]:
-    """Exact law of what one round emits, by walking every draft and every outcome of its judgement.
+    """Return the exact distribution of a round's tokens, over every draft and every outcome of its judgement.
 
     Args:
-        draft_row: [V] float64 law of a draft token, given the tokens drafted before it.
-        target_row: [V] float64 law of the target, given the same.
+        draft_row: [V] float64 probabilities of a draft token, given the tokens drafted before it.
+        target_row: [V] float64 probabilities of the target, given the same.
         gamma: draft tokens of the round, small: V ** gamma drafts are visited.
-        judged: of draft tokens [G], draft rows [G, V] and target rows [G + 1, V]: the probability of each outcome over
-            the coins, the tokens it keeps, and the law [V] of the one after them.
+        judged: from draft tokens [G], draft rows [G, V] and target rows [G + 1, V] to each outcome over the coins: its
+            probability, the number of tokens it keeps, and the probabilities [V] of the next one.
 
     Returns:
         Emitted run (accepted tokens and the one after them) -> probability; zero-probability runs are left out.
@@ -212,7 +214,7 @@ def run_law(
 
 
 def coin_cells(cuts: Probs) -> Iterator[tuple[Probs, float]]:
-    """Midpoint and volume of every cell of the coins' cube [0, 1)^G, coin i cut at ``cuts[i]``.
+    """Yield midpoint and volume of every cell of the coins' cube [0, 1)^G, coin i cut at ``cuts[i]``.
 
     Args:
         cuts: [G] float64, where the outcome of a coin changes; at least 0, beyond 1 is no cut.
@@ -227,10 +229,10 @@ def coin_cells(cuts: Probs) -> Iterator[tuple[Probs, float]]:
 
 
 def sequence_law(target_row: RowOf, length: int) -> dict[tuple[int, ...], float]:
-    """Exact law of the target's first ``length`` tokens, plain sampling; V ** length are visited.
+    """Return the exact distribution of the target's first ``length`` tokens, plain sampling; visits V ** length runs.
 
     Args:
-        target_row: [V] float64 law of a token, given the tokens before it.
+        target_row: [V] float64 probabilities of a token, given the tokens before it.
         length: tokens.
     """
     probs: dict[tuple[int, ...], float] = {(): 1.0}
@@ -246,10 +248,10 @@ def sequence_law(target_row: RowOf, length: int) -> dict[tuple[int, ...], float]
 def completed(
     runs: Mapping[tuple[int, ...], float], target_row: RowOf, length: int
 ) -> dict[tuple[int, ...], float]:
-    """Law of ``length`` tokens when emitted runs that are shorter are continued by the target.
+    """Return the distribution of ``length`` tokens when the target continues shorter runs.
 
     Args:
-        runs: what a round emits, see ``run_law``; none is longer than ``length``.
+        runs: emitted by a round, see ``run_law``; none is longer than ``length``.
         target_row: as of ``sequence_law``.
         length: tokens.
     """

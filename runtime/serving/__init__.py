@@ -1,1 +1,1 @@
-"""gRPC and asyncio: parse, submit, stream, map errors."""
+"""The gRPC server: parse requests, submit them, stream answers, map errors."""

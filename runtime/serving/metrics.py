@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server, under the names that vLLM's dashboards know where vLLM has the metric."""
+"""Prometheus metrics of a server, under vLLM's names where vLLM has the metric."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0
 
 
 class Metrics:
-    """What a server counts; one object per server, with a registry of its own.
+    """The counters of one server, in a registry of its own.
 
     When no request is in flight, ``requests_admitted_total`` equals the sum of ``requests_finished_total``.
     """
@@ -51,7 +51,7 @@ class Metrics:
         Gauge(f"outrider_{name}", text, registry=self.registry).set_function(read)
 
     def watch_control(self, read: Callable[[], ControlReport | None]) -> None:
-        """Add gauges of what choosing gamma brought; NaN where nothing is known."""
+        """Add gauges of the gamma controller's report; NaN where a value is unknown."""
         texts = {
             "speed_up": "Tokens per second over those of plain decoding, recently",
             "regret": "Share of the best fixed gamma's tokens per second missed, recently",

@@ -1,14 +1,13 @@
 """The bounded outbox of one stream: filled by the worker's thread, emptied on the event loop.
 
-It coalesces instead of blocking, so the worker never waits for a client: who reads slowly gets
-fewer, larger deltas, who does not read at all is reported as overflowing. A message costs more than
-the step of a small model takes, so tokens that follow a message within the interval are kept for
-the next. Tokens that follow one another slowly are not: a message is cheap beside such a step, and
-waiting would make the text halt.
+The outbox merges events instead of blocking, so the worker never waits for a client. A slow reader gets fewer, larger
+deltas; a client that does not read overflows. A message costs more than a small model's step, so tokens that follow a
+message within the interval wait for the next one. Tokens that come slowly do not wait: a message is cheap beside their
+step, and waiting would make the text halt.
 
-A wake-up of the loop costs a system call, and takes interpreter and processor from the engines'
-threads. So all events of one step share one, events that are kept back anyway cause none, and the
-intervals of all streams end together. Knows neither gRPC nor the wire.
+A wake-up of the loop costs a system call, and takes the interpreter and a processor from the engines' threads. So all
+events of a step share one wake-up, events that wait cause none, and the intervals of all streams end together. This
+module knows neither gRPC nor the wire.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ from outrider.runtime.core.params import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """All that became ready since the last take, in order.
-
-    Attributes:
-        end: the terminal event, if it was among them.
-    """
+    """Tokens, text and steps since the last take, in order; and the terminal event, once it has come."""
 
     tokens: tuple[EmittedToken, ...]
     text: str
@@ -46,7 +41,7 @@ class Batch:
 
 
 class Post:
-    """Carries events from the worker's thread to the event loop, a step's worth at a time."""
+    """Carries events from the worker's thread to the event loop, one wake-up per step."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -65,25 +60,25 @@ class Post:
 
         Args:
             receive: called on the loop.
-            event: what it is told.
-            may_wait: whether ``receive`` will fetch it with ``collect``. Asked once the event lies
-                here, so that who stops fetching and then looks once more misses none.
+            event: its argument.
+            may_wait: whether ``receive`` will fetch the event with ``collect``. It is called when the event is already
+                kept, so that a receiver that stops fetching and then collects once more misses none.
         """
         self._waiting.append((receive, event))
         if not may_wait():
             self._is_urgent = True
 
     def send(self) -> None:
-        """Have the loop hand out what is kept, in order, if any of it is urgent; on the worker's thread."""
+        """Wake the loop to deliver the kept events, if any is urgent; on the worker's thread."""
         if not self._is_urgent:
             return
         self._is_urgent = False
-        # The loop is closed only when the process is going away: nobody is left to tell.
+        # The loop is closed only when the process ends: then no receiver is left.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.collect)
 
     def collect(self) -> None:
-        """Hand out what is kept, in order; on the loop."""
+        """Deliver the kept events in order; on the loop."""
         while self._waiting:
             receive, event = self._waiting.popleft()
             receive(event)
@@ -94,12 +89,12 @@ class Outbox:
 
     Args:
         post: brings the events to the loop.
-        max_events: events that may wait for a reader; one more calls ``on_overflow``, once. Those of
-            an interval are kept back from the reader, and do not count.
-        on_overflow: called on the loop; expected to make the worker end the request.
-        interval_s: seconds from one ``take`` during which only the terminal event ends another, or one
-            that comes more than half of them after the event before it; up to a half more or less, so
-            that the intervals of all outboxes end together.
+        max_events: events that may wait for a reader; one more calls ``on_overflow``, once. Events that an interval
+            keeps back do not count.
+        on_overflow: called on the loop; it should make the worker end the request.
+        interval_s: seconds after a ``take`` in which the next one waits, unless the terminal event comes, or an event
+            more than half of them after the last. Up to a half more or less, so that all outboxes' intervals end
+            together.
         clock: seconds.
     """
 
@@ -115,10 +110,9 @@ class Outbox:
         self._post = post
         self._interval_s = interval_s
         self._clock = clock
-        self._delivered_s = (
-            math.inf
-        )  # when progress was last delivered; the worker's thread alone asks
-        # Set while events are kept back; the worker's thread asks too.
+        # When progress was last delivered; read by the worker's thread alone.
+        self._delivered_s = math.inf
+        # Set while events are kept back; the worker's thread reads it too.
         self._pause: asyncio.TimerHandle | None = None
         self._keeps_back = False
         self._max_events = max_events
@@ -135,7 +129,7 @@ class Outbox:
         return self._end is not None
 
     def deliver(self, event: Event) -> None:
-        """Hand over an event on the worker's thread; it arrives once the post is sent, or the interval ends."""
+        """Add an event on the worker's thread; it arrives when the post is sent, or the interval ends."""
         if not isinstance(event, Progressed):
             self._post.put(self._put_at_once, event)
             return
@@ -148,7 +142,7 @@ class Outbox:
             self._post.put(self._put, event, may_wait=lambda: self._pause is not None)
 
     async def take(self) -> Batch:
-        """Wait for events and return all there are as one batch."""
+        """Wait for events and return all of them as one batch."""
         await self._has_events.wait()
         self._has_events.clear()
         if self._interval_s > 0.0 and not self.is_ended:

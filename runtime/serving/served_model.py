@@ -1,4 +1,4 @@
-"""What a service serves, as one value, and how it is described to clients."""
+"""The served model with its limits as one value, and its description for clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.v1 import inference_pb2 as wire
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What a service serves and within which bounds.
+    """A served model with its worker, tokenizer and limits.
 
     Attributes:
         stall_timeout_s: seconds one response may wait to be read before the request is cut off.
@@ -35,7 +35,7 @@ class Serving:
 
 
 def describe(serving: Serving) -> wire.GetServerInfoResponse:
-    """What is served and within which limits, without the present load."""
+    """Return the description of a served model and its limits, without the present load."""
     limits, config, model = serving.limits, serving.config, serving.model
     return wire.GetServerInfoResponse(
         server_version=_version(),

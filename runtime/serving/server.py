@@ -1,8 +1,8 @@
-"""Builds the gRPC server around a bundle, and takes it down in the order that loses nothing.
+"""Builds the gRPC server around a bundle, and shuts it down without losing an answer.
 
-Health is NOT_SERVING until the worker runs. SIGTERM: tell the load balancers, wait for them to
-notice, refuse new requests, let the running ones finish up to a limit, cut off the rest; a second
-SIGTERM goes on at once.
+Health is NOT_SERVING until the worker runs. After SIGTERM the server turns NOT_SERVING, waits for load balancers to
+notice, refuses new requests, lets running ones finish up to a limit, and cuts off the others. A second SIGTERM ends
+the present wait.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Server:
         return int(port)
 
     def hurry(self) -> None:
-        """End the waits of a drain under way."""
+        """End the waits of a running drain."""
         self._hurry.set()
 
     async def drain(self) -> int:
@@ -130,7 +130,7 @@ class Server:
             await self._health.set(name, status)
 
     async def _wait_or_hurry(self, waiting: Coroutine[Any, Any, Any], timeout_s: float) -> None:
-        """Wait for something, at most so long, or until somebody is in a hurry."""
+        """Wait for something, at most ``timeout_s``, or until ``hurry`` is called."""
         tasks = {asyncio.ensure_future(waiting), asyncio.ensure_future(self._hurry.wait())}
         try:
             await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

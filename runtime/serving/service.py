@@ -1,7 +1,7 @@
 """The gRPC service: validate, submit, stream, and answer every error by one table.
 
-Handlers take bytes and parse them here: grpc.aio answers a failed deserializer with UNKNOWN. What must be undone is
-undone in ``finally`` only, since a disconnect shows up as whatever exception the transport happens to raise.
+Handlers take bytes and parse them here: grpc.aio answers a failed deserializer with UNKNOWN. Clean-up is in ``finally``
+only, since a disconnect may raise any exception of the transport.
 """
 
 from __future__ import annotations
@@ -50,12 +50,7 @@ T = TypeVar("T")
 
 
 class InferenceService:
-    """Handlers of ``outrider.v1.Inference``.
-
-    Args:
-        serving: what is served.
-        metrics: where requests are counted.
-    """
+    """Handlers of ``outrider.v1.Inference`` over one served model, counted in ``metrics``."""
 
     def __init__(self, serving: Serving, metrics: Metrics) -> None:
         self._serving = serving
@@ -75,17 +70,17 @@ class InferenceService:
         self._is_ready = True
 
     def close_admission(self) -> None:
-        """Answer new requests with DRAINING from now on; the other methods go on."""
+        """Answer new requests with DRAINING from now on; the other methods still work."""
         self._is_draining = True
 
     @property
     def num_streams(self) -> int:
-        """Streams that have not ended."""
+        """Number of streams that have not ended."""
         return len(self._live)
 
     @property
     def num_cut(self) -> int:
-        """Streams that the end of a drain cut short."""
+        """Number of streams that the end of a drain cut short."""
         return self._num_cut
 
     async def wait_idle(self) -> None:
@@ -93,7 +88,7 @@ class InferenceService:
         await self._idle.wait()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """All methods, for ``server.add_generic_rpc_handlers``."""
+        """Return the handler of all methods, for ``server.add_generic_rpc_handlers``."""
         unary = grpc.unary_unary_rpc_method_handler
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -114,15 +109,15 @@ class InferenceService:
         return await self._answer("Abort", context, self._abort(data, context))
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         return await self._answer("Tokenize", context, self._tokenize(data))
 
     async def get_server_info(self, data: bytes, context: Context) -> bytes:
-        """What is served."""
+        """Return the description of the served model."""
         return await self._answer("GetServerInfo", context, self._get_server_info(data))
 
     async def _answer(self, method: str, context: Context, call: Awaitable[T]) -> T:
-        """Run a handler and turn whatever it raises into a status of the table, never UNKNOWN."""
+        """Run a handler and answer any exception with a status of the table, never UNKNOWN."""
         try:
             return await call
         except errors.ServingError as error:
@@ -160,7 +155,7 @@ class InferenceService:
             self._metrics.finished.labels(code=code.name, reason=reason).inc()
 
     async def _admit(self, request: wire.GenerateRequest, context: Context) -> RequestSpec:
-        """Everything between the wire and the queue."""
+        """Check a request, encode its texts, and return it as the queue takes it."""
         serving = self._serving
         if not self._is_ready:
             raise errors.NotReady
@@ -187,7 +182,7 @@ class InferenceService:
         return build_spec(fields, admission, serving.limits, serving.model)
 
     def _submit(self, spec: RequestSpec) -> Outbox:
-        """Queue a request under the caller's id; both happen or neither."""
+        """Queue a request and register the caller's id; both happen or neither."""
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
         worker = self._serving.worker
@@ -215,7 +210,7 @@ class InferenceService:
         return await self._encode(fields.text or "", add_special_tokens=True)
 
     async def _with_reference(self, fields: GenerateFields) -> GenerateFields:
-        """The fields with their reference text tokenised."""
+        """Return the fields with their reference text tokenised."""
         if not fields.speculation.reference:
             return fields
         tokens = await self._encode(fields.speculation.reference, add_special_tokens=False)
@@ -264,7 +259,7 @@ class InferenceService:
 
 
 def _tenant(context: Context) -> str:
-    """Whose call it is.
+    """Return the tenant of a call.
 
     Raises:
         RequestError: its metadata names an impossible tenant.

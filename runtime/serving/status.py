@@ -1,4 +1,4 @@
-"""How each error of the runtime is answered: the one table from error class to gRPC status.
+"""The one table from the runtime's error classes to gRPC status, and the details of an error's answer.
 
 Details carry reason codes and limits, never a prompt, an output or a given value.
 """
@@ -49,12 +49,12 @@ _RETRYABLE = (errors.Overloaded, errors.NotReady, errors.Draining)
 
 
 def code_of(error: errors.ServingError) -> grpc.StatusCode:
-    """Status code of an error; a class without a row is a bug and answered as INTERNAL."""
+    """Return the status code of an error; a class without a row is a bug and gets INTERNAL."""
     return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
 
 
 def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:
-    """Code, message and trailing metadata (rich status, retry pushback) that answer an error."""
+    """Return code, message and trailing metadata (rich status, retry pushback) of an error."""
     code = code_of(error)
     retry_after_s = _retry_after_s(error)
     status = status_pb2.Status(code=code.value[0], message=str(error))

@@ -1,4 +1,4 @@
-"""One completion on its way to the client: batches of events in, responses out."""
+"""Streams one completion to the client: batches of events in, responses out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CompletionStream:
     """Writes the responses of one admitted request.
 
     Args:
-        request: as it arrived, for what the answer should carry.
+        request: as it arrived; it says which parts the answer has.
         context: of the call.
     """
 
@@ -42,9 +42,9 @@ class CompletionStream:
         """Write responses until the request ends.
 
         Raises:
-            ServingError: it did not end well.
+            ServingError: the request failed, or the client read too slowly.
         """
-        # One for all responses: it costs a third of one for each.
+        # One timeout for all responses costs a third of one for each.
         try:
             async with asyncio.timeout(None) as stall:
                 return await self._run(outbox, stall)

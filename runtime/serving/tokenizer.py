@@ -1,4 +1,4 @@
-"""Text to token ids and back, over the bundle's ``tokenizer.json``."""
+"""Converts text to token ids and back, with the bundle's ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from outrider.engines.base import BundleError
 from outrider.runtime.core.text import REPLACEMENT
 from tokenizers import Tokenizer, decoders
 
-# Streams decode the last token or two again and again: half of a step's work on text. A pair takes 310 bytes.
+# Streams decode the last one or two tokens many times: half of a step's work on text. A pair takes 310 bytes.
 _SHORT = 2
 _MOST_SHORT_TEXTS = 1 << 12
 
 
 class TextCodec(Protocol):
-    """Both ways between text and token ids; also the ``Decoder`` of ``runtime.core.text``."""
+    """Encoder and decoder of text; also the ``Decoder`` of ``runtime.core.text``."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that form no character become U+FFFD."""
+        """Return the text of token ids; bytes that form no character become U+FFFD."""
         ...
 
     def spell(self, token: int) -> str:
-        """One token as the vocabulary spells it; empty beyond the vocabulary."""
+        """Return one token as the vocabulary spells it; empty beyond the vocabulary."""
         ...
 
 
@@ -51,22 +51,22 @@ class TokenizersCodec:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._decode_short = lru_cache(_MOST_SHORT_TEXTS)(self._decode)
-        # Tokens that stand for bytes are joined as they are; other decoders look at neighbours, or at the beginning.
+        # Tokens that stand for bytes are joined without changes; other decoders look at neighbours or the beginning.
         self._has_pieces = isinstance(self._tokenizer.decoder, decoders.ByteLevel)
         # At most one of each token of the vocabulary.
         self._pieces: tuple[dict[int, str | None], dict[int, str | None]] = ({}, {})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes that form no character become U+FFFD."""
+        """Return the text of token ids; bytes that form no character become U+FFFD."""
         decode = self._decode_short if len(ids) <= _SHORT else self._decode
         return decode(tuple(ids), skip_special_tokens)
 
     def piece(self, token: int, skip_special_tokens: bool) -> str | None:
-        """Text of a token of whole characters, the same behind any text; None for any other token."""
+        """Return the text of a token that is the same after any text; None for any other token."""
         pieces = self._pieces[skip_special_tokens]
         if token not in pieces:
             text = self._decode((token,), skip_special_tokens) if self._has_pieces else REPLACEMENT
@@ -78,12 +78,12 @@ class TokenizersCodec:
         return text
 
     def spell(self, token: int) -> str:
-        """One token as the vocabulary spells it; empty beyond the vocabulary."""
+        """Return one token as the vocabulary spells it; empty beyond the vocabulary."""
         return self._tokenizer.id_to_token(token) or ""
 
 
 def tokenize_bad_words(codec: TextCodec, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of bad words: each as a text's start and, where it differs, after a space.
+    """Return the token sequences of bad words: each at a text's start and, where it differs, after a space.
 
     Source: vLLM, ``SamplingParams.update_from_tokenizer``.
     """

@@ -1,4 +1,4 @@
-"""Between the messages of ``outrider.v1`` and the runtime's own values; decides nothing."""
+"""Converts messages of ``outrider.v1`` to the runtime's values and back; makes no decisions."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ PROVENANCES = {
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """A message from its bytes.
+    """Return the message of these bytes.
 
     Raises:
-        MalformedRequest: they are not one.
+        MalformedRequest: they are no such message.
     """
     try:
         return kind.FromString(data)
@@ -57,10 +57,10 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def fields_of(request: wire.GenerateRequest) -> GenerateFields:
-    """The request's values with defaults filled in, unchecked.
+    """Return the request's values with defaults filled in, unchecked.
 
     Raises:
-        RequestError: the exactness mode is not one that this version knows.
+        RequestError: this version does not know the exactness mode.
     """
     given = _given(request)
     sampling = _given(request.sampling)
@@ -71,8 +71,8 @@ def fields_of(request: wire.GenerateRequest) -> GenerateFields:
         tokens=tuple(request.tokens.ids) if "tokens" in given else None,
         request_id=given.get("request_id", ""),
         model=given.get("model", ""),
-        # A beam search draws nothing: what is left out is no wish to draw.
-        params=_law(sampling, 1.0 if beams is None else 0.0),
+        # A beam search draws nothing, so a missing temperature is 0.
+        params=_sampling(sampling, 1.0 if beams is None else 0.0),
         bad_words=tuple(sampling.get("bad_words", ())),
         seed=sampling.get("seed"),
         max_tokens=given.get("max_tokens"),
@@ -91,7 +91,7 @@ def fields_of(request: wire.GenerateRequest) -> GenerateFields:
 def add_tokens(
     response: wire.GenerateResponse, tokens: Sequence[EmittedToken], has_provenance: bool
 ) -> None:
-    """Append tokens of the answer; made in their place, which takes half the time of copies."""
+    """Append tokens to the answer, built in place: half the time of copies."""
     add = response.tokens.add
     for token in tokens:
         message = add(id=token.token)
@@ -104,7 +104,7 @@ def add_tokens(
 
 
 def step_of(step: StepTrace, drafted_text: list[str], next_text: str) -> wire.Step:
-    """One pass of the target."""
+    """Return the message of one pass of the target."""
     return wire.Step(
         drafted=step.draft_tokens,
         num_accepted=step.num_accepted,
@@ -115,7 +115,7 @@ def step_of(step: StepTrace, drafted_text: list[str], next_text: str) -> wire.St
 
 
 def finish_of(end: Finished, seed: int, request_id: str) -> wire.Finish:
-    """The last response's account of the completion."""
+    """Return the summary of a completion for its last response."""
     return wire.Finish(
         reason=REASONS[end.reason],
         stop_string=end.stop if isinstance(end.stop, str) else None,
@@ -129,10 +129,9 @@ def finish_of(end: Finished, seed: int, request_id: str) -> wire.Finish:
 
 
 def _given(message: Message) -> dict[str, Any]:
-    """Values of the fields that were given, by name.
+    """Return the values of the given fields by name; a field without presence is absent at its default.
 
-    One call for all of them: a field by itself, and whether it was given, is slow to ask. A field without presence is
-    absent where it has its default.
+    One call for all fields, because asking for each is slow.
     """
     return {field.name: value for field, value in message.ListFields()}
 
@@ -162,7 +161,7 @@ def _beam(answer: BeamAnswer) -> wire.Beam:
     )
 
 
-def _law(sampling: Mapping[str, Any], default_temperature: float) -> SamplingParams:
+def _sampling(sampling: Mapping[str, Any], default_temperature: float) -> SamplingParams:
     return SamplingParams(
         temperature=sampling.get("temperature", default_temperature),
         top_k=sampling.get("top_k", 0),
@@ -198,7 +197,7 @@ def _speculation(given: Mapping[str, Any]) -> SpeculationParams:
 
 
 def _options(given: dict[str, Any], speculation: dict[str, Any]) -> dict[str, object]:
-    """Those of ``ALL_VALUES`` that were given, by name."""
+    """Return those of ``ALL_VALUES`` that were given, by name."""
     named = given | {f"speculation.{name}": value for name, value in speculation.items()}
     return {path: named[path] for path in ALL_VALUES if path in named}
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-# Expected draws that a bin needs for the chi-square law to hold; rarer tokens are pooled.
+# Expected draws that a bin needs for the chi-square distribution to hold; rarer tokens are pooled.
 MIN_EXPECTED = 10.0
 
 Counts = npt.NDArray[np.float64]
 
 
 def goodness_of_fit(counts: Mapping[int, int], probs: Counts) -> float:
-    """P-value of Pearson's test of counts against a law; 0.0 for an impossible token.
+    """Return the p-value of Pearson's test of counts against probabilities; 0.0 for an impossible token.
 
     Args:
         counts: draws by token.
@@ -32,7 +32,7 @@ def goodness_of_fit(counts: Mapping[int, int], probs: Counts) -> float:
 
 
 def homogeneity(left: Mapping[int, int], right: Mapping[int, int]) -> float:
-    """P-value of Pearson's test that two equally large samples have one law."""
+    """Return the p-value of Pearson's test that two equally large samples have one distribution."""
     tokens = sorted(set(left) | set(right))
     observed = np.array([[side.get(token, 0) for token in tokens] for side in (left, right)])
     expected, pooled = _pool(observed.mean(axis=0), observed)
@@ -41,20 +41,20 @@ def homogeneity(left: Mapping[int, int], right: Mapping[int, int]) -> float:
 
 
 def _pool(expected: Counts, observed: Counts) -> tuple[Counts, Counts]:
-    """Merge the bins that expect too few draws into one, and that into the least of the others."""
+    """Merge the bins that expect too few draws into one, and a small one into the least of the others."""
     is_kept = expected >= MIN_EXPECTED
     kept, rows = expected[is_kept], observed[:, is_kept].astype(np.float64)
-    rest, rest_rows = expected[~is_kept].sum(), observed[:, ~is_kept].sum(axis=1)
-    if rest >= MIN_EXPECTED or len(kept) == 0:
-        return np.append(kept, rest), np.column_stack([rows, rest_rows])
+    rare, rare_rows = expected[~is_kept].sum(), observed[:, ~is_kept].sum(axis=1)
+    if rare >= MIN_EXPECTED or len(kept) == 0:
+        return np.append(kept, rare), np.column_stack([rows, rare_rows])
     least = int(kept.argmin())
-    kept[least] += rest
-    rows[:, least] += rest_rows
+    kept[least] += rare
+    rows[:, least] += rare_rows
     return kept, rows
 
 
 def chi_square_tail(statistic: float, degrees: int) -> float:
-    """P(X >= statistic) of the chi-square law; 1.0 without degrees of freedom.
+    """Return P(X >= statistic) of the chi-square distribution; 1.0 without degrees of freedom.
 
     Source: the finite sums of the upper incomplete gamma function, Abramowitz and Stegun 26.4.4-5.
     """

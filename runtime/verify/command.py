@@ -1,13 +1,14 @@
 """Proof on a user's own bundle that speculation leaves the target's distribution alone.
 
-Drawing: the device sampler draws from rows of the target's real logits, against the laws that the numpy oracle
-computes. Rounds: the draft model's real rows propose, the sampler judges, and the first token of the round must follow
-the target's law. Runs: over a few tokens, so that every draft and every outcome of its judgement can be enumerated, the
-oracle's law of whole rounds must be the target's, judged token by token and as a block, and what the sampler emits must
-follow it. Pair: whole completions with speculation against whole completions without, first tokens compared.
+* Drawing: the sampler draws from rows of the target's real logits, against the numpy oracle's probabilities.
+* Rounds: the draft model's real rows propose, the sampler judges, and the round's first token must have the target's
+  distribution.
+* Runs: over a few tokens every draft and every outcome can be enumerated. The oracle's distribution of whole rounds
+  must be the target's, token by token and as a block, and the sampler's runs must follow it.
+* Pair: first tokens of whole completions, with speculation against without.
 
-Each check by chance is a chi-square test at level false_alarm / number of checks, so that a correct bundle fails with
-at most about that probability in all; a token of probability zero fails at once.
+Each sampled check is a chi-square test at level false_alarm / number of checks, so that a correct bundle fails with at
+most about that probability in all. A token of probability zero fails at once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NUM_PROMPT_TOKENS = 8
 # Rows judged in one call, and slots of the pair, where the bundle allows as many.
 NUM_ROWS = 32
 
-LAWS: Mapping[str, SamplingParams] = {
+SETTINGS: Mapping[str, SamplingParams] = {
     "plain": SamplingParams(),
     "temperature 0.7": SamplingParams(temperature=0.7),
     "top-k 8, top-p 0.9": SamplingParams(top_k=8, top_p=0.9),
@@ -81,7 +82,7 @@ def verify(
             num_samples=num_samples,
             seed=seed,
         )
-        for name, params in LAWS.items():
+        for name, params in SETTINGS.items():
             title = f"prompt {number}: draw, {name}"
             checks.append(bench.check_first(title, params, ExactnessMode.MAX_ACCEPT, 0))
         if draft is not None:
@@ -92,8 +93,8 @@ def verify(
 
 
 def _check_rounds(bench: Bench, name: str, gamma: int) -> Iterator[Check]:
-    """Every rule by which a sampled draft is judged."""
-    for title, params in LAWS.items():
+    """Yield a check of every rule that judges sampled drafts."""
+    for title, params in SETTINGS.items():
         for mode in (ExactnessMode.MAX_ACCEPT, ExactnessMode.SEED_STABLE):
             yield bench.check_first(f"{name}: round, {mode.value}, {title}", params, mode, 1)
     yield from bench.check_runs(

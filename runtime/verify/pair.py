@@ -1,4 +1,4 @@
-"""Whole completions of a real pair, with speculation and without, compared."""
+"""Compares whole completions of a real pair with speculation and without."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ NUM_FIRST_TOKENS = 3
 
 
 def check_pair(
-    bundle: Bundle,
-    pair: Pair,
-    prompt: tuple[int, ...],
-    num_samples: int,
-    seed: int,
+    bundle: Bundle, pair: Pair, prompt: tuple[int, ...], num_samples: int, seed: int
 ) -> list[Check]:
-    """Completions of the real pair, with speculation and without, by first-token marginals."""
+    """Return a check per position of the first tokens of completions, with speculation against without."""
     drafter = "lookup" if pair.draft is None else "model"
     with_drafts = SpeculationParams(drafter=drafter, gamma=min(4, bundle.manifest.max_gamma))
     alone = SpeculationParams(is_enabled=False)
@@ -44,11 +40,7 @@ def check_pair(
 
 
 def _completions(
-    bundle: Bundle,
-    pair: Pair,
-    prompt: tuple[int, ...],
-    params: SpeculationParams,
-    seeds: range,
+    bundle: Bundle, pair: Pair, prompt: tuple[int, ...], params: SpeculationParams, seeds: range
 ) -> list[tuple[int, ...]]:
     worker = _worker(bundle, pair, num_queued=len(seeds), num_tokens=len(prompt))
     receivers = [_Receiver() for _ in seeds]
@@ -71,7 +63,7 @@ def _completions(
 
 
 def _worker(bundle: Bundle, pair: Pair, *, num_queued: int, num_tokens: int) -> Worker:
-    """A worker whose queue takes so many prompts of so many tokens, for as long as it takes."""
+    """Return a worker whose queue takes ``num_queued`` prompts of ``num_tokens`` tokens, without a time limit."""
     num_rows = pair.target.limits.max_batch
     return Worker(
         target=pair.target,

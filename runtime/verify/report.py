@@ -1,4 +1,4 @@
-"""What ``outrider verify-sampler`` found, check by check."""
+"""The report of ``outrider verify-sampler``, check by check."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Check:
     """One test.
 
     Attributes:
-        num_draws: 0 where nothing was left to chance.
-        p_value: 0.0 when a token of probability zero was drawn; without draws, whether it holds.
+        num_draws: 0 where all outcomes were enumerated.
+        p_value: 0.0 when a token of probability zero was drawn; without draws 1.0 if the check holds, else 0.0.
     """
 
     name: str
@@ -41,7 +41,7 @@ class VerifyReport:
         return all(check.p_value >= self.level for check in self.checks)
 
     def table(self) -> str:
-        """Text for people."""
+        """Return the report as text."""
         lines = [
             f"{'ok  ' if check.p_value >= self.level else 'FAIL'} {check.name:57s} "
             + (

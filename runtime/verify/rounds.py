@@ -1,4 +1,4 @@
-"""The sampler in rounds over one prompt's real rows, against the laws of the oracle."""
+"""Checks the sampler in rounds over one prompt's real rows, against the oracle's distributions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Bench:
     def check_first(
         self, name: str, params: SamplingParams, mode: ExactnessMode, gamma: int
     ) -> Check:
-        """First tokens of rounds of ``gamma`` drafts, against the target's law; 0 drafts are plain draws."""
+        """Check the first tokens of rounds of ``gamma`` drafts against the target; 0 drafts are plain draws."""
         runs = self._runs(params, mode, gamma)
         counts = Counter(run[0] for run in runs)
         probs = adjusted_probs(self._target_row(()), params, self._history, len(self._history))
@@ -72,17 +72,17 @@ class Bench:
     def check_runs(
         self, name: str, emitted_law: EmittedLaw, gamma: int, *, verifies_block: bool
     ) -> list[Check]:
-        """Whole rounds over the likeliest tokens: the rule against the target, the sampler against the rule.
+        """Check whole rounds over the likeliest tokens: the rule against the target, the sampler against the rule.
 
         Args:
             name: of the rule.
-            emitted_law: the rule's own law of a round, as ``core.verification.emitted_law``.
+            emitted_law: the rule's distribution of a round, as ``oracle.verification.emitted_law``.
             gamma: draft tokens of a round.
-            verifies_block: how the sampler is told to judge.
+            verifies_block: whether the sampler judges drafts as whole blocks.
         """
         assert self._draft_row is not None
         ids = np.argsort(-self._target_row(()), kind="stable")[:NUM_RUN_TOKENS].tolist()
-        draft, target = _law_among(ids, self._draft_row), _law_among(ids, self._target_row)
+        draft, target = _probs_among(ids, self._draft_row), _probs_among(ids, self._target_row)
         emitted = emitted_law(draft, target, gamma)
         wanted = sequence_law(target, gamma + 1)
         found = completed(emitted, target, gamma + 1)
@@ -106,7 +106,7 @@ class Bench:
         *,
         verifies_block: bool = False,
     ) -> Iterator[tuple[int, ...]]:
-        """What each round emits: the draft tokens kept, and the one after them.
+        """Yield the tokens that each round emits: the draft tokens kept, and the one after them.
 
         Raises:
             FloatingPointError: the models' logits are not finite.
@@ -130,7 +130,7 @@ class Bench:
                 yield (*row.draft_tokens[: verdict.num_accepted], verdict.next_token)
 
     def _drafted(self, rows: Sequence[SamplingRow]) -> list[SamplingRow]:
-        """The rows with one more draft token each."""
+        """Return the rows with one more draft token each."""
         assert self._draft_row is not None
         logits = np.stack([self._draft_row(tuple(row.draft_tokens)) for row in rows])[:, None]
         tokens = self._sampler.propose(logits, rows, vocab_size=self._vocab_size)
@@ -160,7 +160,7 @@ class Bench:
 
 
 def _row_of(engine: Engine, prompt: tuple[int, ...]) -> Callable[[tuple[int, ...]], FloatArray]:
-    """[V] float32 logits after the prompt and more tokens; the latest are kept."""
+    """Return a cached function from tokens after the prompt to the next token's logits, [V] float32."""
 
     @lru_cache(maxsize=max(_MIN_ROWS_KEPT, _MAX_KEPT // engine.limits.vocab_size))
     def row_of(tokens: tuple[int, ...]) -> FloatArray:
@@ -170,11 +170,11 @@ def _row_of(engine: Engine, prompt: tuple[int, ...]) -> Callable[[tuple[int, ...
     return row_of
 
 
-def _law_among(ids: Sequence[int], row_of: Callable[[tuple[int, ...]], FloatArray]) -> RowOf:
-    """[K] float64 law over positions in ``ids``, given such positions."""
+def _probs_among(ids: Sequence[int], row_of: Callable[[tuple[int, ...]], FloatArray]) -> RowOf:
+    """Return a function from positions in ``ids`` to the next one's probabilities, [K] float64."""
 
-    def params(prefix: tuple[int, ...]) -> Probs:
+    def probs_of(prefix: tuple[int, ...]) -> Probs:
         logits = row_of(tuple(ids[token] for token in prefix))[ids]
         return adjusted_probs(logits, SamplingParams(), np.array([], dtype=np.int64), 0)
 
-    return params
+    return probs_of

@@ -1,1 +1,1 @@
-"""Pages that show what an analysis or a search found."""
+"""Pages of an analysis and of a search."""

@@ -1,4 +1,4 @@
-"""The tables of an analysis, and the folder they are written to."""
+"""Writes the page of an analysis: tables, figures and JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COST_TEXT = (
 )
 SPEED_TEXT = (
     "Predicted: Theorem 3.8 with the measured v, N(alpha, gamma) / (gamma c + v(gamma + 1)); alpha as "
-    "above, or alpha_hat of the run for drafters without a law of one token. It takes every round "
+    "above, or alpha_hat of the run for drafters without a distribution of one token. It takes every round "
     "to draft gamma tokens and their fates as independent, so a drafter that rarely proposes, or whose "
     "successes come in runs, is not bound by it. Measured: tokens per second over plain decoding of "
     "the same round, median of the rounds; answers run on past end tokens, so that every setting does "
@@ -38,7 +38,7 @@ TRACE_TEXT = "The paper's Figure 5 as a recording: the first request of this run
 
 
 def write_analysis(analysis: Analysis, folder: Path) -> Path:
-    """Write ``analysis.json``, the PNGs and ``index.html``; the path of the page.
+    """Write ``analysis.json``, the PNGs and ``index.html``, and return the path of the page.
 
     Raises:
         OSError: the folder cannot be written.
@@ -62,7 +62,7 @@ def write_analysis(analysis: Analysis, folder: Path) -> Path:
 
 
 def table_sections(analysis: Analysis) -> list[Section]:
-    """The tables: alpha, costs, speed-up, lenience."""
+    """Return the tables: alpha, costs, speed-up, lenience."""
     return [
         _alpha_section(analysis),
         _cost_section(analysis),
@@ -72,7 +72,7 @@ def table_sections(analysis: Analysis) -> list[Section]:
 
 
 def speed_section(rows: Sequence[SpeedRow], best: Sequence[SpeedRow]) -> Section:
-    """Table 4; the fastest gamma of each drafter is marked."""
+    """Return table 4, with the fastest gamma of each drafter marked."""
     heads = ("drafter", "T", "gamma", "alpha", "c", "v", "predicted", "measured", "best gamma",
              "alpha_hat", "tokens/pass", "tokens/s")  # fmt: skip
     return Section(
@@ -148,11 +148,7 @@ def _lenience_section(analysis: Analysis) -> Section:
         text=LENIENT_TEXT,
         heads=("drafter", "T", *(f"l = {one:g}" for one in wanted)),
         rows=tuple(
-            (
-                row.drafter,
-                f"{row.temperature:g}",
-                *(f"{row.lenient[one]:.3f}" for one in wanted),
-            )
+            (row.drafter, f"{row.temperature:g}", *(f"{row.lenient[one]:.3f}" for one in wanted))
             for row in analysis.alphas
         ),
     )

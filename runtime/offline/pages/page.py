@@ -1,4 +1,4 @@
-"""One self-contained HTML page of tables and pictures."""
+"""Writes one self-contained HTML page of tables and pictures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TEMPLATE = "page.html.j2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading with a text, a table and pictures, each of which may be missing.
+    """A heading with an optional text, table and pictures.
 
     Attributes:
         rows: cells as text, as many as ``heads``.
-        pictures: PNG files, which the page takes in.
+        pictures: PNG files, embedded in the page.
     """
 
     title: str
@@ -29,12 +29,12 @@ class Section:
 
     @property
     def images(self) -> list[tuple[str, str]]:
-        """Name and base64 of each picture."""
+        """Return name and base64 of each picture."""
         return [(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in self.pictures]
 
 
 def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Section]) -> None:
-    """Write the page; it refers to nothing outside itself."""
+    """Write the page, which refers to no other file."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""The table and the plot of a search, and the folder they are written to."""
+"""Writes the page of a search: table, plot and JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT = (
 
 
 def write_tuning(tuning: Tuning, folder: Path) -> Path:
-    """Write ``tuning.json``, the PNG and ``index.html``; the path of the page.
+    """Write ``tuning.json``, the PNG and ``index.html``, and return the path of the page.
 
     Raises:
         OSError: the folder cannot be written.
@@ -44,7 +44,7 @@ def write_tuning(tuning: Tuning, folder: Path) -> Path:
 
 
 def describe(tuning: Tuning) -> str:
-    """The choice in words."""
+    """Return the choice in words."""
     choice = tuning.choice
     words = [f"drafter {choice.drafter}"]
     if choice.drafter != "none":
@@ -59,7 +59,7 @@ def describe(tuning: Tuning) -> str:
 
 
 def trial_section(trials: Sequence[Trial]) -> Section:
-    """Every setting that was tried, as a table."""
+    """Return every setting that was tried, as a table."""
     heads = ("drafter", "chosen here", "gamma", "phrase length", "phrases", "window", "tokens/s", "speed-up",
              "alpha_hat", "tokens/pass", "kept")  # fmt: skip
     return Section(
@@ -86,7 +86,7 @@ def trial_section(trials: Sequence[Trial]) -> Section:
 
 
 def _draw(trials: Sequence[Trial], path: Path) -> Path:
-    """Tokens per second over what each stage tried, at what the stages before kept."""
+    """Draw tokens per second over the settings of each stage, with those that earlier stages kept."""
     figure: Any = Figure(figsize=WIDE_INCHES, dpi=DPI, layout="constrained")
     axes = figure.subplots(1, len(STAGES), sharey=True)
     for place, (stage, label_of) in zip(axes, STAGES.items(), strict=True):
@@ -117,4 +117,4 @@ STAGES: dict[str, Callable[[Trial], str]] = {
     WINDOW: lambda trial: _count(trial.window),
     PHRASES: lambda trial: _count(trial.phrase_length),
 }
-"""What each stage chose between, as it stands on its axis."""
+"""Label of a trial on the axis of its stage."""

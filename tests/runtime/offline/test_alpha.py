@@ -12,8 +12,8 @@ from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.text.ngram import UnigramDrafter
-from outrider.runtime.offline.alpha import Text, kept_of_token, law_rows, measure_alphas, text_of
-from outrider.runtime.oracle.analysis import acceptance, lenient_acceptance
+from outrider.runtime.offline.alpha import Text, kept_of_token, measure_alphas, probs_of, text_of
+from outrider.runtime.oracle.analysis import lenient_acceptance
 from outrider.runtime.oracle.sampling import adjusted_probs
 from outrider.runtime.oracle.verification import count_accepted_greedy
 
@@ -93,13 +93,13 @@ def test_a_drafter_without_a_model_is_a_point_mass_at_every_position(engines: En
     assert row.coverage == 1.0 and row.alpha == pytest.approx(np.mean(kept), abs=1e-6)
 
 
-def test_the_fast_law_is_the_oracles():
+def test_the_fast_probabilities_are_the_oracles():
     logits = np.random.default_rng(0).normal(scale=3.0, size=(5, 40))
     none = np.zeros(0, dtype=np.int64)
     for temperature in (0.0, 0.3, 1.0, 2.0):
         params = SamplingParams(temperature=temperature)
         oracle = [adjusted_probs(row, params, none, 0) for row in logits]
-        np.testing.assert_allclose(law_rows(logits, temperature), oracle, atol=1e-12)
+        np.testing.assert_allclose(probs_of(logits, temperature), oracle, atol=1e-12)
 
 
 def test_a_greedy_target_keeps_what_the_oracle_keeps_ties_included():
@@ -111,7 +111,7 @@ def test_a_greedy_target_keeps_what_the_oracle_keeps_ties_included():
             )
             assert kept_of_token(probs, token, lenience, is_greedy=True) == oracle
     point = np.eye(4)[2]
-    assert kept_of_token(probs, 2, 1.0, is_greedy=False) == acceptance(probs, point)
+    assert kept_of_token(probs, 2, 1.0, is_greedy=False) == lenient_acceptance(probs, point, 1.0)
     assert kept_of_token(probs, 2, 0.1, is_greedy=False) == 1.0
 
 

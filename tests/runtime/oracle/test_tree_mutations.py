@@ -38,8 +38,8 @@ MUTANTS = {
         lambda: tree_tests.test_random_pairs_give_the_target(0, tree_tests.with_replacement_draws),
     ),
     "first law for all candidates": (
-        "proposed = offer_probs[index]",
-        "proposed = offer_probs[0]",
+        "proposed = candidate_probs[index]",
+        "proposed = candidate_probs[0]",
         lambda: tree_tests.test_random_pairs_give_the_target(
             3, tree_tests.without_replacement_draws
         ),
@@ -74,7 +74,7 @@ MUTANTS = {
     ),
     "walk goes on past a rejection": (
         "        if kept is None:\n            return tuple(path), remaining",
-        "        if kept is None and not offered:\n            return tuple(path), remaining\n"
+        "        if kept is None and not candidates:\n            return tuple(path), remaining\n"
         "        kept = kept or 0",
         lambda: tree_tests.test_a_round_over_a_sampled_tree_has_the_targets_law(
             3, (2, 1), tree_tests.with_replacement_draws
