@@ -7,7 +7,6 @@ and traces of when the models ran (Figure 5). Requests share no history: it woul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,51 +21,41 @@ from outrider.runtime.offline.options import (
     SERVED_ROWS,
     AnalysisOptions,
     chosen_drafters,
+    opened,
     seconds_of,
 )
-from outrider.runtime.offline.prompts import encode_prompts, read_prompts
+from outrider.runtime.offline.prompts import Prompts
 from outrider.runtime.offline.results import AlphaRow, Analysis, CostRow, SpeedRow, TraceRow
 from outrider.runtime.offline.rig import Rig
 from outrider.runtime.offline.speed import PLAIN, Measured, Report, measure_settings
 from outrider.runtime.offline.step_costs import StepCosts
 from outrider.runtime.oracle.analysis import optimal_gamma, walltime_factor
 
-Prompts = tuple[tuple[int, ...], ...]
-
 TRACE_TOKENS = 24
 
 
 def analyze(bundle: Path, prompts: Path, options: AnalysisOptions, report: Report) -> Analysis:
-    """Measure a bundle over prompts.
+    """Measure a bundle over the prompts of a file; raises as ``opened``.
 
     Args:
         bundle: folder.
         prompts: file, see ``read_prompts``.
         options: of the analysis.
         report: called with the phase, the steps done and their number.
-
-    Raises:
-        BundleError: the bundle does not fit its manifest.
-        ConfigError: an option or a prompt does not fit the bundle.
     """
-    texts = read_prompts(prompts)[: options.max_prompts]
-    with closing(options.open_rig(bundle)) as rig:
-        fitted = options.fitted(rig.bundle.manifest)
-        return _Bench(rig, texts, fitted, report).analysis()
+    with opened(bundle, prompts, options) as (rig, encoded, fitted):
+        return _Bench(rig, encoded, fitted, report).analysis()
 
 
 class _Bench:
     """The steps of one analysis over one open bundle."""
 
     def __init__(
-        self, rig: Rig, texts: tuple[str, ...], options: AnalysisOptions, report: Report
+        self, rig: Rig, prompts: Prompts, options: AnalysisOptions, report: Report
     ) -> None:
-        manifest = rig.bundle.manifest
         self._rig = rig
         self._report = report
-        self._prompts: Prompts = encode_prompts(
-            texts, rig.tokenizer, max_tokens=options.max_tokens, max_context=manifest.max_context
-        )
+        self._prompts = prompts
         self._options = options
         # Alpha counts every position: thresholds below which counts do not draft are off.
         self._all = _drafters(rig, replace(options.drafting(), min_prob=0.0))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from outrider.engines.bundle.manifest import Manifest
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope, check_drafter
 from outrider.runtime.core.errors import ConfigError, RequestError
+from outrider.runtime.offline.prompts import Prompts, encode_prompts, read_prompts
 from outrider.runtime.offline.rig import Rig, RigOptions, open_rig
 
 SERVED_ROWS = 64
@@ -56,7 +58,7 @@ class MeasureOptions:
         return replace(self, max_prompts=QUICK_PROMPTS, max_tokens=length, rounds=1)
 
     def open_rig(self, bundle: Path) -> Rig:
-        """Open the bundle with enough slots and with known step costs; raises as ``rig.open_rig``."""
+        """Open the bundle with enough slots and with known step costs."""
         rig = replace(
             self.rig,
             max_batch=max(SERVED_ROWS, self.batch),
@@ -100,6 +102,27 @@ class AnalysisOptions(MeasureOptions):
         check_option(
             all(0.0 < one <= 1.0 for one in self.leniences), "leniences", "must be in (0, 1]"
         )
+
+
+Options = TypeVar("Options", bound=MeasureOptions)
+
+
+@contextmanager
+def opened(bundle: Path, prompts: Path, options: Options) -> Iterator[tuple[Rig, Prompts, Options]]:
+    """Open a bundle and the prompts of a file while the block runs, with the options that fit the bundle.
+
+    Raises:
+        BundleError: the bundle does not fit its manifest.
+        ConfigError: an option or a prompt does not fit the bundle, or the device cannot be used.
+    """
+    texts = read_prompts(prompts)[: options.max_prompts]
+    with closing(options.open_rig(bundle)) as rig:
+        fitted = options.fitted(rig.bundle.manifest)
+        max_context = rig.bundle.manifest.max_context
+        encoded = encode_prompts(
+            texts, rig.tokenizer, max_tokens=fitted.max_tokens, max_context=max_context
+        )
+        yield rig, encoded, fitted
 
 
 def seconds_of(counts_processor: bool) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
+Prompts = tuple[tuple[int, ...], ...]
+
 KEY = "prompts"
 FIELD = "prompt"
 
@@ -35,7 +37,7 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 def encode_prompts(
     texts: tuple[str, ...], codec: TokenizersCodec, *, max_tokens: int, max_context: int
-) -> tuple[tuple[int, ...], ...]:
+) -> Prompts:
     """Return the token ids of texts.
 
     Raises:

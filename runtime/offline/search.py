@@ -91,12 +91,7 @@ def is_used(params: SpeculationParams) -> bool:
 
 
 def choose(trials: Sequence[Trial], source: str) -> ServingDefaults:
-    """Return the fastest setting that the drafters' last stages kept; no drafts where none was faster.
-
-    Args:
-        trials: of all drafters.
-        source: how they were measured, in words.
-    """
+    """Return the fastest setting that the drafters' last stages kept; no drafts where none was faster."""
     last = {trial.drafter: trial for trial in trials if trial.is_kept}
     best = max(last.values(), key=lambda trial: trial.speedup, default=None)
     if best is None or best.speedup <= 1.0:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import Finished, SpeculationParams, SpeculationReport
 from outrider.runtime.offline.options import MeasureOptions
+from outrider.runtime.offline.prompts import Prompts
 from outrider.runtime.offline.rig import Rig
 
 Report = Callable[[str, int, int], None]
-Prompts = Sequence[Sequence[int]]
 
 PLAIN = SpeculationParams(is_enabled=False)
 

@@ -6,7 +6,6 @@ The prompts are run many times, so requests share no history: a drafter would le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,9 +18,10 @@ from outrider.runtime.offline.options import (
     check_distinct,
     check_option,
     chosen_drafters,
+    opened,
     seconds_of,
 )
-from outrider.runtime.offline.prompts import encode_prompts, read_prompts
+from outrider.runtime.offline.prompts import Prompts
 from outrider.runtime.offline.rig import Rig
 from outrider.runtime.offline.search import Trial, choose, search_drafter
 from outrider.runtime.offline.speed import Measured, Report, measure_settings
@@ -70,21 +70,16 @@ class Tuning:
 
 
 def tune(bundle: Path, prompts: Path, options: TuneOptions, report: Report) -> Tuning:
-    """Search over drafters and their parameters.
+    """Search over drafters and their parameters; raises as ``opened``.
 
     Args:
         bundle: folder; not changed.
         prompts: file, see ``read_prompts``.
         options: of the search.
         report: called with the phase, the runs done and their number.
-
-    Raises:
-        BundleError: the bundle does not fit its manifest.
-        ConfigError: an option or a prompt does not fit the bundle.
     """
-    texts = read_prompts(prompts)[: options.max_prompts]
-    with closing(options.open_rig(bundle)) as rig:
-        return _search(rig, texts, options.fitted(rig.bundle.manifest), report)
+    with opened(bundle, prompts, options) as (rig, encoded, fitted):
+        return _search(rig, encoded, fitted, report)
 
 
 def write_serving_defaults(root: Path, defaults: ServingDefaults) -> None:
@@ -97,13 +92,7 @@ def write_serving_defaults(root: Path, defaults: ServingDefaults) -> None:
     write_manifest(root, replace(manifest, serving=defaults))
 
 
-def _search(rig: Rig, texts: tuple[str, ...], options: TuneOptions, report: Report) -> Tuning:
-    prompts = encode_prompts(
-        texts,
-        rig.tokenizer,
-        max_tokens=options.max_tokens,
-        max_context=rig.bundle.manifest.max_context,
-    )
+def _search(rig: Rig, prompts: Prompts, options: TuneOptions, report: Report) -> Tuning:
     worker = rig.worker
     names = chosen_drafters(
         options.drafters, worker.drafter_names, worker.guesser_names, default=DEFAULT_DRAFTERS

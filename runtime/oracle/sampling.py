@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import IntArray
 from outrider.engines.sampling.base import SamplingParams
+from outrider.runtime.oracle.verification import Probs, point_mass
 
-Probs = npt.NDArray[np.float64]
 _BANNED = -math.inf
 
 
@@ -41,7 +41,7 @@ def adjusted_probs(
     """
     scores = processed_scores(logits, params, history, num_prompt)
     if params.is_greedy:
-        return _point_mass(scores.index(max(scores)), len(scores))
+        return point_mass(scores.index(max(scores)), len(scores))
     scores = [score / params.temperature for score in scores]
     scores = _keep(scores, _top_k_ids(scores, params.top_k))
     probs = softmax(scores)
@@ -125,9 +125,3 @@ def _top_p_ids(probs: Sequence[float], top_p: float) -> list[int]:
 def _keep(scores: Sequence[float], ids: Sequence[int]) -> list[float]:
     kept = set(ids)
     return [score if token in kept else _BANNED for token, score in enumerate(scores)]
-
-
-def _point_mass(token: int, vocab_size: int) -> Probs:
-    probs = np.zeros(vocab_size)
-    probs[token] = 1.0
-    return probs

@@ -176,15 +176,8 @@ def bundle_costs(
 ) -> CostTable:
     """Return what steps of a bundle cost here: the kept table, or one measured on engines of their own.
 
-    Engines are timed with their logits copied to the host, also where rounds stay on the device.
-
-    Args:
-        bundle: to serve.
-        options: of the server.
-        sampler: that will serve; None for the pair's own.
-        decoder: that will serve.
-        max_batch: slots.
-        clock: seconds.
+    Engines are timed with their logits copied to the host, also where rounds stay on the device. Without a sampler, the
+    pair's own is timed.
     """
     manifest, root = bundle.manifest, bundle.root.resolve()
     folders = [options.costs_folder]

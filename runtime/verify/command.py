@@ -58,8 +58,8 @@ def verify(
         num_samples: draws per check.
         false_alarm: wanted false-alarm rate of the whole, in (0, 1).
         seed: first of the request seeds.
-        device: as ``open_pair`` takes it.
-        place: of the sampler, likewise: "host", "device" or "auto".
+        device: as in ``open_pair``.
+        place: of the sampler: "host", "device" or "auto".
 
     Raises:
         BundleError: the bundle does not fit its manifest.

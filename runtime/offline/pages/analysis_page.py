@@ -38,11 +38,7 @@ TRACE_TEXT = "The paper's Figure 5 as a recording: the first request of this run
 
 
 def write_analysis(analysis: Analysis, folder: Path) -> Path:
-    """Write ``analysis.json``, the PNGs and ``index.html``, and return the path of the page.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write ``analysis.json``, the PNGs and ``index.html``, and return the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(asdict(analysis), indent=2, allow_nan=False) + "\n"
     (folder / "analysis.json").write_text(text, encoding="utf-8")

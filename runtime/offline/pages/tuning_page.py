@@ -24,11 +24,7 @@ TEXT = (
 
 
 def write_tuning(tuning: Tuning, folder: Path) -> Path:
-    """Write ``tuning.json``, the PNG and ``index.html``, and return the path of the page.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write ``tuning.json``, the PNG and ``index.html``, and return the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(asdict(tuning), indent=2, allow_nan=False) + "\n"
     (folder / "tuning.json").write_text(text, encoding="utf-8")
