@@ -219,7 +219,7 @@ def parity(
     target: Annotated[Path, typer.Option(help="Checkpoint it was made from.")],
     draft: Annotated[Path | None, typer.Option(help="Checkpoint of its draft.")] = None,
 ) -> None:
-    """Hold a bundle's graphs against the checkpoints again."""
+    """Compare a bundle's graphs with its checkpoints again."""
     import json
 
     from outrider.engines.bundle.manifest import load_bundle

@@ -36,7 +36,7 @@ from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RigOptions:
-    """How a bundle is opened for measurements.
+    """Options of a bundle that is opened for measurements.
 
     Attributes:
         max_batch: slots; the bundle's bound them too.

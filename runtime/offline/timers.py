@@ -31,12 +31,12 @@ class TimedEngine:
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether the timed engine's rows do not depend on the batch."""
+        """True if the timed engine's rows do not depend on the batch."""
         return self.engine.is_row_invariant
 
     @property
     def packs_rows(self) -> bool:
-        """Whether the timed engine does."""
+        """True if the timed engine packs rows."""
         return self.engine.packs_rows
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:

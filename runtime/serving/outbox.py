@@ -125,7 +125,7 @@ class Outbox:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the terminal event has arrived."""
+        """True once the terminal event has arrived."""
         return self._end is not None
 
     def deliver(self, event: Event) -> None:

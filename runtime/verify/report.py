@@ -37,7 +37,7 @@ class VerifyReport:
 
     @property
     def has_passed(self) -> bool:
-        """Whether every check passed."""
+        """True if every check passed."""
         return all(check.p_value >= self.level for check in self.checks)
 
     def table(self) -> str:
