@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import numba
 from numba import types
-from numba.core import event
 from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
@@ -84,6 +83,26 @@ def _compiled(signatures: tuple[object, ...], math: object) -> Callable[[F], F]:
     return compile_or_load
 
 
+class _FirstCompile(numba.core.event.Listener):  # type: ignore[misc]
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin = begin
+
+    def on_start(self, event: object) -> None:
+        begin, self._begin = self._begin, lambda: None
+        begin()
+
+    def on_end(self, event: object) -> None:
+        pass
+
+
+def watch_compiling(begin: Callable[[], None]) -> contextlib.AbstractContextManager[object]:
+    """Call ``begin`` when the first function is compiled within the block; one from the cache does not count."""
+    watched: contextlib.AbstractContextManager[object] = numba.core.event.install_listener(
+        "numba:compile", _FirstCompile(begin)
+    )
+    return watched
+
+
 def _forget(function: Callable[..., Any]) -> bool:
     """Drop what is kept of a function; whether anything can be kept of it again."""
     try:
@@ -101,23 +120,3 @@ _ITEMS = (types.int64[::1], types.int32[::1], types.int32[:, ::1])
 def address(array: Any) -> int:
     """Where an array of integers is; right behind a model's pass numpy takes ten times as long to say so."""
     return int(array.ctypes.data)
-
-
-class _FirstCompile(event.Listener):  # type: ignore[misc]
-    def __init__(self, begin: Callable[[], None]) -> None:
-        self._begin = begin
-
-    def on_start(self, event: object) -> None:
-        begin, self._begin = self._begin, lambda: None
-        begin()
-
-    def on_end(self, event: object) -> None:
-        pass
-
-
-def watch_compiling(begin: Callable[[], None]) -> contextlib.AbstractContextManager[object]:
-    """Call ``begin`` when the first function is compiled within the block; one from the cache does not count."""
-    watched: contextlib.AbstractContextManager[object] = event.install_listener(
-        "numba:compile", _FirstCompile(begin)
-    )
-    return watched
