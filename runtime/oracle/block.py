@@ -28,7 +28,7 @@ from outrider.runtime.oracle.verification import (
     Probs,
     RowOf,
     coin_cells,
-    run_law,
+    run_probs,
 )
 
 
@@ -109,10 +109,10 @@ def next_token_probs_block(
     return normalised
 
 
-def emitted_law_block(
+def emitted_probs_block(
     draft_row: RowOf, target_row: RowOf, gamma: int
 ) -> dict[tuple[int, ...], float]:
-    """Return the exact distribution of a round's tokens under block verification; see ``verification.run_law``.
+    """Return the exact distribution of a round's tokens under block verification; see ``verification.run_probs``.
 
     Args:
         draft_row: [V] float64 probabilities of a draft token, given the tokens drafted before it.
@@ -127,7 +127,7 @@ def emitted_law_block(
             kept = count_accepted_block(tokens, draft_probs, target_probs, coins)
             yield volume, kept, next_token_probs_block(kept, tokens, draft_probs, target_probs)
 
-    return run_law(draft_row, target_row, gamma, judged)
+    return run_probs(draft_row, target_row, gamma, judged)
 
 
 def _excess(weight: float, target: Probs, draft: Probs) -> Probs:

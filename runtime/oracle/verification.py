@@ -1,7 +1,7 @@
 """The draft tokens that the target keeps, and the distribution of the token after them: the definition, in float64.
 
 Pure functions of probabilities and given random numbers. They draw no noise and know no engine, request or device. The
-samplers in ``engines`` are tested against them. ``emitted_law`` turns them into exact distributions, so that "the
+samplers in ``engines`` are tested against them. ``emitted_probs`` turns them into exact distributions, so that "the
 output has the target's distribution" is checked by enumeration.
 
 Symbols: p is target_probs, q is draft_probs, u is a uniform, l is lenience (Leviathan et al. 2023; in Chen et al. 2023
@@ -156,10 +156,10 @@ def point_mass(token: int, vocab_size: int) -> Probs:
     return row
 
 
-def emitted_law(
+def emitted_probs(
     draft_row: RowOf, target_row: RowOf, gamma: int, *, lenience: float = 1.0
 ) -> dict[tuple[int, ...], float]:
-    """Return the exact distribution of a round's tokens; see ``run_law``.
+    """Return the exact distribution of a round's tokens; see ``run_probs``.
 
     Args:
         draft_row: [V] float64 probabilities of a draft token, given the tokens drafted before it.
@@ -177,10 +177,10 @@ def emitted_law(
             kept = count_accepted(tokens, draft_probs, target_probs, coins, lenience=lenience)
             yield volume, kept, next_token_probs(kept, draft_probs, target_probs)
 
-    return run_law(draft_row, target_row, gamma, judged)
+    return run_probs(draft_row, target_row, gamma, judged)
 
 
-def run_law(
+def run_probs(
     draft_row: RowOf, target_row: RowOf, gamma: int, judged: Judged
 ) -> dict[tuple[int, ...], float]:
     """Return the exact distribution of a round's tokens, over every draft and every outcome of its judgement.
@@ -228,7 +228,7 @@ def coin_cells(cuts: Probs) -> Iterator[tuple[Probs, float]]:
         yield midpoint, float(np.prod([high - low for low, high in cell]))
 
 
-def sequence_law(target_row: RowOf, length: int) -> dict[tuple[int, ...], float]:
+def sequence_probs(target_row: RowOf, length: int) -> dict[tuple[int, ...], float]:
     """Return the exact distribution of the target's first ``length`` tokens, plain sampling; visits V ** length runs.
 
     Args:
@@ -251,8 +251,8 @@ def completed(
     """Return the distribution of ``length`` tokens when the target continues shorter runs.
 
     Args:
-        runs: emitted by a round, see ``run_law``; none is longer than ``length``.
-        target_row: as of ``sequence_law``.
+        runs: emitted by a round, see ``run_probs``; none is longer than ``length``.
+        target_row: as of ``sequence_probs``.
         length: tokens.
     """
     probs: dict[tuple[int, ...], float] = {}
@@ -261,6 +261,6 @@ def completed(
         def continued(more: tuple[int, ...], run: tuple[int, ...] = run) -> Probs:
             return target_row((*run, *more))
 
-        for tail, share in sequence_law(continued, length - len(run)).items():
+        for tail, share in sequence_probs(continued, length - len(run)).items():
             probs[*run, *tail] = probs.get((*run, *tail), 0.0) + mass * share
     return probs

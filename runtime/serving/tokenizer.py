@@ -51,13 +51,13 @@ class TokenizersCodec:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._decode_short = lru_cache(_MOST_SHORT_TEXTS)(self._decode)
-        # Tokens that stand for bytes are joined without changes; other decoders look at neighbours or the beginning.
+        # Tokens that stand for bytes are joined as they are; other decoders look at neighbours, or at the beginning.
         self._has_pieces = isinstance(self._tokenizer.decoder, decoders.ByteLevel)
         # At most one of each token of the vocabulary.
         self._pieces: tuple[dict[int, str | None], dict[int, str | None]] = ({}, {})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Return the token ids of a text."""
+        """Token ids of a text."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -66,7 +66,7 @@ class TokenizersCodec:
         return decode(tuple(ids), skip_special_tokens)
 
     def piece(self, token: int, skip_special_tokens: bool) -> str | None:
-        """Return the text of a token that is the same after any text; None for any other token."""
+        """Text of a token of whole characters, the same behind any text; None for any other token."""
         pieces = self._pieces[skip_special_tokens]
         if token not in pieces:
             text = self._decode((token,), skip_special_tokens) if self._has_pieces else REPLACEMENT

@@ -21,8 +21,8 @@ import numpy as np
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
-from outrider.runtime.oracle.block import emitted_law_block
-from outrider.runtime.oracle.verification import emitted_law
+from outrider.runtime.oracle.block import emitted_probs_block
+from outrider.runtime.oracle.verification import emitted_probs
 from outrider.runtime.verify.pair import check_pair
 from outrider.runtime.verify.report import Check, VerifyReport
 from outrider.runtime.verify.rounds import RUN_GAMMA, Bench
@@ -98,10 +98,10 @@ def _check_rounds(bench: Bench, name: str, gamma: int) -> Iterator[Check]:
         for mode in (ExactnessMode.MAX_ACCEPT, ExactnessMode.SEED_STABLE):
             yield bench.check_first(f"{name}: round, {mode.value}, {title}", params, mode, 1)
     yield from bench.check_runs(
-        f"{name}: runs, token by token", emitted_law, gamma, verifies_block=False
+        f"{name}: runs, token by token", emitted_probs, gamma, verifies_block=False
     )
     yield from bench.check_runs(
-        f"{name}: runs, as a block", emitted_law_block, gamma, verifies_block=True
+        f"{name}: runs, as a block", emitted_probs_block, gamma, verifies_block=True
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from outrider.engines.base import Engine, FloatArray, Span
 from outrider.engines.sampling.base import ExactnessMode, Sampler, SamplingParams, SamplingRow
 from outrider.runtime.oracle.sampling import adjusted_probs
-from outrider.runtime.oracle.verification import Probs, RowOf, completed, sequence_law
+from outrider.runtime.oracle.verification import Probs, RowOf, completed, sequence_probs
 from outrider.runtime.verify.chi_square import goodness_of_fit
 from outrider.runtime.verify.report import Check
 
@@ -24,7 +24,7 @@ MAX_DIFFERENCE = 1e-9
 _MAX_KEPT = 2**26
 _MIN_ROWS_KEPT = 128
 
-EmittedLaw = Callable[[RowOf, RowOf, int], dict[tuple[int, ...], float]]
+EmittedProbs = Callable[[RowOf, RowOf, int], dict[tuple[int, ...], float]]
 
 
 class Bench:
@@ -70,21 +70,21 @@ class Bench:
         return Check(name=name, num_draws=counts.total(), p_value=p_value)
 
     def check_runs(
-        self, name: str, emitted_law: EmittedLaw, gamma: int, *, verifies_block: bool
+        self, name: str, emitted_probs: EmittedProbs, gamma: int, *, verifies_block: bool
     ) -> list[Check]:
         """Check whole rounds over the likeliest tokens: the rule against the target, the sampler against the rule.
 
         Args:
             name: of the rule.
-            emitted_law: the rule's distribution of a round, as ``oracle.verification.emitted_law``.
+            emitted_probs: the rule's distribution of a round, as ``oracle.verification.emitted_probs``.
             gamma: draft tokens of a round.
             verifies_block: whether the sampler judges drafts as whole blocks.
         """
         assert self._draft_row is not None
         ids = np.argsort(-self._target_row(()), kind="stable")[:NUM_RUN_TOKENS].tolist()
         draft, target = _probs_among(ids, self._draft_row), _probs_among(ids, self._target_row)
-        emitted = emitted_law(draft, target, gamma)
-        wanted = sequence_law(target, gamma + 1)
+        emitted = emitted_probs(draft, target, gamma)
+        wanted = sequence_probs(target, gamma + 1)
         found = completed(emitted, target, gamma + 1)
         difference = max(abs(wanted.get(run, 0.0) - found.get(run, 0.0)) for run in wanted | found)
         params = SamplingParams(allowed_token_ids=tuple(ids))

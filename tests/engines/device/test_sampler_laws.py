@@ -13,7 +13,7 @@ from outrider.engines.sampling.noise import CounterNoise, Purpose
 from outrider.export.sampler_graphs.adjust import adjusted, declare_rows
 from outrider.export.sampler_graphs.builder import FLOAT, Graph
 from outrider.runtime.oracle.sampling import adjusted_probs
-from outrider.runtime.oracle.verification import emitted_law, point_mass
+from outrider.runtime.oracle.verification import emitted_probs, point_mass
 
 from tests.engines.device.device_laws import TableNoise, outcomes, round_law
 from tests.engines.rows import row_for
@@ -61,13 +61,15 @@ def widened(row_of):
 
 
 def test_the_sampled_round_has_the_oracles_law(law_of):  # T1
-    assert distance(law_of(f1_draft, f1_target, 1), emitted_law(f1_draft, f1_target, 1)) < MAX_ERROR
+    assert (
+        distance(law_of(f1_draft, f1_target, 1), emitted_probs(f1_draft, f1_target, 1)) < MAX_ERROR
+    )
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_pairs_have_the_oracles_law(law_of, seed):
     draft, target = random_row_of(seed, 4), random_row_of(seed + 50, 4, num_zeros=1)
-    assert distance(law_of(draft, target, 1), emitted_law(draft, target, 1)) < MAX_ERROR
+    assert distance(law_of(draft, target, 1), emitted_probs(draft, target, 1)) < MAX_ERROR
 
 
 def test_the_run_law_of_the_markov_pair(law_of):  # T6b
@@ -86,13 +88,13 @@ def test_a_truncated_round_has_the_truncated_targets_law(law_of):  # T24
         )
 
     actual = law_of(f1_draft, f1_target, 1, params=SamplingParams(top_k=2))
-    assert distance(actual, emitted_law(kept(f1_draft), kept(f1_target), 1)) < MAX_ERROR
+    assert distance(actual, emitted_probs(kept(f1_draft), kept(f1_target), 1)) < MAX_ERROR
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.8, 0.5])  # T13
 def test_the_lenient_round_has_the_oracles_law(law_of, lenience):
     actual = law_of(f1_draft, f1_target, 1, mode=LENIENT, lenience=lenience)
-    assert distance(actual, emitted_law(f1_draft, f1_target, 1, lenience=lenience)) < MAX_ERROR
+    assert distance(actual, emitted_probs(f1_draft, f1_target, 1, lenience=lenience)) < MAX_ERROR
 
 
 @pytest.mark.parametrize("lenience", [None, 0.5])  # T18
@@ -100,7 +102,7 @@ def test_the_lenient_round_has_the_oracles_law(law_of, lenience):
 def test_a_point_mass_draft_has_the_oracles_law(law_of, token, lenience):
     changes = {} if lenience is None else {"mode": LENIENT, "lenience": lenience}
     actual = law_of(None, f1_target, 1, (token,), **changes)
-    expected = emitted_law(
+    expected = emitted_probs(
         lambda _: point_mass(token, 4), f1_target, 1, lenience=1.0 if lenience is None else lenience
     )
     assert distance(actual, expected) < MAX_ERROR

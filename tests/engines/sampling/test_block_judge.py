@@ -10,8 +10,8 @@ from outrider.engines.base import EngineError
 from outrider.engines.device.sampling.rows import Shape, Variant, describe, describe_judgement
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.noise import CounterNoise, Purpose
-from outrider.runtime.oracle.block import emitted_law_block
-from outrider.runtime.oracle.verification import emitted_law
+from outrider.runtime.oracle.block import emitted_probs_block
+from outrider.runtime.oracle.verification import emitted_probs
 
 from tests.engines.rows import row_for
 from tests.engines.sampling.test_cpu_sampler import (
@@ -36,18 +36,18 @@ def block_law(draft, target, gamma, **changes):
 @pytest.mark.parametrize("pair", ["F1", "F2", "F4a", "ternary", "equal", "disjoint"])
 def test_a_round_of_two_has_the_oracles_law(pair):  # T16
     draft, target = PAIRS[pair]
-    expected = emitted_law_block(draft, target, 2)
+    expected = emitted_probs_block(draft, target, 2)
     assert distance(block_law(draft, target, 2), expected) < MAX_ERROR
 
 
 def test_a_round_of_three_has_the_oracles_law():  # T16
     draft, target = PAIRS["binary"]
-    assert distance(block_law(draft, target, 3), emitted_law_block(draft, target, 3)) < MAX_ERROR
+    assert distance(block_law(draft, target, 3), emitted_probs_block(draft, target, 3)) < MAX_ERROR
 
 
 def test_laws_with_zeros_have_the_oracles_law():
     draft, target = random_row_of(2, 3, num_zeros=1), random_row_of(52, 3, num_zeros=1)
-    assert distance(block_law(draft, target, 2), emitted_law_block(draft, target, 2)) < MAX_ERROR
+    assert distance(block_law(draft, target, 2), emitted_probs_block(draft, target, 2)) < MAX_ERROR
 
 
 @pytest.mark.parametrize("top", [{"top_k": 2}, {"top_p": 0.7}])
@@ -64,7 +64,7 @@ def test_truncated_rows_have_the_truncated_laws(top):
         return row
 
     draft, target = random_row_of(7, 3), random_row_of(57, 3)
-    expected = emitted_law_block(kept(draft), kept(target), 2)
+    expected = emitted_probs_block(kept(draft), kept(target), 2)
     actual = block_law(draft, target, 2, params=SamplingParams(**top))
     assert distance(actual, expected) < MAX_ERROR
 
@@ -73,7 +73,7 @@ def test_a_temperature_applies_to_draft_and_target_alike():
     def squared(row_of):
         return lambda prefix: row_of(prefix) ** 2 / (row_of(prefix) ** 2).sum()
 
-    expected = emitted_law_block(squared(f4a_draft), squared(f4a_target), 2)
+    expected = emitted_probs_block(squared(f4a_draft), squared(f4a_target), 2)
     actual = block_law(f4a_draft, f4a_target, 2, params=SamplingParams(temperature=0.5))
     assert distance(actual, expected) < MAX_ERROR
 
@@ -85,7 +85,7 @@ def test_penalties_see_the_tokens_drafted_before():
         row = HALVES * np.exp(-2.0 * np.isin([0, 1], prefix))
         return row / row.sum()
 
-    expected = emitted_law_block(penalised, penalised, 2)
+    expected = emitted_probs_block(penalised, penalised, 2)
     actual = block_law(
         lambda _: HALVES, lambda _: HALVES, 2, params=SamplingParams(presence_penalty=2.0)
     )
@@ -184,7 +184,7 @@ def test_the_samplers_graphs_refuse_it_by_name():
 def test_more_tokens_are_kept_than_token_by_token():
     draft, target = PAIRS["F2"]
     block = block_law(draft, target, 2)
-    token_wise = emitted_law(draft, target, 2)
+    token_wise = emitted_probs(draft, target, 2)
     kept = [sum(m * (len(run) - 1) for run, m in probs.items()) for probs in (block, token_wise)]
     assert kept[0] == pytest.approx(11 / 9, abs=1e-5)
     assert kept[1] == pytest.approx(10 / 9, abs=1e-5)

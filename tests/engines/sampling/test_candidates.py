@@ -14,7 +14,7 @@ from outrider.engines.sampling.token_probs import TokenProbs
 from outrider.engines.sampling.tree_judge import judge
 from outrider.engines.trees import path_to
 from outrider.runtime.oracle.tree_walks import without_replacement
-from outrider.runtime.oracle.verification import completed, sequence_law
+from outrider.runtime.oracle.verification import completed, sequence_probs
 
 from tests.engines.rows import row_for
 from tests.engines.sampling.chosen_noise import ChosenNoise, law_of
@@ -102,7 +102,9 @@ def assert_is_targets(draft_row, target_row, shape, expected=None, **changes):
     expected = expected or target_row
     length = max(map(len, probs))
     assert length == len(shape) + 1
-    assert distance(completed(probs, expected, length), sequence_law(expected, length)) < MAX_ERROR
+    assert (
+        distance(completed(probs, expected, length), sequence_probs(expected, length)) < MAX_ERROR
+    )
 
 
 class KeptOnly(ChosenNoise):

@@ -12,7 +12,7 @@ from outrider.engines.sampling.draws import draw_token, race_winner
 from outrider.engines.sampling.greedy_rows import GreedyRows
 from outrider.engines.sampling.noise import CounterNoise, Purpose
 from outrider.engines.sampling.token_probs import TokenProbs, residual_probs, shared_weights
-from outrider.runtime.oracle.verification import emitted_law, point_mass
+from outrider.runtime.oracle.verification import emitted_probs, point_mass
 
 from tests.engines.rows import row_for
 from tests.engines.sampling.chosen_noise import ChosenNoise, FixedNoise, law_of
@@ -93,12 +93,13 @@ def f1_target(_):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_sampled_round_has_the_oracles_law(seed):  # T1
     draft, target = random_row_of(seed, 3), random_row_of(seed + 50, 3)
-    assert distance(round_law(draft, target, 1), emitted_law(draft, target, 1)) < MAX_ERROR
+    assert distance(round_law(draft, target, 1), emitted_probs(draft, target, 1)) < MAX_ERROR
 
 
 def test_the_four_token_pair_has_the_oracles_law():  # T1
     assert (
-        distance(round_law(f1_draft, f1_target, 1), emitted_law(f1_draft, f1_target, 1)) < MAX_ERROR
+        distance(round_law(f1_draft, f1_target, 1), emitted_probs(f1_draft, f1_target, 1))
+        < MAX_ERROR
     )
 
 
@@ -117,7 +118,7 @@ def test_a_temperature_applies_to_draft_and_target_alike():
     def squared(row_of):
         return lambda prefix: row_of(prefix) ** 2 / (row_of(prefix) ** 2).sum()
 
-    expected = emitted_law(squared(f1_draft), squared(f1_target), 1)
+    expected = emitted_probs(squared(f1_draft), squared(f1_target), 1)
     assert distance(round_law(f1_draft, f1_target, 1, params=params), expected) < MAX_ERROR
 
 
@@ -127,7 +128,7 @@ def test_a_truncated_round_has_the_truncated_targets_law():  # T24
             (row := np.where(row_of(prefix) >= 0.25, row_of(prefix), 0)) / sum(row)
         )
 
-    expected = emitted_law(kept(f1_draft), kept(f1_target), 1)
+    expected = emitted_probs(kept(f1_draft), kept(f1_target), 1)
     actual = round_law(f1_draft, f1_target, 1, params=SamplingParams(top_k=2))
     assert distance(actual, expected) < MAX_ERROR
 
@@ -135,20 +136,20 @@ def test_a_truncated_round_has_the_truncated_targets_law():  # T24
 @pytest.mark.parametrize("lenience", [1.0, 0.8, 0.5])  # T13
 def test_the_lenient_round_has_the_oracles_law(lenience):
     actual = round_law(f1_draft, f1_target, 1, mode=LENIENT, lenience=lenience)
-    expected = emitted_law(f1_draft, f1_target, 1, lenience=lenience)
+    expected = emitted_probs(f1_draft, f1_target, 1, lenience=lenience)
     assert distance(actual, expected) < MAX_ERROR
 
 
 def test_a_point_mass_draft_is_matched():  # T18
     actual = judged_law((1,), [F1_TARGET, F1_TARGET])
-    expected = emitted_law(lambda _: point_mass(1, 4), f1_target, 1)
+    expected = emitted_probs(lambda _: point_mass(1, 4), f1_target, 1)
     assert distance(actual, expected) < MAX_ERROR
 
 
 @pytest.mark.parametrize("token", range(4))
 def test_a_lenient_point_mass_has_the_oracles_law(token):
     actual = judged_law((token,), [F1_TARGET, F1_TARGET], mode=LENIENT, lenience=0.5)
-    expected = emitted_law(lambda _: point_mass(token, 4), f1_target, 1, lenience=0.5)
+    expected = emitted_probs(lambda _: point_mass(token, 4), f1_target, 1, lenience=0.5)
     assert distance(actual, expected) < MAX_ERROR
 
 

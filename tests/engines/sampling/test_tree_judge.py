@@ -13,7 +13,7 @@ from outrider.engines.sampling.tree_judge import judge
 from outrider.engines.trees import path_to
 from outrider.runtime.core.tree import merge_chains
 from outrider.runtime.oracle.tree_walks import match_walk
-from outrider.runtime.oracle.verification import completed, sequence_law
+from outrider.runtime.oracle.verification import completed, sequence_probs
 
 from tests.engines.rows import row_for
 from tests.engines.sampling.chosen_noise import law_of
@@ -90,7 +90,7 @@ def test_the_law_of_a_round_is_the_targets(chains):
     probs = law_of(emitted)
     assert max(map(len, probs)) > 1
     length = max(map(len, probs))
-    assert distance(completed(probs, target, length), sequence_law(target, length)) < MAX_ERROR
+    assert distance(completed(probs, target, length), sequence_probs(target, length)) < MAX_ERROR
 
 
 LAWS = {

@@ -19,7 +19,7 @@ from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import Progressed, SpeculationParams
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 from outrider.runtime.loop.worker import Worker
-from outrider.runtime.oracle.verification import sequence_law
+from outrider.runtime.oracle.verification import sequence_probs
 
 from tests.engines.sampling.chosen_noise import law_of
 from tests.runtime.markov import LetterDecoder, limits, spec
@@ -120,4 +120,4 @@ def test_answers_have_the_targets_law(name: str, max_nodes: int, drafting: Draft
     found = law_of(run)
     assert num_drafted > 0, "a drafter that never drafts proves nothing"
     assert sum(found.values()) == pytest.approx(1.0, abs=MAX_ERROR)
-    assert distance(found, sequence_law(target_row, NUM_TOKENS)) < MAX_ERROR
+    assert distance(found, sequence_probs(target_row, NUM_TOKENS)) < MAX_ERROR

@@ -9,16 +9,16 @@ import pytest
 from outrider.runtime.oracle.block import (
     block_thresholds,
     count_accepted_block,
-    emitted_law_block,
+    emitted_probs_block,
     next_token_probs_block,
     prefix_weights,
 )
 from outrider.runtime.oracle.verification import (
     coin_cells,
     completed,
-    emitted_law,
+    emitted_probs,
     point_mass,
-    sequence_law,
+    sequence_probs,
 )
 
 from tests.runtime.oracle.laws import (
@@ -75,8 +75,8 @@ def mean_accepted(params):
 
 
 def is_exact(draft, target, gamma):
-    probs = completed(emitted_law_block(draft, target, gamma), target, gamma + 1)
-    return distance(probs, sequence_law(target, gamma + 1)) < MAX_ERROR
+    probs = completed(emitted_probs_block(draft, target, gamma), target, gamma + 1)
+    return distance(probs, sequence_probs(target, gamma + 1)) < MAX_ERROR
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -87,7 +87,7 @@ def test_the_emitted_tokens_have_the_targets_law(pair, gamma):  # T16
 
 @pytest.mark.parametrize(("gamma", "mean"), [(1, 2 / 3), (2, 11 / 9), (3, 5 / 3), (4, 166 / 81)])
 def test_the_worked_pair_keeps_the_known_number_of_tokens(gamma, mean):  # T16
-    probs = emitted_law_block(*PAIRS["F2"], gamma)
+    probs = emitted_probs_block(*PAIRS["F2"], gamma)
     assert mean_accepted(probs) == pytest.approx(mean, abs=MAX_ERROR)
     assert is_exact(*PAIRS["F2"], gamma)
 
@@ -95,7 +95,9 @@ def test_the_worked_pair_keeps_the_known_number_of_tokens(gamma, mean):  # T16
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
 def test_no_fewer_tokens_are_kept_than_token_by_token(pair, gamma):
-    block, token_wise = (params(*PAIRS[pair], gamma) for params in (emitted_law_block, emitted_law))
+    block, token_wise = (
+        params(*PAIRS[pair], gamma) for params in (emitted_probs_block, emitted_probs)
+    )
     for length in range(1, gamma + 1):
         at_least = [
             sum(m for run, m in params.items() if len(run) > length)
@@ -108,8 +110,8 @@ def test_no_fewer_tokens_are_kept_than_token_by_token(pair, gamma):
 
 def test_more_tokens_are_kept_where_a_ratio_above_1_comes_first():
     assert (
-        mean_accepted(emitted_law_block(*PAIRS["F2"], 2))
-        > mean_accepted(emitted_law(*PAIRS["F2"], 2)) + 0.1
+        mean_accepted(emitted_probs_block(*PAIRS["F2"], 2))
+        > mean_accepted(emitted_probs(*PAIRS["F2"], 2)) + 0.1
     )
 
 
@@ -120,8 +122,8 @@ def test_for_point_masses_both_rules_emit_the_same_law(seed):
     def retrieved(prefix):
         return point_mass((seed + len(prefix)) % 3, 3)
 
-    block = emitted_law_block(retrieved, target, 3)
-    assert distance(block, emitted_law(retrieved, target, 3)) < MAX_ERROR
+    block = emitted_probs_block(retrieved, target, 3)
+    assert distance(block, emitted_probs(retrieved, target, 3)) < MAX_ERROR
 
 
 def test_a_draft_may_end_where_its_own_tokens_say():
@@ -132,7 +134,7 @@ def test_a_draft_may_end_where_its_own_tokens_say():
         for first, *rest in product(range(3), repeat=gamma):
             if first in first_verdicts:
                 add_outcomes(probs, (first, *rest), draft, target)
-    assert distance(completed(probs, target, 4), sequence_law(target, 4)) < MAX_ERROR
+    assert distance(completed(probs, target, 4), sequence_probs(target, 4)) < MAX_ERROR
 
 
 def add_outcomes(params, drafted, draft, target):

@@ -14,7 +14,7 @@ from outrider.runtime.oracle.tree_walks import (
     node_wise_walk,
     without_replacement,
 )
-from outrider.runtime.oracle.verification import completed, point_mass, sequence_law
+from outrider.runtime.oracle.verification import completed, point_mass, sequence_probs
 
 from tests.runtime.oracle.laws import F1_DRAFT, F1_TARGET, distance, random_row_of
 
@@ -154,7 +154,7 @@ def first_token_law(probs, vocab_size):
 def test_matching_any_tree_gives_the_target(chains):
     target = random_row_of(3, 3)
     probs = match_law(merge_chains(chains), target)
-    assert distance(completed(probs, target, 4), sequence_law(target, 4)) < EXACT
+    assert distance(completed(probs, target, 4), sequence_probs(target, 4)) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_a_round_over_a_sampled_tree_has_the_targets_law(vocab_size, branching, 
     probs = tree_law(draft, target, branching, draw)
     assert sum(probs.values()) == pytest.approx(1.0, abs=EXACT)
     length = len(branching) + 1
-    assert distance(completed(probs, target, length), sequence_law(target, length)) < EXACT
+    assert distance(completed(probs, target, length), sequence_probs(target, length)) < EXACT
     assert max(map(len, probs)) == length
 
 

@@ -11,12 +11,12 @@ from outrider.runtime.oracle.verification import (
     count_accepted,
     count_accepted_greedy,
     count_matches,
-    emitted_law,
+    emitted_probs,
     gumbel_race,
     next_token_probs,
     point_mass,
     race_agreement,
-    sequence_law,
+    sequence_probs,
 )
 
 from tests.runtime.oracle.laws import (
@@ -52,24 +52,24 @@ def test_the_emitted_law_is_the_targets(vocab_size, gamma, num_zeros):
     for seed in range(2):
         target = random_row_of(seed, vocab_size, num_zeros=num_zeros)
         draft = random_row_of(seed + 100, vocab_size, num_zeros=num_zeros)
-        runs = emitted_law(draft, target, gamma)
+        runs = emitted_probs(draft, target, gamma)
         length = gamma + 1
         assert sum(runs.values()) == pytest.approx(1.0, abs=MAX_ERROR)
         probs = completed(runs, target, length)
-        assert distance(probs, sequence_law(target, length)) < MAX_ERROR
+        assert distance(probs, sequence_probs(target, length)) < MAX_ERROR
 
 
 @pytest.mark.parametrize("num_zeros", [0, 2])
 def test_two_hundred_random_pairs_give_the_target(num_zeros):
     for seed in range(200):
         target = random_row_of(seed, 4, num_zeros=num_zeros)
-        runs = emitted_law(random_row_of(seed + 999, 4, num_zeros=num_zeros), target, 1)
+        runs = emitted_probs(random_row_of(seed + 999, 4, num_zeros=num_zeros), target, 1)
         probs = completed(runs, target, 2)
-        assert distance(probs, sequence_law(target, 2)) < MAX_ERROR
+        assert distance(probs, sequence_probs(target, 2)) < MAX_ERROR
 
 
 def test_the_four_token_pair_gives_the_target():  # T1
-    runs = emitted_law(lambda _: F1_DRAFT, lambda _: F1_TARGET, 1)
+    runs = emitted_probs(lambda _: F1_DRAFT, lambda _: F1_TARGET, 1)
     assert first_token_law(runs, 4) == pytest.approx(F1_TARGET, abs=MAX_ERROR)
 
 
@@ -108,20 +108,20 @@ def test_a_rejection_at_the_first_token_uses_no_later_row():  # T6
 
 
 def test_the_run_law_of_the_markov_pair():  # T6b
-    runs = emitted_law(f4a_draft, f4a_target, 2)
+    runs = emitted_probs(f4a_draft, f4a_target, 2)
     assert distance(runs, F4A_RUNS) < MAX_ERROR
     assert sum(len(run) * mass for run, mass in runs.items()) == pytest.approx(37 / 16)
 
 
 def test_the_law_of_the_number_of_emitted_tokens():  # T7
-    runs = emitted_law(lambda _: F1_DRAFT, lambda _: F1_TARGET, 2)
+    runs = emitted_probs(lambda _: F1_DRAFT, lambda _: F1_TARGET, 2)
     by_length = [sum(m for run, m in runs.items() if len(run) == n) for n in (1, 2, 3)]
     assert by_length == pytest.approx([0.2, 0.16, 0.64], abs=MAX_ERROR)
     assert np.dot(by_length, [1, 2, 3]) == pytest.approx(2.44)
 
 
 def test_equal_rows_are_always_kept_and_need_no_residual():
-    runs = emitted_law(lambda _: F1_TARGET, lambda _: F1_TARGET, 2)
+    runs = emitted_probs(lambda _: F1_TARGET, lambda _: F1_TARGET, 2)
     assert {len(run) for run in runs} == {3}
     rows = np.array([F1_TARGET, F1_TARGET])
     assert next_token_probs(0, rows[:1], rows).tolist() == F1_TARGET.tolist()
@@ -129,7 +129,7 @@ def test_equal_rows_are_always_kept_and_need_no_residual():
 
 def test_disjoint_supports_reject_and_fall_back_to_the_target():
     draft, target = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-    assert emitted_law(lambda _: draft, lambda _: target, 3) == {(1,): 1.0}
+    assert emitted_probs(lambda _: draft, lambda _: target, 3) == {(1,): 1.0}
 
 
 def test_greedy_keeps_the_lowest_id_of_a_tie_only():  # T9
@@ -143,7 +143,7 @@ def test_greedy_keeps_the_lowest_id_of_a_tie_only():  # T9
     [(1.0, F1_TARGET), (0.8, [0.375, 0.25, 0.1, 0.275]), (0.5, F1_DRAFT)],
 )
 def test_lenient_laws_of_the_four_token_pair(lenience, params):  # T13
-    runs = emitted_law(lambda _: F1_DRAFT, lambda _: F1_TARGET, 1, lenience=lenience)
+    runs = emitted_probs(lambda _: F1_DRAFT, lambda _: F1_TARGET, 1, lenience=lenience)
     assert first_token_law(runs, 4) == pytest.approx(params, abs=MAX_ERROR)
 
 
@@ -153,7 +153,7 @@ def test_no_token_of_a_lenient_run_exceeds_its_bound(lenience, is_point_mass):
     for seed in range(50):
         target = random_row_of(seed, 4)(())
         draft = point_mass(seed % 4, 4) if is_point_mass else random_row_of(seed + 50, 4)(())
-        runs = emitted_law(lambda _, q=draft: q, lambda _, p=target: p, 1, lenience=lenience)
+        runs = emitted_probs(lambda _, q=draft: q, lambda _, p=target: p, 1, lenience=lenience)
         probs = first_token_law(runs, 4)
         assert (probs <= target / lenience + MAX_ERROR).all()
         # The least distance from p that this acceptance allows.
@@ -185,7 +185,7 @@ def test_a_token_without_mass_never_wins_the_race():
 
 
 def test_a_point_mass_draft_is_kept_with_the_targets_probability():  # T18
-    runs = emitted_law(lambda _: point_mass(1, 4), lambda _: F1_TARGET, 1)
+    runs = emitted_probs(lambda _: point_mass(1, 4), lambda _: F1_TARGET, 1)
     assert sum(m for run, m in runs.items() if len(run) == 2) == pytest.approx(0.2)
     residual = next_token_probs(0, point_mass(1, 4)[None], np.array([F1_TARGET] * 2))
     assert residual == pytest.approx([0.5, 0.0, 0.125, 0.375])
@@ -207,12 +207,12 @@ def test_match_mode_emits_the_targets_law_for_any_draft(gamma):
             mass = float(np.prod([row[token] for row, token in zip(rows, drawn, strict=True)]))
             runs[run] = runs.get(run, 0.0) + mass
         probs = completed(runs, target, gamma + 1)
-        assert distance(probs, sequence_law(target, gamma + 1)) < MAX_ERROR
+        assert distance(probs, sequence_probs(target, gamma + 1)) < MAX_ERROR
 
 
 def test_match_mode_with_equal_models_agrees_less_than_always():  # T38
     # An argmax draft is kept with max p, which is the alpha of this mode, not 1.
-    runs = emitted_law(lambda _: point_mass(0, 4), lambda _: F1_TARGET, 1)
+    runs = emitted_probs(lambda _: point_mass(0, 4), lambda _: F1_TARGET, 1)
     assert sum(m for run, m in runs.items() if len(run) == 2) == pytest.approx(F1_TARGET.max())
 
 
@@ -273,7 +273,7 @@ def test_reusing_the_coin_for_the_residual_would_be_seen():
             token = int(np.searchsorted(np.cumsum(residual), coin, side="right"))
             reused[token] += F1_DRAFT[1] / len(cells)
     assert reused[0] == pytest.approx(0.3)
-    runs = emitted_law(lambda _: F1_DRAFT, lambda _: F1_TARGET, 1)
+    runs = emitted_probs(lambda _: F1_DRAFT, lambda _: F1_TARGET, 1)
     assert first_token_law(runs, 4)[0] == pytest.approx(0.4)
 
 

@@ -8,15 +8,15 @@ from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.sampling import block_judge
 from outrider.engines.sampling.cpu_sampler import CpuSampler
-from outrider.runtime.oracle.block import emitted_law_block
-from outrider.runtime.oracle.verification import emitted_law
+from outrider.runtime.oracle.block import emitted_probs_block
+from outrider.runtime.oracle.verification import emitted_probs
 from outrider.runtime.verify.rounds import RUN_GAMMA, Bench
 
 from tests.mutants import put_in
 
 NUM_ROWS = 4
 LEVEL = 1e-6
-RULES = {False: emitted_law, True: emitted_law_block}
+RULES = {False: emitted_probs, True: emitted_probs_block}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_both_rules_have_the_targets_law_and_the_sampler_theirs(bench, verifies_
 
 def test_a_rule_that_leaves_the_targets_law_fails(bench):
     rule, _ = bench.check_runs(
-        "runs", partial(emitted_law, lenience=0.8), RUN_GAMMA, verifies_block=False
+        "runs", partial(emitted_probs, lenience=0.8), RUN_GAMMA, verifies_block=False
     )
     assert (rule.num_draws, rule.p_value) == (0, 0.0)
 

@@ -19,7 +19,7 @@ from outrider.runtime.core.tree import DraftTree
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.registry import build_drafters
 from outrider.runtime.loop.worker import Worker
-from outrider.runtime.oracle.verification import sequence_law
+from outrider.runtime.oracle.verification import sequence_probs
 
 from tests.engines.sampling.test_candidates import walked
 from tests.runtime.drafters.rows import row as row_of
@@ -207,7 +207,7 @@ def test_answers_have_the_targets_law(repeats: bool) -> None:
     found = walked(
         lambda noise: answer(noise, params, DraftingConfig(draws_with_replacement=repeats))
     )
-    expected = sequence_law(lambda prefix: TABLE[prefix[-1] if prefix else 1], NUM_TOKENS)
+    expected = sequence_probs(lambda prefix: TABLE[prefix[-1] if prefix else 1], NUM_TOKENS)
     assert distance(found, expected) < 1e-6
 
 
