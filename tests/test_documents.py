@@ -139,3 +139,7 @@ def test_commands_exist_and_know_the_options(document: str):
         known = {opt for parameter in command.commands[name].params for opt in parameter.opts}
         wanted = set(re.findall(r"(?<!\S)--[\w-]+", arguments))
         assert wanted <= known or name == "datastore", f"{name}: {wanted - known}"
+
+
+def test_the_readme_is_short():
+    assert len(read("README.md").splitlines()) <= 130
