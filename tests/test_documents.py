@@ -131,6 +131,26 @@ def test_modules_exist_and_know_the_options(document: str):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
+def test_names_of_our_modules_are_the_installed_ones(document: str):
+    text = read(document)
+    assert not re.findall(r"`((?:engines|runtime|export)\.[a-z][\w.]*)`", text)
+    for name in re.findall(r"\boutrider((?:\.[a-z_]\w*)+)", text):
+        if name == ".drafters":  # the entry-point group
+            continue
+        top, *parts = name.removeprefix(".").split(".")
+        found = ROOT / top if (ROOT / top).is_dir() else ROOT / "proto" / "outrider" / top
+        for part in parts:
+            found /= part
+        assert found.is_dir() or found.with_suffix(".py").exists(), name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_in_documents_parses(document: str):
+    for source in re.findall(r"```python\n(.*?)```", read(document), re.S):
+        ast.parse(source)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_commands_exist_and_know_the_options(document: str):
     command = typer.main.get_command(app)
     text = read(document).replace("\\\n", " ")
