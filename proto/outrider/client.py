@@ -133,7 +133,7 @@ class Client:
             call.cancel()
 
     async def abort(self, *request_ids: str, timeout_s: float | None = None) -> list[str]:
-        """End live requests by id and say which of them there were."""
+        """End live requests by id and return the ids that were live."""
         with _decoded_errors():
             request = wire.AbortRequest(request_ids=request_ids)
             call = self._stub.Abort(request, timeout=timeout_s, metadata=self._metadata)
@@ -142,13 +142,13 @@ class Client:
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, timeout_s: float | None = None
     ) -> list[int]:
-        """Token ids of a text, as ``generate`` would see it."""
+        """Return the token ids of a text, as ``generate`` would see it."""
         with _decoded_errors():
             request = wire.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
             return list((await self._stub.Tokenize(request, timeout=timeout_s)).ids)
 
     async def info(self, *, timeout_s: float | None = None) -> wire.GetServerInfoResponse:
-        """What is served, within which limits, under which load."""
+        """Return what is served, within which limits, and the present load."""
         with _decoded_errors():
             request = wire.GetServerInfoRequest()
             return await self._stub.GetServerInfo(request, timeout=timeout_s)
@@ -173,7 +173,7 @@ class Client:
 def build_request(
     prompt: str | Sequence[int] | wire.GenerateRequest, **options: Any
 ) -> wire.GenerateRequest:
-    """A request from a prompt and options named as in ``Client.generate``.
+    """Return a request made from a prompt and options named as in ``Client.generate``.
 
     Raises:
         TypeError: no field has the name of an option.
@@ -192,8 +192,8 @@ def build_request(
         raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
     sampling = {name: value for name, value in options.items() if name in in_sampling}
     request.sampling.MergeFrom(wire.Sampling(**sampling))
-    rest = {name: value for name, value in options.items() if name not in in_sampling}
-    request.MergeFrom(wire.GenerateRequest(**rest))
+    others = {name: value for name, value in options.items() if name not in in_sampling}
+    request.MergeFrom(wire.GenerateRequest(**others))
     return request
 
 

@@ -1,4 +1,4 @@
-"""The server's error answers as exceptions, told apart by whose turn it is to act."""
+"""The server's error answers as exceptions, one class per reaction of the caller."""
 
 # Named after what happened, as the reasons are.
 # ruff: noqa: N818
@@ -91,7 +91,7 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[CallError]] = {
 
 
 def decode_error(error: grpc.aio.AioRpcError) -> CallError:
-    """The exception that says what the server's rich status said."""
+    """Return the exception that carries what the server's rich status says."""
     kind = _CLASS_OF_CODE.get(error.code(), CallError)
     reason, metadata = "", dict[str, str]()
     violations: tuple[FieldViolation, ...] = ()

@@ -1,5 +1,5 @@
 """``python -m outrider.runtime.cli`` is the command ``outrider``."""
 
-from outrider.runtime.cli.main import main
+from outrider.runtime.cli.entry import main
 
 main()

@@ -14,6 +14,7 @@ import typer
 from outrider.runtime.cli import client as cli_client
 from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import offline as cli_offline
+from outrider.runtime.cli.entry import version
 from outrider.runtime.cli.refusals import refusals
 from outrider.runtime.core.drafting import AUTO_DRAFTERS, DraftingConfig, HistoryScope
 from outrider.runtime.core.drafting_settings import parse_settings
@@ -34,6 +35,23 @@ app.command()(cli_offline.analyze)
 app.command()(cli_offline.tune)
 
 EXIT_FAILED = 1
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"outrider {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None: ...
 
 
 @app.command()
@@ -293,12 +311,3 @@ def _drafting(
         history_scope=HistoryScope(history_scope),
         **parse_settings(settings),  # type: ignore[arg-type]
     )
-
-
-def main() -> None:
-    """Entry point of the ``outrider`` command."""
-    app()
-
-
-if __name__ == "__main__":
-    main()

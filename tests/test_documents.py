@@ -1,0 +1,165 @@
+"""What the documents say of the code: folders, the step, paths, modules, commands and their options."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+from outrider.runtime.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+DOCUMENTS = ["README.md", "ARCHITECTURE.md", "demo/README.md", *PAGES]
+CODE = ("proto/outrider", "engines", "runtime", "export", "scripts", "tests")
+NO_FILES = {"docs/gpu-check.md", "scripts/peers/PEER/run.py"}  # a report to be written; any peer's
+
+
+def read(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def drawing(heading: str) -> list[str]:
+    """Return the lines of the first code block below a heading of ARCHITECTURE.md."""
+    _, _, text = read("ARCHITECTURE.md").partition(f"\n## {heading}\n")
+    return text.split("```")[1].strip("\n").splitlines()
+
+
+def indent(line: str) -> int:
+    return (len(line) - len(line.lstrip())) // 2
+
+
+def drawn_folders(lines: list[str]) -> list[str]:
+    """Return the folders of a drawing, each under the less indented one before it."""
+    above: list[str] = []
+    found = []
+    for line in lines:
+        above[indent(line) :] = [line.split()[0].rstrip("/")]
+        found.append("/".join(above))
+    return found
+
+
+def test_every_folder_of_code_is_drawn_and_nothing_else():
+    packages = {
+        str(path.parent.relative_to(ROOT))
+        for top in CODE
+        for path in (ROOT / top).rglob("__init__.py")
+    }
+    drawn = drawn_folders(drawing("Folders"))
+    assert len(drawn) == len(set(drawn))
+    assert set(drawn) == packages | {"tests"}
+
+
+@cache
+def functions(file: str) -> dict[str, ast.FunctionDef]:
+    """Return the functions and methods of a file by name, the first of each name."""
+    tree = ast.parse(read(file))
+    found: dict[str, ast.FunctionDef] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            found.setdefault(node.name, node)
+    return found
+
+
+def called_names(node: ast.AST) -> Iterator[str]:
+    """Names of the functions that a body calls, in the order in which they are evaluated."""
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For):
+        parts = [node.iter, *node.body] if isinstance(node, ast.For) else [node.value]
+        for part in parts:
+            yield from called_names(part) if part is not None else ()
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from called_names(child)
+    if isinstance(node, ast.Call):
+        yield node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+
+
+def is_in_order(names: list[str], calls: Iterator[str]) -> bool:
+    return all(name in calls for name in names)
+
+
+def test_the_drawn_step_is_the_code_s():
+    above: list[tuple[str, str]] = []
+    children: dict[tuple[str, str], list[str]] = {}
+    for line in drawing("One step"):
+        name, file = line.split()[:2]
+        assert name in functions(file), f"{file} has no {name}"
+        above[indent(line) :] = [(name, file)]
+        if len(above) > 1:
+            children.setdefault(above[-2], []).append(name)
+    assert above[0] == ("run_step", "runtime/loop/step.py")
+    for (name, file), drawn in children.items():
+        body = functions(file)[name]
+        assert is_in_order(drawn, called_names(body)), f"{name} does not call {drawn} in this order"
+
+
+def test_a_step_in_another_order_is_noticed():
+    body = ast.parse("result = judge(run(draft(plan())))\nfor row in rows(): commit(row)")
+    assert is_in_order(["plan", "draft", "run", "judge", "rows", "commit"], called_names(body))
+    assert not is_in_order(["draft", "plan"], called_names(body))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_paths_exist(document: str):
+    text = read(document)
+    paths = set(
+        re.findall(
+            r"(?<![\w/.-])(?:engines|runtime|export|scripts|tests|proto|docs|demo)/[\w./-]*\w", text
+        )
+    )
+    links = {
+        (ROOT / document).parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    }
+    missing = [path for path in sorted(paths - NO_FILES) if not (ROOT / path).exists()]
+    missing += [str(link) for link in links if not link.exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_modules_exist_and_know_the_options(document: str):
+    text = read(document).replace("\\\n", " ")
+    for module, arguments in re.findall(r"python -m (scripts\.[\w.]+)([^`\n#]*)", text):
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        assert file.exists(), module
+        source = file.read_text(encoding="utf-8")
+        for option in re.findall(r"--(?:no-)?([\w-]+)", arguments):
+            assert option in source or option.replace("-", "_") in source, f"{module} --{option}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_names_of_our_modules_are_the_installed_ones(document: str):
+    text = read(document)
+    assert not re.findall(r"`((?:engines|runtime|export)\.[a-z][\w.]*)`", text)
+    for name in re.findall(r"\boutrider((?:\.[a-z_]\w*)+)", text):
+        if name == ".drafters":  # the entry-point group
+            continue
+        top, *parts = name.removeprefix(".").split(".")
+        found = ROOT / top if (ROOT / top).is_dir() else ROOT / "proto" / "outrider" / top
+        for part in parts:
+            found /= part
+        assert found.is_dir() or found.with_suffix(".py").exists(), name
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_in_documents_parses(document: str):
+    for source in re.findall(r"```python\n(.*?)```", read(document), re.S):
+        ast.parse(source)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_exist_and_know_the_options(document: str):
+    command = typer.main.get_command(app)
+    text = read(document).replace("\\\n", " ")
+    for name, arguments in re.findall(r"(?:^|`)outrider ([a-z][\w-]*)([^`\n#]*)", text, re.M):
+        assert name in command.commands, name
+        known = {opt for parameter in command.commands[name].params for opt in parameter.opts}
+        wanted = set(re.findall(r"(?<!\S)--[\w-]+", arguments))
+        assert wanted <= known or name == "datastore", f"{name}: {wanted - known}"
+
+
+def test_the_readme_is_short():
+    assert len(read("README.md").splitlines()) <= 130
