@@ -18,16 +18,11 @@ import numpy as np
 from outrider.engines.base import Engine, Span
 from outrider.engines.kv_cache import FIRST_CAPACITY, MIN_SPAN, capacities
 from outrider.engines.sampling.base import Sampler
+from outrider.runtime.calibration.fitting import monotone, proportional
 from outrider.runtime.calibration.host_costs import measure_host
 from outrider.runtime.calibration.tree_costs import time_trees
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.gamma.costs import (
-    MOST_DISAGREEMENT,
-    CostTable,
-    ModelCosts,
-    monotone,
-    proportional,
-)
+from outrider.runtime.gamma.costs import MOST_DISAGREEMENT, CostTable, ModelCosts
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SPANS = (1, 2, 3, 5, 9, 17)

@@ -11,10 +11,11 @@ import numpy as np
 from outrider.engines.base import EngineLimits, FloatArray, Span
 from outrider.engines.kv_cache import MIN_SPAN
 from outrider.engines.sampling.base import ExactnessMode, Sampler, SamplingParams
+from outrider.runtime.calibration.fitting import fit_host
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import Event, RequestSpec, SpeculationParams
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.gamma.costs import HostCosts, RowKind, fit_host
+from outrider.runtime.gamma.costs import HostCosts, RowKind
 from outrider.runtime.loop.worker import Worker
 
 HOST_ROWS = (1, 16)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from outrider.engines.base import Engine, EngineLimits, Span
 from outrider.engines.kv_cache import MIN_SPAN
-from outrider.runtime.gamma.costs import ModelCosts, monotone, proportional
+from outrider.runtime.calibration.fitting import monotone, proportional
+from outrider.runtime.gamma.costs import ModelCosts
 
 TREE_SPANS = (3, 9, 17, 33)
 # More rows cost in proportion.

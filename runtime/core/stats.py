@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from outrider.engines.sampling.base import ExactnessMode
@@ -108,3 +109,27 @@ def _by_position(rounds: Sequence[int]) -> list[int]:
 
 def _ratio(numerator: int, denominator: int) -> float | None:
     return numerator / denominator if denominator else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlReport:
+    """What the controller's choices brought in recent traffic.
+
+    Attributes:
+        speed_up: tokens per second over those of plain decoding; None before the first step.
+        regret: share of the best fixed gamma's tokens per second that was missed, at least 0; None
+            before the first step.
+        best_fixed_gamma: that gamma.
+        num_steps_on: decoding steps with drafts, since the start.
+        num_steps_off: decoding steps without, probes included, since the start.
+        num_probes: steps without drafts that measured what drafts gain, since the start.
+        cost_share: of the decoding time, spent on choosing.
+    """
+
+    speed_up: float | None
+    regret: float | None
+    best_fixed_gamma: int
+    num_steps_on: int
+    num_steps_off: int
+    num_probes: int
+    cost_share: float = 0.0

@@ -1,248 +1,377 @@
-"""Chooses gammas step after step, and finds out whether it chose well.
+"""Chooses the draft tokens of every row before each step, and learns from what became of them.
 
-Of all longest drafts the one of the highest rate wins; the one in use keeps its place until another
-promises a margin more, so that equal choices never alternate. Two kinds of steps measure what the
-choice cannot know: while drafts are made, a *probe* of some without tells what they gain; while none
-are made, an *exploration* of a few drafts tells whether they would be kept by now. Another longest
-draft is explored, too, where it may well be better for all that is known of its time. Measured step
-times correct the cost table as they come in (``core.step_times``). Drafts that are made have the benefit
-of the doubt while few were judged: to find out later costs another catching up.
+The one mutable owner of ``runtime.gamma``; the worker's thread calls it, with a clock that is an argument. A decision
+is taken when rows change, and otherwise as often as keeps deciding below a share of the time served. Between decisions
+most steps do what was decided. Some measure what the choice cannot know: a *probe* is a few plain steps while drafts
+are made, a *try* a few drafts of one row while none are made.
 
-What drafts lose against plain decoding is bounded by construction: they are made out of credit only
-(``core.account``), and the time that deciding takes is paid from it, too. A decision that nothing pays
-is kept by situation: rows that come and go change nothing where the answer stays the same.
+A choice that fails harms no request: gammas are fixed for a while.
 """
 
 from __future__ import annotations
 
-import math
+import logging
+import time
 from collections.abc import Callable, Hashable, Sequence
+from enum import Enum, auto
+from functools import cache
 
-from outrider.runtime.gamma.acceptance import Rates
-from outrider.runtime.gamma.chooser import Chooser
-from outrider.runtime.gamma.decision import Decision, Settled, StepKind, Taken
-from outrider.runtime.gamma.forecast import Batch, Forecaster, Settings
-from outrider.runtime.gamma.guard import MOST_LOST
-from outrider.runtime.gamma.observer import Observer
-from outrider.runtime.gamma.probes import Probes
-from outrider.runtime.gamma.report import ControlReport
+import numpy as np
+from outrider.engines.sampling.base import ExactnessMode, Verdict
+from outrider.engines.trees import tree_layout
+from outrider.runtime.core.request import Request
+from outrider.runtime.core.stats import ControlReport
+from outrider.runtime.drafters.base import Draft
+from outrider.runtime.gamma import guard
+from outrider.runtime.gamma.acceptance import Acceptance, Round
+from outrider.runtime.gamma.choose import Options, Rows, options_of
+from outrider.runtime.gamma.costs import CostTable, RowKind
+from outrider.runtime.gamma.prices import StepPrices
+from outrider.runtime.gamma.report import Ledger, Served
 
-__all__ = ["Controller", "StepKind"]
+logger = logging.getLogger(__name__)
+
+MARGIN = 0.02  # share that another length must promise more: less is within the error of ratios (1 to 2 % at 125M)
+LEAD = 0.06
+"""Share that drafts must promise where several rows decode and nobody waits for their slots: rows that run ahead leave
+early, and the others go on in a smaller batch, at a higher price per token. With .03 one cell of 72 of the demo pair
+fell below .93 of plain decoding (float32, batch 8, prose), with .06 none."""
+DECIDE_EVERY = 2  # steps between two decisions over the same rows at least
+COST_SHARE = 0.005  # of the time served, that decisions may take
+MOST_ROUNDS = 512  # that wait for the next decision: a group forgets older ones anyway
+HORIZON = 128  # tokens of an answer over which feeding the draft model what it missed must pay
+RETRY_S = 60.0  # seconds that gammas stay fixed after choosing them failed
+
+
+class StepKind(Enum):
+    """What a step is for."""
+
+    DECIDED = auto()
+    PROBE = auto()
+    TRY = auto()
 
 
 class Controller:
-    """The mutable state of the choice; its owner is the worker's thread.
+    """Gammas for the adaptive requests of a worker.
 
     Args:
-        forecaster: expectations under the cost table.
-        max_gamma: G.
-        settings: how it behaves.
-        spread: disagreement of the cost table's measurements, as a share.
+        table: measured costs of the worker's engines.
+        max_gamma: draft tokens of one row at most.
+        max_shared_missing: tokens a row may miss and still be fed with the others.
+        uses_model: whether a drafter, by name, calls the draft model.
+        packs_rows: whether the engines' calls cost by the total of their tokens.
+        are_waiting: whether requests wait for the slots of those that end.
+        clock: seconds; deadlines are on it, and steps are timed by it.
     """
 
     def __init__(
-        self, forecaster: Forecaster, *, max_gamma: int, settings: Settings, spread: float = 0.0
-    ) -> None:
-        share = settings.lost_share
-        self._observer = Observer(max_gamma=max_gamma, spread=spread, lost_share=share)
-        self._settled = Settled()
-        self._decision: Decision | None = None
-        self._chooser = Chooser(forecaster, self._observer, settings)
-        self._probes = Probes(self._observer.knows_plain)
-        self._trial_credit, self._explore_left, self._has_explored = 0.0, 0, False
-
-    @property
-    def scales(self) -> Rates:
-        """[G + 1] measured over tabled time of a step of the rows last decided on."""
-        self._observer.learn(self._decision)
-        return self._observer.scales(self._num_rows)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a decision on the present rows is due: to try drafts, after they were tried, or out of credit."""
-        decision = self._decision
-        if decision is None or self._explore_left:
-            return False
-        if decision.longest:
-            return not decision.account.is_open
-        return self._has_explored or self._is_trial_due
-
-    @property
-    def _is_trial_due(self) -> bool:
-        """Whether there is credit to try drafts while none are in use."""
-        decision = self._decision
-        if decision is None or decision.longest or self._explore_left:
-            return False
-        return decision.trial is not None and decision.account.can_try(decision.trial.cost_s)
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether nothing is drafted for rows last decided on, nor about to be tried."""
-        decision = self._decision
-        if decision is None or decision.longest or decision.floor:
-            return False
-        return not (self._explore_left or self.is_due)
-
-    @property
-    def rest_s(self) -> float:
-        """Seconds of steps without drafts, at rest, until drafts are due to be tried; may be infinite."""
-        decision = self._decision
-        if decision is None or decision.trial is None:
-            return math.inf
-        return self._observer.accounts.wait_s(decision.account, decision.trial.cost_s)
-
-    @property
-    def is_drafting(self) -> bool:
-        """Whether drafts are in use for rows last decided on that have no gamma of their own."""
-        return self._decision is not None and self._decision.longest > 0
-
-    @property
-    def _num_rows(self) -> int:
-        return 1 if self._decision is None else len(self._decision.gammas)
-
-    def recall(self, situation: Hashable) -> bool:
-        """Whether nothing pays in such a situation, as far as is known; then this is decided."""
-        if self._explore_left or self._has_explored:
-            return False
-        decision = self._settled.find(situation)
-        if decision is None:
-            return False
-        if self._decision is not None and decision is not self._decision:
-            self._observer.end(self._decision)
-        decision.num_uses += 1
-        self._decision = decision
-        self._chooser.longest = 0
-        return True
-
-    def forget_settled(self) -> None:
-        """Something was learnt of drafts: what never paid may pay."""
-        self._settled.clear()
-
-    def charge(self, seconds: float) -> None:
-        """Have the rows last decided on pay for the time that deciding took."""
-        decision = self._decision
-        if decision is not None:
-            # Beyond that much the machine was elsewhere.
-            seconds = min(seconds, MOST_LOST * decision.plain_s)
-            decision.account.settle(0.0, seconds, decision.most_s)
-
-    def decide(
         self,
-        batch: Batch,
+        table: CostTable,
         *,
-        situation: Callable[[], Hashable] | None = None,
-        may_try: bool = True,
+        max_gamma: int,
+        max_shared_missing: int,
+        uses_model: Callable[[str], bool],
+        packs_rows: bool = False,
+        are_waiting: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Choose for these rows until the next decision.
+        self._prices = StepPrices(table, max_gamma=max_gamma, packs_rows=packs_rows)
+        self._acceptance = Acceptance(max_gamma)
+        self._ratios = guard.Ratios(max_gamma)
+        self._budgets = guard.Budgets()
+        self._ledger = Ledger(max_gamma)
+        self._max_gamma, self._most_missing = max_gamma, max_shared_missing
+        self._uses_model, self._are_waiting, self._clock = cache(uses_model), are_waiting, clock
+        # The rows last seen, and what was decided for them.
+        self._rows: tuple[Request, ...] = ()
+        self._gammas: dict[str, int] = {}
+        self._longest = 0
+        self._is_due, self._load = True, (0, set[Hashable]())
+        self._since, self._owed_s, self._decide_by_s = 0, 0.0, np.inf
+        self._rounds: list[Round] = []
+        # The step under way, and how many more of its kind follow.
+        self._kind, self._left = StepKind.DECIDED, 0
+        self._asked: tuple[int | None, ...] = ()
+        self._catch_up_s = self._began_s = 0.0
+        self._is_choosing = False
+        self._until_probe, self._num_plain = guard.FIRST_PROBE, 0
+        self._tried_row, self._num_tries = 0, dict[Hashable, int]()
+        self._try_at_s = 0.0
+        self._retry_at_s: float | None = None
+        self._elapsed = 0.0
+
+    def choose(
+        self, live: Sequence[Request], caps: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
+        """Return the gammas of the next step.
 
         Args:
-            batch: the rows.
-            may_try: whether to begin trying drafts that are not expected to gain.
-            situation: tells what rows that come and go may leave as it is; None to keep nothing.
+            live: request i holds slot i.
+            caps: per slot, the most draft tokens it may take; None for rows that do not decode.
         """
-        self._settle()
-        former, due = self._decision, None
-        if former is not None and not (former.longest or self._has_explored) and self._is_trial_due:
-            due = former.account
-        self._has_explored = False
-        decision = self._decision = self._chooser.choose(batch)
-        if decision.trial is None:
-            self._explore_left = 0
-        elif may_try and self.is_due:
-            self._explore_left = decision.trial.num_steps
-        if decision.longest or self._explore_left:
-            return
-        if due is decision.account:
-            decision.account.put_off()
-        if situation is not None and decision.floor == 0:
-            self._keep(situation(), decision)
-
-    def _keep(self, situation: Hashable, decision: Decision) -> None:
-        """Remember that nothing pays, unless it is only catching up that does not."""
-        # Out of credit nothing is drafted, whoever has caught up: to find that out each time costs credit.
-        if decision.account.is_open and self._chooser.is_lag_alone(decision.batch):
-            return
-        self._settled.keep(situation, decision)
-
-    def next_step(self) -> tuple[list[int], StepKind]:
-        """[n] gammas of the next step, for the rows last decided on, and what the step is for."""
-        decision = self._decision
-        assert decision is not None, "decide comes first"
-        if decision.longest > 0:
-            return self._step_with_drafts(decision)
-        if self._explore_left > 0 and decision.trial is not None:
-            self._explore_left -= 1
-            self._has_explored = self._explore_left == 0
-            return decision.trial.gammas, StepKind.EXPLORE
-        return decision.gammas, StepKind.NO_GAIN
-
-    def _step_with_drafts(self, decision: Decision) -> tuple[list[int], StepKind]:
-        """Mostly what is best; a probe every so often, and a trial of another length where it may be."""
-        self._explore_left = 0
-        if self._probes.is_next(decision):
-            return decision.bare, StepKind.PROBE
-        self._trial_credit += decision.saved_s
-        if decision.trial is not None and self._trial_credit >= decision.trial.cost_s:
-            self._trial_credit = 0.0
-            return decision.trial.gammas, StepKind.EXPLORE
-        return decision.gammas, StepKind.GAIN
-
-    @property
-    def num_alike(self) -> int:
-        """Steps to come that drafts of the best choice are made in, whether they are asked about or not."""
-        decision = self._decision
-        if decision is None or decision.longest == 0:
-            return 0
-        num_steps = self._probes.num_before(decision)
-        if decision.trial is not None and decision.saved_s > 0.0:
-            missing_s = decision.trial.cost_s - self._trial_credit
-            num_steps = min(num_steps, math.ceil(missing_s / decision.saved_s) - 1)
-        return max(0, num_steps)
-
-    def skip(self, num_steps: int) -> None:
-        """So many of them were taken without ``next_step``."""
-        assert self._decision is not None, "decide comes first"
-        self._probes.skip(num_steps)
-        self._trial_credit += num_steps * self._decision.saved_s
+        self._began_s = self._clock()
+        self._is_choosing = False
+        if self._retry_at_s is None or self._began_s >= self._retry_at_s:
+            self._retry_at_s = None
+            try:
+                return self._choose(live, caps)
+            except Exception as error:  # whatever is wrong with the choice, rows do without
+                self._give_up(error)
+        fixed = [row.speculation.fixed_gamma for row in live]
+        return tuple(
+            cap if cap is None or gamma is None else min(cap, gamma)
+            for cap, gamma in zip(caps, fixed, strict=True)
+        )
 
     def observe(
         self,
-        seconds: float,
-        longest: int,
-        num_emitted: int,
-        kind: StepKind,
-        *,
-        num_rows: int | None = None,
-        catches_up: bool = False,
-        drafted: tuple[tuple[int, int, int], ...] = (),
+        live: Sequence[Request],
+        drafts: Sequence[Draft | None],
+        judged: Sequence[tuple[int, Verdict]],
     ) -> None:
-        """Learn from one step; see ``Taken``, and ``num_rows`` None for the rows last decided on."""
-        num_rows = num_rows or self._num_rows
-        taken = Taken(seconds, longest, num_emitted, num_rows, kind, catches_up, drafted)
-        self.observe_all((taken,))
-
-    def observe_all(self, steps: Sequence[Taken]) -> None:
-        """Learn from steps in a row over the rows last decided on."""
-        assert self._decision is not None, "decide comes first"
-        self._observer.steps(self._decision, steps)
-
-    def observe_rest(self, seconds: Sequence[float], *, num_rows: int) -> None:
-        """Learn from steps in a row that were all like the last: without drafts, and known to the engines.
+        """Learn from the step last chosen for, which ends now.
 
         Args:
-            seconds: each took.
-            num_rows: that decoded in each.
+            live: as in ``choose``.
+            drafts: per slot, what was verified; a tree counts as deep as it is.
+            judged: slot and verdict of each row.
         """
-        decision = self._decision
-        assert decision is not None and decision.longest == decision.floor == 0
-        self._observer.rest(decision, seconds, num_rows)
+        seconds = self._clock() - self._began_s
+        if judged:
+            self._elapsed += seconds / self._plain_s(len(judged))
+        if judged and self._is_choosing:
+            try:
+                self._observe(live, drafts, judged, seconds)
+            except Exception as error:  # what was not learnt harms nobody
+                self._give_up(error)
+
+    def elapsed(self) -> float:
+        """Return the time of steps so far, in plain steps of as many rows; callable from any thread."""
+        return self._elapsed
 
     def report(self) -> ControlReport:
-        """What the choices brought so far."""
-        return self._observer.report(self._decision)
+        """Return what the choices brought; callable from any thread."""
+        return self._ledger.report()
 
-    def _settle(self) -> None:
-        """Account for the decision that ends, and learn from its steps."""
-        if self._decision is not None:
-            self._observer.end(self._decision)
-        self._observer.learn(self._decision)
+    def _choose(
+        self, live: Sequence[Request], caps: tuple[int | None, ...]
+    ) -> tuple[int | None, ...]:
+        self._align(live)
+        if not any(row.speculation.is_adaptive for row in self._rows):
+            return caps
+        self._is_choosing = True
+        is_paid = self._since >= DECIDE_EVERY and self._owed_s <= 0.0
+        # While prompts are read, more rows are about to decode, and to be decided on.
+        is_due = self._is_due and (None not in caps or not self._gammas)
+        if is_due or is_paid or self._began_s > self._decide_by_s:
+            self._decide(caps)
+        self._since += 1
+        self._begin_measuring(caps)
+        chosen, self._catch_up_s = list(caps), 0.0
+        for slot, (row, cap) in enumerate(zip(self._rows, caps, strict=True)):
+            if not cap:
+                continue
+            if row.speculation.is_adaptive:
+                gamma = chosen[slot] = min(cap, self._gamma_of(slot))
+                row.stats.num_off += gamma == 0 and self._kind is not StepKind.PROBE
+            if chosen[slot]:
+                self._catch_up_s += self._missed_s(row)
+        self._asked = tuple(chosen)
+        self._began_s = self._clock()
+        return self._asked
+
+    def _gamma_of(self, slot: int) -> int:
+        if self._kind is StepKind.PROBE:
+            return 0
+        if self._kind is StepKind.TRY:
+            return int(slot == self._tried_row)
+        # Who came since the decision takes what is usual until the next.
+        return self._gammas.get(self._rows[slot].spec.internal_id, self._longest)
+
+    def _align(self, live: Sequence[Request]) -> None:
+        """Take note of the live rows; those like the ones decided on do what is usual until the next decision."""
+        if self._rows == tuple(live):
+            return
+        self._rows = tuple(live)
+        load = guard.load_of(len(live)), {_group(row) for row in live}
+        # Fewer rows than were decided on are no reason for haste.
+        self._is_due |= load[0] > self._load[0] or load[1] != self._load[1]
+        self._load, self._since = load, DECIDE_EVERY
+        if self._kind is StepKind.TRY:
+            self._left = 0
+
+    def _decide(self, caps: Sequence[int | None]) -> None:
+        """Choose gammas for the live rows; those whose prompt is being read as if they decoded."""
+        began_s = self._clock()
+        rows, num_rows = self._rows, len(self._rows)
+        self._acceptance.record(self._rounds)
+        self._rounds.clear()
+        self._acceptance.keep_only({row.spec.internal_id for row in rows})
+        most, catch_up = [], []
+        for row, cap in zip(rows, caps, strict=True):
+            left = row.num_remaining
+            most.append(max(0, min(row.gamma, left - 1)) if cap is None else cap)
+            pays = row.speculation.is_adaptive
+            catch_up.append(self._missed_s(row) / min(max(left, 1), HORIZON) if pays else 0.0)
+        options = options_of(
+            Rows(
+                np.array(most, dtype=np.int64),
+                np.array([not row.speculation.is_adaptive for row in rows]),
+                np.array([self._calls_model(row) for row in rows]),
+                sum([self._prices.row_s[_kind(row)] for row in rows]),
+                np.array([self._prices.token_s[_kind(row)] for row in rows]),
+                np.array(catch_up),
+            ),
+            self._acceptance.expect([(row.spec.internal_id, _group(row)) for row in rows]),
+            self._prices,
+            self._prices.of_rows(num_rows, max([row.num_known for row in rows])),
+            self._ratios.of(num_rows),
+        )
+        self._ledger.consider(np.array([options.tokens, options.seconds]))
+        is_open = self._budgets.of(num_rows, self._plain_s(num_rows)).is_open
+        self._longest = self._best(options, began_s) if is_open else 0
+        gammas = options.gammas[self._longest].tolist()
+        self._gammas = dict(zip([row.spec.internal_id for row in rows], gammas, strict=True))
+        self._since, self._is_due, self._try_at_s = 0, False, 0.0
+        took_s = self._clock() - began_s
+        self._owed_s += took_s
+        self._ledger.decided_s += took_s
+
+    def _best(self, options: Options, now_s: float) -> int:
+        """Return the longest draft of the best rate; the one in use keeps its place within a margin."""
+        rates = options.rates
+        deadlines = [row.spec.deadline_s for row in self._rows]
+        left_s = min([one - now_s for one in deadlines if one is not None], default=np.inf)
+        rates[1:][options.seconds[1:] > left_s] = 0.0
+        # While the longest of these steps still fits, no deadline is near.
+        self._decide_by_s = now_s + left_s - 2.0 * float(options.seconds.max())
+        if len(self._rows) > 1 and not self._are_waiting():
+            rates[0] *= 1.0 + LEAD
+        elif self._longest == 0:
+            rates[0] *= 1.0 + MARGIN
+        best = int(rates.argmax())
+        is_better = rates[best] > rates[self._longest] * (1.0 + MARGIN)
+        return best if is_better or best == 0 else self._longest
+
+    def _begin_measuring(self, caps: Sequence[int | None]) -> None:
+        """Go on with what is being measured, or begin a probe or a try where one is due."""
+        if self._left:
+            self._left -= 1
+            return
+        if self._kind is StepKind.TRY:
+            # What it showed is decided on in the next step.
+            self._is_due = True
+        self._kind = StepKind.DECIDED
+        if self._longest:
+            self._until_probe -= 1
+            if self._until_probe <= 0:
+                self._kind, self._left = StepKind.PROBE, guard.PROBE_STEPS - 1
+                self._until_probe = guard.PROBE_EVERY
+        elif None not in caps and not self._is_due:
+            self._begin_try(caps)
+
+    def _begin_try(self, caps: Sequence[int | None]) -> None:
+        """Draft single tokens of one row for some steps, where enough was saved for what that may lose."""
+        num_rows = len(self._rows)
+        saved_s = self._budgets.of(num_rows, self._plain_s(num_rows)).saved_s
+        if saved_s < self._try_at_s:
+            return
+        rows = [
+            (self._num_tries.get(_group(row), 0), self._missed_s(row), slot)
+            for slot, (row, cap) in enumerate(zip(self._rows, caps, strict=True))
+            if cap and row.speculation.is_adaptive and row.num_remaining > guard.TRY_STEPS + 2
+        ]
+        prices, ratios = self._prices.of_rows(num_rows, 0), self._ratios.of(num_rows)
+        plain_s, one_s = (
+            self._prices.step_s(prices, one, one, [one], 0.0) * ratios[one] for one in (0, 1)
+        )
+        num_tries, missed_s, slot = min(rows, default=(0, plain_s, 0))
+        self._try_at_s = guard.TRY_STEPS * max(0.0, one_s - plain_s) + missed_s
+        if rows and saved_s >= max(self._try_at_s, plain_s * guard.LOST_SHARE):
+            group = _group(self._rows[slot])
+            self._acceptance.soften(group)
+            self._num_tries[group] = num_tries + 1
+            self._kind, self._left, self._tried_row = StepKind.TRY, guard.TRY_STEPS - 1, slot
+
+    def _observe(
+        self,
+        live: Sequence[Request],
+        drafts: Sequence[Draft | None],
+        judged: Sequence[tuple[int, Verdict]],
+        seconds: float,
+    ) -> None:
+        num_rows, num_emitted, host_s = len(judged), len(judged), 0.0
+        depths, calls = [0], [0] * self._max_gamma
+        for slot, verdict in judged:
+            row, draft, asked = self._rows[slot], drafts[slot], self._asked[slot] or 0
+            depth = 0 if draft is None else _depth(draft)
+            has_called = draft is not None and draft.num_computed is not None
+            for position in range(depth if has_called else 0):
+                calls[position] += 1
+            depths.append(depth)
+            num_emitted += verdict.num_accepted
+            host_s += self._prices.row_s[_kind(row)] + depth * self._prices.token_s[_kind(row)]
+            # A draft model that only caught up says nothing of what it would propose.
+            if depth or not has_called:
+                counts = max(asked, depth), depth, depth if has_called else 0
+                names = row.spec.internal_id, _group(row)
+                self._rounds.append(Round(*names, *counts, verdict.num_accepted, verdict.overlaps))
+        del self._rounds[:-MOST_ROUNDS]
+        longest, widest = max([gamma or 0 for gamma in self._asked]), max(depths)
+        self._num_plain = 0 if longest else self._num_plain + 1
+        self._owed_s = max(0.0, self._owed_s - COST_SHARE * seconds)
+        prices = self._prices.of_rows(num_rows, max([row.num_known for row in live]))
+        is_settled = longest or self._num_plain > guard.SETTLING_STEPS
+        if num_rows == len(live) and seconds > 0.0 and not self._catch_up_s and is_settled:
+            table_s = self._prices.step_s(prices, sum(depths), widest, calls, host_s)
+            self._ratios.add(num_rows, longest, seconds / table_s)
+        plain_s = prices.verify_s[0] * self._ratios.plain(num_rows)
+        budget = self._budgets.of(num_rows, plain_s)
+        if widest:
+            lost_s = seconds - self._catch_up_s - num_emitted / num_rows * plain_s
+            self._budgets.drafted(budget, seconds, lost_s, self._catch_up_s, plain_s)
+            self._is_due |= self._longest > 0 and not budget.is_open
+        else:
+            self._budgets.plain(budget, seconds, plain_s, goes_on=self._longest > 0)
+        served = Served(num_emitted, seconds, num_rows, plain_s)
+        is_probe = self._kind is StepKind.PROBE
+        self._ledger.step(served, is_on=widest > 0, is_probe=is_probe)
+
+    def _plain_s(self, num_rows: int) -> float:
+        """Return the tabled seconds of a plain step, at the smallest size of the cache."""
+        return self._prices.of_rows(num_rows, 0).verify_s[0]
+
+    def _calls_model(self, row: Request) -> bool:
+        return self._uses_model(row.speculation.drafter)
+
+    def _missed_s(self, row: Request) -> float:
+        """Return the seconds to feed the draft model what a row missed, beyond what is fed along anyway."""
+        num_missing = row.num_known - row.draft_computed
+        if not self._calls_model(row) or num_missing <= self._most_missing:
+            return 0.0
+        return self._prices.catch_up_s(num_missing - 1)
+
+    def _give_up(self, error: Exception) -> None:
+        """Say so, keep gammas fixed for a while, and begin anew after that."""
+        logger.error("choosing gamma failed; it is fixed for %g s", RETRY_S, exc_info=error)
+        self._retry_at_s = self._clock() + RETRY_S
+        self._rows, self._is_due, self._is_choosing = (), True, False
+        self._kind, self._left = StepKind.DECIDED, 0
+
+
+def _depth(draft: Draft) -> int:
+    if draft.parents is None:
+        return len(draft.tokens)
+    return int(tree_layout(draft.parents).depths.max())
+
+
+def _kind(row: Request) -> RowKind:
+    if row.spec.params.is_greedy:
+        return RowKind.GREEDY
+    is_stable = row.spec.speculation.mode is ExactnessMode.SEED_STABLE
+    return RowKind.STABLE if is_stable else RowKind.SAMPLED
+
+
+def _group(row: Request) -> Hashable:
+    """Return the group of requests whose drafts fare like this one's."""
+    return row.speculation.drafter, row.spec.params.is_greedy

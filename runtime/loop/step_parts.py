@@ -16,11 +16,11 @@ from outrider.runtime.core.scheduler import StepLimits
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.model.model import MAX_SHARED_MISSING
 from outrider.runtime.drafters.registry import Drafters, build_drafters
+from outrider.runtime.gamma.controller import Controller
 from outrider.runtime.gamma.costs import CostTable
-from outrider.runtime.gamma.steering import Steering
-from outrider.runtime.gamma.tree_prices import TreePrices
 from outrider.runtime.loop.drafting import DraftRules
 from outrider.runtime.loop.prefill import PromptFeeder
+from outrider.runtime.loop.tree_prices import TreePrices, node_cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class StepParts:
     limits: StepLimits
     rules: DraftRules
     prompts: PromptFeeder
-    steering: Steering | None = None
+    steering: Controller | None = None
     rounds: Rounds | None = None
     meanwhile: Callable[[], None] = do_nothing
 
@@ -135,7 +135,7 @@ def step_parts(
             prices=None
             if costs is None
             else TreePrices(costs, config.drafting.tree_nodes, target.limits),
-            node_cost=None if costs is None else costs.node_cost(config.drafting.tree_nodes),
+            node_cost=None if costs is None else node_cost(costs, config.drafting.tree_nodes),
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
         prompts=PromptFeeder(target, sampler, limits),
@@ -143,12 +143,10 @@ def step_parts(
         meanwhile=meanwhile,
         steering=None
         if costs is None
-        else Steering(
+        else Controller(
             costs,
             max_gamma=limits.max_gamma,
-            num_slots=min(engine.limits.max_batch for engine in engines),
             max_shared_missing=MAX_SHARED_MISSING,
-            chunk=chunk,
             uses_model=drafters.uses_model,
             packs_rows=all(engine.packs_rows for engine in engines),
             are_waiting=are_waiting,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider.runtime.core.params import Progressed
-from outrider.runtime.gamma.report import ControlReport
+from outrider.runtime.core.stats import ControlReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from outrider.runtime.core.params import SpeculationReport
-from outrider.runtime.gamma.report import ControlReport
+from outrider.runtime.core.stats import ControlReport
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

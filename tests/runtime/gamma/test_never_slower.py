@@ -152,30 +152,6 @@ def test_a_change_of_traffic_is_noticed_within_a_stated_time(batch: int) -> None
         assert service.clock.now - began < NOTICED_S
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-def test_nothing_is_decided_while_rows_come_and_go_and_nothing_pays(
-    batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prices = Prices(0.4, 0.5)
-    service = Service(prices, known_costs(prices), 0.1, batch)
-    service.tokens_per_s(40)
-    steering = service.harness.worker._parts.steering
-    controller = steering._controller
-    count = 0
-    decide = controller.decide
-
-    def counted(*arguments: object, **options: object) -> None:
-        nonlocal count
-        count += 1
-        decide(*arguments, **options)
-
-    monkeypatch.setattr(controller, "decide", counted)
-    # On a clock that only engines move, a decision takes no time: none is put off for its price.
-    monkeypatch.setattr(steering._pace, "may_decide", lambda is_drafting: False)
-    service.tokens_per_s(80)
-    assert count <= 60
-
-
 def test_where_nothing_pays_the_draft_model_is_left_alone_but_for_what_trying_costs() -> None:
     prices = Prices(0.4, 0.5)
     service = Service(prices, known_costs(prices), 0.1, 4)
@@ -187,26 +163,3 @@ def test_where_nothing_pays_the_draft_model_is_left_alone_but_for_what_trying_co
     service.tokens_per_s(80)
     assert service.clock.now - seconds - plain_s < 1.01 * plain_s
     assert service.draft_calls - calls < 0.02 * 80 * TOKENS
-
-
-@pytest.mark.parametrize("way", [{}, {"is_enabled": False}])
-def test_where_nothing_is_drafted_rows_are_looked_at_when_they_change(
-    way: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Answers of 48 tokens that follow one another: one look at each, and a few to try drafts."""
-    prices = Prices(0.4, 0.5)
-    service = Service(prices, known_costs(prices), 0.1, 1)
-    service.tokens_per_s(60)
-    steering = service.harness.worker._parts.steering
-    look, count = steering._choose, 0
-    monkeypatch.setattr(steering._pace, "may_decide", lambda is_drafting: False)
-    monkeypatch.setattr(type(steering._pace), "rest_s", 1e9)
-
-    def counted(*arguments: object) -> object:
-        nonlocal count
-        count += 1
-        return look(*arguments)
-
-    monkeypatch.setattr(steering, "_choose", counted)
-    service.tokens_per_s(50, **way)
-    assert 50 <= count <= 50 * 1.5

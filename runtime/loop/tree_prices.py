@@ -24,7 +24,7 @@ class TreePrices:
     def __init__(self, table: CostTable, max_nodes: int, limits: EngineLimits) -> None:
         num_nodes = max(1, min(max_nodes, limits.max_tree_nodes - 1))
         all_rows = range(1, limits.max_batch + 1)
-        self._of_rows = [table.node_cost(num_nodes, rows) for rows in all_rows]
+        self._of_rows = [node_cost(table, num_nodes, rows) for rows in all_rows]
 
     def of_step(self, gammas: Sequence[int | None]) -> float:
         """What each token of a tree adds to a step, in plain steps of as many rows.
@@ -34,6 +34,18 @@ class TreePrices:
         """
         num_drafting = sum(1 for gamma in gammas if gamma)
         return self._of_rows[len(gammas) - 1] * len(gammas) / num_drafting
+
+
+def node_cost(table: CostTable, num_nodes: int, num_rows: int = 1) -> float:
+    """Return what each token of trees of ``num_nodes``, one per row, adds to a plain step, in plain steps.
+
+    A node is worth its place where it is kept more often than that: then it yields more tokens per second than plain
+    decoding of as many rows.
+    """
+    capacity = table.capacities[0]
+    plain_s = table.target.extend_s(num_rows, 1, capacity)
+    tree_s = (table.trees or table.target).extend_s(num_rows, 1 + num_nodes, capacity)
+    return max(0.0, tree_s - plain_s) / num_nodes / (plain_s + table.host.step_s)
 
 
 def affordable_nodes(max_nodes: int, gamma: int, node_cost: float) -> int:

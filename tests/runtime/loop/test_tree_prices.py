@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from outrider.engines.base import EngineLimits
 from outrider.runtime.gamma.costs import CostTable, ModelCosts
-from outrider.runtime.gamma.tree_prices import TreePrices, affordable_nodes
+from outrider.runtime.loop.tree_prices import TreePrices, affordable_nodes
 
 from tests.runtime.gamma.test_controller import table
 
