@@ -63,9 +63,10 @@ class GraphRunner:
             feeds = {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
         else:
             feeds = packed_feeds(self._packed, tokens, start, capacity=self._capacity)
+        logits: FloatArray
         logits, *caches = self._session.run(None, {**feeds, **self._caches})
         self._caches = dict(zip(self._caches, caches, strict=True))
-        return logits.reshape(*tokens.shape, -1)  # type: ignore[no-any-return]
+        return logits.reshape(*tokens.shape, -1)
 
 
 def check_parity(
@@ -153,7 +154,8 @@ def reference_logits(model: PreTrainedModel, sequences: IntArray) -> FloatArray:
     """PyTorch's logits [B, n, V] float32 of whole sequences [B, n] int64, without a cache."""
     with torch.no_grad():
         output = model(input_ids=torch.from_numpy(np.ascontiguousarray(sequences)), use_cache=False)
-    return output.logits.float().numpy()  # type: ignore[no-any-return]
+    logits: FloatArray = output.logits.float().numpy()
+    return logits
 
 
 def compare_logits(answered: FloatArray, expected: FloatArray) -> CaseResult:

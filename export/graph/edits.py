@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+
+Axis = int | str | ir.SymbolicDim | None
 
 
 def source(value: ir.Value | None, op_type: str) -> ir.Node | None:
@@ -42,13 +44,13 @@ def put_tensor(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
         name=tensor.name,
         const_value=tensor,
         type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape),
+        shape=ir.Shape(tensor.shape.numpy()),
     )
     graph.register_initializer(value)
     return value
 
 
-def put_input(graph: ir.Graph, name: str, kind: ir.DataType, axes: list[str]) -> ir.Value:
+def put_input(graph: ir.Graph, name: str, kind: ir.DataType, axes: Sequence[Axis]) -> ir.Value:
     """New input of the graph."""
     value = ir.Value(name=name, shape=ir.Shape(axes), type=ir.TensorType(kind))
     graph.inputs.append(value)

@@ -79,19 +79,19 @@ def _cache(graph: ir.Graph, factor: ir.Value, halves: dict[ir.Value, ir.Value]) 
     if spread is None or axes is None or axes.reshape(-1).tolist() != [1]:
         return None
     whole = spread.inputs[0]
-    assert whole is not None
-    return (
-        _half(graph, whole, halves) if whole.shape is not None and len(whole.shape) == 3 else None
-    )
+    is_row = whole is not None and whole.shape is not None and len(whole.shape) == 3
+    return _half(graph, whole, halves) if is_row else None
 
 
-def _half(graph: ir.Graph, whole: ir.Value, halves: dict[ir.Value, ir.Value]) -> ir.Value | None:
+def _half(
+    graph: ir.Graph, whole: ir.Value | None, halves: dict[ir.Value, ir.Value]
+) -> ir.Value | None:
     """What the last axis repeats: the operators after the repetition, moved before it."""
+    node = None if whole is None else whole.producer()
+    if whole is None or node is None:
+        return None
     if whole in halves:
         return halves[whole]
-    node = whole.producer()
-    if node is None:
-        return None
     if node.op_type == "Concat":
         first, *others = node.inputs
         is_repeated = len(others) == 1 and others[0] is first

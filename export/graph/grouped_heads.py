@@ -183,9 +183,10 @@ def _repeated_mask(graph: ir.Graph, mask: ir.Value, groups: int) -> ir.Value:
 
 def _causal_mask(graph: ir.Graph) -> ir.Value:
     """[B, 1, G*T, S] float32: a token sees the columns up to its position."""
-    places = ["batch", 1, "queries", 1]
     columns = put_input(graph, bundle.CACHE_COLUMNS, ir.DataType.FLOAT, ["capacity"])
-    positions = put_input(graph, bundle.QUERY_POSITIONS, ir.DataType.FLOAT, places)
+    positions = put_input(
+        graph, bundle.QUERY_POSITIONS, ir.DataType.FLOAT, ["batch", 1, "queries", 1]
+    )
     tape = ir.tape.Tape()
     mask = _added(graph, tape, tape.op("LessOrEqual", [columns, positions]), "causal_mask")
     _insert(graph, tape, "causal_mask", after=None)

@@ -99,23 +99,27 @@ def _(start: Tensor, tokens: Tensor, last: int) -> Tensor:
     return torch.empty_like(tokens)
 
 
+# As Any: the types of these functions know tensors, and what is traced here is none.
+_ONNX: Any = opset24
+
+
 def _onnx_positions(start: Any, tokens: Any, last: int) -> Any:
-    axis = opset24.Constant(value_ints=[1])
-    zero, one = opset24.Constant(value_int=0), opset24.Constant(value_int=1)
-    num_tokens = opset24.Squeeze(opset24.Shape(tokens, start=1, end=2))
-    columns = opset24.Range(zero, num_tokens, one)
-    positions = opset24.Add(opset24.Unsqueeze(start, axis), columns)
-    return opset24.Min(positions, opset24.Constant(value_int=last))
+    axis = _ONNX.Constant(value_ints=[1])
+    zero, one = _ONNX.Constant(value_int=0), _ONNX.Constant(value_int=1)
+    num_tokens = _ONNX.Squeeze(_ONNX.Shape(tokens, start=1, end=2))
+    columns = _ONNX.Range(zero, num_tokens, one)
+    positions = _ONNX.Add(_ONNX.Unsqueeze(start, axis), columns)
+    return _ONNX.Min(positions, _ONNX.Constant(value_int=last))
 
 
 def _onnx_scatter(past: Any, update: Any, start: Any) -> Any:
-    return opset24.TensorScatter(past, update, start, axis=2, mode="linear")
+    return _ONNX.TensorScatter(past, update, start, axis=2, mode="linear")
 
 
 def _onnx_attend(
     query: Any, key: Any, value: Any, lengths: Any, scale: float, softcap: float
 ) -> Any:
-    output, _, _, _ = opset24.Attention(
+    output, _, _, _ = _ONNX.Attention(
         query, key, value, None, None, None, lengths, is_causal=1, scale=scale, softcap=softcap
     )
     return output

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.bundle import manifest as bundle
-from outrider.export.graph.edits import constant, put, put_input, replace, source
+from outrider.export.graph.edits import Axis, constant, put, put_input, replace, source
 
 _HEADS_FIRST = (0, 2, 1, 3)
 # Of RotaryEmbedding: the numbers of its inputs.
@@ -106,8 +106,12 @@ class _Entries:
 
     def _rows_of(self, count: int) -> ir.Value:
         if count not in self._rows:
-            name, axes = bundle.head_rows_name(count), ["batch", count, "tokens"]
-            self._rows[count] = put_input(self._graph, name, ir.DataType.INT64, axes)
+            self._rows[count] = put_input(
+                self._graph,
+                bundle.head_rows_name(count),
+                ir.DataType.INT64,
+                ["batch", count, "tokens"],
+            )
         return self._rows[count]
 
 
@@ -128,7 +132,7 @@ def _pack_answers(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     if len(turned) != 1 or turned[0].op_type != "Transpose" or not _puts_heads_first(turned[0]):
         return None
     assert queries is not None and queries.shape is not None
-    axes = [1, "rows", queries.shape[1], 3]
+    axes: list[Axis] = [1, "rows", queries.shape[1], 3]
     rows = next((value for value in graph.inputs if value.name == bundle.ROW_HEADS), None)
     rows = rows or put_input(graph, bundle.ROW_HEADS, ir.DataType.INT64, axes)
     gathered = ir.node("GatherND", [answers, rows])
@@ -150,7 +154,7 @@ def _want_rows(graph: ir.Graph, last: ir.Node) -> bool:
         return False
     rows = last.inputs[1]
     assert rows is not None and rows.shape is not None
-    axes = [1, "wanted", *rows.shape[2:]]
+    axes: list[Axis] = [1, "wanted", *rows.shape[2:]]
     last.replace_input_with(1, put_input(graph, bundle.WANTED_HEADS, ir.DataType.INT64, axes))
     # What comes from tokens another way, past the last attention: the residual.
     tokens = next(value for value in graph.inputs if value.name == bundle.TOKENS)
@@ -233,7 +237,7 @@ def _place_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
                 user.node.replace_input_with(user.idx, table.inputs[0])
                 user.node.replace_input_with(_PLACES, positions)
             graph.remove(table, safe=True)
-        elif _looks_up(use):
+        elif _looks_up(*use):
             if by_row is None:
                 by_row = put_input(graph, bundle.ROW_POSITIONS, ir.DataType.INT64, [1, "rows"])
             table.replace_input_with(use.idx, by_row)
@@ -242,14 +246,13 @@ def _place_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
     return True
 
 
-def _looks_up(use: ir.Usage) -> bool:
-    """Whether positions become rows of a table, from a constant one on."""
-    node = use.node
+def _looks_up(node: ir.Node, index: int) -> bool:
+    """Whether a node reads rows of a constant table by positions, its input ``index``."""
     if node.op_type == "Gather":
-        return use.idx == 1 and constant(node.inputs[0]) is not None
-    if node.op_type != "Add" or constant(node.inputs[1 - use.idx]) is None:
+        return index == 1 and constant(node.inputs[0]) is not None
+    if node.op_type != "Add" or constant(node.inputs[1 - index]) is None:
         return False
-    return all(map(_looks_up, node.outputs[0].uses()))
+    return all(_looks_up(*use) for use in node.outputs[0].uses())
 
 
 def declare_rows(graph: ir.Graph) -> None:

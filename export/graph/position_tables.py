@@ -12,6 +12,8 @@ Source: ONNX operator Gather-13.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -104,10 +106,10 @@ def _table(
 
     def evaluate(where: IntArray) -> FloatArray:
         sizes = {bundle.TOKENS: np.zeros_like(where), bundle.START: where[:, 0]}
-        values: FloatArray = evaluator.run(None, {POSITIONS_VALUE: where} | sizes)[0]
+        (values,) = cast("list[FloatArray]", evaluator.run(None, {POSITIONS_VALUE: where} | sizes))
         return values
 
-    table = evaluate(np.arange(num_positions)[None])[0]
+    table: FloatArray = evaluate(np.arange(num_positions)[None])[0]
     few = np.random.default_rng(0).integers(0, num_positions, (3, 4))
     # Of the first position alone, too: what looks at the largest of a call shows there.
     for where in (few, np.zeros((1, 4), np.int64)):
@@ -124,13 +126,16 @@ def _part(value: ir.Value, positions: ir.Value, nodes: list[ir.Node]) -> onnx.Mo
         if any(one in wanted for one in node.outputs):
             wanted.update(dict.fromkeys(node.inputs))
             kept.append(ir.serde.serialize_node(node))
+    assert value.name is not None
     constants = [_stored(one) for one in wanted if one is not None and one.is_initializer()]
-    span = (positions.name, bundle.TOKENS)
     graph = onnx.helper.make_graph(
         kept[::-1],
         "positions",
         [
-            *(onnx.helper.make_tensor_value_info(name, _INT64, ["b", "t"]) for name in span),
+            *(
+                onnx.helper.make_tensor_value_info(name, _INT64, ["b", "t"])
+                for name in (POSITIONS_VALUE, bundle.TOKENS)
+            ),
             onnx.helper.make_tensor_value_info(bundle.START, _INT64, ["b"]),
         ],
         [onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, None)],

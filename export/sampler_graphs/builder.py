@@ -6,10 +6,12 @@ TensorRT's parser; what that leaves out is told in the package's docstring.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -17,7 +19,12 @@ OPSET = 24
 IR_VERSION = 11
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 INT32 = TensorProto.INT32
-_NUMPY = {FLOAT: np.float32, INT64: np.int64, INT32: np.int32, BOOL: np.bool_}
+_NUMPY: Mapping[int, npt.DTypeLike] = {
+    FLOAT: np.float32,
+    INT64: np.int64,
+    INT32: np.int32,
+    BOOL: np.bool_,
+}
 _COMPARISONS = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN"}
 
 
@@ -178,7 +185,7 @@ class Graph:
 
     def constant(self, value: object, dtype: int) -> Value:
         """A constant; equal ones are stored once."""
-        array = np.asarray(value, dtype=_NUMPY[dtype])
+        array: npt.NDArray[Any] = np.asarray(value, dtype=_NUMPY[dtype])
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = f"constant_{len(self._constants)}"
@@ -209,7 +216,9 @@ class Graph:
         ]
         name = f"{kind}_{len(self._nodes)}"
         names = [first.name, *(value.name for value in values)]
-        self._nodes.append(helper.make_node(kind, names, [name], name=name, **attrs))
+        node = helper.make_node(kind, names, [name], name=name)
+        node.attribute.extend(helper.make_attribute(key, attrs[key]) for key in sorted(attrs))
+        self._nodes.append(node)
         if dtype is None:
             dtype = BOOL if kind in _COMPARISONS else first.dtype
             dtype = INT64 if kind == "Shape" else dtype

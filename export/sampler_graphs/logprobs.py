@@ -33,7 +33,7 @@ def logprobs_graph(*, vocab_size: int) -> onnx.ModelProto:
         taken.append(greatest)
         left = ids.equals(greatest).where(float("-inf"), left)
     tops = graph.concat(taken, 2)
-    shape = ["batch", "positions", len(taken)]
+    shape: list[int | str] = ["batch", "positions", len(taken)]
     graph.output(names.TOP_IDS, tops, shape)
     graph.output(names.TOP_LOGPROBS, below.pick(tops) - norm, shape)
     return graph.model()

@@ -28,7 +28,7 @@ def propose_graph(
         depth: D, positions that are kept. Fixed: TensorRT updates no cache of unknown length.
     """
     graph = Graph(f"propose_{variant}")
-    shape = ["batch", "wanted", draft_vocab_size]
+    shape: list[int | str] = ["batch", "wanted", draft_vocab_size]
     given = graph.input(names.LOGITS, FLOAT, shape).slice(0, 1, 1)
     logits = _fitted(given, vocab_size, draft_vocab_size)
     rows = declare_rows(graph, variant)
@@ -64,7 +64,7 @@ def _sampled(
     # A row that is not finite proposes token 0 as a point mass: a poor draft, and an exact one.
     first = graph.ids(vocab_size).equals(0).cast(FLOAT)
     row = probs.is_finite.where(probs.probs, first)
-    shape = ["batch", 1, *kept_shape]
+    shape: list[int | str] = ["batch", 1, *kept_shape]
     kept = graph.input(names.KEPT_ROWS, FLOAT, shape)
     where = rows.count(Count.KEEP_AT).squeeze(2).squeeze(1)
     kept = graph.op("TensorScatter", kept, row.unsqueeze(1), where, axis=2)

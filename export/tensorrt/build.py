@@ -86,7 +86,7 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
     root = bundle.root
     building = Path(tempfile.mkdtemp(prefix=f".{root.name}.plans.", dir=root.parent))
     try:
-        entries = []
+        entries: list[PlanEntry] = []
         for part, capability in product(parts, capabilities):
             for size in sizes if part.has_cache else (0,):
                 entry = _plan_entry(api, part, options, capability, size)

@@ -113,7 +113,7 @@ def _split_gemm(graph: ir.Graph, node: ir.Node) -> None:
     attributes = node.attributes
     is_scaled = any(attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta"))
     weight = node.inputs[1]
-    if is_scaled or attributes.get_int("transA", 0) or weight is None:
+    if is_scaled or attributes.get_int("transA", 0) != 0 or weight is None:
         return
     old, added = node.outputs[0], []
     if attributes.get_int("transB", 0):

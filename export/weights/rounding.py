@@ -64,7 +64,7 @@ def round_by_activations(
 
 def restore(integers: Int8Array, scales: FloatArray) -> FloatArray:
     """Weight [K, N] float32 that the graph computes with, of integers [K, N] and scales [K / block, N]."""
-    return integers * np.repeat(scales, len(integers) // len(scales), axis=0)
+    return integers.astype(np.float32) * np.repeat(scales, len(integers) // len(scales), axis=0)
 
 
 def _scales(block: FloatArray, bits: int) -> FloatArray:

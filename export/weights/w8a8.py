@@ -141,8 +141,8 @@ def evening_factors(given: FloatArray, weights: tuple[FloatArray, ...]) -> Float
     """
     ranges = np.maximum(np.abs(given).max(axis=0), _LEAST)
     heights = np.maximum.reduce([np.abs(weight).max(axis=1) for weight in weights])
-    factors = ranges**_MIGRATION / np.maximum(heights, _LEAST) ** (1 - _MIGRATION)
-    return factors.astype(np.float32)  # type: ignore[no-any-return]
+    factors: FloatArray = ranges**_MIGRATION / np.maximum(heights, _LEAST) ** (1 - _MIGRATION)
+    return factors.astype(np.float32)
 
 
 def _readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
@@ -165,7 +165,8 @@ def _activation_scale(given: FloatArray) -> np.float32:
 
 def _narrowed(given: FloatArray, scale: float) -> FloatArray:
     """What is left of activations behind QuantizeLinear and DequantizeLinear."""
-    return np.clip(np.rint(given / scale), -_GREATEST - 1, _GREATEST) * scale
+    integers: FloatArray = np.clip(np.rint(given / scale), -_GREATEST - 1, _GREATEST)
+    return integers * scale
 
 
 def _error(exact: FloatArray, found: FloatArray) -> float:
