@@ -8,6 +8,8 @@ succeed.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from outrider.engines.base import BundleError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
 
 TASK = "text-generation"
 TOKENIZER_FILE = "tokenizer.json"
@@ -73,12 +76,25 @@ class Checkpoint:
             TASK, model_type=self.config.model_type, library="transformers"
         )
         try:
-            model = model_class.from_pretrained(
-                self.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
-            )
+            with _without_progress_bars():
+                model = model_class.from_pretrained(
+                    self.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
+                )
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
         return model.eval()
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Load without the bars of Transformers; the stages of an export are reported in lines."""
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if had_bars:
+            transformers_logging.enable_progress_bar()
 
 
 def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:

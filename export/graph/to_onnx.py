@@ -6,6 +6,7 @@ Attention and two TensorScatter nodes per layer, standard operators only.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ _MOST_POSITIONS = 1 << 20
 _PLACE_DEPENDENT = frozenset(
     {"Acos", "Asin", "Atan", "Celu", "Cos", "Elu", "Log", "Mish", "Selu", "Sin", "Softplus"}
 )
+# Logs a warning per operator of torchvision where that is not installed (torch 2.13, unconditionally).
+_REGISTRATION = logging.getLogger("torch.onnx._internal.exporter._registration")
 # Sizes of the traced example; distinct and above 1, so that no axis is taken for a constant.
 _EXAMPLE_BATCH, _EXAMPLE_TOKENS, _EXAMPLE_CAPACITY, _EXAMPLE_WANTED = 2, 5, 11, 3
 
@@ -122,7 +125,7 @@ def _trace(decoder: CanonicalDecoder, facts: ModelFacts) -> torch.onnx.ONNXProgr
         for name in ("batch", "tokens", "capacity", "wanted")
     )
     cache_axes = [{0: batch, 2: capacity}] * facts.num_layers
-    with _known_warnings(), torch.no_grad():
+    with _known_warnings(), _without_torchvision(), torch.no_grad():
         program = torch.onnx.export(
             decoder,
             _example(facts),
@@ -188,3 +191,17 @@ def _known_warnings() -> Iterator[None]:
         for category in (DeprecationWarning, FutureWarning, UserWarning):
             warnings.filterwarnings("ignore", category=category)
         yield
+
+
+@contextmanager
+def _without_torchvision() -> Iterator[None]:
+    """Drop the advice to install torchvision, whose operators no decoder uses; other records pass."""
+
+    def is_relevant(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("torchvision is not installed")
+
+    _REGISTRATION.addFilter(is_relevant)
+    try:
+        yield
+    finally:
+        _REGISTRATION.removeFilter(is_relevant)
