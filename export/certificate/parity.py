@@ -25,7 +25,11 @@ from transformers import PreTrainedModel
 FLOAT32_TOLERANCE = 1e-4
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
 # As the library calls them.
-_CACHE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_CACHE_TYPES: Mapping[str, npt.DTypeLike] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
+Feeds = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,35 +42,60 @@ class CaseResult:
 
 
 class GraphRunner:
-    """A canonical graph on ONNX Runtime with caches held as arrays; for checks, not for serving."""
+    """A canonical graph on ONNX Runtime with caches held as arrays; for checks, not for serving.
+
+    Attributes:
+        caches: [B, H, S, D] by name, as after the last run.
+    """
 
     def __init__(self, path: Path, facts: ModelFacts, *, batch: int, capacity: int) -> None:
         self._session = open_session(path, copies_caches=True)
+        inputs = self._session.get_inputs()
         self._packed = PackedGraph.of(
-            {tensor.name: tensor.shape for tensor in self._session.get_inputs()},
+            {tensor.name: tensor.shape for tensor in inputs},
             num_kv_heads=facts.num_kv_heads,
             last=facts.max_position - 1,
         )
         self._capacity = capacity
-        shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
-        layers = range(facts.num_layers)
-        names = [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
-        kinds = {tensor.name: tensor.type for tensor in self._session.get_inputs()}
-        # Not zeros: whatever lies beyond a row's length must not be seen.
-        self._caches = {name: np.full(shape, 7.0, _CACHE_TYPES[kinds[name]]) for name in names}
+        kinds = {tensor.name: tensor.type for tensor in inputs}
+        self.caches = used_caches(
+            facts, batch, capacity, kind=_CACHE_TYPES[kinds[bundle.key_name(0)]]
+        )
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
-        """Logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
-        feeds: Mapping[str, IntArray | FloatArray]
+        """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
+        feeds: Feeds
         if self._packed is None:
-            columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
-            feeds = {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
+            feeds = span_feeds(tokens, start)
         else:
             feeds = packed_feeds(self._packed, tokens, start, capacity=self._capacity)
+        return self.run(self._session, feeds).reshape(*tokens.shape, -1)
+
+    def run(self, session: Any, feeds: Feeds) -> FloatArray:
+        """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""
         logits: FloatArray
-        logits, *caches = self._session.run(None, {**feeds, **self._caches})
-        self._caches = dict(zip(self._caches, caches, strict=True))
-        return logits.reshape(*tokens.shape, -1)
+        logits, *caches = session.run(None, {**feeds, **self.caches})
+        self.caches = dict(zip(self.caches, caches, strict=True))
+        return logits
+
+
+def used_caches(
+    facts: ModelFacts, batch: int, capacity: int, *, kind: npt.DTypeLike = np.float32
+) -> dict[str, FloatArray]:
+    """Return caches [B, H, S, D] by name, keys first.
+
+    They hold no zeros: a graph must not see what lies beyond a row's length.
+    """
+    shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
+    layers = range(facts.num_layers)
+    names = (*map(bundle.key_name, layers), *map(bundle.value_name, layers))
+    return {name: np.full(shape, 7.0, kind) for name in names}
+
+
+def span_feeds(tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
+    """Return inputs for a span [B, T] int64 behind ``start`` [B] int64, all of whose logits are wanted."""
+    columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
+    return {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
 
 
 def check_parity(

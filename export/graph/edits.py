@@ -70,6 +70,19 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
 
 
+def insert_tape(
+    graph: ir.Graph, tape: ir.tape.Tape, name: str, *, after: ir.Node | None = None
+) -> None:
+    """Insert a tape's nodes before all others, or behind a node; outputs are called "name.0" and so on."""
+    nodes = list(tape.nodes)
+    for number, node in enumerate(nodes):
+        node.outputs[0].name = f"{name}.{number}"
+    if after is None:
+        graph.insert_before(graph[0], nodes)
+    else:
+        graph.insert_after(after, nodes)
+
+
 def drop_unused(graph: ir.Graph) -> None:
     """Remove nodes and initializers that nothing reads."""
     for node in reversed(list(graph)):

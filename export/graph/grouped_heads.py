@@ -32,12 +32,12 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from outrider.engines.bundle import manifest as bundle
-from outrider.export.graph.edits import put, put_input
+from outrider.export.graph.edits import insert_tape, put, put_input
 from outrider.export.graph.kv_export import POSITIONS_VALUE
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.packed_rows import declare_rows, pack_rows
 
-# Inputs of Attention-24.
+# Inputs of Attention-24; between them are the caches that it would concatenate.
 _MASK_INPUT, _LENGTHS_INPUT = 3, 6
 _HEADS_AXIS, _SIZE_AXIS = 1, 3
 
@@ -90,10 +90,10 @@ def attention_nodes(graph: ir.Graph) -> list[ir.Node]:
 
 
 def is_plainly_causal(node: ir.Node) -> bool:
-    """Whether an Attention node sees what lengths say up to each query, and has no mask."""
+    """Whether an Attention node is causal by lengths, without a mask and without caches of its own."""
     inputs = [*node.inputs, *[None] * (_LENGTHS_INPUT + 1 - len(node.inputs))]
     return (
-        inputs[_MASK_INPUT] is None
+        inputs[_MASK_INPUT:_LENGTHS_INPUT] == [None, None, None]
         and inputs[_LENGTHS_INPUT] is not None
         and node.attributes.get_int("is_causal", 0) == 1
     )
@@ -177,7 +177,7 @@ def _repeated_mask(graph: ir.Graph, mask: ir.Value, groups: int) -> ir.Value:
     tape = ir.tape.Tape()
     # Repeated before it is made four times as wide: a long span's mask is large.
     added = _added(graph, tape, tape.op("Tile", [mask, repeats]), name)
-    _insert(graph, tape, name, after=mask.producer())
+    insert_tape(graph, tape, name, after=mask.producer())
     return added
 
 
@@ -189,7 +189,7 @@ def _causal_mask(graph: ir.Graph) -> ir.Value:
     )
     tape = ir.tape.Tape()
     mask = _added(graph, tape, tape.op("LessOrEqual", [columns, positions]), "causal_mask")
-    _insert(graph, tape, "causal_mask", after=None)
+    insert_tape(graph, tape, "causal_mask")
     return mask
 
 
@@ -198,14 +198,3 @@ def _added(graph: ir.Graph, tape: ir.tape.Tape, mask: ir.Value, name: str) -> ir
     seen = put(graph, np.array(0, np.float32), f"{name}.seen")
     unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
     return tape.op("Where", [mask, seen, unseen])
-
-
-def _insert(graph: ir.Graph, tape: ir.tape.Tape, name: str, *, after: ir.Node | None) -> None:
-    """Put a tape's nodes into the graph, first of all or behind a node."""
-    nodes = list(tape.nodes)
-    for number, node in enumerate(nodes):
-        node.outputs[0].name = f"{name}.{number}"
-    if after is None:
-        graph.insert_before(graph[0], nodes)
-    else:
-        graph.insert_after(after, nodes)

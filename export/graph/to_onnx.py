@@ -125,7 +125,7 @@ def _trace(decoder: CanonicalDecoder, facts: ModelFacts) -> torch.onnx.ONNXProgr
         for name in ("batch", "tokens", "capacity", "wanted")
     )
     cache_axes = [{0: batch, 2: capacity}] * facts.num_layers
-    with _known_warnings(), _without_torchvision(), torch.no_grad():
+    with _known_warnings(), torch.no_grad():
         program = torch.onnx.export(
             decoder,
             _example(facts),
@@ -186,22 +186,19 @@ def _output_names(num_layers: int) -> list[str]:
 
 @contextmanager
 def _known_warnings() -> Iterator[None]:
-    """Silence what torch's exporter says of its own internals; the result is checked instead."""
-    with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning, UserWarning):
-            warnings.filterwarnings("ignore", category=category)
-        yield
+    """Silence torch's exporter about its own internals and about torchvision, which no decoder uses.
 
-
-@contextmanager
-def _without_torchvision() -> Iterator[None]:
-    """Drop the advice to install torchvision, whose operators no decoder uses; other records pass."""
+    The graph is checked afterwards instead. Other records of its log pass.
+    """
 
     def is_relevant(record: logging.LogRecord) -> bool:
         return not str(record.msg).startswith("torchvision is not installed")
 
     _REGISTRATION.addFilter(is_relevant)
     try:
-        yield
+        with warnings.catch_warnings():
+            for category in (DeprecationWarning, FutureWarning, UserWarning):
+                warnings.filterwarnings("ignore", category=category)
+            yield
     finally:
         _REGISTRATION.removeFilter(is_relevant)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
-from outrider.export.graph.edits import put_input
+from outrider.export.graph.edits import insert_tape, put_input
 from outrider.export.graph.grouped_heads import (
     attention_nodes,
     give_mask,
@@ -89,18 +89,17 @@ def _give_mask(graph: ir.Graph, where: str) -> None:
     if not nodes:
         raise BundleError(f"{where}: the graph has no Attention node")
     put_input(graph, bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
-    mask, mask_nodes = _tree_mask({value.name: value for value in graph.inputs})
-    graph.insert_before(graph[0], mask_nodes)
-    give_mask(nodes, mask)
+    give_mask(nodes, _add_mask(graph))
 
 
-def _tree_mask(inputs: dict[str | None, ir.Value]) -> tuple[ir.Value, list[ir.Node]]:
-    """Value [batch, 1, tokens, capacity] bool, and the nodes that make it.
+def _add_mask(graph: ir.Graph) -> ir.Value:
+    """Add the mask [batch, 1, tokens, capacity] bool of a tree to the graph.
 
     Column c of row b is cached text below ``start[b]``, token c - start[b] of the span in
     [start[b], start[b] + T), and unseen above.
     """
     tape = ir.tape.Tape()
+    inputs = {value.name: value for value in graph.inputs}
     zero, one = _ints(tape, 0), _ints(tape, [1])
     first_axis, last_axis = _ints(tape, [0]), one
     start, ancestors = inputs[bundle.START], inputs[bundle.ANCESTORS]
@@ -126,9 +125,8 @@ def _tree_mask(inputs: dict[str | None, ir.Value]) -> tuple[ir.Value, list[ir.No
     # In cached text ``above`` repeats the span's first column, which does not matter: it is seen.
     seen = tape.op("Or", [seen, tape.op("Unsqueeze", [is_cached, one])])
     mask = tape.op("Unsqueeze", [seen, one])
-    for number, node in enumerate(tape.nodes):
-        node.outputs[0].name = f"tree_mask.{number}"
-    return mask, list(tape.nodes)
+    insert_tape(graph, tape, "tree_mask")
+    return mask
 
 
 def _keep_path_graph(caches: list[tuple[str, ir.Shape | None, str]]) -> ir.Model:

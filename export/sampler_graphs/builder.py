@@ -1,12 +1,12 @@
-"""Writing an ONNX graph as Python expressions: values with operators, constants where numbers stand.
+"""A builder of ONNX graphs by Python expressions: values have operators, numbers become constants.
 
-Only what the sampler's graphs need. Every operator used must be known to ONNX Runtime and to
-TensorRT's parser; what that leaves out is told in the package's docstring.
+It has only what the sampler's graphs need. ONNX Runtime and TensorRT's parser must know every operator; the
+package's docstring lists those that they do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,13 @@ _NUMPY: Mapping[int, npt.DTypeLike] = {
 _COMPARISONS = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN"}
 
 
+def _binary(kind: str) -> Callable[[Value, Value | float], Value]:
+    def method(self: Value, other: Value | float) -> Value:
+        return self.graph.op(kind, self, other)
+
+    return method
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """One tensor of a graph under construction; numbers beside it become constants of its type."""
@@ -36,42 +43,21 @@ class Value:
     name: str
     dtype: int
 
-    def __add__(self, other: Value | float) -> Value:
-        return self.graph.op("Add", self, other)
-
-    def __sub__(self, other: Value | float) -> Value:
-        return self.graph.op("Sub", self, other)
-
-    def __mul__(self, other: Value | float) -> Value:
-        return self.graph.op("Mul", self, other)
-
-    def __truediv__(self, other: Value | float) -> Value:
-        return self.graph.op("Div", self, other)
-
-    def __floordiv__(self, other: Value | float) -> Value:
-        """Integer quotient; ONNX truncates, so both sides must not be negative."""
-        return self.graph.op("Div", self, other)
+    __add__ = _binary("Add")
+    __sub__ = _binary("Sub")
+    __mul__ = _binary("Mul")
+    __truediv__ = _binary("Div")
+    # ONNX truncates, so both sides must not be negative.
+    __floordiv__ = _binary("Div")
+    __lt__ = _binary("Less")
+    __le__ = _binary("LessOrEqual")
+    __gt__ = _binary("Greater")
+    __ge__ = _binary("GreaterOrEqual")
+    __and__ = _binary("And")
+    __or__ = _binary("Or")
 
     def __mod__(self, other: int) -> Value:
         return self - (self // other) * other
-
-    def __lt__(self, other: Value | float) -> Value:
-        return self.graph.op("Less", self, other)
-
-    def __le__(self, other: Value | float) -> Value:
-        return self.graph.op("LessOrEqual", self, other)
-
-    def __gt__(self, other: Value | float) -> Value:
-        return self.graph.op("Greater", self, other)
-
-    def __ge__(self, other: Value | float) -> Value:
-        return self.graph.op("GreaterOrEqual", self, other)
-
-    def __and__(self, other: Value) -> Value:
-        return self.graph.op("And", self, other)
-
-    def __or__(self, other: Value) -> Value:
-        return self.graph.op("Or", self, other)
 
     def __invert__(self) -> Value:
         return self.graph.op("Not", self)

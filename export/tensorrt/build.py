@@ -113,7 +113,7 @@ def _plan_entry(
         compute_capability=capability,
         precision=precision,
         capacity=capacity,
-        profiles=part.profiles(gamma=options.gamma, opt_batch=options.opt_batch),
+        profiles=part.profiles(options.gamma, options.opt_batch),
     )
 
 
@@ -125,7 +125,7 @@ def _build(
     folder: Path,
     report: Report,
 ) -> bytes:
-    derived = part.derive(folder, precision=entry.precision, capacity=entry.capacity)
+    derived = part.derive(folder, entry.precision, entry.capacity)
     job = PlanJob(
         graph=derived.graph,
         num_layers=derived.num_attentions,

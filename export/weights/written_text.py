@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.bundle import manifest as bundle
 from outrider.engines.onnx.session import open_session
-from outrider.export.certificate.parity import GraphRunner
+from outrider.export.certificate.parity import GraphRunner, span_feeds, used_caches
 from outrider.export.checkpoint import ModelFacts
 
 _NUM_ROWS, _NUM_TOKENS = 16, 128
@@ -63,14 +62,6 @@ def observe(
         session = open_session(observed, copies_caches=True)
     finally:
         observed.unlink(missing_ok=True)
-    shape = (len(tokens), facts.num_kv_heads, tokens.shape[1], facts.head_size)
-    layers = range(facts.num_layers)
-    feeds: dict[str, FloatArray | IntArray] = {
-        bundle.TOKENS: tokens,
-        bundle.START: np.zeros(len(tokens), np.int64),
-        bundle.LOGIT_POSITIONS: np.tile(np.arange(tokens.shape[1]), (len(tokens), 1)),
-    }
-    for name in (*map(bundle.key_name, layers), *map(bundle.value_name, layers)):
-        feeds[name] = np.zeros(shape, np.float32)
-    found = session.run(list(names), feeds)
+    feeds = span_feeds(tokens, np.zeros(len(tokens), np.int64))
+    found = session.run(list(names), feeds | used_caches(facts, *tokens.shape))
     return {name: held.reshape(-1, held.shape[-1]) for name, held in zip(names, found, strict=True)}
