@@ -1,8 +1,7 @@
-"""The exported tree graphs against the checkpoint: the tree cases of a bundle's certificate.
+"""Comparison of the tree graphs with the checkpoint: the tree cases of a bundle's certificate.
 
-PyTorch answers a tree in one pass over the whole sequence under an explicit 4-dimensional mask and
-explicit positions; a kept path it answers as the plain sequence that the path spells. The graphs
-answer as they serve: chains by ``model.onnx``, trees by ``tree.onnx``, over one cache.
+PyTorch computes a tree in one pass over the whole sequence under an explicit 4-dimensional mask and positions, and
+a kept path as the plain sequence of its tokens. The graphs compute as they serve, over one cache.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _Tree:
     after: IntArray
 
     def path(self) -> tuple[int, ...]:
-        """From the root to the deepest token, the last of them if there are several."""
+        """Return the path to the deepest token, the last of them if there are several."""
         depths = tree_layout(self.parents).depths
         deepest = len(depths) - 1 - int(depths[::-1].argmax())
         return path_to(deepest, self.parents)
@@ -59,15 +58,9 @@ def check_tree_parity(
     tolerance: float | None = FLOAT32_TOLERANCE,
     seed: int = 0,
 ) -> Mapping[str, object]:
-    """Certificate of the tree graphs beside ``path``: masks, and the path kept after them.
+    """Return the certificate of the tree graphs beside ``path``, the canonical graph.
 
-    Args:
-        model: the checkpoint's model, the reference.
-        path: the canonical graph, ``model.onnx``.
-        facts: of the model.
-        max_tree_nodes: tokens of the largest tree; at least 2.
-        tolerance: greatest difference allowed; None records without judging.
-        seed: of the random trees.
+    The model is the reference. Without a tolerance differences are recorded and not judged.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
@@ -119,7 +112,7 @@ class _TreeRunner:
 def _random_tree(
     generator: np.random.Generator, start: int, num_nodes: int, vocab_size: int
 ) -> _Tree:
-    """Parents among the last few tokens: branches of many depths, siblings and long paths."""
+    """Draw parents among the last few tokens: branches of many depths, siblings and long paths."""
     parents = tuple(
         int(generator.integers(max(0, index - 4), index + 1)) for index in range(num_nodes - 1)
     )
@@ -131,7 +124,7 @@ def _random_tree(
 def _check_masks(
     model: PreTrainedModel, runner: _TreeRunner, trees: list[_Tree]
 ) -> list[CaseResult]:
-    """Texts first, padded to the longest; then every row's tree in one call."""
+    """Extend by texts, padded to the longest; then compare every row's tree in one call."""
     longest = max(_STARTS)
     texts = np.stack([np.resize(np.append(tree.text, 0), longest) for tree in trees])
     runner.chains.extend(texts, np.zeros(len(trees), np.int64))
@@ -148,7 +141,7 @@ def _check_masks(
 def _check_kept_paths(
     model: PreTrainedModel, runner: _TreeRunner, trees: list[_Tree]
 ) -> list[CaseResult]:
-    """The deepest path of every tree is kept and followed by a chain."""
+    """Keep the deepest path of every tree, and compare a chain behind it."""
     lengths, histories = [], []
     for row, tree in enumerate(trees):
         path = tree.path()

@@ -1,8 +1,8 @@
-"""Fewer and larger operators for the same function: what the exporter took apart, put together again.
+"""Fewer and larger operators for the same function: fusions that undo the exporter's decompositions.
 
-``fuse`` requires a traced float32 graph whose constants are initializers; it ensures the same outputs up
-to rounding, from standard ONNX operators only. Every rewrite is a pattern on values and constants, never
-on an architecture's names, and one that does not fit leaves the graph as it was.
+``fuse`` requires a traced float32 graph whose constants are initializers. It ensures the same outputs up to rounding,
+from standard ONNX operators. Rewrites match values and constants, never an architecture's names; where a pattern does
+not fit, the graph stays as it was.
 
 Source: ONNX operators RMSNormalization-23, RotaryEmbedding-23, GatherND-13.
 """
@@ -30,7 +30,7 @@ def fuse(model: ir.Model) -> None:
 
 
 def _fold_shapes(graph: ir.Graph) -> None:
-    """Reshape by constants where the leading symbolic axes are copied and at most one more is inferred."""
+    """Make Reshape targets constant where leading symbolic axes are copied and one more at most is inferred."""
     for node in list(graph):
         if node.op_type != "Reshape":
             continue
@@ -47,7 +47,7 @@ def _fold_shapes(graph: ir.Graph) -> None:
 
 
 def _constant_target(before: ir.Shape | None, after: ir.Shape | None) -> list[int] | None:
-    """Target of a Reshape with 0 for an axis kept as it is; None where more than one axis stays unknown."""
+    """Return a Reshape's target, 0 for a kept axis; None where more than one axis stays unknown."""
     if before is None or after is None:
         return None
     target: list[int] = []
@@ -79,7 +79,7 @@ def _fuse_norms(graph: ir.Graph) -> None:
 
 
 def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
-    """X * rsqrt(mean(x^2) + eps), times a weight where one follows, as RMSNormalization."""
+    """Replace x * rsqrt(mean(x^2) + eps), times a weight if one follows, by RMSNormalization."""
     for value, scale in commuted(node):
         epsilon = _inverse_rms(scale, value)
         if epsilon is None or value.shape is None:
@@ -106,7 +106,7 @@ def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _inverse_rms(scale: ir.Value | None, value: ir.Value | None) -> float | None:
-    """Epsilon when scale is 1 / sqrt(mean(value^2 over the last axis) + epsilon), else None."""
+    """Return epsilon when scale is 1 / sqrt(mean(value^2 over the last axis) + epsilon), else None."""
     inverse = source(scale, "Reciprocal")
     root = source(inverse.inputs[0], "Sqrt") if inverse else None
     total = source(root.inputs[0], "Add") if root else None
@@ -134,7 +134,7 @@ def _is_square(square: ir.Value | None, value: ir.Value | None) -> bool:
 
 
 def _gather_columns(graph: ir.Graph) -> None:
-    """Whole rows gathered by index as GatherND, instead of an index per element."""
+    """Gather whole rows by GatherND, instead of an index per element."""
     for node in list(graph):
         if node.op_type != "GatherElements" or node.attributes.get_int("axis", 0) != 1:
             continue

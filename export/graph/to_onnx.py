@@ -1,4 +1,4 @@
-"""From a PyTorch decoder to the canonical ONNX graph (opset 24), weights in one file beside it.
+"""Export of a PyTorch decoder to the canonical ONNX graph (opset 24), weights in one file beside it.
 
 ``export_model`` ensures what the engines require: the tensor names of ``engines.bundle.manifest``, one
 Attention and two TensorScatter nodes per layer, standard operators only.
@@ -50,8 +50,8 @@ def export_model(model: PreTrainedModel, path: Path, *, num_positions: int | Non
             all that the model knows.
 
     Raises:
-        BundleError: the traced graph is not canonical (the model keeps state elsewhere), computes by
-            operators whose bits depend on the batch, or has no limit of positions and is given none.
+        BundleError: the traced graph is not canonical, computes by operators whose bits depend on the
+            batch, or has no limit of positions and is given none.
     """
     facts = model_facts(model.config)
     last = min(facts.max_position, num_positions or facts.max_position)
@@ -74,7 +74,7 @@ def export_model(model: PreTrainedModel, path: Path, *, num_positions: int | Non
 
 
 def check_canonical(path: Path, facts: ModelFacts) -> None:
-    """Refuse a graph that the engines could not run as promised.
+    """Refuse a graph that is not canonical.
 
     Raises:
         BundleError: names the first thing that differs.
@@ -100,7 +100,7 @@ def check_canonical(path: Path, facts: ModelFacts) -> None:
 
 
 def _computed_operators(graph: onnx.ModelProto) -> set[str]:
-    """Operators that see values of a call; the others are folded when the graph is loaded."""
+    """Return operators that read inputs of a call; all others are folded when the graph is loaded."""
     computed = {value.name for value in graph.graph.input}
     operators = set()
     for node in graph.graph.node:
@@ -111,11 +111,10 @@ def _computed_operators(graph: onnx.ModelProto) -> set[str]:
 
 
 def _check_names(graph: onnx.ModelProto, path: Path, facts: ModelFacts) -> None:
-    expected_inputs = _input_names(facts.num_layers)
-    expected_outputs = _output_names(facts.num_layers)
+    expected = _input_names(facts.num_layers), _output_names(facts.num_layers)
     inputs = [value.name for value in graph.graph.input]
     outputs = [value.name for value in graph.graph.output]
-    if inputs != expected_inputs or outputs != expected_outputs:
+    if (inputs, outputs) != expected:
         raise BundleError(f"{path.name}: tensors {inputs} -> {outputs} are not the canonical ones")
 
 

@@ -6,7 +6,7 @@ reads a boolean mask (column j of a row is seen by token i when j <= start + i) 
 causal mask at the first column and builds a plan that answers wrongly. And, for 16 bits, weights,
 caches and matrix products take that type while norms, rotations and the residual stay float32.
 
-What comes out runs on ONNX Runtime too, so tests hold it against the canonical graph without a GPU.
+The graph runs on ONNX Runtime too, so tests compare it with the canonical graph without a GPU.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def derive_graph(
         out: file to write in an existing folder.
         capacity: S of every cache tensor.
         precision: one of ``PRECISIONS``.
-        mask: gives every Attention node, causal by lengths so far, a boolean mask instead; None for
-            that of chains.
+        mask: rewrites Attention nodes, causal by lengths so far, to read a boolean mask; None for the
+            mask of chains.
 
     Raises:
         BundleError: an attention is not the canonical one, a weight is beyond float16, or there is
@@ -90,7 +90,7 @@ def _mask_attention(graph: ir.Graph, capacity: int) -> None:
 
 
 def _add_mask(graph: ir.Graph, capacity: int) -> ir.Value:
-    """Node output [B, 1, T, S] bool: whether a token may see a column of its row's cache."""
+    """Add the mask [B, 1, T, S] bool: true where a token may see a column of its row's cache."""
     inputs = {value.name: value for value in graph.inputs}
     columns = np.arange(capacity, dtype=np.int64).reshape(1, 1, 1, capacity)
     tape = ir.tape.Tape()

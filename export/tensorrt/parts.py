@@ -13,10 +13,6 @@ from outrider.engines.bundle.manifest import (
     TREE_FILE,
     Bundle,
     ModelEntry,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
 )
 from outrider.engines.bundle.plans import Profile, derive_profiles
 from outrider.engines.device.sampling.plans import SAMPLER_PRECISION, sampler_parts, sampler_profile
@@ -27,8 +23,8 @@ from outrider.engines.device.sampling.tensors import (
     keeps_rows,
 )
 from outrider.engines.device.tree_plans import keep_part, keep_profile, tree_part, tree_profile
-from outrider.engines.kv_cache import cache_names
 from outrider.export.tensorrt.graph import derive_graph
+from outrider.export.tensorrt.network import cache_updates
 from outrider.export.tensorrt.trees import derive_keep_graph, derive_tree_graph
 
 TARGET, DRAFT = MODELS = ("target", "draft")
@@ -86,11 +82,16 @@ class PlanPart:
         return f"{self.label}-{precision}-{capacity}" if self.has_cache else self.label
 
 
-def _chain_part(bundle: Bundle, model: ModelEntry, part: str) -> PlanPart:
-    """Return the part of a model that extends chains."""
+def _model_part(
+    bundle: Bundle, model: ModelEntry, part: str, *, has_trees: bool = False
+) -> PlanPart:
+    """Return the part of a model that extends chains, or that verifies trees."""
     manifest = bundle.manifest
+    file, write = (TREE_FILE, derive_tree_graph) if has_trees else (MODEL_FILE, derive_graph)
 
     def profiles(gamma: int, opt_batch: int) -> tuple[Profile, ...]:
+        if has_trees:
+            return (tree_profile(manifest, model, opt_batch=opt_batch),)
         return derive_profiles(
             max_batch=manifest.max_batch,
             max_extend=manifest.max_extend,
@@ -100,27 +101,12 @@ def _chain_part(bundle: Bundle, model: ModelEntry, part: str) -> PlanPart:
         )
 
     def derive(folder: Path, precision: str, capacity: int) -> Derived:
-        graph = folder / MODEL_FILE
-        derive_graph(bundle.model_path(model), graph, capacity=capacity, precision=precision)
-        return Derived(graph=graph, num_attentions=model.num_layers)
-
-    return PlanPart(name=part, label=part, profiles=profiles, derive=derive, weights=model.weights)
-
-
-def _tree_part(bundle: Bundle, model: ModelEntry, part: str) -> PlanPart:
-    """Return the part of a model that verifies trees; gamma does not tune it."""
-
-    def profiles(gamma: int, opt_batch: int) -> tuple[Profile, ...]:
-        return (tree_profile(bundle.manifest, model, opt_batch=opt_batch),)
-
-    def derive(folder: Path, precision: str, capacity: int) -> Derived:
-        graph = folder / TREE_FILE
-        derive_tree_graph(bundle.model_path(model), graph, capacity=capacity, precision=precision)
-        return Derived(graph=graph, num_attentions=model.num_layers)
+        write(bundle.model_path(model), folder / file, capacity=capacity, precision=precision)
+        return Derived(graph=folder / file, num_attentions=model.num_layers)
 
     return PlanPart(
-        name=tree_part(part),
-        label=f"{part}-{PurePosixPath(TREE_FILE).stem}",
+        name=tree_part(part) if has_trees else part,
+        label=f"{part}-{PurePosixPath(file).stem}" if has_trees else part,
         profiles=profiles,
         derive=derive,
         weights=model.weights,
@@ -129,10 +115,6 @@ def _tree_part(bundle: Bundle, model: ModelEntry, part: str) -> PlanPart:
 
 def _keep_part(bundle: Bundle, model: ModelEntry, part: str) -> PlanPart:
     """Return the part that moves a kept path's tokens in the caches of a model, row by row."""
-    names = (
-        cache_names(model.num_layers, key_name, value_name),
-        cache_names(model.num_layers, new_key_name, new_value_name),
-    )
 
     def profiles(gamma: int, opt_batch: int) -> tuple[Profile, ...]:
         return (keep_profile(model),)
@@ -140,7 +122,7 @@ def _keep_part(bundle: Bundle, model: ModelEntry, part: str) -> PlanPart:
     def derive(folder: Path, precision: str, capacity: int) -> Derived:
         graph, source = folder / KEEP_PATH_FILE, bundle.keep_path_path(model)
         derive_keep_graph(source, graph, capacity=capacity, precision=precision)
-        return Derived(graph=graph, updates=frozenset(zip(*names, strict=True)))
+        return Derived(graph=graph, updates=cache_updates(model.num_layers))
 
     return PlanPart(
         name=keep_part(part),
@@ -166,7 +148,7 @@ def _sampler_part(bundle: Bundle, file: str) -> PlanPart:
 
 
 def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
-    """Parts of a bundle to build plans of.
+    """Return the parts of a bundle to build plans of.
 
     Args:
         bundle: verified.
@@ -188,9 +170,10 @@ def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
     if TREES in wanted and not with_trees:
         raise BundleError(f"part {TREES!r}: no model of the bundle takes trees; export it again")
     chosen = wanted or (*MODELS, SAMPLER_FOLDER)
-    parts = [_chain_part(bundle, model, part) for part, model in models.items() if part in chosen]
+    parts = [_model_part(bundle, model, part) for part, model in models.items() if part in chosen]
     if SAMPLER_FOLDER in chosen:
         parts += [_sampler_part(bundle, file) for file in sampler_parts(manifest)]
     for part, model in with_trees.items() if TREES in chosen else ():
-        parts += [_tree_part(bundle, model, part), _keep_part(bundle, model, part)]
+        parts.append(_model_part(bundle, model, part, has_trees=True))
+        parts.append(_keep_part(bundle, model, part))
     return tuple(parts)

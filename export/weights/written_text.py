@@ -1,7 +1,7 @@
-"""What values of a graph hold on text that the model writes itself, for want of any other.
+"""Values inside a graph on text that the model writes itself, as calibration data.
 
-Source: Liu et al. 2023 (LLM-QAT, arXiv 2305.17888), section 3.1: text sampled from the model stands for
-what it was trained on; random tokens do not.
+Source: Liu et al. 2023 (LLM-QAT, arXiv 2305.17888), section 3.1: text sampled from the model represents its training
+data; random tokens do not.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ _OBSERVED_FILE = "observed.onnx"
 
 
 def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> IntArray:
-    """Tokens [B, T] int64 sampled from the model at temperature 1, each row from a first token drawn evenly.
-
-    Args:
-        path: canonical graph.
-        facts: of its model.
-        seed: of what is drawn.
-    """
+    """Return tokens [B, T] int64 sampled from a canonical graph at temperature 1, first tokens drawn evenly."""
     generator = np.random.default_rng(seed)
     num_tokens = min(_NUM_TOKENS, facts.max_position)
     runner = GraphRunner(path, facts, batch=_NUM_ROWS, capacity=num_tokens)
@@ -43,13 +37,9 @@ def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> IntArray:
 def observe(
     path: Path, facts: ModelFacts, names: Sequence[str], tokens: IntArray
 ) -> dict[str, FloatArray]:
-    """Values [B * T, K] float32 of a canonical graph, by name, while it reads tokens [B, T] int64.
+    """Return values [B * T, K] float32 of a canonical graph, by name, while it reads tokens [B, T] int64.
 
-    Args:
-        path: the graph; a second one lies beside it meanwhile.
-        facts: of its model.
-        names: values [B, T, K] to look at.
-        tokens: rows, read from their beginning.
+    A second graph lies beside ``path`` meanwhile, whose outputs the values [B, T, K] are.
     """
     model = ir.load(path)
     values = {value.name: value for node in model.graph for value in node.outputs}
