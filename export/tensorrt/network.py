@@ -232,7 +232,7 @@ def _make_monitor(api: TensorRtApi, report: Report) -> Any:
     """Return a progress monitor of the builder that reports each phase's steps."""
     base = api.trt.IProgressMonitor
 
-    class Monitor(base):  # type: ignore[misc, valid-type]
+    class Monitor(base):  # type: ignore[misc, valid-type]  # which bindings is known at run time
         def __init__(self) -> None:
             base.__init__(self)
             self._sizes: dict[str, int] = {}
