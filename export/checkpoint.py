@@ -1,13 +1,14 @@
-"""What a checkpoint is, asked before any work is done on it.
+"""Checkpoints in Hugging Face form: their sizes, and refusals before any work is done.
 
-Sizes come from optimum's normalised configurations where it knows the architecture, else from the
-configuration itself. Every refusal names its reason, so that nobody waits for an export that cannot
-succeed.
+Sizes come from optimum's normalised configurations where it knows the architecture, else from the configuration.
+Every refusal names its reason, so that nobody waits for an export that cannot succeed.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ import torch
 from optimum.exporters.tasks import TasksManager
 from optimum.utils import NormalizedConfigManager
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import TOKENIZER_FILE
 from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
 
 TASK = "text-generation"
-TOKENIZER_FILE = "tokenizer.json"
 
 # Layers whose whole state is a key and a value per token.
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -60,11 +62,11 @@ class Checkpoint:
     facts: ModelFacts
 
     def num_weight_bytes(self) -> int:
-        """Size of the stored weights, in bytes."""
+        """Return the size of the stored weights, in bytes."""
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
 
     def load(self) -> PreTrainedModel:
-        """The model with its weights as float32, ready to evaluate.
+        """Return the model with float32 weights, ready to evaluate.
 
         Raises:
             BundleError: weights are missing or unreadable (only safetensors are read).
@@ -73,16 +75,29 @@ class Checkpoint:
             TASK, model_type=self.config.model_type, library="transformers"
         )
         try:
-            model = model_class.from_pretrained(
-                self.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
-            )
+            with _without_progress_bars():
+                model = model_class.from_pretrained(
+                    self.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
+                )
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
         return model.eval()
 
 
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Load without the bars of Transformers; the stages of an export are reported in lines."""
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if had_bars:
+            transformers_logging.enable_progress_bar()
+
+
 def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:
-    """Checkpoint at ``path``, after everything that its configuration can forbid was asked.
+    """Return the checkpoint at ``path``, or refuse it by its configuration.
 
     Raises:
         BundleError: not a causal decoder, state that is no KV cache, an attention window or
@@ -101,7 +116,7 @@ def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:
 
 
 def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
-    """Sizes of a decoder from its configuration; generation settings override special tokens."""
+    """Return the sizes of a decoder; generation settings override its special tokens."""
     sizes: Any = config
     if config.model_type in NormalizedConfigManager._conf:
         sizes = NormalizedConfigManager.get_normalized_config_class(config.model_type)(config)
@@ -122,12 +137,12 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
         window=_window(config),
         # Default ids of an architecture may lie outside a smaller vocabulary.
         eos_token_ids=tuple(sorted(i for i in eos_ids if 0 <= i < vocab_size)),
-        bos_token_id=_token_inside(config.bos_token_id, vocab_size),
+        bos_token_id=config.bos_token_id if config.bos_token_id in range(vocab_size) else None,
     )
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The checkpoint's tokenizer, whose ids all have a row of logits.
+    """Return the checkpoint's tokenizer, all of whose ids have a logit.
 
     Raises:
         BundleError: no tokenizer.json, or an id beyond the model's vocabulary.
@@ -146,7 +161,7 @@ def check_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 
 def check_same_tokens(target: Tokenizer, draft: Tokenizer) -> None:
-    """Refuse a draft that means another token by an id than the target does.
+    """Refuse a draft whose ids stand for other tokens than the target's.
 
     Raises:
         BundleError: names the first id that differs.
@@ -201,7 +216,3 @@ def _generation_config(path: Path) -> GenerationConfig | None:
     if not file.is_file():
         return None
     return GenerationConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
-
-
-def _token_inside(token: int | None, vocab_size: int) -> int | None:
-    return token if token is not None and 0 <= token < vocab_size else None

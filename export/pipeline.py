@@ -1,7 +1,7 @@
-"""From a checkpoint pair to a bundle: the stages in order, all or nothing.
+"""Export of a checkpoint pair to a bundle: the stages in order, all or nothing.
 
-Everything is written into a sibling folder that only a rename turns into the bundle; the manifest
-comes last. So a killed export leaves nothing that loads.
+Files are written to a sibling folder, the manifest last, and a rename makes it the bundle: a killed export leaves
+nothing that loads.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def export_bundle(
     max_tree_nodes: int = 64,
     progress: Callable[[str], None],
 ) -> Bundle:
-    """Export a target and (maybe) its draft to the new folder ``out`` and load it.
+    """Export a target, with its draft if given, to the new folder ``out``; return the loaded bundle.
 
     Args:
         target: checkpoint folder.
@@ -78,7 +78,7 @@ def export_bundle(
             a bundle that verifies chains alone.
         weights: storage of the target's weights, one of ``WEIGHT_KINDS``.
         draft_weights: of the draft's; None for the same.
-        progress: told the start of each stage, in words.
+        progress: called at the start of each stage, with its name.
 
     Raises:
         BundleError: refused before any work (see ``open_checkpoint``), ``out`` exists, the disk is
@@ -115,7 +115,7 @@ def export_bundle(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
-    """Limits of a bundle, as of ``export_bundle``."""
+    """Limits of a bundle; see ``export_bundle``."""
 
     max_context: int
     max_batch: int
@@ -124,7 +124,7 @@ class _Sizes:
 
     @property
     def max_extend(self) -> int:
-        """Tokens of the longest span."""
+        """Return the tokens of the longest span."""
         return max(MAX_EXTEND, self.max_gamma + 1, self.max_tree_nodes)
 
 
@@ -140,7 +140,7 @@ class _Part:
 def _write(
     root: Path, parts: Mapping[str, _Part], sizes: _Sizes, progress: Callable[[str], None]
 ) -> None:
-    """Graphs, samplers and, last, the manifest, beside the tokenizer in ``root``."""
+    """Write graphs, samplers and, last, the manifest beside the tokenizer in ``root``."""
     entries, certificate = {}, {}
     for name, part in parts.items():
         entries[name], certificate[name] = _export_part(part, root, sizes, progress)
@@ -202,7 +202,7 @@ def _export_part(
             progress(f"{name}: {count} products take 8-bit activations")
         else:
             quantize_file(path, weights, facts)
-        # Judged before: the graph. Recorded here: what the coarser weights change.
+        # The graph was judged before; here the change by coarser weights is recorded.
         certificate[weights] = certified(None)
     elif weights == FLOAT16:
         progress(f"{name}: storing the weights as {weights}")
@@ -211,7 +211,7 @@ def _export_part(
         try:
             certificate[weights] = certified(FLOAT16_TOLERANCE)
         except BundleError as error:
-            # Activations beyond 16 bits, say: the canonical graph computes in 32.
+            # Activations beyond 16 bits, for example: the canonical graph computes in 32.
             path.with_name(HALF_FILE).unlink()
             certificate[weights] = certified(FLOAT16_TOLERANCE)
             progress(f"{name}: no {HALF_FILE}, accelerators compute in float32: {error}")

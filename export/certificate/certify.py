@@ -1,4 +1,4 @@
-"""Certificates: how far the graphs of a bundle are from the checkpoints they were made of."""
+"""Certificates: the distance of a bundle's graphs from the checkpoints they were made of."""
 
 from __future__ import annotations
 
@@ -21,15 +21,10 @@ def certify(
     max_tree_nodes: int,
     tolerance: float | None,
 ) -> dict[str, object]:
-    """Certificate of a graph, of those beside it for CPUs and accelerators, and of the tree graphs.
+    """Return the certificate of a canonical graph and of all graphs beside it.
 
-    Args:
-        model: the checkpoint's model, the reference.
-        path: the canonical graph.
-        facts: of the model.
-        max_gamma: of the bundle.
-        max_tree_nodes: of the tree graphs; 0 where there are none.
-        tolerance: greatest difference allowed; None records without judging.
+    The model is the reference. Without a tolerance differences are recorded and not judged; without tree
+    graphs ``max_tree_nodes`` is 0.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
@@ -49,11 +44,9 @@ def certify(
 
 
 def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str, dict[str, object]]:
-    """Certificate by part of a bundle, made again.
+    """Return the certificate by part of a bundle, made again.
 
-    Args:
-        bundle: from ``load_bundle``.
-        checkpoints: folders, by "target" and "draft"; parts that the bundle lacks are left out.
+    ``checkpoints`` are folders by "target" and "draft"; parts that the bundle lacks are left out.
 
     Raises:
         BundleError: a folder is no such checkpoint, or a float32 graph is too far from it.
@@ -70,7 +63,7 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
                 checkpoint.facts,
                 max_gamma=manifest.max_gamma,
                 max_tree_nodes=entry.max_tree_nodes,
-                # Other weights differ from the checkpoint's by design: reported, not judged.
+                # Other weights differ from the checkpoint's by design: recorded, not judged.
                 tolerance=FLOAT32_TOLERANCE if entry.weights == "float32" else None,
             )
     return certificate

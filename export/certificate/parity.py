@@ -1,7 +1,7 @@
-"""The exported graph against the checkpoint it came from: the certificate of a bundle.
+"""Comparison of an exported graph with its checkpoint: the certificate of a bundle.
 
-Each case is a script of extends; PyTorch answers it by whole sequences without any cache, the graph
-through its cache, so padding, raggedness and rollback are all judged by what they must not change.
+Each case is a script of extends. PyTorch computes it by whole sequences without a cache, the graph through its
+cache: padding, raggedness and rollback must not change logits.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from transformers import PreTrainedModel
 # Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
 FLOAT32_TOLERANCE = 1e-4
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
-# As the library calls them.
-_CACHE_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+# By ONNX Runtime's names.
+_CACHE_TYPES: Mapping[str, npt.DTypeLike] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
+Feeds = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """Worst difference of one case and how many greedy choices agreed of how many."""
+    """Worst difference of one case, and the number of greedy choices that agreed."""
 
     max_difference: float
     num_greedy_equal: int
@@ -38,34 +42,59 @@ class CaseResult:
 
 
 class GraphRunner:
-    """A canonical graph on ONNX Runtime with caches held as arrays; for checks, not for serving."""
+    """A canonical graph on ONNX Runtime with caches held as arrays; for checks, not for serving.
+
+    Attributes:
+        caches: [B, H, S, D] by name, as after the last run.
+    """
 
     def __init__(self, path: Path, facts: ModelFacts, *, batch: int, capacity: int) -> None:
         self._session = open_session(path, copies_caches=True)
+        inputs = self._session.get_inputs()
         self._packed = PackedGraph.of(
-            {tensor.name: tensor.shape for tensor in self._session.get_inputs()},
+            {tensor.name: tensor.shape for tensor in inputs},
             num_kv_heads=facts.num_kv_heads,
             last=facts.max_position - 1,
         )
         self._capacity = capacity
-        shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
-        layers = range(facts.num_layers)
-        names = [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
-        kinds = {tensor.name: tensor.type for tensor in self._session.get_inputs()}
-        # Not zeros: whatever lies beyond a row's length must not be seen.
-        self._caches = {name: np.full(shape, 7.0, _CACHE_TYPES[kinds[name]]) for name in names}
+        kinds = {tensor.name: tensor.type for tensor in inputs}
+        kind = _CACHE_TYPES[kinds[bundle.key_name(0)]]
+        self.caches = used_caches(facts, batch, capacity, kind=kind)
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
-        """Logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
-        feeds: Mapping[str, IntArray | FloatArray]
+        """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
+        feeds: Feeds
         if self._packed is None:
-            columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
-            feeds = {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
+            feeds = span_feeds(tokens, start)
         else:
             feeds = packed_feeds(self._packed, tokens, start, capacity=self._capacity)
-        logits, *caches = self._session.run(None, {**feeds, **self._caches})
-        self._caches = dict(zip(self._caches, caches, strict=True))
-        return logits.reshape(*tokens.shape, -1)  # type: ignore[no-any-return]
+        return self.run(self._session, feeds).reshape(*tokens.shape, -1)
+
+    def run(self, session: Any, feeds: Feeds) -> FloatArray:
+        """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""
+        logits: FloatArray
+        logits, *caches = session.run(None, {**feeds, **self.caches})
+        self.caches = dict(zip(self.caches, caches, strict=True))
+        return logits
+
+
+def used_caches(
+    facts: ModelFacts, batch: int, capacity: int, *, kind: npt.DTypeLike = np.float32
+) -> dict[str, FloatArray]:
+    """Return caches [B, H, S, D] by name, keys first.
+
+    They hold no zeros: a graph must not see what lies beyond a row's length.
+    """
+    shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
+    layers = range(facts.num_layers)
+    names = (*map(bundle.key_name, layers), *map(bundle.value_name, layers))
+    return {name: np.full(shape, 7.0, kind) for name in names}
+
+
+def span_feeds(tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
+    """Return inputs for a span [B, T] int64 behind ``start`` [B] int64, all of whose logits are wanted."""
+    columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
+    return {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
 
 
 def check_parity(
@@ -77,15 +106,10 @@ def check_parity(
     tolerance: float | None = FLOAT32_TOLERANCE,
     seed: int = 0,
 ) -> Mapping[str, object]:
-    """Certificate of a graph: per case the worst logit difference and the greedy agreement.
+    """Return the certificate of a graph: per case the worst logit difference and the greedy agreement.
 
-    Args:
-        model: the checkpoint's model, the reference.
-        path: the exported graph.
-        facts: of the model.
-        max_gamma: the span of a verification is max_gamma + 1 tokens.
-        tolerance: greatest difference allowed; None records without judging (quantised weights).
-        seed: of the random prompts.
+    The model is the reference. A verification's span is max_gamma + 1 tokens. Without a tolerance differences
+    are recorded and not judged, as for quantised weights.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
@@ -110,7 +134,7 @@ def check_parity(
 def judged(
     name: str, results: list[CaseResult], path: Path, tolerance: float | None
 ) -> Mapping[str, object]:
-    """A case's entry in the certificate.
+    """Return a case's entry in the certificate.
 
     Raises:
         BundleError: the case lies beyond the tolerance, or is not a number.
@@ -129,7 +153,7 @@ def judged(
 
 
 class _Trial:
-    """One fresh cache, and the reference's answers to compare with."""
+    """A fresh cache, and the reference to compare with."""
 
     def __init__(
         self, model: PreTrainedModel, path: Path, facts: ModelFacts, prompts: IntArray
@@ -150,14 +174,15 @@ class _Trial:
 
 
 def reference_logits(model: PreTrainedModel, sequences: IntArray) -> FloatArray:
-    """PyTorch's logits [B, n, V] float32 of whole sequences [B, n] int64, without a cache."""
+    """Return PyTorch's logits [B, n, V] float32 of whole sequences [B, n] int64, without a cache."""
     with torch.no_grad():
         output = model(input_ids=torch.from_numpy(np.ascontiguousarray(sequences)), use_cache=False)
-    return output.logits.float().numpy()  # type: ignore[no-any-return]
+    logits: FloatArray = output.logits.float().numpy()
+    return logits
 
 
 def compare_logits(answered: FloatArray, expected: FloatArray) -> CaseResult:
-    """Worst difference (infinite where not a number) and greedy agreement of [B, T, V] logits."""
+    """Return the worst difference (infinite where not a number) and the greedy agreement of [B, T, V] logits."""
     worst = float(np.abs(answered - expected).max())
     is_equal: npt.NDArray[Any] = answered.argmax(-1) == expected.argmax(-1)
     return CaseResult(
@@ -178,7 +203,7 @@ def _continue(trial: _Trial, num_tokens: int) -> list[CaseResult]:
 
 
 def _ragged(trial: _Trial) -> list[CaseResult]:
-    """Rows of different lengths; the first prefill leaves padding beyond each row's end."""
+    """Compare rows of different lengths; the first prefill leaves padding beyond each row's end."""
     lengths = _PREFILL - 2 * np.arange(len(trial.prompts), dtype=np.int64)
     trial.runner.extend(trial.prompts[:, ::-1][:, :_PREFILL].copy(), _starts(trial, 0))
     first = trial.compare(trial.prompts, _starts(trial, 0), int(lengths.min()))
@@ -188,7 +213,7 @@ def _ragged(trial: _Trial) -> list[CaseResult]:
 
 
 def _rollback(trial: _Trial, num_tokens: int) -> list[CaseResult]:
-    """A span is written, then forgotten at a different place per row and written otherwise."""
+    """Write a span, truncate each row at another place, write other tokens and compare."""
     results = _continue(trial, num_tokens)
     kept = _PREFILL + np.arange(len(trial.prompts), dtype=np.int64) % num_tokens
     others = trial.prompts.copy()

@@ -1,8 +1,7 @@
-"""The exported tree graphs against the checkpoint: the tree cases of a bundle's certificate.
+"""Comparison of the tree graphs with the checkpoint: the tree cases of a bundle's certificate.
 
-PyTorch answers a tree in one pass over the whole sequence under an explicit 4-dimensional mask and
-explicit positions; a kept path it answers as the plain sequence that the path spells. The graphs
-answer as they serve: chains by ``model.onnx``, trees by ``tree.onnx``, over one cache.
+PyTorch computes a tree in one pass over the whole sequence under an explicit 4-dimensional mask and positions, and
+a kept path as the plain sequence of its tokens. The graphs compute as they serve, over one cache.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ from outrider.engines.trees import path_to, tree_layout
 from outrider.export.certificate.parity import (
     FLOAT32_TOLERANCE,
     CaseResult,
+    GraphRunner,
     compare_logits,
     judged,
     reference_logits,
+    span_feeds,
 )
 from outrider.export.checkpoint import ModelFacts
 from transformers import PreTrainedModel
@@ -42,7 +43,7 @@ class _Tree:
     after: IntArray
 
     def path(self) -> tuple[int, ...]:
-        """From the root to the deepest token, the last of them if there are several."""
+        """Return the path to the deepest token, the last of them if there are several."""
         depths = tree_layout(self.parents).depths
         deepest = len(depths) - 1 - int(depths[::-1].argmax())
         return path_to(deepest, self.parents)
@@ -57,15 +58,9 @@ def check_tree_parity(
     tolerance: float | None = FLOAT32_TOLERANCE,
     seed: int = 0,
 ) -> Mapping[str, object]:
-    """Certificate of the tree graphs beside ``path``: masks, and the path kept after them.
+    """Return the certificate of the tree graphs beside ``path``, the canonical graph.
 
-    Args:
-        model: the checkpoint's model, the reference.
-        path: the canonical graph, ``model.onnx``.
-        facts: of the model.
-        max_tree_nodes: tokens of the largest tree; at least 2.
-        tolerance: greatest difference allowed; None records without judging.
-        seed: of the random trees.
+    The model is the reference. Without a tolerance differences are recorded and not judged.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
@@ -85,63 +80,39 @@ def check_tree_parity(
 
 
 class _TreeRunner:
-    """A model's three graphs over caches held as arrays; for checks, not for serving."""
+    """A model's three graphs over the same caches; for checks, not for serving."""
 
     def __init__(self, path: Path, facts: ModelFacts, *, num_rows: int, capacity: int) -> None:
-        self._chain = open_session(path, copies_caches=True)
+        self.chains = GraphRunner(path, facts, batch=num_rows, capacity=capacity)
         self._tree = open_session(path.parent / bundle.TREE_FILE, copies_caches=True)
         self._keep = open_session(path.parent / bundle.KEEP_PATH_FILE, copies_caches=True)
-        shape = (num_rows, facts.num_kv_heads, capacity, facts.head_size)
-        layers = range(facts.num_layers)
-        names = [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
-        # Not zeros: whatever lies beyond a row's length must not be seen.
-        self._caches = {name: np.full(shape, 7.0, np.float32) for name in names}
 
     def extend(
-        self, tokens: IntArray, start: IntArray, parents: list[tuple[int, ...]] | None = None
+        self, tokens: IntArray, start: IntArray, parents: list[tuple[int, ...]]
     ) -> FloatArray:
-        """Logits [B, T, V] of T tokens per row behind start [B] int64: chains, or trees.
-
-        Args:
-            tokens: [B, T] int64.
-            start: [B] int64.
-            parents: one tree per row; None for chains.
-        """
-        columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
-        feeds = {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
-        session = self._chain
-        if parents is not None:
-            session = self._tree
-            layouts = [tree_layout(row) for row in parents]
-            feeds[bundle.POSITIONS] = start[:, None] + np.stack([one.depths for one in layouts])
-            feeds[bundle.ANCESTORS] = np.stack([one.ancestors for one in layouts])
-        logits, *caches = session.run(None, feeds | self._caches)
-        self._caches = self._renamed(session, caches)
-        return logits  # type: ignore[no-any-return]
+        """Return logits [B, T, V] of one tree [T] per row behind ``start`` [B] int64."""
+        layouts = [tree_layout(row) for row in parents]
+        feeds = span_feeds(tokens, start)
+        feeds[bundle.POSITIONS] = start[:, None] + np.stack([one.depths for one in layouts])
+        feeds[bundle.ANCESTORS] = np.stack([one.ancestors for one in layouts])
+        return self.chains.run(self._tree, feeds)
 
     def keep(self, row: int, start: int, path: tuple[int, ...]) -> None:
         """Move the cache rows of a path of the last tree behind ``start``."""
+        caches = self.chains.caches
         feeds = {
             bundle.START: np.array([start], np.int64),
             bundle.COLUMNS: start + np.array(path, np.int64),
         }
-        held = {name: cache[row : row + 1] for name, cache in self._caches.items()}
-        moved = self._renamed(self._keep, self._keep.run(None, feeds | held))
-        for name, cache in moved.items():
-            self._caches[name][row] = cache[0]
-
-    def _renamed(self, session: object, caches: list[FloatArray]) -> dict[str, FloatArray]:
-        outputs = [one.name for one in session.get_outputs()]  # type: ignore[attr-defined]
-        present = [name for name in outputs if name != bundle.LOGITS]
-        return {
-            name.removeprefix("new_"): cache for name, cache in zip(present, caches, strict=True)
-        }
+        held = {name: cache[row : row + 1] for name, cache in caches.items()}
+        for cache, moved in zip(caches.values(), self._keep.run(None, feeds | held), strict=True):
+            cache[row] = moved[0]
 
 
 def _random_tree(
     generator: np.random.Generator, start: int, num_nodes: int, vocab_size: int
 ) -> _Tree:
-    """Parents among the last few tokens: branches of many depths, siblings and long paths."""
+    """Draw parents among the last few tokens: branches of many depths, siblings and long paths."""
     parents = tuple(
         int(generator.integers(max(0, index - 4), index + 1)) for index in range(num_nodes - 1)
     )
@@ -153,10 +124,10 @@ def _random_tree(
 def _check_masks(
     model: PreTrainedModel, runner: _TreeRunner, trees: list[_Tree]
 ) -> list[CaseResult]:
-    """Texts first, padded to the longest; then every row's tree in one call."""
+    """Extend by texts, padded to the longest; then compare every row's tree in one call."""
     longest = max(_STARTS)
     texts = np.stack([np.resize(np.append(tree.text, 0), longest) for tree in trees])
-    runner.extend(texts, np.zeros(len(trees), np.int64))
+    runner.chains.extend(texts, np.zeros(len(trees), np.int64))
     tokens = np.stack([tree.tokens for tree in trees])
     start = np.array([len(tree.text) for tree in trees], np.int64)
     answered = runner.extend(tokens, start, [tree.parents for tree in trees])
@@ -170,7 +141,7 @@ def _check_masks(
 def _check_kept_paths(
     model: PreTrainedModel, runner: _TreeRunner, trees: list[_Tree]
 ) -> list[CaseResult]:
-    """The deepest path of every tree is kept and followed by a chain."""
+    """Keep the deepest path of every tree, and compare a chain behind it."""
     lengths, histories = [], []
     for row, tree in enumerate(trees):
         path = tree.path()
@@ -179,7 +150,7 @@ def _check_kept_paths(
         histories.append(np.concatenate([tree.text, tree.tokens[list(path)]]))
     after = np.stack([tree.after for tree in trees])
     start = np.array(lengths, np.int64)
-    answered = runner.extend(after, start)
+    answered = runner.chains.extend(after, start)
     results = []
     for row, history in enumerate(histories):
         whole = reference_logits(model, np.concatenate([history, after[row]])[None])[0]

@@ -1,30 +1,32 @@
-"""Small words for reading and editing a traced graph, shared by the rewrites."""
+"""Helpers for reading and editing a traced graph, shared by the rewrites."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+Axis = int | str | ir.SymbolicDim | None
+
 
 def source(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Node that makes the value, if it is of this operator."""
+    """Return the node that makes the value, if it is of this operator."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == op_type else None
 
 
 def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
-    """Array behind a value that is the same in every run, else None."""
+    """Return the array of a value that is constant, else None."""
     if value is None or value.is_graph_input() or value.const_value is None:
         return None
     return value.const_value.numpy()
 
 
 def commuted(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Both orders of a commutative operator's two inputs."""
+    """Yield both orders of a commutative operator's two inputs."""
     first, second = node.inputs
     assert first is not None and second is not None
     yield first, second
@@ -32,40 +34,53 @@ def commuted(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
 
 
 def put(graph: ir.Graph, array: npt.NDArray[Any], name: str) -> ir.Value:
-    """New initializer of the graph."""
+    """Add an initializer to the graph."""
     return put_tensor(graph, ir.tensor(np.ascontiguousarray(array), name=name))
 
 
 def put_tensor(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    """New initializer of the graph, named as the tensor."""
+    """Add an initializer to the graph, named like the tensor."""
     value = ir.Value(
         name=tensor.name,
         const_value=tensor,
         type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape),
+        shape=ir.Shape(tensor.shape.numpy()),
     )
     graph.register_initializer(value)
     return value
 
 
-def put_input(graph: ir.Graph, name: str, kind: ir.DataType, axes: list[str]) -> ir.Value:
-    """New input of the graph."""
+def put_input(graph: ir.Graph, name: str, kind: ir.DataType, axes: Sequence[Axis]) -> ir.Value:
+    """Add an input to the graph."""
     value = ir.Value(name=name, shape=ir.Shape(axes), type=ir.TensorType(kind))
     graph.inputs.append(value)
     return value
 
 
 def replace(graph: ir.Graph, node: ir.Node, fused: ir.Node) -> None:
-    """Let ``fused`` stand for ``node``; both have one output."""
+    """Replace ``node`` by ``fused``; both have one output."""
     graph.insert_before(node, fused)
     take_over(node.outputs[0], fused.outputs[0])
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let ``new`` be read wherever ``old`` was; it takes name, type and shape."""
+    """Replace every use of ``old`` by ``new``, which takes its name, type and shape."""
     new.name, old.name = old.name, f"{old.name}.replaced"
     new.type, new.shape = old.type, old.shape
     old.replace_all_uses_with(new, replace_graph_outputs=True)
+
+
+def insert_tape(
+    graph: ir.Graph, tape: ir.tape.Tape, name: str, *, after: ir.Node | None = None
+) -> None:
+    """Insert a tape's nodes before all others, or behind a node; outputs are called "name.0" and so on."""
+    nodes = list(tape.nodes)
+    for number, node in enumerate(nodes):
+        node.outputs[0].name = f"{name}.{number}"
+    if after is None:
+        graph.insert_before(graph[0], nodes)
+    else:
+        graph.insert_after(after, nodes)
 
 
 def drop_unused(graph: ir.Graph) -> None:

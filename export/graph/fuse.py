@@ -1,8 +1,8 @@
-"""Fewer and larger operators for the same function: what the exporter took apart, put together again.
+"""Fewer and larger operators for the same function: fusions that undo the exporter's decompositions.
 
-``fuse`` requires a traced float32 graph whose constants are initializers; it ensures the same outputs up
-to rounding, from standard ONNX operators only. Every rewrite is a pattern on values and constants, never
-on an architecture's names, and one that does not fit leaves the graph as it was.
+``fuse`` requires a traced float32 graph whose constants are initializers. It ensures the same outputs up to rounding,
+from standard ONNX operators. Rewrites match values and constants, never an architecture's names; where a pattern does
+not fit, the graph stays as it was.
 
 Source: ONNX operators RMSNormalization-23, RotaryEmbedding-23, GatherND-13.
 """
@@ -30,13 +30,14 @@ def fuse(model: ir.Model) -> None:
 
 
 def _fold_shapes(graph: ir.Graph) -> None:
-    """Reshape by constants where the leading symbolic axes are copied and at most one more is inferred."""
+    """Make Reshape targets constant where leading symbolic axes are copied and one more at most is inferred."""
     for node in list(graph):
         if node.op_type != "Reshape":
             continue
         value, result = node.inputs[0], node.outputs[0]
-        if _is_same_vector(node):
-            result.replace_all_uses_with(_flattened(value))
+        assert value is not None
+        if (vector := _same_vector(node)) is not None:
+            result.replace_all_uses_with(vector)
             continue
         target = _constant_target(value.shape, result.shape)
         if target is not None and constant(node.inputs[1]) is None:
@@ -46,10 +47,10 @@ def _fold_shapes(graph: ir.Graph) -> None:
 
 
 def _constant_target(before: ir.Shape | None, after: ir.Shape | None) -> list[int] | None:
-    """Target of a Reshape with 0 for an axis kept as it is; None where more than one axis stays unknown."""
+    """Return a Reshape's target, 0 for a kept axis; None where more than one axis stays unknown."""
     if before is None or after is None:
         return None
-    target = []
+    target: list[int] = []
     for axis, size in enumerate(after):
         is_kept = axis < len(before) and before[axis] == size and axis == len(target)
         if isinstance(size, int):
@@ -61,23 +62,14 @@ def _constant_target(before: ir.Shape | None, after: ir.Shape | None) -> list[in
     return target if target.count(-1) <= 1 else None
 
 
-def _is_same_vector(node: ir.Node) -> bool:
-    """Whether a Reshape to [-1] only takes back what Unsqueeze did to a vector."""
-    target = constant(node.inputs[1])
-    inner = _flattened(node.inputs[0])
-    return (
-        target is not None
-        and target.tolist() == [-1]
-        and inner is not node.inputs[0]
-        and inner.shape is not None
-        and len(inner.shape) == 1
-    )
-
-
-def _flattened(value: ir.Value) -> ir.Value:
-    while (node := source(value, "Unsqueeze")) is not None:
-        value = node.inputs[0]
-    return value
+def _same_vector(node: ir.Node) -> ir.Value | None:
+    """Return the vector that a Reshape to [-1] restores after Unsqueeze, if that is all it does."""
+    target, inner = constant(node.inputs[1]), node.inputs[0]
+    while (raised := source(inner, "Unsqueeze")) is not None:
+        inner = raised.inputs[0]
+    if target is None or target.tolist() != [-1] or inner is None or inner is node.inputs[0]:
+        return None
+    return inner if inner.shape is not None and len(inner.shape) == 1 else None
 
 
 def _fuse_norms(graph: ir.Graph) -> None:
@@ -87,12 +79,15 @@ def _fuse_norms(graph: ir.Graph) -> None:
 
 
 def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
-    """X * rsqrt(mean(x^2) + eps), times a weight where one follows, as RMSNormalization."""
+    """Replace x * rsqrt(mean(x^2) + eps), times a weight if one follows, by RMSNormalization."""
     for value, scale in commuted(node):
         epsilon = _inverse_rms(scale, value)
-        if epsilon is None or value.shape is None or not isinstance(value.shape[_LAST], int):
+        if epsilon is None or value.shape is None:
             continue
-        width, last, weight = value.shape[_LAST], node, None
+        width = value.shape[_LAST]
+        if not isinstance(width, int):
+            continue
+        last, weight = node, None
         following = list(node.outputs[0].uses())
         if len(following) == 1 and following[0].node.op_type == "Mul":
             for _, factor in commuted(following[0].node):
@@ -111,7 +106,7 @@ def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _inverse_rms(scale: ir.Value | None, value: ir.Value | None) -> float | None:
-    """Epsilon when scale is 1 / sqrt(mean(value^2 over the last axis) + epsilon), else None."""
+    """Return epsilon when scale is 1 / sqrt(mean(value^2 over the last axis) + epsilon), else None."""
     inverse = source(scale, "Reciprocal")
     root = source(inverse.inputs[0], "Sqrt") if inverse else None
     total = source(root.inputs[0], "Add") if root else None
@@ -139,18 +134,17 @@ def _is_square(square: ir.Value | None, value: ir.Value | None) -> bool:
 
 
 def _gather_columns(graph: ir.Graph) -> None:
-    """Whole rows gathered by index as GatherND, instead of an index per element."""
+    """Gather whole rows by GatherND, instead of an index per element."""
     for node in list(graph):
         if node.op_type != "GatherElements" or node.attributes.get_int("axis", 0) != 1:
             continue
         spread = source(node.inputs[1], "Expand")
         index = source(spread.inputs[0], "Unsqueeze") if spread else None
-        if index is None or len(node.inputs[0].shape or ()) != 3:
+        rows = node.inputs[0]
+        if index is None or rows is None or len(rows.shape or ()) != 3:
             continue
         axes = constant(index.inputs[1])
         if axes is None or axes.reshape(-1).tolist() not in ([2], [_LAST]):
             continue
-        gathered = ir.node(
-            "GatherND", [node.inputs[0], index.outputs[0]], attributes={"batch_dims": 1}
-        )
+        gathered = ir.node("GatherND", [rows, index.outputs[0]], attributes={"batch_dims": 1})
         replace(graph, node, gathered)

@@ -1,8 +1,8 @@
 """Projections of one hidden state, joined into one product: queries, keys and values, or gate and up.
 
 Requires MatMul nodes that share their left side and have constant right sides [K, N]; biases are constant
-[N]. Ensures one product with the weights side by side, and a Split. Where every part is only cut into heads
-and turned to [B, H, T, D], that is done once, before the Split.
+[N]. Ensures one product with the weights side by side, and a Split. Where every part is only reshaped to heads and
+transposed to [B, H, T, D], both happen once, before the Split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEADS_FIRST = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class _Projection:
-    """One product and its bias; ``result`` is what the graph goes on with."""
+    """One product and its bias; the graph continues with ``result``."""
 
     product: ir.Node
     weight: FloatArray
@@ -93,7 +93,7 @@ def _split(
 
 
 def _common_head_size(group: list[_Projection]) -> int | None:
-    """D where each part is only reshaped to [B, T, H, D] and transposed to [B, H, T, D], else None."""
+    """Return D where each part is only reshaped to [B, T, H, D] and transposed to [B, H, T, D], else None."""
     sizes = {_head_size(part) for part in group}
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -115,7 +115,7 @@ def _head_size(part: _Projection) -> int | None:
 
 
 def _turned(part: _Projection) -> ir.Value:
-    """[B, H, T, D] of a projection for which ``_head_size`` is known."""
+    """Return the heads [B, H, T, D] of a projection that has a ``_head_size``."""
     (reshape,) = part.result.uses()
     (transpose,) = reshape.node.outputs[0].uses()
     return transpose.node.outputs[0]

@@ -1,8 +1,7 @@
-"""Rotary position embedding, written by the exporter with slices and a concatenation, as one operator.
+"""Rotary position embedding as one operator, instead of slices and a concatenation.
 
-Requires the half-rotated form x * cos + (-x2 | x1) * sin, whose angles are the same in both halves of
-the last axis. Ensures RotaryEmbedding on [B, H, T, D] with the caches [B, T, D / 2] computed in the graph,
-so that whatever scales the angles stays as the model wrote it.
+Requires the half-rotated form x * cos + (-x2 | x1) * sin, whose angles are the same in both halves of the last axis.
+Ensures RotaryEmbedding on [B, H, T, D] with caches [B, T, D / 2] computed in the graph, so scaling of angles stays.
 
 Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2; ONNX operator RotaryEmbedding-23.
 """
@@ -42,7 +41,7 @@ def _fuse_one(graph: ir.Graph, node: ir.Node, halves: dict[ir.Value, ir.Value]) 
 
 
 def _is_half_turn(rotated: ir.Value, value: ir.Value) -> bool:
-    """Whether rotated [B, H, T, D] is (-x2 | x1) of the value (x1 | x2)."""
+    """Return whether rotated [B, H, T, D] is (-x2 | x1) of the value (x1 | x2)."""
     joined = source(rotated, "Concat")
     if joined is None or value.shape is None or len(value.shape) != 4 or len(joined.inputs) != 2:
         return False
@@ -58,7 +57,7 @@ def _is_half_turn(rotated: ir.Value, value: ir.Value) -> bool:
 
 
 def _slice_of(part: ir.Value | None, value: ir.Value) -> tuple[int, int] | None:
-    """Begin and end of a part of the last axis of value."""
+    """Return begin and end of a slice of value's last axis, else None."""
     node = source(part, "Slice")
     if node is None or node.inputs[0] is not value:
         return None
@@ -73,25 +72,25 @@ def _slice_of(part: ir.Value | None, value: ir.Value) -> tuple[int, int] | None:
 
 
 def _cache(graph: ir.Graph, factor: ir.Value, halves: dict[ir.Value, ir.Value]) -> ir.Value | None:
-    """First half [B, T, D / 2] of the factor [B, 1, T, D], when its halves are equal."""
+    """Return the first half [B, T, D / 2] of the factor [B, 1, T, D], when its halves are equal."""
     spread = source(factor, "Unsqueeze")
     axes = constant(spread.inputs[1]) if spread else None
     if spread is None or axes is None or axes.reshape(-1).tolist() != [1]:
         return None
     whole = spread.inputs[0]
-    assert whole is not None
-    return (
-        _half(graph, whole, halves) if whole.shape is not None and len(whole.shape) == 3 else None
-    )
+    is_row = whole is not None and whole.shape is not None and len(whole.shape) == 3
+    return _half(graph, whole, halves) if is_row else None
 
 
-def _half(graph: ir.Graph, whole: ir.Value, halves: dict[ir.Value, ir.Value]) -> ir.Value | None:
-    """What the last axis repeats: the operators after the repetition, moved before it."""
+def _half(
+    graph: ir.Graph, whole: ir.Value | None, halves: dict[ir.Value, ir.Value]
+) -> ir.Value | None:
+    """Return the half that the last axis repeats, with later operators moved before the repetition."""
+    node = None if whole is None else whole.producer()
+    if whole is None or node is None:
+        return None
     if whole in halves:
         return halves[whole]
-    node = whole.producer()
-    if node is None:
-        return None
     if node.op_type == "Concat":
         first, *others = node.inputs
         is_repeated = len(others) == 1 and others[0] is first

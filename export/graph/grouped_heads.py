@@ -1,22 +1,20 @@
 """Attention that reads each head of the cache once, where several query heads share it.
 
-ONNX Runtime's CPU kernel multiplies every query head with its keys and values by itself, so G query
-heads of a group read the same cache G times. Heads of a group are adjacent (query head h reads cache
-head h // G), so a reshape makes their tokens the rows of one head, without a copy:
+ONNX Runtime's CPU kernel multiplies every query head separately, so G query heads of a group read the same cache G
+times. Heads of a group are adjacent (query head h reads cache head h // G), so a reshape makes their tokens the rows
+of one head, without a copy:
 
     queries [B, G*H, T, D] -> [B, H, G*T, D]    row g*T + t is token t of the group's head g
     mask    [B, 1, T, S]   -> [B, 1, G*T, S]    T rows, repeated G times
 
-``grouped.onnx`` is ``model.onnx`` edited so, with packed rows (``export.graph.packed_rows``), over the same weights.
-It is for the CPU: kernels of accelerators want causal attention by lengths, without a mask. Of G*T >= 2
-rows no span is too narrow, so no query is padded; where G is 1 nothing is reshaped, and whoever runs the
-graph makes the rectangle two tokens wide at least.
+``grouped.onnx`` is ``model.onnx`` edited so, with packed rows (``export.graph.packed_rows``), over the same weights. It
+is for the CPU: kernels of accelerators want causal attention by lengths, without a mask. With G*T >= 2 rows no query
+is padded; where G is 1 nothing is reshaped, and callers make the rectangle two tokens wide at least.
 
-Positions and the numbers of the cache's columns are inputs: what works them out in the graph is a dozen
-nodes for a few numbers, a tenth of a small model's call. The mask is made once per call, as numbers that are
-added to the scores: 0 where seen, else minus infinity. (As bool, which every layer would convert, a chunk of
-256 tokens takes 3 % longer.) What it compares is float32, since ONNX Runtime compares that twice as fast
-as int64; positions are below 2**24.
+Positions and the numbers of the cache's columns are inputs: a dozen nodes would compute them, a tenth of a small
+model's call. The mask is made once per call, as numbers added to the scores: 0 where seen, else minus infinity. (As
+bool, which every layer would convert, a chunk of 256 tokens takes 3 % longer.) It compares float32, which ONNX Runtime
+does twice as fast as int64; positions are below 2**24.
 
 Requires Attention on queries [B, G*H, T, D] of known head counts, one G in all layers, and what packing
 requires. Ensures the same function of positions start + t.
@@ -32,22 +30,20 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from outrider.engines.bundle import manifest as bundle
-from outrider.export.graph.edits import put, put_input
-from outrider.export.graph.kv_export import POSITIONS_VALUE
+from outrider.export.graph.edits import insert_tape, put, put_input
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.packed_rows import declare_rows, pack_rows
+from outrider.export.graph.position_tables import span_positions
 
-# Inputs of Attention-24.
+# Inputs of Attention-24; between them are the caches that it would concatenate.
 _MASK_INPUT, _LENGTHS_INPUT = 3, 6
 _HEADS_AXIS, _SIZE_AXIS = 1, 3
 
 
 def derive_grouped_graph(path: Path) -> bool:
-    """Write ``grouped.onnx`` beside the canonical graph at ``path``, if it has anything to gain.
+    """Write ``grouped.onnx`` beside the canonical graph at ``path``; return whether that was possible.
 
-    Returns:
-        Whether it was written: every Attention node is plainly causal and of as many query heads per head of
-        the cache, and its rows can be packed.
+    Every Attention node must be plainly causal with the same group size, and its rows can be packed.
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
@@ -70,37 +66,30 @@ def derive_grouped_graph(path: Path) -> bool:
 
 
 def give_positions(graph: ir.Graph) -> ir.Value:
-    """Have positions as an input, also for what used those that follow from ``start``."""
+    """Add positions as an input, and replace those computed from ``start``."""
     positions = put_input(graph, bundle.POSITIONS, ir.DataType.INT64, ["batch", "tokens"])
     if (found := span_positions(graph)) is not None:
         found.replace_all_uses_with(positions)
     return positions
 
 
-def span_positions(graph: ir.Graph) -> ir.Value | None:
-    """The positions that a graph works out from ``start``, if it uses any."""
-    return next(
-        (value for node in graph for value in node.outputs if value.name == POSITIONS_VALUE), None
-    )
-
-
 def attention_nodes(graph: ir.Graph) -> list[ir.Node]:
-    """All Attention nodes of a graph."""
+    """Return all Attention nodes of a graph."""
     return [node for node in graph if node.op_type == "Attention"]
 
 
 def is_plainly_causal(node: ir.Node) -> bool:
-    """Whether an Attention node sees what lengths say up to each query, and has no mask."""
+    """Return whether an Attention node is causal by lengths, without mask or caches of its own."""
     inputs = [*node.inputs, *[None] * (_LENGTHS_INPUT + 1 - len(node.inputs))]
     return (
-        inputs[_MASK_INPUT] is None
+        inputs[_MASK_INPUT:_LENGTHS_INPUT] == [None, None, None]
         and inputs[_LENGTHS_INPUT] is not None
         and node.attributes.get_int("is_causal", 0) == 1
     )
 
 
 def give_mask(nodes: list[ir.Node], mask: ir.Value) -> None:
-    """Let plainly causal nodes see what ``mask`` [B, 1, T, S] bool says instead."""
+    """Replace causality of plainly causal nodes by ``mask`` [B, 1, T, S] bool."""
     for node in nodes:
         node.resize_inputs(_MASK_INPUT + 1)
         node.replace_input_with(_MASK_INPUT, mask)
@@ -108,7 +97,7 @@ def give_mask(nodes: list[ir.Node], mask: ir.Value) -> None:
 
 
 def group_heads(graph: ir.Graph) -> None:
-    """Let every Attention node under a mask read each head of the cache once, where heads share it."""
+    """Make every Attention node under a mask read each head of the cache once, where heads share it."""
     masks: dict[tuple[str | None, int], ir.Value] = {}
     for node in attention_nodes(graph):
         groups, mask = _group_size(node), node.inputs[_MASK_INPUT]
@@ -121,7 +110,7 @@ def group_heads(graph: ir.Graph) -> None:
 
 
 def _group_size(node: ir.Node) -> int:
-    """Query heads per cache head; 0 where the graph does not say, or not how wide heads are."""
+    """Return query heads per cache head; 0 where the graph does not give heads or their size."""
     queries, keys, values = (node.inputs[index] for index in range(3))
     assert queries is not None and keys is not None and values is not None
     num_queries, num_keys = _size(queries, _HEADS_AXIS), _size(keys, _HEADS_AXIS)
@@ -131,7 +120,7 @@ def _group_size(node: ir.Node) -> int:
 
 
 def _size(value: ir.Value, axis: int) -> int | None:
-    """Size of an axis, if the graph says."""
+    """Return the size of an axis, if the graph gives it."""
     size = None if value.shape is None else value.shape[axis]
     return size if isinstance(size, int) else None
 
@@ -171,40 +160,30 @@ def _reshape(graph: ir.Graph, value: ir.Value, target: list[int | None]) -> ir.N
 
 
 def _repeated_mask(graph: ir.Graph, mask: ir.Value, groups: int) -> ir.Value:
-    """[B, 1, G*T, S] float32 of a mask [B, 1, T, S] bool."""
+    """Return [B, 1, G*T, S] float32 of a mask [B, 1, T, S] bool."""
     name = f"{mask.name}.grouped.{groups}"
     repeats = put(graph, np.array([1, 1, groups, 1], np.int64), f"{name}.repeats")
     tape = ir.tape.Tape()
     # Repeated before it is made four times as wide: a long span's mask is large.
     added = _added(graph, tape, tape.op("Tile", [mask, repeats]), name)
-    _insert(graph, tape, name, after=mask.producer())
+    insert_tape(graph, tape, name, after=mask.producer())
     return added
 
 
 def _causal_mask(graph: ir.Graph) -> ir.Value:
-    """[B, 1, G*T, S] float32: a token sees the columns up to its position."""
-    places = ["batch", 1, "queries", 1]
+    """Return [B, 1, G*T, S] float32: a token sees the columns up to its position."""
     columns = put_input(graph, bundle.CACHE_COLUMNS, ir.DataType.FLOAT, ["capacity"])
-    positions = put_input(graph, bundle.QUERY_POSITIONS, ir.DataType.FLOAT, places)
+    positions = put_input(
+        graph, bundle.QUERY_POSITIONS, ir.DataType.FLOAT, ["batch", 1, "queries", 1]
+    )
     tape = ir.tape.Tape()
     mask = _added(graph, tape, tape.op("LessOrEqual", [columns, positions]), "causal_mask")
-    _insert(graph, tape, "causal_mask", after=None)
+    insert_tape(graph, tape, "causal_mask")
     return mask
 
 
 def _added(graph: ir.Graph, tape: ir.tape.Tape, mask: ir.Value, name: str) -> ir.Value:
-    """A mask as numbers to be added to scores."""
+    """Return a mask as numbers to add to scores."""
     seen = put(graph, np.array(0, np.float32), f"{name}.seen")
     unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
     return tape.op("Where", [mask, seen, unseen])
-
-
-def _insert(graph: ir.Graph, tape: ir.tape.Tape, name: str, *, after: ir.Node | None) -> None:
-    """Put a tape's nodes into the graph, first of all or behind a node."""
-    nodes = list(tape.nodes)
-    for number, node in enumerate(nodes):
-        node.outputs[0].name = f"{name}.{number}"
-    if after is None:
-        graph.insert_before(graph[0], nodes)
-    else:
-        graph.insert_after(after, nodes)

@@ -1,12 +1,11 @@
-"""The two seams through which an unmodified Transformers decoder becomes the canonical graph.
+"""The cache and the attention function that make an unmodified Transformers decoder canonical.
 
-A ``Cache`` whose ``update`` writes each row's new keys and values at that row's own position
-(exported as ONNX TensorScatter), and an attention function that reads the cache up to each row's own
-length (exported as ONNX Attention). Both are custom operators with an eager meaning, so the same
-module runs in PyTorch and exports to ONNX. Knows no architecture by name.
+The ``Cache`` writes each row's new keys and values at that row's position (ONNX TensorScatter). The attention
+function reads the cache up to each row's length (ONNX Attention). Both are custom operators that run in PyTorch too.
+No architecture is known by name.
 
-The lengths travel as the 4-dimensional ``attention_mask`` [B, 1, 1, 1] int64: Transformers hands a
-4-dimensional mask through to the attention function untouched, for every architecture.
+Lengths are passed as a 4-dimensional ``attention_mask`` [B, 1, 1, 1] int64, which Transformers hands to the attention
+function unchanged, for every architecture.
 
 Source: ONNX operators TensorScatter-24 and Attention-24.
 """
@@ -31,12 +30,12 @@ _REFUSED_ARGUMENTS = ("s_aux", "sinks", "head_mask", "position_bias", "alibi", "
 
 
 class UnsupportedAttentionError(Exception):
-    """The model asks its attention for something that the canonical graph has no word for."""
+    """The model's attention takes an argument that the canonical graph cannot express."""
 
 
 @torch.library.custom_op("outrider::scatter_kv", mutates_args=())
 def scatter_kv(past: Tensor, update: Tensor, start: Tensor) -> Tensor:
-    """Cache [B, H, S, D] with row b's update [B, H, T, D] written from position start[b] on."""
+    """Return the cache [B, H, S, D] with row b's update [B, H, T, D] written from position start[b] on."""
     columns = start[:, None] + torch.arange(update.shape[2], device=update.device)
     index = columns[:, None, :, None].expand(update.shape)
     return past.scatter(2, index, update)
@@ -51,7 +50,7 @@ def _(past: Tensor, update: Tensor, start: Tensor) -> Tensor:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, scale: float, softcap: float
 ) -> Tensor:
-    """Grouped-query attention, causal from each row's end.
+    """Return grouped-query attention [B, Hq, T, Dv], causal from each row's end.
 
     Args:
         query: [B, Hq, T, D]; its last token is token ``lengths[b] - 1`` of row b.
@@ -60,9 +59,6 @@ def attend(
         lengths: [B] int64.
         scale: factor on the scores.
         softcap: c of c * tanh(score / c); 0 is off.
-
-    Returns:
-        [B, Hq, T, Dv].
     """
     groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, dim=1)
@@ -86,7 +82,7 @@ def _(
 
 @torch.library.custom_op("outrider::span_positions", mutates_args=())
 def span_positions(start: Tensor, tokens: Tensor, last: int) -> Tensor:
-    """Positions [B, T] int64 of a span [B, T] that begins at start [B], none above ``last``.
+    """Return positions [B, T] int64 of a span [B, T] that begins at start [B], none above ``last``.
 
     An operator of its own, so that the graph has one value that a tree's positions can replace.
     """
@@ -99,30 +95,34 @@ def _(start: Tensor, tokens: Tensor, last: int) -> Tensor:
     return torch.empty_like(tokens)
 
 
+# As Any: the types of these functions know tensors, and what is traced here is none.
+_ONNX: Any = opset24
+
+
 def _onnx_positions(start: Any, tokens: Any, last: int) -> Any:
-    axis = opset24.Constant(value_ints=[1])
-    zero, one = opset24.Constant(value_int=0), opset24.Constant(value_int=1)
-    num_tokens = opset24.Squeeze(opset24.Shape(tokens, start=1, end=2))
-    columns = opset24.Range(zero, num_tokens, one)
-    positions = opset24.Add(opset24.Unsqueeze(start, axis), columns)
-    return opset24.Min(positions, opset24.Constant(value_int=last))
+    axis = _ONNX.Constant(value_ints=[1])
+    zero, one = _ONNX.Constant(value_int=0), _ONNX.Constant(value_int=1)
+    num_tokens = _ONNX.Squeeze(_ONNX.Shape(tokens, start=1, end=2))
+    columns = _ONNX.Range(zero, num_tokens, one)
+    positions = _ONNX.Add(_ONNX.Unsqueeze(start, axis), columns)
+    return _ONNX.Min(positions, _ONNX.Constant(value_int=last))
 
 
 def _onnx_scatter(past: Any, update: Any, start: Any) -> Any:
-    return opset24.TensorScatter(past, update, start, axis=2, mode="linear")
+    return _ONNX.TensorScatter(past, update, start, axis=2, mode="linear")
 
 
 def _onnx_attend(
     query: Any, key: Any, value: Any, lengths: Any, scale: float, softcap: float
 ) -> Any:
-    output, _, _, _ = opset24.Attention(
+    output, _, _, _ = _ONNX.Attention(
         query, key, value, None, None, None, lengths, is_causal=1, scale=scale, softcap=softcap
     )
     return output
 
 
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """How the custom operators are written in ONNX, for ``torch.onnx.export``."""
+    """Return the ONNX form of each custom operator, for ``torch.onnx.export``."""
     return {
         torch.ops.outrider.span_positions.default: _onnx_positions,
         torch.ops.outrider.scatter_kv.default: _onnx_scatter,
@@ -142,13 +142,13 @@ class ScatterCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Whole caches [B, H, S, D] of the layer with the new states [B, H, T, D] written in."""
+        """Return the layer's caches [B, H, S, D] with the new states [B, H, T, D] written in."""
         self.keys[layer_idx] = scatter_kv(self.keys[layer_idx], key_states, self.start)
         self.values[layer_idx] = scatter_kv(self.values[layer_idx], value_states, self.start)
         return self.keys[layer_idx], self.values[layer_idx]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero: positions are given explicitly, so nobody may derive them from here."""
+        """Return zero: positions are given explicitly."""
         return 0
 
 
@@ -181,7 +181,7 @@ AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
 class _GatheringHead(nn.Module):
-    """Vocabulary projection of the wanted columns only; what the model does after it is untouched."""
+    """Vocabulary projection of the wanted columns only."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class _GatheringHead(nn.Module):
         self.columns: Tensor | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits [B, R, V] of columns [B, R] of hidden states [B, T, width]."""
+        """Return logits [B, R, V] of columns [B, R] of hidden states [B, T, width]."""
         assert self.columns is not None
         index = self.columns[:, :, None].expand(-1, -1, hidden.shape[2])
         return self.head(hidden.gather(1, index))
@@ -219,14 +219,14 @@ class CanonicalDecoder(nn.Module):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Logits [B, R, V] of the wanted columns and the caches with the span written in.
+        """Return logits [B, R, V] of the wanted columns and the caches with the span written in.
 
         Args:
             tokens: [B, T] int64.
             start: [B] int64, cached tokens of each row.
             logit_positions: [B, R] int64, columns of the span.
             keys: one [B, H, S, D] float32 per layer, start + T <= S.
-            values: likewise.
+            values: one [B, H, S, D] float32 per layer.
         """
         num_tokens = tokens.shape[1]
         self._gathering.columns = logit_positions
@@ -242,6 +242,6 @@ class CanonicalDecoder(nn.Module):
         return output.logits, cache.keys, cache.values
 
     def release(self) -> None:
-        """Give the model back as it was."""
+        """Restore the model's own attention and head."""
         self.model.set_output_embeddings(self._old_head)
         self.model.set_attn_implementation(self._old_attention)

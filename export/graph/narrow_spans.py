@@ -1,12 +1,11 @@
-"""Spans of one token in a batch, with the bits that wider spans have.
+"""Padding of one-token spans in a batch, so that they have the bits of wider spans.
 
-One-row matrix products take other kernels than many-row ones on ONNX Runtime's CPU provider. A batch of
-single tokens has as many rows as tokens everywhere but inside attention, whose products are per row and
-head. So attention is given a zero query before the only one, and what it answers is dropped. Keys, values
-and lengths stay: causal attention is aligned at its last query, which sees what it would see alone.
+ONNX Runtime's CPU provider multiplies one row by other kernels than many rows. A batch of single tokens has many rows
+everywhere but inside attention, whose products are per row and head. So attention gets a zero query before the only
+one, and its answer is dropped. Keys, values and lengths stay: causal attention is aligned at its last query.
 
-Requires causal Attention on queries [B, H, T, D], one output used once. Ensures the same function. At
-T >= 2 nothing is added, and the two nodes per layer copy what they are given.
+Requires causal Attention on queries [B, H, T, D], one output used once. Ensures the same function. At T >= 2 nothing
+is added, and the two nodes per layer copy their input.
 
 Source: ONNX operators Attention-24, Pad-24, Slice-13.
 """
@@ -27,7 +26,7 @@ _PADS = "query_padding"
 
 
 def pad_single_queries(graph: ir.Graph) -> None:
-    """Let attention over one token per row compute two."""
+    """Pad queries so that attention over one token per row computes two."""
     missing, pads = _add_padding(graph)
     axis = put(graph, np.array([_QUERIES_AXIS], np.int64), f"{_PADS}.axis")
     end = put(graph, np.array([np.iinfo(np.int64).max], np.int64), f"{_PADS}.end")
@@ -49,10 +48,7 @@ def pad_single_queries(graph: ir.Graph) -> None:
 
 
 def drop_query_padding(graph: ir.Graph) -> None:
-    """Take back ``pad_single_queries``, where it was done: for engines whose bits do not need it.
-
-    What computes the padding stays behind, unused.
-    """
+    """Undo ``pad_single_queries``; the nodes that compute the padding stay, unused."""
     for node in [node for node in graph if node.op_type == "Attention"]:
         pad = source(node.inputs[0], "Pad")
         if pad is None or pad.inputs[1] is None or pad.inputs[1].name != _PADS:
@@ -66,7 +62,7 @@ def drop_query_padding(graph: ir.Graph) -> None:
 
 
 def _add_padding(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
-    """Number of queries to add, [1] int64, and the same as the pads of all axes, [8] int64."""
+    """Return the number of queries to add, [1] int64, and pads of all axes, [8] int64."""
     tokens = next(value for value in graph.inputs if value.name == bundle.TOKENS)
     least = put(graph, np.array([_LEAST_QUERIES], np.int64), f"{_PADS}.least")
     none = put(graph, np.array([0], np.int64), f"{_PADS}.none")

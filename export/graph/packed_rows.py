@@ -1,23 +1,22 @@
-"""Products without padding: tokens of a ragged batch as rows of one sequence, a rectangle in attention alone.
+"""Products without padding: a ragged batch as rows of one sequence, a rectangle only inside attention.
 
-A batch whose spans differ in length is a rectangle [B, T] with padding, and every product with weights pays for it.
-Here what flows between attentions is [1, N, hidden], the N tokens of all spans one behind the other. Indices that
-the caller makes (``engines.onnx.packed_inputs``) lead into attention and out of it:
+A batch whose spans differ in length is a rectangle [B, T] with padding, which every product with weights computes.
+Here values between attentions are [1, N, hidden], the N tokens of all spans one behind the other. Indices from the
+caller (``engines.onnx.packed_inputs``) map them to the rectangle of attention and back:
 
     [1, N, h*D] -> [N*h, D] -> Gather head_rows.h [B, h, T]       -> [B, h, T, D]     where a Transpose was
-    [B, H, G*T, D]          -> GatherND row_heads [1, N, G*H, 3]  -> [1, N, G*H, D]   likewise
+    [B, H, G*T, D]          -> GatherND row_heads [1, N, G*H, 3]  -> [1, N, G*H, D]   where a Transpose was
 
-so that no node is added: what a Transpose copied is copied by index. Behind the last attention only rows go on whose
-logits are wanted, by ``wanted_heads`` and ``logit_positions``: a chunk of a prompt, which wants one, takes a seventh
-less on five layers. Angles are read by position in the node that turns by them, learnt embeddings of places by
-``row_positions`` [1, N].
+No node is added: indices copy instead of a Transpose. Behind the last attention only rows with wanted logits go on, by
+``wanted_heads`` and ``logit_positions``: a chunk of a prompt, which wants one, takes a seventh less on five layers.
+RotaryEmbedding reads angles by position; learnt position embeddings are read by ``row_positions`` [1, N].
 
-Rows keep the rank that tokens had. Of rank 2 a product and the sum behind it could be one Gemm, a microsecond less, but
-that starts from the residual: beyond 256 products to a sum it rounds otherwise than ``model.onnx`` and ``tree.onnx``.
+Rows keep the rank of tokens. With rank 2, a product and its sum could be one Gemm, a microsecond faster, but Gemm
+starts from the residual: beyond 256 products to a sum it rounds otherwise than ``model.onnx`` and ``tree.onnx``.
 
 Requires a graph whose attention nodes take their heads from Reshape and Transpose, possibly through RMSNormalization,
-Split, Slice, Concat and RotaryEmbedding, and whose positions do nothing but turn or look up an embedding. Ensures the
-same function, and no product with weights over padding.
+Split, Slice, Concat and RotaryEmbedding, and whose positions only rotate or look up an embedding. Ensures the same
+function, and no product with weights over padding.
 
 Source: ONNX operators Gather-13, GatherND-13, RotaryEmbedding-23.
 """
@@ -29,28 +28,22 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.bundle import manifest as bundle
-from outrider.export.graph.edits import constant, put, put_input, replace, source
+from outrider.export.graph.edits import Axis, constant, put, put_input, replace, source
 
 _HEADS_FIRST = (0, 2, 1, 3)
-# Of RotaryEmbedding: the numbers of its inputs.
+# Inputs of RotaryEmbedding.
 _COS, _SIN, _PLACES = 1, 2, 3
-# What a rectangle's sizes [B, T, size] are for packed rows, but for the last.
+# Sizes of packed rows instead of a rectangle's [B, T, size]; the last is kept.
 _RANKED = (1, -1, 0)
-# Of Attention likewise: keys and values, which TensorScatter writes to the cache.
+# Inputs of Attention: keys and values, which TensorScatter writes to the cache.
 _CACHES = (1, 2)
 
 
 def pack_rows(graph: ir.Graph, nodes: Sequence[ir.Node], positions: ir.Value) -> bool:
-    """Pack the rows of a graph in which each head of the cache is about to be read once.
+    """Pack the rows of a graph, in place; return False, possibly after some rewrites, where its form is unknown.
 
-    Args:
-        graph: rewritten in place, in parts also where it is none that can be.
-        nodes: its Attention nodes; the caller groups their queries, so that they answer [B, H, G*T, D], and then
-            calls ``declare_rows``.
-        positions: [B, T], of the tokens of the rectangle.
-
-    Returns:
-        Whether the graph is one that can be.
+    The caller groups the queries of its Attention nodes afterwards, so that they answer [B, H, G*T, D], and calls
+    ``declare_rows``. Positions [B, T] are those of the rectangle.
     """
     entries = _Entries(graph)
     for node in nodes:
@@ -69,7 +62,7 @@ def pack_rows(graph: ir.Graph, nodes: Sequence[ir.Node], positions: ir.Value) ->
 
 
 class _Entries:
-    """Where packed rows become heads of the rectangle."""
+    """Nodes that gather heads of the rectangle from packed rows."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
@@ -77,7 +70,7 @@ class _Entries:
         self._packed: set[ir.Node] = set()
 
     def pack(self, value: ir.Value | None) -> bool:
-        """Have what a value [B, h, T, D] is made of come from packed rows; whether that is known how."""
+        """Make a value [B, h, T, D] from packed rows; return False where its form is unknown."""
         node = None if value is None else value.producer()
         if node is None or node in self._packed:
             return node is not None
@@ -106,13 +99,17 @@ class _Entries:
 
     def _rows_of(self, count: int) -> ir.Value:
         if count not in self._rows:
-            name, axes = bundle.head_rows_name(count), ["batch", count, "tokens"]
-            self._rows[count] = put_input(self._graph, name, ir.DataType.INT64, axes)
+            self._rows[count] = put_input(
+                self._graph,
+                bundle.head_rows_name(count),
+                ir.DataType.INT64,
+                ["batch", count, "tokens"],
+            )
         return self._rows[count]
 
 
 def _update(cache: ir.Value | None) -> ir.Value | None:
-    """What is written to a cache before attention reads it."""
+    """Return the update written to a cache before attention reads it."""
     node = source(cache, "TensorScatter")
     return None if node is None else node.inputs[1]
 
@@ -122,13 +119,13 @@ def _puts_heads_first(node: ir.Node) -> bool:
 
 
 def _pack_answers(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
-    """Node that gathers the real rows of an attention's answers; None where it is not known how."""
+    """Return the node that gathers the real rows of an attention's answers; None for an unknown form."""
     answers, queries = node.outputs[0], node.inputs[0]
     turned = [use.node for use in answers.uses()]
     if len(turned) != 1 or turned[0].op_type != "Transpose" or not _puts_heads_first(turned[0]):
         return None
     assert queries is not None and queries.shape is not None
-    axes = [1, "rows", queries.shape[1], 3]
+    axes: list[Axis] = [1, "rows", queries.shape[1], 3]
     rows = next((value for value in graph.inputs if value.name == bundle.ROW_HEADS), None)
     rows = rows or put_input(graph, bundle.ROW_HEADS, ir.DataType.INT64, axes)
     gathered = ir.node("GatherND", [answers, rows])
@@ -138,7 +135,7 @@ def _pack_answers(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
 
 
 def _want_rows(graph: ir.Graph, last: ir.Node) -> bool:
-    """Go on with wanted rows alone behind the last attention, whose answers ``last`` gathers."""
+    """Keep only wanted rows behind the last attention, whose answers ``last`` gathers."""
     wanted = next(value for value in graph.inputs if value.name == bundle.LOGIT_POSITIONS)
     gathers = [node for node in graph if node.op_type == "GatherND" and _takes(node, wanted)]
     behind = _reached(last.outputs[0])
@@ -150,9 +147,9 @@ def _want_rows(graph: ir.Graph, last: ir.Node) -> bool:
         return False
     rows = last.inputs[1]
     assert rows is not None and rows.shape is not None
-    axes = [1, "wanted", *rows.shape[2:]]
+    axes: list[Axis] = [1, "wanted", *rows.shape[2:]]
     last.replace_input_with(1, put_input(graph, bundle.WANTED_HEADS, ir.DataType.INT64, axes))
-    # What comes from tokens another way, past the last attention: the residual.
+    # Values that bypass the last attention: the residual.
     tokens = next(value for value in graph.inputs if value.name == bundle.TOKENS)
     others = _reached(tokens) - behind - {last}
     passing = dict.fromkeys(
@@ -186,7 +183,7 @@ def _takes(node: ir.Node, wanted: ir.Value) -> bool:
 
 
 def _reached(value: ir.Value) -> set[ir.Node]:
-    """Nodes that depend on a value."""
+    """Return the nodes that depend on a value."""
     found: set[ir.Node] = set()
     left = [use.node for use in value.uses()]
     while left:
@@ -198,7 +195,7 @@ def _reached(value: ir.Value) -> set[ir.Node]:
 
 
 def _keep_rows(graph: ir.Graph) -> bool:
-    """Leave packed rows packed behind products of rank 2, which went back to [B, T, size] by sizes of their own."""
+    """Keep rows packed behind products of rank 2, which reshaped to [B, T, size]."""
     for node in graph:
         if node.op_type != "Reshape" or constant(node.inputs[1]) is not None:
             continue
@@ -214,12 +211,9 @@ def _keep_rows(graph: ir.Graph) -> bool:
 
 
 def _place_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
-    """Have each token's position where it is used: in the rectangle to turn, in packed rows to look up a place.
+    """Rotate by positions of the rectangle, look up embeddings by those of packed rows.
 
-    RotaryEmbedding reads its tables by position itself, two nodes less.
-
-    Returns:
-        Whether positions do nothing else.
+    RotaryEmbedding reads its tables by position itself, two nodes less. Returns False where positions have other uses.
     """
     by_row = None
     for use in tuple(positions.uses()):
@@ -233,7 +227,7 @@ def _place_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
                 user.node.replace_input_with(user.idx, table.inputs[0])
                 user.node.replace_input_with(_PLACES, positions)
             graph.remove(table, safe=True)
-        elif _looks_up(use):
+        elif _looks_up(*use):
             if by_row is None:
                 by_row = put_input(graph, bundle.ROW_POSITIONS, ir.DataType.INT64, [1, "rows"])
             table.replace_input_with(use.idx, by_row)
@@ -242,18 +236,17 @@ def _place_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
     return True
 
 
-def _looks_up(use: ir.Usage) -> bool:
-    """Whether positions become rows of a table, from a constant one on."""
-    node = use.node
+def _looks_up(node: ir.Node, index: int) -> bool:
+    """Return whether a node reads a constant table by positions, its input ``index``."""
     if node.op_type == "Gather":
-        return use.idx == 1 and constant(node.inputs[0]) is not None
-    if node.op_type != "Add" or constant(node.inputs[1 - use.idx]) is None:
+        return index == 1 and constant(node.inputs[0]) is not None
+    if node.op_type != "Add" or constant(node.inputs[1 - index]) is None:
         return False
-    return all(map(_looks_up, node.outputs[0].uses()))
+    return all(_looks_up(*use) for use in node.outputs[0].uses())
 
 
 def declare_rows(graph: ir.Graph) -> None:
-    """Shapes of what comes in and goes out; those in between are no longer what they were."""
+    """Declare the shapes of inputs and outputs; drop those in between, which changed."""
     shapes: dict[str, list[int | str]] = {
         bundle.TOKENS: [1, "rows"],
         bundle.LOGIT_POSITIONS: ["wanted"],

@@ -1,16 +1,17 @@
-"""What a graph computes from positions alone, as tables read by position.
+"""Tables of values that a graph computes from positions alone, read by position.
 
-ONNX Runtime's CPU provider computes cosines and sines in packs and what is left over by other code, so
-that an angle's bits depend on its place among all angles of the call. A table has the same bits for a
-position whatever is beside it, and reading it costs less than computing it.
+ONNX Runtime's CPU provider computes cosines and sines in packs, and the remainder by other code, so an angle's bits
+depend on its place in the call. A table has the same bits for a position in every call, and reading it costs less.
 
-Requires a graph whose positions are the value ``kv_export.POSITIONS_VALUE`` [B, T]. Ensures the same
-function of positions below the tables' length, up to rounding. What mixes positions stays as it is.
+Requires a graph whose positions are the value ``kv_export.POSITIONS_VALUE`` [B, T]. Ensures the same function of
+positions below the tables' length, up to rounding. Values that mix positions stay as they are.
 
 Source: ONNX operator Gather-13.
 """
 
 from __future__ import annotations
+
+from typing import cast
 
 import numpy as np
 import onnx
@@ -31,9 +32,7 @@ _TOLERANCE = 1e-6
 
 def tabulate_positions(graph: ir.Graph, num_positions: int) -> None:
     """Replace every periodic function of positions by a Gather of its values at 0..num_positions - 1."""
-    positions = next(
-        (value for node in graph for value in node.outputs if value.name == POSITIONS_VALUE), None
-    )
+    positions = span_positions(graph)
     if positions is None:
         return
     nodes = _computed_from(positions, graph)
@@ -49,13 +48,20 @@ def tabulate_positions(graph: ir.Graph, num_positions: int) -> None:
     drop_unused(graph)
 
 
+def span_positions(graph: ir.Graph) -> ir.Value | None:
+    """Return the positions that a graph computes from ``start``, if any."""
+    return next(
+        (value for node in graph for value in node.outputs if value.name == POSITIONS_VALUE), None
+    )
+
+
 def is_position_table(name: str | None) -> bool:
-    """Whether a constant's name is of a table of ``tabulate_positions``, which is no weight of the model."""
+    """Return whether a constant is a table of ``tabulate_positions`` by its name, not a weight."""
     return name is not None and name.endswith(_SUFFIX)
 
 
 def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Node]:
-    """Nodes that read nothing but positions, constants and the sizes of the span, in order."""
+    """Return nodes that read only positions, constants and sizes of the span, in order."""
     known = {id(positions)}
     sized = [value for value in graph.inputs if value.name in (bundle.TOKENS, bundle.START)]
     nodes = []
@@ -76,7 +82,7 @@ def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Node]:
 
 
 def _results(nodes: list[ir.Node], positions: ir.Value) -> list[ir.Value]:
-    """Values [B, T, width] float32 behind a Cos or Sin that others than such values read."""
+    """Return values [B, T, width] float32 behind a Cos or Sin that other nodes than these read."""
     assert positions.shape is not None
     periodic: set[int] = set()
     candidates: dict[int, ir.Value] = {}
@@ -99,17 +105,17 @@ def _results(nodes: list[ir.Node], positions: ir.Value) -> list[ir.Value]:
 def _table(
     value: ir.Value, positions: ir.Value, nodes: list[ir.Node], num_positions: int
 ) -> FloatArray | None:
-    """The value [num_positions, width] by position, or None where it depends on more than its own."""
+    """Return the value [num_positions, width] by position; None where it depends on other positions."""
     evaluator = ReferenceEvaluator(_part(value, positions, nodes))
 
     def evaluate(where: IntArray) -> FloatArray:
         sizes = {bundle.TOKENS: np.zeros_like(where), bundle.START: where[:, 0]}
-        values: FloatArray = evaluator.run(None, {POSITIONS_VALUE: where} | sizes)[0]
+        (values,) = cast("list[FloatArray]", evaluator.run(None, {POSITIONS_VALUE: where} | sizes))
         return values
 
-    table = evaluate(np.arange(num_positions)[None])[0]
+    table: FloatArray = evaluate(np.arange(num_positions)[None])[0]
     few = np.random.default_rng(0).integers(0, num_positions, (3, 4))
-    # Of the first position alone, too: what looks at the largest of a call shows there.
+    # Also at the first position alone, to find values that depend on the largest of a call.
     for where in (few, np.zeros((1, 4), np.int64)):
         if not np.allclose(evaluate(where), table[where], rtol=0.0, atol=_TOLERANCE):
             return None
@@ -117,20 +123,23 @@ def _table(
 
 
 def _part(value: ir.Value, positions: ir.Value, nodes: list[ir.Node]) -> onnx.ModelProto:
-    """What makes the value [B, T, width] of positions [B, T], tokens [B, T] and start [B], for sizes."""
+    """Return the model that computes the value [B, T, width] from positions, tokens [B, T] and start [B]."""
     wanted: dict[ir.Value | None, None] = {value: None}
     kept = []
     for node in reversed(nodes):
         if any(one in wanted for one in node.outputs):
             wanted.update(dict.fromkeys(node.inputs))
             kept.append(ir.serde.serialize_node(node))
+    assert value.name is not None
     constants = [_stored(one) for one in wanted if one is not None and one.is_initializer()]
-    span = (positions.name, bundle.TOKENS)
     graph = onnx.helper.make_graph(
         kept[::-1],
         "positions",
         [
-            *(onnx.helper.make_tensor_value_info(name, _INT64, ["b", "t"]) for name in span),
+            *(
+                onnx.helper.make_tensor_value_info(name, _INT64, ["b", "t"])
+                for name in (POSITIONS_VALUE, bundle.TOKENS)
+            ),
             onnx.helper.make_tensor_value_info(bundle.START, _INT64, ["b"]),
         ],
         [onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, None)],

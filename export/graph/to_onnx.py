@@ -1,4 +1,4 @@
-"""From a PyTorch decoder to the canonical ONNX graph (opset 24), weights in one file beside it.
+"""Export of a PyTorch decoder to the canonical ONNX graph (opset 24), weights in one file beside it.
 
 ``export_model`` ensures what the engines require: the tensor names of ``engines.bundle.manifest``, one
 Attention and two TensorScatter nodes per layer, standard operators only.
@@ -6,6 +6,7 @@ Attention and two TensorScatter nodes per layer, standard operators only.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ _MOST_POSITIONS = 1 << 20
 _PLACE_DEPENDENT = frozenset(
     {"Acos", "Asin", "Atan", "Celu", "Cos", "Elu", "Log", "Mish", "Selu", "Sin", "Softplus"}
 )
+# Logs a warning per operator of torchvision where that is not installed (torch 2.13, unconditionally).
+_REGISTRATION = logging.getLogger("torch.onnx._internal.exporter._registration")
 # Sizes of the traced example; distinct and above 1, so that no axis is taken for a constant.
 _EXAMPLE_BATCH, _EXAMPLE_TOKENS, _EXAMPLE_CAPACITY, _EXAMPLE_WANTED = 2, 5, 11, 3
 
@@ -47,8 +50,8 @@ def export_model(model: PreTrainedModel, path: Path, *, num_positions: int | Non
             all that the model knows.
 
     Raises:
-        BundleError: the traced graph is not canonical (the model keeps state elsewhere), computes by
-            operators whose bits depend on the batch, or has no limit of positions and is given none.
+        BundleError: the traced graph is not canonical, computes by operators whose bits depend on the
+            batch, or has no limit of positions and is given none.
     """
     facts = model_facts(model.config)
     last = min(facts.max_position, num_positions or facts.max_position)
@@ -71,7 +74,7 @@ def export_model(model: PreTrainedModel, path: Path, *, num_positions: int | Non
 
 
 def check_canonical(path: Path, facts: ModelFacts) -> None:
-    """Refuse a graph that the engines could not run as promised.
+    """Refuse a graph that is not canonical.
 
     Raises:
         BundleError: names the first thing that differs.
@@ -97,7 +100,7 @@ def check_canonical(path: Path, facts: ModelFacts) -> None:
 
 
 def _computed_operators(graph: onnx.ModelProto) -> set[str]:
-    """Operators that see values of a call; the others are folded when the graph is loaded."""
+    """Return operators that read inputs of a call; all others are folded when the graph is loaded."""
     computed = {value.name for value in graph.graph.input}
     operators = set()
     for node in graph.graph.node:
@@ -108,11 +111,10 @@ def _computed_operators(graph: onnx.ModelProto) -> set[str]:
 
 
 def _check_names(graph: onnx.ModelProto, path: Path, facts: ModelFacts) -> None:
-    expected_inputs = _input_names(facts.num_layers)
-    expected_outputs = _output_names(facts.num_layers)
+    expected = _input_names(facts.num_layers), _output_names(facts.num_layers)
     inputs = [value.name for value in graph.graph.input]
     outputs = [value.name for value in graph.graph.output]
-    if inputs != expected_inputs or outputs != expected_outputs:
+    if (inputs, outputs) != expected:
         raise BundleError(f"{path.name}: tensors {inputs} -> {outputs} are not the canonical ones")
 
 
@@ -183,8 +185,19 @@ def _output_names(num_layers: int) -> list[str]:
 
 @contextmanager
 def _known_warnings() -> Iterator[None]:
-    """Silence what torch's exporter says of its own internals; the result is checked instead."""
-    with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning, UserWarning):
-            warnings.filterwarnings("ignore", category=category)
-        yield
+    """Silence torch's exporter about its own internals and about torchvision, which no decoder uses.
+
+    The graph is checked afterwards instead. Other records of its log pass.
+    """
+
+    def is_relevant(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("torchvision is not installed")
+
+    _REGISTRATION.addFilter(is_relevant)
+    try:
+        with warnings.catch_warnings():
+            for category in (DeprecationWarning, FutureWarning, UserWarning):
+                warnings.filterwarnings("ignore", category=category)
+            yield
+    finally:
+        _REGISTRATION.removeFilter(is_relevant)

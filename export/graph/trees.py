@@ -1,11 +1,9 @@
 """The graphs that verify trees, derived from a finished canonical graph.
 
-``tree.onnx`` is ``model.onnx`` with two changes: positions are an input instead of following from
-``start``, and attention reads a mask made from the input ``ancestors`` instead of being causal (and
-each head of the cache once, ``export.graph.grouped_heads``: trees are verified on the CPU). It
-is derived after every other pass, so it has the same fusions and quantisation, and it names the
-same weights in the same data file. ``keep_path.onnx`` copies the cache rows of a kept path into
-place.
+``tree.onnx`` is ``model.onnx`` with positions as an input and attention under a mask made from the input
+``ancestors``. It reads each head of the cache once (``export.graph.grouped_heads``), for the CPU. It is derived after
+all other passes, so it has the same fusions and quantisation and reads the same weights from the same data file.
+``keep_path.onnx`` copies the cache rows of a kept path into place.
 
 Requires of ``model.onnx``: a value ``kv_export.POSITIONS_VALUE`` and Attention nodes that are
 causal with lengths. Ensures standard operators only, no weight stored twice.
@@ -13,22 +11,24 @@ causal with lengths. Ensures standard operators only, no weight stored twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
-from outrider.export.graph.edits import put_input
+from outrider.export.graph.edits import insert_tape, put_input
 from outrider.export.graph.grouped_heads import (
     attention_nodes,
     give_mask,
     give_positions,
     group_heads,
     is_plainly_causal,
-    span_positions,
 )
 from outrider.export.graph.narrow_spans import drop_query_padding
+from outrider.export.graph.position_tables import span_positions
+from outrider.export.weights.half_products import is_cache
 
 _OPSET = 24
 
@@ -41,11 +41,11 @@ def derive_tree_graphs(path: Path) -> None:
     """
     model = ir.load(path)
     drop_query_padding(model.graph)  # no tree is one token wide
-    caches = [
-        (value.name, value.shape, f"new_{value.name}")
+    caches = {
+        value.name: value.shape
         for value in model.graph.inputs
-        if value.name is not None and value.name.startswith(("key.", "value."))
-    ]
+        if value.name and is_cache(value.name)
+    }
     ir.save(_keep_path_graph(caches), path.parent / bundle.KEEP_PATH_FILE)
     give_tree_inputs(model.graph, path.parent.name)
     group_heads(model.graph)
@@ -55,31 +55,19 @@ def derive_tree_graphs(path: Path) -> None:
 
 
 def give_tree_inputs(graph: ir.Graph, where: str) -> None:
-    """Let a canonical graph take trees: positions and ancestors as inputs, attention under their mask.
+    """Give a canonical graph the inputs of trees, positions and ancestors, and attention under their mask.
 
-    Args:
-        graph: rewritten in place.
-        where: how errors call it.
+    ``where`` names the graph in errors.
 
     Raises:
         BundleError: the graph knows no positions or its attention takes no tree mask.
     """
-    _give_positions(graph, where)
-    _give_mask(graph, where)
-
-
-def _give_positions(graph: ir.Graph, where: str) -> None:
-    """Replace the positions that follow from ``start`` by an input."""
     if span_positions(graph) is None:
         raise BundleError(
             f"{where}: the graph uses no positions, so it cannot place a tree; "
             "export with max_tree_nodes 0"
         )
     give_positions(graph)
-
-
-def _give_mask(graph: ir.Graph, where: str) -> None:
-    """Let every Attention node see the cached text and each token's own ancestors."""
     nodes = attention_nodes(graph)
     if not all(map(is_plainly_causal, nodes)):
         raise BundleError(
@@ -89,18 +77,17 @@ def _give_mask(graph: ir.Graph, where: str) -> None:
     if not nodes:
         raise BundleError(f"{where}: the graph has no Attention node")
     put_input(graph, bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
-    mask, mask_nodes = _tree_mask({value.name: value for value in graph.inputs})
-    graph.insert_before(graph[0], mask_nodes)
-    give_mask(nodes, mask)
+    give_mask(nodes, _add_mask(graph))
 
 
-def _tree_mask(inputs: dict[str | None, ir.Value]) -> tuple[ir.Value, list[ir.Node]]:
-    """Value [batch, 1, tokens, capacity] bool, and the nodes that make it.
+def _add_mask(graph: ir.Graph) -> ir.Value:
+    """Add the mask [batch, 1, tokens, capacity] bool of a tree to the graph.
 
     Column c of row b is cached text below ``start[b]``, token c - start[b] of the span in
     [start[b], start[b] + T), and unseen above.
     """
     tape = ir.tape.Tape()
+    inputs = {value.name: value for value in graph.inputs}
     zero, one = _ints(tape, 0), _ints(tape, [1])
     first_axis, last_axis = _ints(tape, [0]), one
     start, ancestors = inputs[bundle.START], inputs[bundle.ANCESTORS]
@@ -126,23 +113,22 @@ def _tree_mask(inputs: dict[str | None, ir.Value]) -> tuple[ir.Value, list[ir.No
     # In cached text ``above`` repeats the span's first column, which does not matter: it is seen.
     seen = tape.op("Or", [seen, tape.op("Unsqueeze", [is_cached, one])])
     mask = tape.op("Unsqueeze", [seen, one])
-    for number, node in enumerate(tape.nodes):
-        node.outputs[0].name = f"tree_mask.{number}"
-    return mask, list(tape.nodes)
+    insert_tape(graph, tape, "tree_mask")
+    return mask
 
 
-def _keep_path_graph(caches: list[tuple[str, ir.Shape | None, str]]) -> ir.Model:
-    """Per cache: the rows at ``columns`` are read, then written from ``start`` on."""
+def _keep_path_graph(caches: Mapping[str, ir.Shape | None]) -> ir.Model:
+    """Return the graph that reads each cache's rows at ``columns`` and writes them from ``start`` on."""
     tape = ir.tape.Tape()
     start = _input(bundle.START, ir.DataType.INT64, ["batch"])
     columns = _input(bundle.COLUMNS, ir.DataType.INT64, ["kept"])
     pasts, presents = [], []
-    for name, shape, new_name in caches:
+    for name, shape in caches.items():
         past = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT))
         rows = tape.op("Gather", [past, columns], {"axis": 2})
         rows.name = f"{name}.kept"
         present = tape.op("TensorScatter", [past, rows, start], {"axis": 2, "mode": "linear"})
-        present.name, present.shape, present.type = new_name, past.shape, past.type
+        present.name, present.shape, present.type = f"new_{name}", past.shape, past.type
         pasts.append(past)
         presents.append(present)
     graph = ir.Graph(

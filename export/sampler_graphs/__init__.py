@@ -1,9 +1,8 @@
 """The device sampler as standard ONNX graphs: propose, judge, shared noise, log-probabilities.
 
-Operators that are left out, because TensorRT's parser refuses or limits them: TopK beyond a few
-thousand entries, Sort, NonZero, bitwise operators, unsigned integers, float64, scatters that add,
-control flow. What remains is arithmetic and comparisons in float32, int32 and int64, reductions,
-running sums, gathers and plain scatters.
+TensorRT's parser refuses or limits TopK beyond a few thousand entries, Sort, NonZero, bitwise operators, unsigned
+integers, float64, scatters that add, and control flow. The graphs do without: they use arithmetic and comparisons in
+float32, int32 and int64, reductions, running sums, gathers and plain scatters.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from outrider.export.sampler_graphs.propose import propose_graph
 def sampler_graphs(
     *, vocab_size: int, draft_vocab_size: int | None, max_gamma: int
 ) -> Mapping[str, onnx.ModelProto]:
-    """All graphs of a sampler by file name; without a draft model none proposes.
+    """Return all graphs of a sampler by file name; without a draft model none proposes.
 
     Raises:
         BundleError: the vocabulary is too large for the sampler's integers.
@@ -55,7 +54,7 @@ def sampler_graphs(
 def write_sampler_graphs(
     folder: Path, *, vocab_size: int, draft_vocab_size: int | None, max_gamma: int
 ) -> None:
-    """Write all graphs of a sampler into a folder, which is made."""
+    """Write all graphs of a sampler into a new folder."""
     folder.mkdir(parents=True)
     graphs = sampler_graphs(
         vocab_size=vocab_size, draft_vocab_size=draft_vocab_size, max_gamma=max_gamma

@@ -1,10 +1,8 @@
-"""The law of the next token at every position of every row: bans, penalties, temperature, truncation.
+"""Adjusted probabilities of the next token at every position: bans, penalties, temperature, truncation.
 
-The order is that of ``engines.sampling.base.SamplingParams``. Everything is float32, as TensorRT has no wider
-type, so sums are arranged to stay exact where it matters: what a processor adds to a logit is
-computed as a difference and added after the greatest raw logit was subtracted, and masses are
-integers. Nothing is carried between positions: what the draft tokens before a position change is
-computed from them on the device.
+The order is that of ``engines.sampling.base.SamplingParams``. TensorRT has no type wider than float32, so sums are
+arranged to stay exact: a processor's difference is added after the greatest raw logit was subtracted, and masses are
+integers. Positions share no state: the effect of earlier draft tokens is computed from them on the device.
 """
 
 from __future__ import annotations
@@ -22,13 +20,13 @@ _INFINITY = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What a graph is given about its rows, as values.
+    """Inputs of a graph about its rows.
 
     Attributes:
         draft_tokens: [B, R] int64.
         counts: [B, 8] int64, columns ``Count``.
         settings: [B, 8] float32, columns ``Setting``; None in greedy graphs.
-        lists: the padded lists of ``sampler_tensors.LISTS``; empty in graphs without processors.
+        lists: the padded lists of ``engines.device.sampling.tensors.LISTS``; empty in graphs without processors.
     """
 
     draft_tokens: Value
@@ -37,23 +35,23 @@ class Rows:
     lists: Mapping[str, Value]
 
     def count(self, column: Count) -> Value:
-        """One column of the counts, [B, 1, 1] int64."""
+        """Return one column of the counts, [B, 1, 1] int64."""
         return self.counts.slice(column, column + 1, 1).unsqueeze(2)
 
     def setting(self, column: Setting) -> Value:
-        """One column of the settings, [B, 1, 1] float32."""
+        """Return one column of the settings, [B, 1, 1] float32."""
         assert self.settings is not None
         return self.settings.slice(column, column + 1, 1).unsqueeze(2)
 
     def has_flag(self, *flags: Flag) -> Value:
-        """Whether the flags' sum is one of these, [B, 1, 1] bool."""
+        """Return whether a row's flags are one of these two, [B, 1, 1] bool."""
         value = self.count(Count.FLAGS)
         return value.equals(flags[0]) | value.equals(flags[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjusted:
-    """Laws of the next token; a row that is not finite stands as one of equal logits.
+    """Adjusted rows; one that is not finite is replaced by equal logits.
 
     Attributes:
         order: [B, R, V] float32, processed logits.
@@ -69,11 +67,9 @@ class Adjusted:
 
 
 def declare_rows(graph: Graph, variant: Variant) -> Rows:
-    """The inputs of a graph that describe its rows."""
-    lists: dict[str, Value] = {}
-    if variant.is_full:
-        for name in names.LISTS:
-            lists[name] = graph.input(name, *_list_type(name))
+    """Declare the inputs of a graph that describe its rows."""
+    listed = names.LISTS if variant.is_full else ()
+    lists = {name: graph.input(name, *_list_type(name)) for name in listed}
     settings = None
     if variant.has_rows:
         settings = graph.input(names.SETTINGS, FLOAT, ["batch", names.NUM_SETTINGS])
@@ -93,14 +89,10 @@ def _list_type(name: str) -> tuple[int, list[int | str]]:
 def adjusted(
     logits: Value, positions: Value, rows: Rows, *, vocab_size: int, variant: Variant
 ) -> Adjusted:
-    """Laws of the next token.
+    """Return the adjusted rows of logits [B, R, V] float32.
 
-    Args:
-        logits: [B, R, V] float32.
-        positions: [B or 1, R, 1] int64, draft tokens before each position.
-        rows: the laws, and the draft tokens.
-        vocab_size: V.
-        variant: without processors and truncation, unless it is full.
+    ``positions`` [B or 1, R, 1] int64 counts the draft tokens before each position. Only the full variant has
+    processors and truncation.
     """
     if variant.is_full:
         delta, is_banned = _processed(logits, positions, rows, vocab_size)
@@ -127,7 +119,7 @@ def adjusted(
 
 
 def finite_rows(logits: Value, is_banned: Value | None) -> Value:
-    """Which rows have a greatest logit that is a number, [B, R, 1] bool; banned logits do not count."""
+    """Return which rows have a finite greatest logit, [B, R, 1] bool; banned logits do not count."""
     graph = logits.graph
     is_wrong = graph.op("IsNaN", logits) | (logits >= _INFINITY)
     is_usable = logits > -_INFINITY
@@ -141,7 +133,7 @@ def _any(is_true: Value) -> Value:
 
 
 def _processed(logits: Value, positions: Value, rows: Rows, vocab_size: int) -> tuple[Value, Value]:
-    """What bias and penalties add, [B, R, V] float32, and what is banned, [B, R, V] bool."""
+    """Return the sum of bias and penalties, [B, R, V] float32, and the banned tokens, [B, R, V] bool."""
     lists = rows.lists
     bias = _spread(lists[names.BIAS_IDS], lists[names.BIAS_VALUES], vocab_size).unsqueeze(1)
     base = _spread(lists[names.SEEN_IDS], lists[names.SEEN_COUNTS], vocab_size).unsqueeze(1)
@@ -157,7 +149,7 @@ def _processed(logits: Value, positions: Value, rows: Rows, vocab_size: int) -> 
 
 
 def _banned(positions: Value, rows: Rows, vocab_size: int) -> Value:
-    """[B, R, V] bool: ids that are not allowed, words that would become bad, ends that come early."""
+    """Return ids not allowed, last tokens of bad words and early ends, [B, R, V] bool."""
     lists = rows.lists
     is_allowed = _marked(lists[names.ALLOWED_IDS], vocab_size).unsqueeze(1)
     is_out = rows.has_flag(Flag.ALLOWED, Flag.POINT_MASS_ALLOWED) & ~is_allowed
@@ -167,7 +159,7 @@ def _banned(positions: Value, rows: Rows, vocab_size: int) -> Value:
 
 
 def _bad(positions: Value, rows: Rows, vocab_size: int) -> Value:
-    """[B, R, V] bool: last tokens of words all of whose other tokens have just been produced."""
+    """Return last tokens of bad words whose other tokens were just produced, [B, R, V] bool."""
     graph, lists = positions.graph, rows.lists
     prefixes = lists[names.BAD_PREFIXES]
     length = prefixes.length(2)
@@ -186,7 +178,7 @@ def _bad(positions: Value, rows: Rows, vocab_size: int) -> Value:
 
 
 def _drafted_before(positions: Value, draft_tokens: Value, vocab_size: int) -> Value:
-    """How often each token is among the draft tokens before each position, [B, R, V] float32."""
+    """Count each token among the draft tokens before each position, [B, R, V] float32."""
     graph = positions.graph
     is_token = draft_tokens.unsqueeze(2).equals(graph.ids(vocab_size))
     columns = graph.ids(draft_tokens.length(1)).unsqueeze(0).unsqueeze(0)
@@ -195,13 +187,13 @@ def _drafted_before(positions: Value, draft_tokens: Value, vocab_size: int) -> V
 
 
 def _marked(ids: Value, vocab_size: int, *, rank: int = 2) -> Value:
-    """[..., V] bool, true at the ids."""
+    """Return [..., V] bool, true at the ids."""
     ones = ids.equals(ids).cast(FLOAT)
     return _spread(ids, ones, vocab_size, rank=rank) > 0.0
 
 
 def _spread(ids: Value, values: Value, vocab_size: int, *, rank: int = 2) -> Value:
-    """[..., V] float32: ``values`` at ``ids`` [..., N], 0 elsewhere; the id V is padding.
+    """Return [..., V] float32: ``values`` at ``ids`` [..., N], 0 elsewhere; the id V is padding.
 
     An id may stand twice only with equal values: TensorRT's scatter cannot add.
     """

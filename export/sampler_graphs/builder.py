@@ -1,15 +1,17 @@
-"""Writing an ONNX graph as Python expressions: values with operators, constants where numbers stand.
+"""A builder of ONNX graphs by Python expressions: values have operators, numbers become constants.
 
-Only what the sampler's graphs need. Every operator used must be known to ONNX Runtime and to
-TensorRT's parser; what that leaves out is told in the package's docstring.
+It has only what the sampler's graphs need. ONNX Runtime and TensorRT's parser must know every operator; the
+package's docstring lists those that they do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -17,8 +19,14 @@ OPSET = 24
 IR_VERSION = 11
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 INT32 = TensorProto.INT32
-_NUMPY = {FLOAT: np.float32, INT64: np.int64, INT32: np.int32, BOOL: np.bool_}
 _COMPARISONS = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN"}
+
+
+def _binary(kind: str) -> Callable[[Value, Value | float], Value]:
+    def method(self: Value, other: Value | float) -> Value:
+        return self.graph.op(kind, self, other)
+
+    return method
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,56 +37,35 @@ class Value:
     name: str
     dtype: int
 
-    def __add__(self, other: Value | float) -> Value:
-        return self.graph.op("Add", self, other)
-
-    def __sub__(self, other: Value | float) -> Value:
-        return self.graph.op("Sub", self, other)
-
-    def __mul__(self, other: Value | float) -> Value:
-        return self.graph.op("Mul", self, other)
-
-    def __truediv__(self, other: Value | float) -> Value:
-        return self.graph.op("Div", self, other)
-
-    def __floordiv__(self, other: Value | float) -> Value:
-        """Integer quotient; ONNX truncates, so both sides must not be negative."""
-        return self.graph.op("Div", self, other)
+    __add__ = _binary("Add")
+    __sub__ = _binary("Sub")
+    __mul__ = _binary("Mul")
+    __truediv__ = _binary("Div")
+    # ONNX truncates, so both sides must not be negative.
+    __floordiv__ = _binary("Div")
+    __lt__ = _binary("Less")
+    __le__ = _binary("LessOrEqual")
+    __gt__ = _binary("Greater")
+    __ge__ = _binary("GreaterOrEqual")
+    __and__ = _binary("And")
+    __or__ = _binary("Or")
 
     def __mod__(self, other: int) -> Value:
         return self - (self // other) * other
-
-    def __lt__(self, other: Value | float) -> Value:
-        return self.graph.op("Less", self, other)
-
-    def __le__(self, other: Value | float) -> Value:
-        return self.graph.op("LessOrEqual", self, other)
-
-    def __gt__(self, other: Value | float) -> Value:
-        return self.graph.op("Greater", self, other)
-
-    def __ge__(self, other: Value | float) -> Value:
-        return self.graph.op("GreaterOrEqual", self, other)
-
-    def __and__(self, other: Value) -> Value:
-        return self.graph.op("And", self, other)
-
-    def __or__(self, other: Value) -> Value:
-        return self.graph.op("Or", self, other)
 
     def __invert__(self) -> Value:
         return self.graph.op("Not", self)
 
     def equals(self, other: Value | float) -> Value:
-        """Where both are equal, bool."""
+        """Return where both are equal, bool."""
         return self.graph.op("Equal", self, other)
 
     def cast(self, dtype: int) -> Value:
-        """The same numbers in another type; fractions are cut."""
+        """Return the same numbers in another type; fractions are cut."""
         return self.graph.op("Cast", self, dtype=dtype, to=dtype)
 
     def where(self, yes: Value | float, no: Value | float) -> Value:
-        """``yes`` where this is true, ``no`` elsewhere."""
+        """Return ``yes`` where this is true, ``no`` elsewhere."""
         known = yes if isinstance(yes, Value) else no
         assert isinstance(known, Value)
         graph = self.graph
@@ -88,61 +75,61 @@ class Value:
         return graph.op("Where", self, *pair, dtype=known.dtype)
 
     def sum(self, axis: int = -1, *, keepdims: bool = True) -> Value:
-        """Sum along one axis."""
+        """Return the sum along one axis."""
         return self._reduce("ReduceSum", axis, keepdims)
 
     def max(self, axis: int = -1, *, keepdims: bool = True) -> Value:
-        """Maximum along one axis."""
+        """Return the maximum along one axis."""
         return self._reduce("ReduceMax", axis, keepdims)
 
     def min(self, axis: int = -1, *, keepdims: bool = True) -> Value:
-        """Minimum along one axis."""
+        """Return the minimum along one axis."""
         return self._reduce("ReduceMin", axis, keepdims)
 
     def argmax(self, length: int) -> Value:
-        """First index of the maximum along the last axis of this length, that axis kept.
+        """Return the first index of the maximum along the last axis of this length, that axis kept.
 
         ONNX's ArgMax becomes a TopK layer in TensorRT, which does not say what it does with ties.
         """
         return self._first(self.equals(self.max()), length)
 
     def argmin(self, length: int) -> Value:
-        """First index of the minimum along the last axis of this length, that axis kept."""
+        """Return the first index of the minimum along the last axis of this length, that axis kept."""
         return self._first(self.equals(self.min()), length)
 
     def cumsum(self) -> Value:
-        """Inclusive running sum along the last axis."""
+        """Return the inclusive running sum along the last axis."""
         return self.graph.op("CumSum", self, self.graph.constant(-1, INT64))
 
     def unsqueeze(self, axis: int) -> Value:
-        """An axis of length 1 more."""
+        """Add an axis of length 1."""
         return self.graph.op("Unsqueeze", self, self.graph.constant([axis], INT64))
 
     def squeeze(self, axis: int) -> Value:
-        """An axis of length 1 less."""
+        """Remove an axis of length 1."""
         return self.graph.op("Squeeze", self, self.graph.constant([axis], INT64))
 
     def length(self, axis: int) -> Value:
-        """Length of an axis, [1] int64."""
+        """Return the length of an axis, [1] int64."""
         return self.graph.op("Shape", self, start=axis, end=axis + 1)
 
     def slice(self, start: int, end: int, axis: int) -> Value:
-        """Elements start..end-1 along one axis."""
+        """Return elements start..end-1 along one axis."""
         constant = self.graph.constant
         bounds = [constant([bound], INT64) for bound in (start, end, axis)]
         return self.graph.op("Slice", self, *bounds)
 
     def head(self, count: Value, axis: int) -> Value:
-        """The first ``count`` [1] int64 elements along one axis."""
+        """Return the first ``count`` [1] int64 elements along one axis."""
         constant = self.graph.constant
         return self.graph.op("Slice", self, constant([0], INT64), count, constant([axis], INT64))
 
     def pick(self, indices: Value, axis: int = -1) -> Value:
-        """Elements at ``indices``, which has this value's rank, along one axis."""
+        """Return elements at ``indices``, which has this value's rank, along one axis."""
         return self.graph.op("GatherElements", self, indices, axis=axis)
 
     def _first(self, is_wanted: Value, length: int) -> Value:
-        """Where nothing is wanted, as in a row of NaN, the last index, so that it stays one."""
+        """Return the first wanted index; the last of all where none is wanted, as in a row of NaN."""
         return is_wanted.where(self.graph.ids(length), length - 1).min()
 
     def _reduce(self, kind: str, axis: int, keepdims: bool) -> Value:
@@ -163,12 +150,12 @@ class Graph:
         self._names: dict[str, str] = {}
 
     def input(self, name: str, dtype: int, shape: Sequence[int | str]) -> Value:
-        """A tensor that the caller gives."""
+        """Declare an input."""
         self._inputs.append(helper.make_tensor_value_info(name, dtype, shape))
         return Value(self, name, dtype)
 
     def output(self, name: str, value: Value, shape: Sequence[int | str]) -> None:
-        """Give a value to the caller under a name.
+        """Declare a value as an output of this name.
 
         The node that makes it writes it there itself: a copy would break memory that is bound as
         input and output.
@@ -177,8 +164,8 @@ class Graph:
         self._outputs.append(helper.make_tensor_value_info(name, value.dtype, shape))
 
     def constant(self, value: object, dtype: int) -> Value:
-        """A constant; equal ones are stored once."""
-        array = np.asarray(value, dtype=_NUMPY[dtype])
+        """Return a constant; equal ones are stored once."""
+        array: npt.NDArray[Any] = np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(dtype))
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = f"constant_{len(self._constants)}"
@@ -194,7 +181,7 @@ class Graph:
         dtype: int | None = None,
         **attrs: int,
     ) -> Value:
-        """One node with one output.
+        """Add a node and return its output.
 
         Args:
             kind: operator.
@@ -209,28 +196,30 @@ class Graph:
         ]
         name = f"{kind}_{len(self._nodes)}"
         names = [first.name, *(value.name for value in values)]
-        self._nodes.append(helper.make_node(kind, names, [name], name=name, **attrs))
+        node = helper.make_node(kind, names, [name], name=name)
+        node.attribute.extend(helper.make_attribute(key, attrs[key]) for key in sorted(attrs))
+        self._nodes.append(node)
         if dtype is None:
             dtype = BOOL if kind in _COMPARISONS else first.dtype
             dtype = INT64 if kind == "Shape" else dtype
         return Value(self, name, dtype)
 
     def ids(self, count: int | Value) -> Value:
-        """[count] int64: 0, 1, 2, ...; ``count`` may be a scalar value [1]."""
+        """Return [count] int64: 0, 1, 2, ...; ``count`` may be a scalar value [1]."""
         zero, one = self.constant(0, INT64), self.constant(1, INT64)
         end = count.squeeze(0) if isinstance(count, Value) else self.constant(count, INT64)
         return self.op("Range", zero, end, one)
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """Values one after the other along an axis."""
+        """Join values one after the other along an axis."""
         return self.op("Concat", *values, axis=axis)
 
     def full(self, shape: Sequence[Value], value: float, dtype: int) -> Value:
-        """A tensor of one number; ``shape`` holds [1] int64 lengths."""
+        """Return a tensor of one number; ``shape`` holds [1] int64 lengths."""
         return self.op("Expand", self.constant(value, dtype), self.concat(shape, 0))
 
     def model(self) -> onnx.ModelProto:
-        """The checked model.
+        """Return the checked model.
 
         Raises:
             onnx.checker.ValidationError: the graph is not standard ONNX; a bug.

@@ -1,7 +1,7 @@
 """Drawing from a row with a uniform number, in integers: no sum rounds, so no border moves.
 
-A uniform number is given as the 53 bits of ``engines.sampling.noise`` and stays an integer; products with it
-are cut exactly, limb by limb, because TensorRT has no float64.
+A uniform number is the 53 bits of ``engines.sampling.noise``. Its products are rounded down exactly, limb by limb,
+because TensorRT has no float64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ assert sum(_LIMB_BITS) == UNIFORM_BITS
 
 
 def scaled(number: Value, uniform: Value) -> Value:
-    """floor(number * uniform / 2 ** 53) for 0 <= number < 2 ** 45, all int64."""
+    """Return floor(number * uniform / 2 ** 53) for 0 <= number < 2 ** 45, all int64."""
     result = number * 0
     for bits in _LIMB_BITS:
         limb, uniform = uniform % (1 << bits), uniform // (1 << bits)
@@ -24,14 +24,10 @@ def scaled(number: Value, uniform: Value) -> Value:
 
 
 def draw(row: Value, uniform: Value) -> Value:
-    """The token whose interval of the running sum holds the uniform number; never one of no mass.
+    """Return the token [B, 1, 1] int64 whose interval of the running sum holds the uniform number.
 
-    Args:
-        row: [B, 1, V] float32, not negative, with a positive sum of about 1 at most.
-        uniform: [B, 1, 1] int64 in units of 2 ** -53.
-
-    Returns:
-        [B, 1, 1] int64.
+    It has mass. The row [B, 1, V] float32 is not negative, with a positive sum of about 1 at most; ``uniform``
+    [B, 1, 1] int64 is in units of 2 ** -53.
     """
     fixed = to_fixed(row)
     point = scaled(fixed.sum(), uniform)
@@ -39,13 +35,9 @@ def draw(row: Value, uniform: Value) -> Value:
 
 
 def is_drawn(rows: Value, token: Value, uniform: Value, ids: Value) -> Value:
-    """Whether ``draw`` would yield ``token``, at every position and without a running sum.
+    """Return whether ``draw`` of rows [B, R, V] float32 would yield ``token`` [B, R, 1] int64.
 
-    Args:
-        rows: [B, R, V] float32.
-        token: [B, R, 1] int64, anything; ids outside the vocabulary are never drawn.
-        uniform: [B, R, 1] int64.
-        ids: [V] int64, 0, 1, 2, ...
+    It needs no running sum, with ``ids`` [V] int64 0, 1, 2, ... Ids outside the vocabulary are never drawn.
     """
     fixed = to_fixed(rows)
     below = (ids < token).where(fixed, 0).sum()
@@ -55,19 +47,16 @@ def is_drawn(rows: Value, token: Value, uniform: Value, ids: Value) -> Value:
 
 
 def race_winner(rows: Value, races: Value, vocab_size: int) -> Value:
-    """Token x of least E(x) / p(x), ties by lower id; [B, R, 1] int64.
+    """Return the token x of least E(x) / p(x), ties by lower id; [B, R, 1] int64.
 
-    Args:
-        rows: [B, R, V] float32, p.
-        races: [B, R, V] float32, E: independent standard exponentials.
-        vocab_size: V.
+    p are the rows [B, R, V] float32, E the races [B, R, V] float32: independent standard exponentials.
     """
     times = (rows > 0.0).where(races / rows, float("inf"))
     return times.argmin(vocab_size)
 
 
 def at(values: Value, token: Value, ids_end: int) -> Value:
-    """``values`` [B, R, V] at ``token`` [B, R, 1] int64; 0 for ids outside the vocabulary."""
+    """Return ``values`` [B, R, V] at ``token`` [B, R, 1] int64; 0 for ids outside the vocabulary."""
     is_token = (token >= 0) & (token < ids_end)
     found = values.pick(is_token.where(token, 0))
     assert found.dtype == FLOAT

@@ -1,8 +1,8 @@
-"""The graph that judges whole drafts: how many tokens stay, and which token follows them.
+"""The graph that judges whole drafts: the number of accepted tokens and the token that follows.
 
-All positions of all rows are adjusted and tested at once; the first that is not kept decides. One
-token is then drawn per row: from the residual after a rejection by the ratio test, from the target's
-own row otherwise. What goes out is one tensor of integers per step.
+All positions of all rows are adjusted and tested at once; the first that is not kept decides. One token is then
+drawn per row: from the residual after a rejection by the ratio test, else from the target's row. The output is one
+tensor of integers per step.
 
 Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1 and appendix A.5; p is the target row,
 q the draft row.
@@ -14,14 +14,7 @@ from collections.abc import Sequence
 
 import onnx
 from outrider.engines.device.sampling import tensors as names
-from outrider.engines.device.sampling.tensors import (
-    FRACTION_BITS,
-    Count,
-    Flag,
-    Rule,
-    Setting,
-    Variant,
-)
+from outrider.engines.device.sampling.tensors import Count, Flag, Rule, Setting, Variant
 from outrider.export.sampler_graphs.adjust import (
     Adjusted,
     Rows,
@@ -34,11 +27,11 @@ from outrider.export.sampler_graphs.draw import at, draw, is_drawn, race_winner,
 from outrider.export.sampler_graphs.truncate import to_fixed
 
 # Below this the float32 difference of two rows is rounding, not mass.
-_SMALLEST_RESIDUAL = int(1e-6 * (1 << FRACTION_BITS))
+_SMALLEST_RESIDUAL = int(1e-6 * (1 << names.FRACTION_BITS))
 
 
 def judge_graph(variant: Variant, *, vocab_size: int, depth: int) -> onnx.ModelProto:
-    """The graph of one variant over a vocabulary of ``vocab_size``, with ``depth`` positions kept."""
+    """Return the graph of one variant over ``vocab_size`` tokens that reads ``depth`` kept rows."""
     graph = Graph(f"judge_{variant}")
     logits = graph.input(names.LOGITS, FLOAT, ["batch", "positions", vocab_size])
     rows = declare_rows(graph, variant)
@@ -63,7 +56,7 @@ def judge_graph(variant: Variant, *, vocab_size: int, depth: int) -> onnx.ModelP
 
 
 class _Test:
-    """The four rules at all positions of all rows, over one adjusted law."""
+    """The four rules at all positions of all rows, over the adjusted rows."""
 
     def __init__(
         self,
@@ -74,7 +67,7 @@ class _Test:
         variant: Variant,
     ) -> None:
         vocab_size = kept_shape[1]
-        self._law, self._rows, self._vocab_size = probs, rows, vocab_size
+        self._adjusted, self._rows, self._vocab_size = probs, rows, vocab_size
         self._ids = graph.ids(vocab_size)
         self._tokens = rows.draft_tokens.unsqueeze(2)
         self._rule = rows.count(Count.RULE)
@@ -93,8 +86,8 @@ class _Test:
         self.has_overlap = self._rule.equals(Rule.RATIO) & ~is_point
 
     def is_kept(self) -> Value:
-        """Whether the draft token of each position is kept, [B, R, 1] bool."""
-        tokens, probs = self._tokens, self._law
+        """Return whether the draft token of each position is kept, [B, R, 1] bool."""
+        tokens, probs = self._tokens, self._adjusted
         is_kept = is_drawn(probs.probs, tokens, self._draws, self._ids)
         is_kept = self._choose(Rule.RATIO, self._passes_ratio(), is_kept)
         if self._winner is not None:
@@ -102,8 +95,8 @@ class _Test:
         return self._choose(Rule.GREEDY, self._is_great(), is_kept)
 
     def following(self, num_accepted: Value) -> tuple[Value, Value]:
-        """The token after the kept ones, [B, 1] int64, and residuals that p replaced, [B, 1]."""
-        target = _row(self._law.probs, num_accepted)
+        """Return the token after the kept ones, [B, 1] int64, and whether p replaced an empty residual, [B, 1]."""
+        target = _row(self._adjusted.probs, num_accepted)
         draft = _row(self._draft_rows, num_accepted)
         is_rejected = num_accepted.unsqueeze(2) < self._rows.count(Count.GAMMA)
         wants_residual = self._rule.equals(Rule.RATIO) & is_rejected
@@ -120,8 +113,8 @@ class _Test:
         return token, (wants_residual & is_empty).cast(INT64).squeeze(2)
 
     def overlaps(self) -> Value:
-        """Sum of min(p, q) at each position, [B, R, 1] int64 in units of 2 ** -42."""
-        lesser = self._ids.graph.op("Min", self._law.probs, self._draft_rows)
+        """Return the sum of min(p, q) at each position, [B, R, 1] int64 in units of 2 ** -42."""
+        lesser = self._ids.graph.op("Min", self._adjusted.probs, self._draft_rows)
         return to_fixed(lesser).sum()
 
     def _choose(self, rule: Rule, yes: Value, no: Value) -> Value:
@@ -129,33 +122,33 @@ class _Test:
         return (is_rule & yes) | (~is_rule & no)
 
     def _passes_ratio(self) -> Value:
-        """U * l * q(x) < p(x), in integers: at the border itself, and where p(x) is 0, it fails."""
+        """Compare u * lenience * q(x) < p(x) in integers; equality and p(x) = 0 fail."""
         lenience = self._rows.setting(Setting.LENIENCE)
         draft = to_fixed(at(self._draft_rows, self._tokens, self._vocab_size) * lenience)
-        target = to_fixed(at(self._law.probs, self._tokens, self._vocab_size))
+        target = to_fixed(at(self._adjusted.probs, self._tokens, self._vocab_size))
         return scaled(draft, self._coins) < target
 
     def _is_great(self) -> Value:
-        """Whether a token is the greatest, or has ``lenience`` times its probability."""
+        """Return whether a token is the greatest, or has ``lenience`` times its probability."""
         tokens, lenience = self._tokens, self._rows.setting(Setting.GREEDY_LENIENCE)
-        ratios = self._ids.graph.op("Exp", self._law.exponents)
+        ratios = self._ids.graph.op("Exp", self._adjusted.exponents)
         is_near = at(ratios, tokens, self._vocab_size) >= lenience
         return self._best.equals(tokens) | ((lenience > 0.0) & is_near)
 
 
 def _num_leading(is_kept: Value) -> Value:
-    """Leading positions that are kept, [B, 1] int64; ``is_kept`` is [B, R, 1]."""
+    """Return the number of leading kept positions, [B, 1] int64; ``is_kept`` is [B, R, 1]."""
     num_rejected = (~is_kept).squeeze(2).cast(INT64).cumsum()
     return num_rejected.equals(0).cast(INT64).sum()
 
 
 def _chosen(values: Value, position: Value) -> Value:
-    """``values`` [B, R, 1] at ``position`` [B, 1]; [B, 1]."""
+    """Return ``values`` [B, R, 1] at ``position`` [B, 1]; [B, 1]."""
     return values.squeeze(2).pick(position)
 
 
 def _row(rows: Value, position: Value) -> Value:
-    """``rows`` [B, R, V] at ``position`` [B, 1]; [B, 1, V]."""
+    """Return ``rows`` [B, R, V] at ``position`` [B, 1]; [B, 1, V]."""
     return rows.graph.op("GatherND", rows, position.unsqueeze(2), batch_dims=1)
 
 

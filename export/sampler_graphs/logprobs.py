@@ -1,4 +1,4 @@
-"""The graph of log-probabilities under the target's unadjusted softmax, for who asks for them."""
+"""The graph of log-probabilities under the target's unadjusted softmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOWEST = -3.4028234663852886e38
 
 
 def logprobs_graph(*, vocab_size: int) -> onnx.ModelProto:
-    """Log-softmax of raw rows at given tokens and at their greatest entries, ties by lower id.
+    """Return the graph of log-softmax at given tokens and at the greatest entries, ties by lower id.
 
     The greatest entries are taken one after the other: TensorRT's TopK is limited, and few are
     wanted, by few requests.
@@ -25,7 +25,7 @@ def logprobs_graph(*, vocab_size: int) -> onnx.ModelProto:
     norm = graph.op("Log", total)
     graph.output(names.LOGPROBS, (below.pick(tokens) - norm).squeeze(2), ["batch", "positions"])
     ids = graph.ids(vocab_size)
-    # What was taken falls to -inf, so banned entries must stay above it to be taken in their turn.
+    # Taken entries fall to -inf, so banned ones must stay above it to be taken later.
     left = graph.op("Max", logits, _LOWEST)
     taken = []
     for _ in range(min(MAX_TOP_LOGPROBS, vocab_size)):
@@ -33,7 +33,7 @@ def logprobs_graph(*, vocab_size: int) -> onnx.ModelProto:
         taken.append(greatest)
         left = ids.equals(greatest).where(float("-inf"), left)
     tops = graph.concat(taken, 2)
-    shape = ["batch", "positions", len(taken)]
+    shape: list[int | str] = ["batch", "positions", len(taken)]
     graph.output(names.TOP_IDS, tops, shape)
     graph.output(names.TOP_LOGPROBS, below.pick(tops) - norm, shape)
     return graph.model()

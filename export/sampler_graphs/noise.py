@@ -1,4 +1,4 @@
-"""The graph of shared exponentials: Philox 4x64 in integers, the very words of ``engines.sampling.noise``.
+"""The graph of shared exponentials: Philox 4x64 in integers, the same words as ``engines.sampling.noise``.
 
 TensorRT has no bitwise operators, and nothing unsigned but bytes. So a word of 64 bits is four limbs
 of 16 bits in int64; products are sums of limb products with carries; and exclusive-or looks pairs of
@@ -38,7 +38,7 @@ Word = list[Value]  # limbs, lowest first
 
 
 def noise_graph(*, vocab_size: int) -> onnx.ModelProto:
-    """Exponentials of races at given positions of given seeds, one per token."""
+    """Return the graph of race exponentials at given positions of given seeds, one per token."""
     graph = Graph("noise")
     seeds = graph.input(names.SEEDS, INT64, ["batch", _NUM_LIMBS])
     positions = graph.input(names.POSITIONS, INT64, ["batch", "positions"]).unsqueeze(2)
@@ -49,7 +49,7 @@ def noise_graph(*, vocab_size: int) -> onnx.ModelProto:
     even = [_pair(limb, zero) for limb in _split(zero + blocks)]
     odd = [_pair(limb, zero) for limb in _split(zero + positions)]
     none = seeds.slice(0, 1, 1).unsqueeze(2) * 0
-    # The order in which a round wants the key: swapped.
+    # A round reads the key swapped.
     key = [
         _pair(none + (int(Purpose.RACE) >> (16 * i)) % _LIMB, seeds.slice(i, i + 1, 1).unsqueeze(2))
         for i in range(_NUM_LIMBS)
@@ -68,7 +68,7 @@ def noise_graph(*, vocab_size: int) -> onnx.ModelProto:
 
 
 def _in_order(even: Word, odd: Word, positions: Value) -> Value:
-    """All words of 32 bits in the order they are drawn in, [B, R, 8 * blocks] int64.
+    """Return all words of 32 bits in drawing order, [B, R, 8 * blocks] int64.
 
     An even number of rounds leaves the words in their first order.
     """
@@ -84,7 +84,7 @@ def _in_order(even: Word, odd: Word, positions: Value) -> Value:
 
 
 def _exponential(words: Value) -> Value:
-    """-log(1 - u) of u = (word + 0.5) * 2 ** -32, in float32, as ``engines.sampling.noise`` has it."""
+    """Return -log(1 - u) of u = (word + 0.5) * 2 ** -32, in float32, as in ``engines.sampling.noise``."""
     graph = words.graph
     negated = (words.cast(FLOAT) + 0.5) * -(2.0**-32)
     negated = graph.op("Max", negated, _LEAST_ABOVE_MINUS_ONE)
@@ -97,7 +97,7 @@ def _exponential(words: Value) -> Value:
 
 
 def _product(word: Word, multipliers: tuple[int, ...]) -> tuple[Word, Word]:
-    """Upper and lower 64 bits of both products; every sum of limb products is below 2 ** 36."""
+    """Return upper and lower 64 bits of both products; every sum of limb products is below 2 ** 36."""
     graph = word[0].graph
     factors = [
         graph.constant(
@@ -117,7 +117,7 @@ def _product(word: Word, multipliers: tuple[int, ...]) -> tuple[Word, Word]:
 
 
 def _plus(word: Word, numbers: tuple[int, ...]) -> Word:
-    """Sums modulo 2 ** 64."""
+    """Return sums modulo 2 ** 64."""
     graph = word[0].graph
     limbs: Word = []
     carry = word[0] * 0
@@ -130,7 +130,7 @@ def _plus(word: Word, numbers: tuple[int, ...]) -> Word:
 
 
 def _xor(table: Value, one: Word, other: Word) -> Word:
-    """Exclusive-or of two words; all limbs at once."""
+    """Return the exclusive-or of two words; all limbs at once."""
     graph = table.graph
     left, right = graph.concat(one, 0), graph.concat(other, 0)
     upper = (left // _BYTE) * _BYTE + right // _BYTE
@@ -142,7 +142,7 @@ def _xor(table: Value, one: Word, other: Word) -> Word:
 
 
 def _xor_table(graph: Graph) -> Value:
-    """[65536] int64: entry 256 a + b is a ^ b; made of sums of bits, so that the file stays small."""
+    """Return [65536] int64 whose entry 256 a + b is a ^ b; made of sums of bits, so that the file stays small."""
     numbers = graph.ids(_BYTE)
     rows, columns = numbers.unsqueeze(1), numbers.unsqueeze(0)
     table = (rows + columns) * 0
@@ -162,7 +162,7 @@ def _pair(first: Value, second: Value) -> Value:
 
 
 def _split(value: Value) -> Word:
-    """Limbs of a number below 2 ** 63."""
+    """Return the limbs of a number below 2 ** 63."""
     limbs: Word = []
     for _ in range(_NUM_LIMBS):
         limbs.append(value % _LIMB)

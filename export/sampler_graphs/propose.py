@@ -1,9 +1,8 @@
-"""The graph that draws one draft token per row and keeps the law it was drawn from.
+"""The graph that draws one draft token per row and keeps the probabilities that it was drawn from.
 
-Column 0 of the draft model's logits counts; ids beyond the target's vocabulary are never proposed,
-ids that the draft lacks have no mass. The token goes out as [B, 1], which is what the draft model
-is fed next, and into ``draft_tokens``, which the next proposal and the judgement read: gamma draft
-steps and the judgement follow one another without a value passing through the host.
+It reads column 0 of the draft model's logits. Ids beyond the target's vocabulary are never proposed; ids that the
+draft lacks have no mass. The token is an output [B, 1], the draft model's next input, and is written to
+``draft_tokens`` for the next proposal and the judgement, so no value passes through the host between them.
 """
 
 from __future__ import annotations
@@ -19,16 +18,12 @@ from outrider.export.sampler_graphs.draw import draw, race_winner
 def propose_graph(
     variant: Variant, *, vocab_size: int, draft_vocab_size: int, depth: int
 ) -> onnx.ModelProto:
-    """The graph of one variant.
+    """Return the graph of one variant that keeps ``depth`` rows.
 
-    Args:
-        variant: how much it can do.
-        vocab_size: V of the target.
-        draft_vocab_size: V of the draft model.
-        depth: D, positions that are kept. Fixed: TensorRT updates no cache of unknown length.
+    The depth is fixed: TensorRT updates no cache of unknown length.
     """
     graph = Graph(f"propose_{variant}")
-    shape = ["batch", "wanted", draft_vocab_size]
+    shape: list[int | str] = ["batch", "wanted", draft_vocab_size]
     given = graph.input(names.LOGITS, FLOAT, shape).slice(0, 1, 1)
     logits = _fitted(given, vocab_size, draft_vocab_size)
     rows = declare_rows(graph, variant)
@@ -45,7 +40,7 @@ def propose_graph(
 
 
 def _fitted(logits: Value, vocab_size: int, draft_vocab_size: int) -> Value:
-    """Logits over the target's vocabulary."""
+    """Return the logits over the target's vocabulary."""
     if draft_vocab_size >= vocab_size:
         return logits.slice(0, vocab_size, 2)
     constant = logits.graph.constant
@@ -58,13 +53,13 @@ def _fitted(logits: Value, vocab_size: int, draft_vocab_size: int) -> Value:
 def _sampled(
     graph: Graph, logits: Value, rows: Rows, kept_shape: tuple[int, int], variant: Variant
 ) -> Value:
-    """The token of every row, [B, 1, 1] int64; its law goes into the kept rows."""
+    """Return the token of every row, [B, 1, 1] int64, and keep the row it was drawn from."""
     vocab_size = kept_shape[1]
     probs = adjusted(logits, rows.count(Count.DEPTH), rows, vocab_size=vocab_size, variant=variant)
-    # A row that is not finite proposes token 0 as a point mass: a poor draft, and an exact one.
+    # A row that is not finite proposes token 0 as a point mass: rarely accepted, and exact.
     first = graph.ids(vocab_size).equals(0).cast(FLOAT)
     row = probs.is_finite.where(probs.probs, first)
-    shape = ["batch", 1, *kept_shape]
+    shape: list[int | str] = ["batch", 1, *kept_shape]
     kept = graph.input(names.KEPT_ROWS, FLOAT, shape)
     where = rows.count(Count.KEEP_AT).squeeze(2).squeeze(1)
     kept = graph.op("TensorScatter", kept, row.unsqueeze(1), where, axis=2)

@@ -1,9 +1,8 @@
-"""Top-k, top-p and min-p without a sort: thresholds found by bisecting the pattern of a float.
+"""Top-k, top-p and min-p without a sort: thresholds found by bisecting the bits of a float.
 
-IEEE floats are ordered as their bit patterns are, so a threshold is found exactly, whatever the row
-holds, by fixing its sign, its exponent and its mantissa bit by bit. ONNX cannot reinterpret bits in
-opset 24, and needs not: an exponent's bit is a product, a mantissa's bit a sum, both exact. Masses
-are sums of integers: exact, and the same in any order of summation.
+IEEE floats are ordered like their bit patterns, so a threshold is found exactly by fixing its sign, exponent and
+mantissa bit by bit. ONNX cannot reinterpret bits in opset 24: an exponent's bit is a product, a mantissa's bit a sum,
+both exact. Masses are sums of integers: exact, in any order.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ _MANTISSA_BITS = 23
 
 
 def to_fixed(fractions: Value) -> Value:
-    """Float32 fractions of at most 1 as int64 in units of 2 ** -42, the rest cut off."""
+    """Return float32 fractions of at most 1 as int64 in units of 2 ** -42, rounded down."""
     return (fractions * float(1 << FRACTION_BITS)).cast(INT64)
 
 
 def truncated(order: Value, weights: Value, *, top_k: Value, top_p: Value, min_p: Value) -> Value:
-    """Weights of the tokens that are kept; 0 elsewhere.
+    """Return the weights of the tokens that are kept; 0 elsewhere.
 
     Args:
         order: [B, R, V] float32, processed logits: what "largest" means; no NaN, no +inf.
@@ -41,7 +40,7 @@ def truncated(order: Value, weights: Value, *, top_k: Value, top_p: Value, min_p
 
 
 def _greatest(order: Value, count: Value) -> Value:
-    """Which are the ``count`` greatest, ties by lower id; [B, R, V] bool."""
+    """Return the ``count`` greatest tokens, ties by lower id; [B, R, V] bool."""
     ones = order.equals(order).cast(INT32)
     threshold = _threshold(order, ones, count)
     is_above = order > threshold
@@ -51,7 +50,7 @@ def _greatest(order: Value, count: Value) -> Value:
 
 
 def _nucleus(order: Value, fixed: Value, wanted: Value) -> Value:
-    """Which tokens have less than the ``wanted`` mass before them, ties by lower id."""
+    """Return tokens with less than the ``wanted`` mass before them, ties by lower id."""
     threshold = _threshold(order, fixed, wanted)
     is_above = order > threshold
     is_tie = order.equals(threshold)
@@ -61,25 +60,22 @@ def _nucleus(order: Value, fixed: Value, wanted: Value) -> Value:
 
 
 def _share(total: Value, top_p: Value) -> Value:
-    """ceil(total * top_p) for total < 2 ** 62, top_p <= 2 ** 30; no product leaves 63 bits."""
+    """Return ceil(total * top_p) for total < 2 ** 62, top_p <= 2 ** 30; no product leaves 63 bits."""
     unit = 1 << TOP_P_BITS
     upper, lower = total // unit, total % unit
     return upper * top_p + (lower * top_p + (unit - 1)) // unit
 
 
 def _threshold(order: Value, masses: Value, wanted: Value) -> Value:
-    """The greatest number t such that tokens at or above t have the ``wanted`` mass; one of the row.
+    """Return the greatest logit [B, R, 1] float32 such that tokens at or above it have the ``wanted`` mass.
 
-    Below 0 it is sought from the other side, as the number of greatest magnitude such that the
-    tokens above it have less: both are the value of the token that completes the mass.
+    Below 0 it is the logit of greatest magnitude such that tokens above it have less. Both are the logit of the
+    token that completes the mass.
 
     Args:
         order: [B, R, V] float32, no NaN.
         masses: [B, R, V] integers, not negative.
         wanted: [B, R, 1] or [B, 1, 1], of the same type, 1..total.
-
-    Returns:
-        [B, R, 1] float32.
     """
     order = order.graph.op("Max", order, -_LARGEST)
     is_negative = (order >= 0.0).where(masses, 0).sum() < wanted

@@ -1,6 +1,6 @@
-"""From the graphs of a bundle to TensorRT plans inside it, hashed and declared in its manifest.
+"""TensorRT plans built from a bundle's graphs into the bundle, hashed and declared in its manifest.
 
-Plans are executable content: only a file whose hash the manifest holds is ever loaded.
+Plans are executable content: engines load only a file whose hash the manifest holds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HASH_LETTERS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What to build.
+    """Options of a build.
 
     Attributes:
         flavour: "tensorrt" or "rtx"; None for the one installed.
@@ -43,11 +43,11 @@ class BuildOptions:
         precision: of weights, caches and matrix products, one of ``PRECISIONS``.
         gamma: draft tokens per step that the verify profile is tuned for; cut to the bundle's.
         opt_batch: rows that the kernels are tuned for; cut to the bundle's.
-        capacities: cache capacities S beside the largest, which is always built since it holds
-            every extend; each is a plan of its own with its own copy of the weights.
+        capacities: cache capacities S beside the largest, which is always built; each is a plan of its
+            own with its own copy of the weights.
         timing_cache: file of measured kernel choices, read and renewed; None for none.
-        parts: what to build, of ``export.tensorrt.parts.PARTS``; empty for all that the bundle has
-            but plans for trees, which hold the weights once more.
+        parts: of ``export.tensorrt.parts.PARTS``; empty for all that the bundle has but plans for
+            trees, which hold the weights once more.
     """
 
     flavour: str | None = None
@@ -69,8 +69,8 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
 
     Args:
         root: bundle; changed only after everything was built.
-        options: what to build.
-        report: told a phase in words, the step reached and the number of steps.
+        options: of the build.
+        report: called with a phase in words, the step reached and the number of steps.
 
     Raises:
         BundleError: the bundle does not fit its manifest, or an option does not fit the bundle.
@@ -86,7 +86,7 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
     root = bundle.root
     building = Path(tempfile.mkdtemp(prefix=f".{root.name}.plans.", dir=root.parent))
     try:
-        entries = []
+        entries: list[PlanEntry] = []
         for part, capability in product(parts, capabilities):
             for size in sizes if part.has_cache else (0,):
                 entry = _plan_entry(api, part, options, capability, size)
@@ -102,7 +102,7 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
 def _plan_entry(
     api: TensorRtApi, part: PlanPart, options: BuildOptions, capability: str, capacity: int
 ) -> PlanEntry:
-    """Entry of a plan not yet built; its path lacks the hash and the suffix."""
+    """Return the entry of a plan to build; its path lacks the hash and the suffix."""
     machine = f"{api.flavour}-{api.version}-sm{capability.replace('.', '')}"
     precision = part.precision(options.precision)
     return PlanEntry(
@@ -113,7 +113,7 @@ def _plan_entry(
         compute_capability=capability,
         precision=precision,
         capacity=capacity,
-        profiles=part.profiles(gamma=options.gamma, opt_batch=options.opt_batch),
+        profiles=part.profiles(options.gamma, options.opt_batch),
     )
 
 
@@ -125,7 +125,7 @@ def _build(
     folder: Path,
     report: Report,
 ) -> bytes:
-    derived = part.derive(folder, precision=entry.precision, capacity=entry.capacity)
+    derived = part.derive(folder, entry.precision, entry.capacity)
     job = PlanJob(
         graph=derived.graph,
         num_layers=derived.num_attentions,
@@ -145,7 +145,7 @@ def _build(
 
 
 def _refusal(part: PlanPart, error: EngineError) -> str:
-    """What a library that refuses a model is answered with: its words, and the alternative."""
+    """Return the library's words when it refuses a part, with the alternative if there is one."""
     if part.weights in INTEGER_KINDS:
         return (
             f"{part.weights} weights are refused; export with "
@@ -155,7 +155,7 @@ def _refusal(part: PlanPart, error: EngineError) -> str:
 
 
 def _install_file(root: Path, file: Path, entry: PlanEntry) -> PlanEntry:
-    """Move a plan to where its entry and its hash say; until it is declared nobody reads it."""
+    """Move a plan to the path of its entry and its hash; nobody reads it until it is declared."""
     path = f"{entry.path}-{fingerprint(file).sha256[:_HASH_LETTERS]}.plan"
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     file.replace(root / path)
@@ -163,7 +163,7 @@ def _install_file(root: Path, file: Path, entry: PlanEntry) -> PlanEntry:
 
 
 def _declare(bundle: Bundle, entries: Sequence[PlanEntry]) -> None:
-    """Name new plans in the manifest and drop those they replace."""
+    """Write new plans to the manifest and remove those they replace."""
     manifest, root = bundle.manifest, bundle.root
     kinds = {_kind(entry) for entry in entries}
     kept = [plan for plan in manifest.plans if _kind(plan) not in kinds]
@@ -178,7 +178,7 @@ def _declare(bundle: Bundle, entries: Sequence[PlanEntry]) -> None:
 
 
 def _kind(plan: PlanEntry) -> PlanEntry:
-    """What a plan is for: its entry but for the file and the tuning."""
+    """Return the entry without file and tuning: a new plan replaces one of the same kind."""
     return replace(plan, path="", profiles=())
 
 
@@ -217,7 +217,7 @@ def _number(capability: str) -> tuple[int, ...]:
 
 
 def _check_capabilities(api: TensorRtApi, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Capabilities to build for, after refusing what the flavour cannot build here."""
+    """Return the capabilities to build for; refuse those that the flavour cannot build for here."""
     if wanted and api.builds_ahead_of_time:
         for capability in wanted:
             api.check_compute_capability(capability)
@@ -236,9 +236,7 @@ def _capability_at_hand(api: TensorRtApi) -> str:
     try:
         return compute_capability(0)
     except EngineError as error:
-        advice = (
-            "name --compute-capability to build ahead of time"
-            if api.builds_ahead_of_time
-            else "TensorRT builds on the GPU it serves from; --flavour rtx builds ahead of time"
-        )
+        advice = "TensorRT builds on the GPU it serves from; --flavour rtx builds ahead of time"
+        if api.builds_ahead_of_time:
+            advice = "name --compute-capability to build ahead of time"
         raise EngineError(f"no GPU to build for ({error}); {advice}") from error

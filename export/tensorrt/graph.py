@@ -6,7 +6,7 @@ reads a boolean mask (column j of a row is seen by token i when j <= start + i) 
 causal mask at the first column and builds a plan that answers wrongly. And, for 16 bits, weights,
 caches and matrix products take that type while norms, rotations and the residual stay float32.
 
-What comes out runs on ONNX Runtime too, so tests hold it against the canonical graph without a GPU.
+The graph runs on ONNX Runtime too, so tests compare it with the canonical graph without a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
-from outrider.export.graph.edits import drop_unused, put, put_tensor
+from outrider.export.graph.edits import drop_unused, insert_tape, put, put_tensor
+from outrider.export.graph.grouped_heads import attention_nodes, give_mask, is_plainly_causal
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.weights.float8 import FLOAT8, narrow_weights
 from outrider.export.weights.half_products import HalfPass, is_cache
@@ -31,9 +32,6 @@ DATA_TYPES = {
     "bfloat16": ir.DataType.BFLOAT16,
     FLOAT8: ir.DataType.FLOAT16,
 }
-# Input of an Attention node that masks; the ones behind it are the caches it would concatenate and
-# the lengths.
-_MASK_INPUT = 3
 
 
 def derive_graph(
@@ -51,8 +49,8 @@ def derive_graph(
         out: file to write in an existing folder.
         capacity: S of every cache tensor.
         precision: one of ``PRECISIONS``.
-        mask: gives every Attention node, causal by lengths so far, a boolean mask instead; None for
-            that of chains.
+        mask: rewrites Attention nodes, causal by lengths so far, to read a boolean mask; None for the
+            mask of chains.
 
     Raises:
         BundleError: an attention is not the canonical one, a weight is beyond float16, or there is
@@ -84,43 +82,28 @@ def fix_capacity(graph: ir.Graph, capacity: int) -> None:
 
 
 def _mask_attention(graph: ir.Graph, capacity: int) -> None:
-    nodes = [node for node in graph if node.op_type == "Attention"]
-    mask = _add_mask(graph, capacity)
+    nodes = attention_nodes(graph)
     for node in nodes:
-        inputs = [*node.inputs, *[None] * 7][:7]
-        if inputs[3:6] != [None] * 3 or inputs[6] is None or not _is_causal(node):
+        if not is_plainly_causal(node):
             raise BundleError(f"{node.name}: not a canonical attention; export the bundle again")
-        node.resize_inputs(_MASK_INPUT + 1)
-        node.replace_input_with(_MASK_INPUT, mask)
-        node.attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
-
-
-def _is_causal(node: ir.Node) -> bool:
-    return node.attributes.get_int("is_causal", 0) == 1
+    give_mask(nodes, _add_mask(graph, capacity))
 
 
 def _add_mask(graph: ir.Graph, capacity: int) -> ir.Value:
-    """Node output [B, 1, T, S] bool: whether a token may see a column of its row's cache."""
+    """Add the mask [B, 1, T, S] bool: true where a token may see a column of its row's cache."""
     inputs = {value.name: value for value in graph.inputs}
     columns = np.arange(capacity, dtype=np.int64).reshape(1, 1, 1, capacity)
-    shape = ir.node("Shape", [inputs[bundle.TOKENS]], attributes={"start": 1, "end": 2})
-    count = ir.node("Squeeze", [shape.outputs[0]])
-    steps = ir.node(
-        "Range",
-        [_constant(graph, "mask.zero", 0), count.outputs[0], _constant(graph, "mask.one", 1)],
-    )
-    starts = ir.node(
-        "Unsqueeze", [inputs[bundle.START], _constant(graph, "mask.axis_of_start", [1])]
-    )
-    last = ir.node("Add", [starts.outputs[0], steps.outputs[0]])
-    raised = ir.node("Unsqueeze", [last.outputs[0], _constant(graph, "mask.axes_of_last", [1, 3])])
-    seen = ir.node("LessOrEqual", [_constant(graph, "mask.columns", columns), raised.outputs[0]])
-    nodes = [shape, count, steps, starts, last, raised, seen]
-    for node in nodes:
-        node.outputs[0].name = f"mask.{node.op_type}.{nodes.index(node)}"
-    seen.outputs[0].type = ir.TensorType(ir.DataType.BOOL)
-    graph.insert_before(graph[0], nodes)
-    return seen.outputs[0]
+    tape = ir.tape.Tape()
+    count = tape.op("Shape", [inputs[bundle.TOKENS]], {"start": 1, "end": 2})
+    zero, one = _constant(graph, "mask.zero", 0), _constant(graph, "mask.one", 1)
+    steps = tape.op("Range", [zero, tape.op("Squeeze", [count]), one])
+    axis = _constant(graph, "mask.axis_of_start", [1])
+    last = tape.op("Add", [tape.op("Unsqueeze", [inputs[bundle.START], axis]), steps])
+    raised = tape.op("Unsqueeze", [last, _constant(graph, "mask.axes_of_last", [1, 3])])
+    seen = tape.op("LessOrEqual", [_constant(graph, "mask.columns", columns), raised])
+    seen.type = ir.TensorType(ir.DataType.BOOL)
+    insert_tape(graph, tape, "mask")
+    return seen
 
 
 def _constant(graph: ir.Graph, name: str, values: object) -> ir.Value:

@@ -1,4 +1,4 @@
-"""One graph file to one TensorRT plan: parse, read back, set the profiles, build.
+"""One TensorRT plan from one graph file: parse, read back, set the profiles, build.
 
 Variables that hold a TensorRT object are annotated with its class, so that a test can hold every
 attribute used here against the installed bindings.
@@ -19,7 +19,7 @@ from outrider.engines.tensorrt.api import TensorRtApi, make_logger
 if TYPE_CHECKING:
     import tensorrt as trt
 
-# Told a phase in words, the step reached and the number of steps.
+# Called with a phase in words, the step reached and the number of steps.
 Report = Callable[[str, int, int], None]
 
 
@@ -49,13 +49,9 @@ class PlanJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFacts:
-    """How the parser understood one attention.
+    """One attention layer as the parser understood it.
 
-    Attributes:
-        name: of the layer.
-        causal_kind: "NONE", "UPPER_LEFT" or "LOWER_RIGHT".
-        mask_shape: dimensions of the mask, -1 where dynamic; None without a mask.
-        has_lengths: whether it is given the number of valid keys per row.
+    ``causal_kind`` is "NONE", "UPPER_LEFT" or "LOWER_RIGHT"; -1 in the mask's shape is dynamic.
     """
 
     name: str
@@ -66,27 +62,22 @@ class AttentionFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkFacts:
-    """What was read back from a parsed network.
-
-    Attributes:
-        attentions: one per ATTENTION layer.
-        cache_updates: names of the tensors that each KV_CACHE_UPDATE layer reads and gives.
-    """
+    """Attention layers of a parsed network, and the names that each KV_CACHE_UPDATE layer reads and writes."""
 
     attentions: tuple[AttentionFacts, ...]
     cache_updates: frozenset[tuple[str, str]]
 
 
 def build_plan(api: TensorRtApi, job: PlanJob, report: Report) -> bytes:
-    """A serialised plan.
+    """Return a serialised plan.
 
     Raises:
-        EngineError: the library refuses the graph, or understood it otherwise than it was meant.
+        EngineError: the library refuses the graph, or parsed it to another function.
     """
     errors: list[str] = []
     logger: trt.ILogger = make_logger(api.trt, errors.append)
     builder: trt.Builder = api.trt.Builder(logger)
-    # Nothing is said of types: strongly typed networks are the only ones in both flavours.
+    # No flag for types: both flavours have strongly typed networks only.
     network: trt.INetworkDefinition = builder.create_network(0)
     parse_graph(api, network, logger, job.graph)
     check_network(read_network(api, network), job.num_layers, job.updates)
@@ -127,17 +118,16 @@ def parse_graph(
 
 
 def read_network(api: TensorRtApi, network: trt.INetworkDefinition) -> NetworkFacts:
-    """Attention and cache layers of a parsed network; every attention is let fall apart.
+    """Return the attention and cache layers of a parsed network, and make every attention decomposable.
 
-    A fused kernel is taken where there is one; without ``decomposable`` an attention that has none
-    (float32, or a head size below 64) fails the build.
+    Otherwise an attention without a fused kernel (float32, or a head size below 64) fails the build.
     """
     kinds = api.trt.LayerType
     attentions, updates = [], set()
     for index in range(network.num_layers):
         layer: trt.ILayer = network.get_layer(index)
         if layer.type == kinds.ATTENTION_INPUT:
-            # The bindings give every layer as ILayer; this is their documented way down.
+            # The bindings return every layer as ILayer; this is their documented downcast.
             layer.__class__ = api.trt.IAttentionInputLayer
             attention: trt.IAttention = layer.attention
             attention.decomposable = True
@@ -163,12 +153,9 @@ def _read_attention(attention: trt.IAttention) -> AttentionFacts:
 def check_network(
     facts: NetworkFacts, num_layers: int, updates: frozenset[tuple[str, str]] = frozenset()
 ) -> None:
-    """Refuse a network that would answer otherwise than the graph it was parsed from.
+    """Refuse a network that does not compute what its graph does.
 
-    Args:
-        facts: of the network.
-        num_layers: of the model.
-        updates: in-place tensors beside the layers' caches.
+    ``updates`` are in-place tensors beside the caches of the model's ``num_layers`` layers.
 
     Raises:
         EngineError: naming the layer and what is wrong with it.
@@ -186,20 +173,20 @@ def check_network(
             )
         if attention.mask_shape is None or len(attention.mask_shape) != 4:
             raise EngineError(f"{attention.name}: the parser lost the mask of this attention")
-    wanted = {
-        pair
-        for layer in range(num_layers)
-        for pair in (
-            (key_name(layer), new_key_name(layer)),
-            (value_name(layer), new_value_name(layer)),
-        )
-    } | updates
+    wanted = cache_updates(num_layers) | updates
     if facts.cache_updates != wanted:
         names = sorted(name for pair in facts.cache_updates ^ wanted for name in pair)
         raise EngineError(
             "caches without a KV_CACHE_UPDATE layer from input to output, which would be copied "
             f"in every step: {', '.join(names)}"
         )
+
+
+def cache_updates(num_layers: int) -> frozenset[tuple[str, str]]:
+    """Return the names of the layers' caches before and after an update in place."""
+    names = [(key_name(layer), new_key_name(layer)) for layer in range(num_layers)]
+    names += [(value_name(layer), new_value_name(layer)) for layer in range(num_layers)]
+    return frozenset(names)
 
 
 def _add_profile(
@@ -217,7 +204,7 @@ def _add_profile(
 
 
 def _input_shapes(tensor: trt.ITensor, profile: Profile) -> list[tuple[int, ...]]:
-    """Least, tuned and greatest shape of a graph input, whose open axes have names."""
+    """Return the least, tuned and greatest shape of a graph input, whose open axes have names."""
     axes = profile.axes()
     ranges = [
         Range(size, size, size) if size >= 0 else axes[tensor.get_dimension_name(place)]
@@ -242,10 +229,10 @@ def _save_timing_cache(config: trt.IBuilderConfig, path: Path) -> None:
 
 
 def _make_monitor(api: TensorRtApi, report: Report) -> Any:
-    """A progress monitor of the builder that reports each phase's steps."""
+    """Return a progress monitor of the builder that reports each phase's steps."""
     base = api.trt.IProgressMonitor
 
-    class Monitor(base):  # type: ignore[misc, valid-type]
+    class Monitor(base):  # type: ignore[misc, valid-type]  # which bindings is known at run time
         def __init__(self) -> None:
             base.__init__(self)
             self._sizes: dict[str, int] = {}

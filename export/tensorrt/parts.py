@@ -1,11 +1,10 @@
-"""What of a bundle becomes a TensorRT plan, and the graph that each part is built from."""
+"""Parts of a bundle that become TensorRT plans, and the graph that each is built from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import (
@@ -14,10 +13,6 @@ from outrider.engines.bundle.manifest import (
     TREE_FILE,
     Bundle,
     ModelEntry,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
 )
 from outrider.engines.bundle.plans import Profile, derive_profiles
 from outrider.engines.device.sampling.plans import SAMPLER_PRECISION, sampler_parts, sampler_profile
@@ -28,8 +23,8 @@ from outrider.engines.device.sampling.tensors import (
     keeps_rows,
 )
 from outrider.engines.device.tree_plans import keep_part, keep_profile, tree_part, tree_profile
-from outrider.engines.kv_cache import cache_names
 from outrider.export.tensorrt.graph import derive_graph
+from outrider.export.tensorrt.network import cache_updates
 from outrider.export.tensorrt.trees import derive_keep_graph, derive_tree_graph
 
 TARGET, DRAFT = MODELS = ("target", "draft")
@@ -52,76 +47,51 @@ class Derived:
     updates: frozenset[tuple[str, str]] = frozenset()
 
 
-class PlanPart(Protocol):
-    """One part of a bundle."""
-
-    @property
-    def name(self) -> str:
-        """``PlanEntry.part``."""
-        ...
-
-    @property
-    def has_cache(self) -> bool:
-        """Whether there is a plan per capacity of the cache."""
-        ...
-
-    @property
-    def weights(self) -> str:
-        """Storage of its weights in the bundle; empty where it has none."""
-        ...
-
-    def precision(self, asked: str) -> str:
-        """Precision of its plans where one is asked for."""
-        ...
-
-    def stem(self, precision: str, capacity: int) -> str:
-        """How its plans are called."""
-        ...
-
-    def profiles(self, *, gamma: int, opt_batch: int) -> tuple[Profile, ...]:
-        """Shapes that its plans are built for, tuned for a gamma and a number of rows."""
-        ...
-
-    def derive(self, folder: Path, *, precision: str, capacity: int) -> Derived:
-        """Its graph, written into a folder where it has to be changed.
-
-        Raises:
-            BundleError: it cannot be.
-        """
-        ...
+# Of (gamma, opt_batch): the shapes to build for, tuned for that gamma and that number of rows.
+Profiles = Callable[[int, int], tuple[Profile, ...]]
+# Of (folder, precision, capacity): the graph to parse, written into the folder where it had to be changed.
+Derive = Callable[[Path, str, int], Derived]
 
 
-class _CachedPart:
-    """A part that runs over the caches of a model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPart:
+    """One graph of a bundle that plans are built from.
 
-    has_cache = True
-    file = MODEL_FILE
+    Attributes:
+        name: ``PlanEntry.part``.
+        label: how the names of its plans begin.
+        profiles: shapes that its plans are built for.
+        derive: its graph for TensorRT's parser; raises BundleError where it cannot be derived.
+        weights: storage of its weights in the bundle; empty where it has none.
+        has_cache: whether there is a plan per capacity of the cache, in the precision asked for.
+    """
 
-    def __init__(self, bundle: Bundle, model: ModelEntry, part: str) -> None:
-        self.name = part
-        self._bundle, self._model, self._part = bundle, model, part
-
-    @property
-    def weights(self) -> str:
-        """Storage of the model's weights."""
-        return self._model.weights
+    name: str
+    label: str
+    profiles: Profiles
+    derive: Derive
+    weights: str = ""
+    has_cache: bool = True
 
     def precision(self, asked: str) -> str:
-        """As asked."""
-        return asked
+        """Return the precision of its plans where one is asked for; samplers have their own."""
+        return asked if self.has_cache else SAMPLER_PRECISION
 
     def stem(self, precision: str, capacity: int) -> str:
-        """Model, what is done with it, precision and capacity."""
-        kind = "" if self.file == MODEL_FILE else f"-{PurePosixPath(self.file).stem}"
-        return f"{self._part}{kind}-{precision}-{capacity}"
+        """Return a plan's file name without hash and suffix."""
+        return f"{self.label}-{precision}-{capacity}" if self.has_cache else self.label
 
 
-class ModelPart(_CachedPart):
-    """A model: chains of tokens in, logits out."""
+def _model_part(
+    bundle: Bundle, model: ModelEntry, part: str, *, has_trees: bool = False
+) -> PlanPart:
+    """Return the part of a model that extends chains, or that verifies trees."""
+    manifest = bundle.manifest
+    file, write = (TREE_FILE, derive_tree_graph) if has_trees else (MODEL_FILE, derive_graph)
 
-    def profiles(self, *, gamma: int, opt_batch: int) -> tuple[Profile, ...]:
-        """Steps, verification and prefill."""
-        manifest = self._bundle.manifest
+    def profiles(gamma: int, opt_batch: int) -> tuple[Profile, ...]:
+        if has_trees:
+            return (tree_profile(manifest, model, opt_batch=opt_batch),)
         return derive_profiles(
             max_batch=manifest.max_batch,
             max_extend=manifest.max_extend,
@@ -130,88 +100,55 @@ class ModelPart(_CachedPart):
             opt_batch=opt_batch,
         )
 
-    def derive(self, folder: Path, *, precision: str, capacity: int) -> Derived:
-        """The canonical graph, rewritten."""
-        graph, source = folder / self.file, self._bundle.model_path(self._model)
-        derive_graph(source, graph, capacity=capacity, precision=precision)
-        return Derived(graph=graph, num_attentions=self._model.num_layers)
+    def derive(folder: Path, precision: str, capacity: int) -> Derived:
+        write(bundle.model_path(model), folder / file, capacity=capacity, precision=precision)
+        return Derived(graph=folder / file, num_attentions=model.num_layers)
+
+    return PlanPart(
+        name=tree_part(part) if has_trees else part,
+        label=f"{part}-{PurePosixPath(file).stem}" if has_trees else part,
+        profiles=profiles,
+        derive=derive,
+        weights=model.weights,
+    )
 
 
-class TreePart(_CachedPart):
-    """The same model for trees of tokens."""
+def _keep_part(bundle: Bundle, model: ModelEntry, part: str) -> PlanPart:
+    """Return the part that moves a kept path's tokens in the caches of a model, row by row."""
 
-    file = TREE_FILE
+    def profiles(gamma: int, opt_batch: int) -> tuple[Profile, ...]:
+        return (keep_profile(model),)
 
-    def __init__(self, bundle: Bundle, model: ModelEntry, part: str) -> None:
-        super().__init__(bundle, model, part)
-        self.name = tree_part(part)
-
-    def profiles(self, *, gamma: int, opt_batch: int) -> tuple[Profile, ...]:
-        """Trees; how large they are, no gamma says."""
-        return (tree_profile(self._bundle.manifest, self._model, opt_batch=opt_batch),)
-
-    def derive(self, folder: Path, *, precision: str, capacity: int) -> Derived:
-        """The canonical graph with the inputs of trees, rewritten."""
-        graph, source = folder / self.file, self._bundle.model_path(self._model)
-        derive_tree_graph(source, graph, capacity=capacity, precision=precision)
-        return Derived(graph=graph, num_attentions=self._model.num_layers)
-
-
-class KeepPart(_CachedPart):
-    """The move of a kept path's tokens in the caches of a model."""
-
-    file = KEEP_PATH_FILE
-
-    def __init__(self, bundle: Bundle, model: ModelEntry, part: str) -> None:
-        super().__init__(bundle, model, part)
-        self.name = keep_part(part)
-
-    def profiles(self, *, gamma: int, opt_batch: int) -> tuple[Profile, ...]:
-        """Paths of one row."""
-        return (keep_profile(self._model),)
-
-    def derive(self, folder: Path, *, precision: str, capacity: int) -> Derived:
-        """The bundle's graph over caches of one capacity and type."""
-        graph, source = folder / self.file, self._bundle.keep_path_path(self._model)
+    def derive(folder: Path, precision: str, capacity: int) -> Derived:
+        graph, source = folder / KEEP_PATH_FILE, bundle.keep_path_path(model)
         derive_keep_graph(source, graph, capacity=capacity, precision=precision)
-        layers = self._model.num_layers
-        names = (
-            cache_names(layers, key_name, value_name),
-            cache_names(layers, new_key_name, new_value_name),
-        )
-        return Derived(graph=graph, updates=frozenset(zip(*names, strict=True)))
+        return Derived(graph=graph, updates=cache_updates(model.num_layers))
+
+    return PlanPart(
+        name=keep_part(part),
+        label=f"{part}-{PurePosixPath(KEEP_PATH_FILE).stem}",
+        profiles=profiles,
+        derive=derive,
+        weights=model.weights,
+    )
 
 
-class SamplerPart:
-    """A graph of the sampler."""
+def _sampler_part(bundle: Bundle, file: str) -> PlanPart:
+    """Return the part of one graph of the sampler, which is built as it is."""
 
-    has_cache = False
-    weights = ""
+    def profiles(gamma: int, opt_batch: int) -> tuple[Profile, ...]:
+        return (sampler_profile(bundle.manifest, gamma=gamma, opt_batch=opt_batch),)
 
-    def __init__(self, bundle: Bundle, file: str) -> None:
-        self.name = file
-        self._bundle = bundle
+    def derive(folder: Path, precision: str, capacity: int) -> Derived:
+        updates = frozenset({(KEPT_ROWS, NEW_KEPT_ROWS)} if keeps_rows(file) else ())
+        return Derived(graph=bundle.root / SAMPLER_FOLDER / file, updates=updates)
 
-    def precision(self, asked: str) -> str:
-        """Samplers have one."""
-        return SAMPLER_PRECISION
-
-    def stem(self, precision: str, capacity: int) -> str:
-        """Name of the graph."""
-        return PurePosixPath(self.name).stem
-
-    def profiles(self, *, gamma: int, opt_batch: int) -> tuple[Profile, ...]:
-        """Positions of a step."""
-        return (sampler_profile(self._bundle.manifest, gamma=gamma, opt_batch=opt_batch),)
-
-    def derive(self, folder: Path, *, precision: str, capacity: int) -> Derived:
-        """The bundle's graph as it is."""
-        updates = frozenset({(KEPT_ROWS, NEW_KEPT_ROWS)} if keeps_rows(self.name) else ())
-        return Derived(graph=self._bundle.root / SAMPLER_FOLDER / self.name, updates=updates)
+    label = PurePosixPath(file).stem
+    return PlanPart(name=file, label=label, profiles=profiles, derive=derive, has_cache=False)
 
 
 def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
-    """Parts of a bundle to build plans of.
+    """Return the parts of a bundle to build plans of.
 
     Args:
         bundle: verified.
@@ -233,11 +170,10 @@ def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
     if TREES in wanted and not with_trees:
         raise BundleError(f"part {TREES!r}: no model of the bundle takes trees; export it again")
     chosen = wanted or (*MODELS, SAMPLER_FOLDER)
-    parts: list[PlanPart] = [
-        ModelPart(bundle, model, part) for part, model in models.items() if part in chosen
-    ]
+    parts = [_model_part(bundle, model, part) for part, model in models.items() if part in chosen]
     if SAMPLER_FOLDER in chosen:
-        parts += [SamplerPart(bundle, file) for file in sampler_parts(manifest)]
+        parts += [_sampler_part(bundle, file) for file in sampler_parts(manifest)]
     for part, model in with_trees.items() if TREES in chosen else ():
-        parts += [TreePart(bundle, model, part), KeepPart(bundle, model, part)]
+        parts.append(_model_part(bundle, model, part, has_trees=True))
+        parts.append(_keep_part(bundle, model, part))
     return tuple(parts)

@@ -1,8 +1,8 @@
-"""The graphs for trees that TensorRT's parser is given, derived as those for chains are.
+"""The graphs for trees that TensorRT's parser reads.
 
-The graph that verifies is the canonical one with the positions and the mask of ``export.graph.trees``; it
-is derived anew, not from ``tree.onnx``, whose heads are grouped for the CPU. The graph that keeps a path
-is ``keep_path.onnx`` over caches of one capacity and of the plan's type.
+The graph that verifies is the canonical one with the positions and the mask of ``export.graph.trees``, not
+``tree.onnx``, whose heads are grouped for the CPU. The graph that keeps a path is ``keep_path.onnx`` over caches of
+one capacity and of the plan's type.
 """
 
 from __future__ import annotations
@@ -16,35 +16,20 @@ from outrider.export.weights.half_products import is_cache
 
 
 def derive_tree_graph(source: Path, out: Path, *, capacity: int, precision: str) -> None:
-    """Write the graph that verifies trees to ``out``, with its weights in ``out``.data.
-
-    Args:
-        source: canonical graph of a bundle.
-        out: file to write in an existing folder.
-        capacity: S of every cache tensor.
-        precision: one of ``export.tensorrt.graph.PRECISIONS``.
+    """Write the graph that verifies trees to ``out``; arguments are those of ``derive_graph``.
 
     Raises:
-        BundleError: as ``derive_graph``, or the graph knows no positions.
+        BundleError: as ``derive_graph``, or the graph has no positions.
     """
-    derive_graph(
-        source,
-        out,
-        capacity=capacity,
-        precision=precision,
-        mask=lambda graph: give_tree_inputs(graph, source.parent.name),
-    )
+
+    def mask(graph: ir.Graph) -> None:
+        give_tree_inputs(graph, source.parent.name)
+
+    derive_graph(source, out, capacity=capacity, precision=precision, mask=mask)
 
 
 def derive_keep_graph(source: Path, out: Path, *, capacity: int, precision: str) -> None:
-    """Write the graph that keeps a path to ``out``.
-
-    Args:
-        source: ``keep_path.onnx`` of a bundle.
-        out: file to write in an existing folder.
-        capacity: S of every cache tensor.
-        precision: as above; what moves is of the caches' type.
-    """
+    """Write the graph that keeps a path to ``out``, from a bundle's ``keep_path.onnx``."""
     model = ir.load(source)
     fix_capacity(model.graph, capacity)
     kind = ir.TensorType(DATA_TYPES[precision])

@@ -1,1 +1,1 @@
-"""How weights are stored: 16-bit, in integer blocks, or with 8-bit activations."""
+"""Storage of weights: 16-bit, in integer blocks, or with 8-bit activations."""

@@ -29,13 +29,10 @@ BLOCK_SIZES = {8: (64, 32), 4: (32,)}
 
 
 def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int:
-    """Rewrite the graph at ``path`` with its MatMul weights as ``kind``; returns how many.
+    """Rewrite the canonical graph at ``path`` with MatMul weights of ``kind``; return how many.
 
-    Args:
-        path: canonical graph with float32 weights in ``path``.data; both are replaced.
-        kind: "int8" or "int4".
-        facts: of its model, to round by what the products read on text that the model writes; None rounds
-            to nearest.
+    ``path``.data is replaced too. With the facts of its model, weights are rounded by the activations on text
+    that the model writes, else to nearest.
 
     Raises:
         BundleError: no weight could be quantised.
@@ -52,12 +49,9 @@ def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int
 
 
 def product_activations(graph: ir.Graph, path: Path, facts: ModelFacts) -> dict[str, FloatArray]:
-    """What products with constant weights read on text that the model writes: [rows, K] float32, by name.
+    """Return activations of products with constant weights on text that the model writes.
 
-    Args:
-        graph: canonical graph.
-        path: its file.
-        facts: of its model.
+    They are [rows, K] float32, by the name of the product's input.
     """
     products = (node for node in graph if node.op_type == "MatMul")
     names = {
@@ -71,12 +65,9 @@ def product_activations(graph: ir.Graph, path: Path, facts: ModelFacts) -> dict[
 def quantize_graph(
     graph: ir.Graph, bits: int, activations: Mapping[str, FloatArray] | None = None
 ) -> int:
-    """Store every MatMul weight in blocks, in place; returns how many.
+    """Store every MatMul weight of a graph without Gemm nodes in blocks, in place; return how many.
 
-    Args:
-        graph: canonical graph without Gemm nodes.
-        bits: of an integer.
-        activations: of ``product_activations``; None rounds to nearest.
+    ``activations`` are those of ``product_activations``; None rounds to nearest.
     """
     done = 0
     for node in list(graph):
@@ -113,7 +104,7 @@ def _split_gemm(graph: ir.Graph, node: ir.Node) -> None:
     attributes = node.attributes
     is_scaled = any(attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta"))
     weight = node.inputs[1]
-    if is_scaled or attributes.get_int("transA", 0) or weight is None:
+    if is_scaled or attributes.get_int("transA", 0) != 0 or weight is None:
         return
     old, added = node.outputs[0], []
     if attributes.get_int("transB", 0):
@@ -135,7 +126,7 @@ def _split_gemm(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def constant_weight(value: ir.Value | None) -> FloatArray | None:
-    """Two-dimensional float32 constant behind a value, through one Transpose; else None."""
+    """Return the two-dimensional float32 constant behind a value, through one Transpose; else None."""
     if value is None:
         return None
     producer = value.producer()

@@ -4,8 +4,8 @@
 them as they are stored, and caches are float16. Attention stays causal by lengths, without a mask, as
 the fused kernels of ONNX Runtime's CUDA provider want it; those take 16 bits alone.
 
-Requires weights as ``export.weights.half_weights`` stores them. Ensures the same function but for what 16 bits
-lose. No query is padded: equal bits for spans of every length are the CPU's promise.
+Requires weights as ``export.weights.half_weights`` stores them. Ensures the same function up to 16-bit
+rounding. No query is padded: only the CPU promises equal bits for spans of every length.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def derive_half_graph(path: Path) -> None:
 
 
 def _read_stored_halves(graph: ir.Graph) -> None:
-    """Let every reader of a stored weight read it as it is."""
+    """Replace the float32 copy of every stored weight by the weight itself."""
     for node in list(graph):
         restored = node.outputs[0]
         if source(restored, "Cast") is None or node.inputs[0] is None:

@@ -7,24 +7,21 @@ import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
 
-# Operators that move values and leave them as they are: their result keeps the 16 bits.
+# Operators that move values without computing: their result keeps the 16 bits.
 _MOVING = frozenset({"Transpose", "Reshape", "Gather", "DequantizeLinear", "Identity"})
 # How many leading inputs of an operator are to be of the 16-bit type.
 _COMPUTING = {"MatMul": 2, "Gemm": 3, "Attention": 3, "TensorScatter": 2}
 
 
 def is_cache(name: str) -> bool:
-    """Whether a graph input or output of this name is a cache tensor."""
+    """Return whether a graph input or output of this name is a cache tensor."""
     return name.startswith(("key.", "value.", "new_key.", "new_value."))
 
 
 class HalfPass:
     """Gives weights, caches and matrix products a 16-bit type; casts where it meets float32.
 
-    Args:
-        graph: rewritten in place.
-        kind: FLOAT16 or BFLOAT16.
-        where: how errors call the graph.
+    ``kind`` is FLOAT16 or BFLOAT16; ``where`` names the graph in errors.
     """
 
     def __init__(self, graph: ir.Graph, kind: ir.DataType, where: str) -> None:
@@ -52,7 +49,7 @@ class HalfPass:
         self._widen_logits()
 
     def _weights(self) -> list[ir.Value]:
-        """Initializers behind a matrix product, and the embedding of the tokens."""
+        """Return initializers behind a matrix product, and the embedding of the tokens."""
         found: dict[str | None, ir.Value] = {}
         for node in self._graph:
             if node.op_type in ("MatMul", "Gemm"):
@@ -97,7 +94,7 @@ class HalfPass:
         return self._casts[key]
 
     def _widen_logits(self) -> None:
-        """Give the logits out as float32, whatever computed them."""
+        """Cast the logits to float32."""
         index, old = next(
             (index, value)
             for index, value in enumerate(self._graph.outputs)
@@ -115,7 +112,7 @@ class HalfPass:
 
 
 def _root(value: ir.Value | None) -> ir.Value | None:
-    """The float32 matrix a value is made of by moving or dequantising, if it is a constant."""
+    """Return the constant float32 matrix that a value moves or dequantises, if any."""
     while value is not None and not value.is_initializer():
         producer = value.producer()
         if producer is None or producer.op_type not in ("Transpose", "DequantizeLinear"):

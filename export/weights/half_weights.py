@@ -21,10 +21,9 @@ FLOAT16_TOLERANCE = 0.25
 
 
 def store_float16(path: Path) -> int:
-    """Rewrite the graph at ``path`` with its matrices as float16; returns how many.
+    """Rewrite the graph at ``path`` with its matrices as float16; return how many.
 
-    Args:
-        path: canonical graph with float32 weights in ``path``.data; both are replaced.
+    ``path``.data is replaced too.
 
     Raises:
         BundleError: a weight is beyond the range of float16, or there is none.
@@ -41,7 +40,7 @@ def store_float16(path: Path) -> int:
 
 
 def _is_matrix(value: ir.Value) -> bool:
-    """Whether a constant is a weight: a float32 matrix that a product or a lookup reads."""
+    """Return whether a constant is a weight: a float32 matrix that a product or a lookup reads."""
     tensor = value.const_value
     if is_position_table(value.name):
         return False

@@ -1,7 +1,7 @@
-"""Weights as integers, rounded so that what their product reads makes up for what rounding takes.
+"""Weights as integers, rounded for the least error of their products with given activations.
 
-A weight is rounded row by row of K; what a row loses is spread over the rows that follow, by how they go
-together in the activations. Rounding to nearest is the same without activations.
+A weight is rounded row by row of K. A row's rounding error is spread over the rows that follow, by their correlation
+in the activations. Without activations that is rounding to nearest.
 
 Source: Frantar et al. 2022 (GPTQ, arXiv 2210.17323), algorithm 1; symmetric, scale = max|w| / (2^(bits-1) - 1).
 """
@@ -16,14 +16,14 @@ Int8Array = npt.NDArray[np.int8]
 
 # Share of the mean square of the activations that is added to each (GPTQ, section 3.3, step 3).
 _DAMPING = 0.01
-# Rows of K that are finished before what they lost reaches all that follow (same section, step 2).
+# Rows of K that are rounded before their error reaches all rows that follow (same section, step 2).
 _NUM_LAZY = 128
 
 
 def round_to_nearest(
     weight: FloatArray, *, bits: int, block_size: int
 ) -> tuple[Int8Array, FloatArray]:
-    """Integers [K, N] int8 and scales [K / block_size, N] float32 of a weight [K, N] float32.
+    """Return integers [K, N] int8 and scales [K / block_size, N] float32 of a weight [K, N] float32.
 
     ``integers * scale`` of its block is within half a scale of the weight. K is a multiple of the block size.
     """
@@ -37,9 +37,9 @@ def round_to_nearest(
 def round_by_activations(
     weight: FloatArray, activations: FloatArray, *, bits: int, block_size: int
 ) -> tuple[Int8Array, FloatArray]:
-    """As ``round_to_nearest``, for the least square error of the product with activations [rows, K] float32.
+    """Return integers and scales of least square error of the product with activations [rows, K] float32.
 
-    The block size divides 128 or is K.
+    Shapes are those of ``round_to_nearest``. The block size divides 128 or is K.
     """
     num_rows, num_columns = weight.shape
     greatest = 2 ** (bits - 1) - 1
@@ -63,18 +63,18 @@ def round_by_activations(
 
 
 def restore(integers: Int8Array, scales: FloatArray) -> FloatArray:
-    """Weight [K, N] float32 that the graph computes with, of integers [K, N] and scales [K / block, N]."""
-    return integers * np.repeat(scales, len(integers) // len(scales), axis=0)
+    """Return the weight [K, N] float32 that the graph computes with, from integers [K, N] and scales [K / block, N]."""
+    return integers.astype(np.float32) * np.repeat(scales, len(integers) // len(scales), axis=0)
 
 
 def _scales(block: FloatArray, bits: int) -> FloatArray:
-    """Scales [N] float32 of a block [rows, N]."""
+    """Return scales [N] float32 of a block [rows, N]."""
     scales = np.abs(block).max(axis=0) / (2 ** (bits - 1) - 1)
     return np.where(scales == 0, 1, scales).astype(np.float32)
 
 
 def _spread(activations: FloatArray) -> FloatArray:
-    """Upper factor [K, K] float32 of the inverse of the activations' second moments."""
+    """Return the upper factor [K, K] float32 of the inverse of the activations' second moments."""
     moments = (activations.T @ activations).astype(np.float64)
     moments += np.eye(len(moments)) * max(_DAMPING * np.diag(moments).mean(), 1e-30)
     return np.linalg.cholesky(np.linalg.inv(moments)).T.astype(np.float32)

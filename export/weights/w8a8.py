@@ -1,12 +1,12 @@
-"""Weights in 8 bits and, behind norms, activations too, by scales that are known beforehand.
+"""Weights in 8 bits and, behind norms, activations too, by static scales.
 
-Requires a canonical graph with float32 weights. Ensures that a product which reads a norm's output is computed
-from int8 on both sides (QuantizeLinear, DequantizeLinear, MatMul; ONNX Runtime makes one integer product of
-them), as long as that changes it little; all other products have their weights in blocks (``quantize``).
+Requires a canonical graph with float32 weights. Ensures that a product of a norm's output is computed from int8 on
+both sides (QuantizeLinear, DequantizeLinear, MatMul; ONNX Runtime fuses them to one integer product), where that
+changes it little. All other products have their weights in blocks (``blocks``).
 
-A norm's output has nearly one size in every row, so one scale serves all of them, and channels that stand out
-are evened by the norm's own weights. What a gate or attention puts out has neither property. A scale known
-beforehand, unlike one measured per call, makes a row's bits independent of its neighbours.
+A norm's output has nearly one size in every row, so one scale serves all rows; the norm's weights even out channels
+that stand out. Outputs of a gate or of attention have neither property. A static scale, unlike one measured per call,
+makes a row's bits independent of its neighbours.
 
 Source: Xiao et al. 2023 (SmoothQuant, arXiv 2211.10438), section 4, alpha = 0.5, static scale per tensor.
 """
@@ -36,24 +36,22 @@ INTEGER_KINDS = (*BITS, W8A8)
 """Kinds of weights that are stored as integers."""
 
 MOST_ERROR = 0.02
-"""Of a row of a product at most, as a share of the row's length; root mean square over rows."""
+"""Largest error of a product, relative to a row's length; root mean square over rows."""
 
 _NORMS = ("RMSNormalization", "LayerNormalization")
 _MIGRATION = 0.5
 _GREATEST = 127
 _LEAST = 1e-5
-# Shares of the greatest magnitude that a scale may reach up to; what lies beyond is cut.
+# Shares of the greatest magnitude that a scale may reach up to; greater values are cut.
 _REACHES = np.linspace(0.2, 1.0, 33)
 # Rows of activations that errors are measured on, about.
 _NUM_JUDGED = 256
 
 
 def quantize_static(path: Path, facts: ModelFacts) -> int:
-    """Rewrite the graph at ``path``; returns how many products take 8-bit activations.
+    """Rewrite the canonical graph at ``path``; return how many products take 8-bit activations.
 
-    Args:
-        path: canonical graph with float32 weights in ``path``.data; both are replaced.
-        facts: of its model.
+    ``path``.data is replaced too.
 
     Raises:
         BundleError: no product takes 8-bit activations within ``MOST_ERROR``.
@@ -83,14 +81,14 @@ class NormedProducts:
 
     @property
     def name(self) -> str:
-        """Of what the first product reads: the norm's output, or that reshaped."""
+        """Name of the first product's input: the norm's output, or that reshaped."""
         left = self.products[0].inputs[0]
         assert left is not None
         return str(left.name)
 
 
 def normed_products(graph: ir.Graph) -> Iterator[NormedProducts]:
-    """Norms with constant weights whose output goes into products with constant weights and nowhere else."""
+    """Yield norms with constant weights whose output only products with constant weights read."""
     for node in graph:
         if node.op_type not in _NORMS or any(constant(gain) is None for gain in node.inputs[1:]):
             continue
@@ -106,11 +104,9 @@ def normed_products(graph: ir.Graph) -> Iterator[NormedProducts]:
 
 
 def quantize_products(graph: ir.Graph, activations: Mapping[str, FloatArray]) -> int:
-    """Compute products behind norms from int8, in place, where they change little; returns how many.
+    """Compute products behind norms from int8, in place, where they change little; return how many.
 
-    Args:
-        graph: canonical graph.
-        activations: [rows, K] float32, by the name of what a product reads.
+    ``activations`` [rows, K] float32 are by the name of a product's input.
     """
     count = 0
     for found in list(normed_products(graph)):
@@ -135,18 +131,18 @@ def quantize_products(graph: ir.Graph, activations: Mapping[str, FloatArray]) ->
 
 
 def evening_factors(given: FloatArray, weights: tuple[FloatArray, ...]) -> FloatArray:
-    """Factors [K] float32 to divide activations [rows, K] by and multiply weights [K, N] with.
+    """Return factors [K] float32 to divide activations [rows, K] by and multiply weights [K, N] with.
 
-    Half of what channels differ by moves into the weights (SmoothQuant, equation 4).
+    Half of the channels' difference in range moves into the weights (SmoothQuant, equation 4).
     """
     ranges = np.maximum(np.abs(given).max(axis=0), _LEAST)
     heights = np.maximum.reduce([np.abs(weight).max(axis=1) for weight in weights])
-    factors = ranges**_MIGRATION / np.maximum(heights, _LEAST) ** (1 - _MIGRATION)
-    return factors.astype(np.float32)  # type: ignore[no-any-return]
+    factors: FloatArray = ranges**_MIGRATION / np.maximum(heights, _LEAST) ** (1 - _MIGRATION)
+    return factors.astype(np.float32)
 
 
 def _readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
-    """Nodes that read a value and at which place, looking through Reshape; none where it is an output."""
+    """Return the nodes that read a value, through Reshape, and at which input; none for an output."""
     readers = []
     for use in value.uses():
         if use.node.op_type == "Reshape" and use.idx == 0:
@@ -157,19 +153,20 @@ def _readers(value: ir.Value) -> list[tuple[ir.Node, int]]:
 
 
 def _activation_scale(given: FloatArray) -> np.float32:
-    """Scale of the least square error over the activations [rows, K]."""
+    """Return the scale of least square error over the activations [rows, K]."""
     scales = max(float(np.abs(given).max()), _LEAST) * _REACHES / _GREATEST
     errors = [np.square(_narrowed(given, scale) - given).mean() for scale in scales]
     return np.float32(scales[int(np.argmin(errors))])
 
 
 def _narrowed(given: FloatArray, scale: float) -> FloatArray:
-    """What is left of activations behind QuantizeLinear and DequantizeLinear."""
-    return np.clip(np.rint(given / scale), -_GREATEST - 1, _GREATEST) * scale
+    """Return activations after QuantizeLinear and DequantizeLinear."""
+    integers: FloatArray = np.clip(np.rint(given / scale), -_GREATEST - 1, _GREATEST)
+    return integers * scale
 
 
 def _error(exact: FloatArray, found: FloatArray) -> float:
-    """Root mean square over rows of their relative errors: a token matters as much as any other."""
+    """Return the root mean square of the rows' relative errors: tokens count equally."""
     lengths = np.maximum(np.square(exact).sum(axis=1), _LEAST**2)
     return float(np.sqrt((np.square(found - exact).sum(axis=1) / lengths).mean()))
 
@@ -202,14 +199,9 @@ def _rewrite(
             restored[left] = widen.outputs[0]
             _describe(narrow.outputs[0], f"{part}.activations.q", ir.DataType.INT8, left.shape)
             _describe(widen.outputs[0], f"{part}.activations", ir.DataType.FLOAT, left.shape)
-        weight = ir.node(
-            "DequantizeLinear",
-            [
-                put(graph, columns, f"{part}.weight.q"),
-                put(graph, scales[0], f"{part}.weight.scale"),
-            ],
-            attributes={"axis": 1},
-        )
+        stored_weight = put(graph, columns, f"{part}.weight.q")
+        weight_scale = put(graph, scales[0], f"{part}.weight.scale")
+        weight = ir.node("DequantizeLinear", [stored_weight, weight_scale], attributes={"axis": 1})
         _describe(weight.outputs[0], f"{part}.weight", ir.DataType.FLOAT, ir.Shape(columns.shape))
         graph.insert_before(product, weight)
         product.replace_input_with(0, restored[left])
@@ -228,18 +220,14 @@ def _deepen(graph: ir.Graph, product: ir.Node) -> None:
     axis = put(graph, np.array([0]), f"{old.name}.axis")
     deep = ir.node("Unsqueeze", [left, axis])
     flat = ir.node("Squeeze", [old, axis])
-    _describe(deep.outputs[0], f"{old.name}.left", ir.DataType.FLOAT, _deep(left.shape))
+    _describe(deep.outputs[0], f"{old.name}.left", ir.DataType.FLOAT, ir.Shape([1, *left.shape]))
     graph.insert_before(product, deep)
     graph.insert_after(product, flat)
     product.replace_input_with(0, deep.outputs[0])
     old.replace_all_uses_with(flat.outputs[0])
     flat.replace_input_with(0, old)
     _describe(flat.outputs[0], f"{old.name}.flat", ir.DataType.FLOAT, old.shape)
-    old.shape = None if old.shape is None else _deep(old.shape)
-
-
-def _deep(shape: ir.Shape) -> ir.Shape:
-    return ir.Shape([1, *shape])
+    old.shape = None if old.shape is None else ir.Shape([1, *old.shape])
 
 
 def _describe(value: ir.Value, name: str, kind: ir.DataType, shape: ir.Shape | None) -> None:

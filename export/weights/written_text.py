@@ -1,7 +1,7 @@
-"""What values of a graph hold on text that the model writes itself, for want of any other.
+"""Values inside a graph on text that the model writes itself, as calibration data.
 
-Source: Liu et al. 2023 (LLM-QAT, arXiv 2305.17888), section 3.1: text sampled from the model stands for
-what it was trained on; random tokens do not.
+Source: Liu et al. 2023 (LLM-QAT, arXiv 2305.17888), section 3.1: text sampled from the model represents its training
+data; random tokens do not.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.bundle import manifest as bundle
 from outrider.engines.onnx.session import open_session
-from outrider.export.certificate.parity import GraphRunner
+from outrider.export.certificate.parity import GraphRunner, span_feeds, used_caches
 from outrider.export.checkpoint import ModelFacts
 
 _NUM_ROWS, _NUM_TOKENS = 16, 128
@@ -22,13 +21,7 @@ _OBSERVED_FILE = "observed.onnx"
 
 
 def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> IntArray:
-    """Tokens [B, T] int64 sampled from the model at temperature 1, each row from a first token drawn evenly.
-
-    Args:
-        path: canonical graph.
-        facts: of its model.
-        seed: of what is drawn.
-    """
+    """Return tokens [B, T] int64 sampled from a canonical graph at temperature 1, first tokens drawn evenly."""
     generator = np.random.default_rng(seed)
     num_tokens = min(_NUM_TOKENS, facts.max_position)
     runner = GraphRunner(path, facts, batch=_NUM_ROWS, capacity=num_tokens)
@@ -44,13 +37,9 @@ def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> IntArray:
 def observe(
     path: Path, facts: ModelFacts, names: Sequence[str], tokens: IntArray
 ) -> dict[str, FloatArray]:
-    """Values [B * T, K] float32 of a canonical graph, by name, while it reads tokens [B, T] int64.
+    """Return values [B * T, K] float32 of a canonical graph, by name, while it reads tokens [B, T] int64.
 
-    Args:
-        path: the graph; a second one lies beside it meanwhile.
-        facts: of its model.
-        names: values [B, T, K] to look at.
-        tokens: rows, read from their beginning.
+    A second graph lies beside ``path`` meanwhile, whose outputs the values [B, T, K] are.
     """
     model = ir.load(path)
     values = {value.name: value for node in model.graph for value in node.outputs}
@@ -63,14 +52,6 @@ def observe(
         session = open_session(observed, copies_caches=True)
     finally:
         observed.unlink(missing_ok=True)
-    shape = (len(tokens), facts.num_kv_heads, tokens.shape[1], facts.head_size)
-    layers = range(facts.num_layers)
-    feeds: dict[str, FloatArray | IntArray] = {
-        bundle.TOKENS: tokens,
-        bundle.START: np.zeros(len(tokens), np.int64),
-        bundle.LOGIT_POSITIONS: np.tile(np.arange(tokens.shape[1]), (len(tokens), 1)),
-    }
-    for name in (*map(bundle.key_name, layers), *map(bundle.value_name, layers)):
-        feeds[name] = np.zeros(shape, np.float32)
-    found = session.run(list(names), feeds)
+    feeds = span_feeds(tokens, np.zeros(len(tokens), np.int64))
+    found = session.run(list(names), feeds | used_caches(facts, *tokens.shape))
     return {name: held.reshape(-1, held.shape[-1]) for name, held in zip(names, found, strict=True)}

@@ -104,3 +104,10 @@ def test_a_graph_in_halves_that_strays_is_left_out_and_the_bundle_is_none_the_wo
     assert not [name for name in spoilt.manifest.files if HALF_FILE in name]
     assert "half" not in spoilt.manifest.certificate["target"]["float16"]
     assert sum("accelerators compute in float32" in stage for stage in stages) == 1
+
+
+def test_an_export_prints_nothing_of_the_libraries(
+    export_small: Callable[..., Bundle], capfd: pytest.CaptureFixture[str]
+) -> None:
+    export_small(max_tree_nodes=0)
+    assert capfd.readouterr() == ("", "")
