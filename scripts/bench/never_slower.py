@@ -17,10 +17,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Annotated
 
-import numpy as np
 import typer
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
@@ -28,18 +26,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from scripts.bench.tools.common import Rig, code_prompts, open_rig
+from scripts.bench.tools.common import Rig, open_rig, token_prompts
 from scripts.bench.tools.paired import Interval, Turns, best_of, interval, take_turns
 from scripts.bench.tools.results import Recorder, Row
 
 OFF_BOUND, BEST_BOUND = 0.98, 0.95
-PROMPT_TOKENS = 64
 LEAST_ROWS = 4
 """Answers of one round at least: small batches run several after one another."""
 NUM_PROMPTS = 64
 """Of a kind; rounds take them in turn."""
-
-Prompts = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +59,6 @@ class Cell:
         return self.to_off.high < OFF_BOUND or self.to_best.high < BEST_BOUND
 
 
-def prompts_of(kind: str, rig: Rig, count: int) -> Prompts:
-    """Token prompts: code as the pair was trained on, prose of a text it never saw, or random tokens."""
-    if kind == "code":
-        texts = code_prompts(count)
-        return [tuple(rig.tokenizer.encode(text))[:PROMPT_TOKENS] for text in texts]
-    if kind == "prose":
-        names = sorted(topics, key=lambda name: (-len(topics[name]), name))[:count]
-        return [tuple(rig.tokenizer.encode(topics[name][:800]))[:PROMPT_TOKENS] for name in names]
-    rng = np.random.default_rng(0)
-    vocab_size = rig.target.limits.vocab_size
-    return [tuple(rng.integers(0, vocab_size, PROMPT_TOKENS).tolist()) for _ in range(count)]
-
-
 def ways(gammas: Sequence[int]) -> dict[str, SpeculationParams]:
     """Every way to run a cell, by name."""
     fixed = {f"gamma {gamma}": SpeculationParams(drafter="model", gamma=gamma) for gamma in gammas}
@@ -92,7 +74,7 @@ def measure(
 ) -> Cell:  # fmt: skip
     """Run one cell."""
     num_pieces = math.ceil(LEAST_ROWS / batch)
-    prompts = prompts_of(kind, rig, NUM_PROMPTS)
+    prompts = token_prompts(kind, rig.tokenizer, rig.target.limits.vocab_size, NUM_PROMPTS)
     params = SamplingParams(temperature=temperature)
     all_ways = ways(gammas)
     shares: dict[str, list[float]] = defaultdict(list)

@@ -6,12 +6,18 @@ import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
+from pydoc_data.topics import topics
 
+import numpy as np
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.offline.rig import Rig, RigOptions
 from outrider.runtime.offline.rig import open_rig as open_offline_rig
+from outrider.runtime.serving.tokenizer import TextCodec
 
-__all__ = ["Rig", "code_prompts", "open_rig"]
+__all__ = ["Rig", "code_prompts", "open_rig", "token_prompts"]
+
+PROMPT_TOKENS = 64
+PROSE_CHARACTERS = 800
 
 PROMPT_MODULES = (
     "argparse",
@@ -41,6 +47,22 @@ def code_prompts(count: int, num_lines: int = 12) -> list[str]:
         ]
         prompts += ["".join(lines[head - num_lines + 2 : head + 2]) for head in heads[:per_module]]
     return prompts[:count]
+
+
+def token_prompts(
+    kind: str, codec: TextCodec, vocab_size: int, count: int
+) -> list[tuple[int, ...]]:
+    """Prompts of one kind: "code" as the demo pair was trained on, "prose" it never saw, or "random" tokens."""
+    if kind == "random":
+        rng = np.random.default_rng(0)
+        return [tuple(rng.integers(0, vocab_size, PROMPT_TOKENS).tolist()) for _ in range(count)]
+    texts = code_prompts(count)
+    if kind == "prose":
+        names = sorted(topics, key=lambda name: (-len(topics[name]), name))
+        starts = range(0, len(topics[names[0]]), PROSE_CHARACTERS)
+        pieces = [topics[name][at : at + PROSE_CHARACTERS] for at in starts for name in names]
+        texts = [one for one in pieces if len(one) == PROSE_CHARACTERS][:count]
+    return [tuple(codec.encode(text))[:PROMPT_TOKENS] for text in texts]
 
 
 def open_rig(
