@@ -1,7 +1,7 @@
 """Every benchmark in turn, and one report of all: ``python -m scripts.bench.all --out DIR [--quick]``.
 
-Each runs in a process of its own, one after the other, and leaves its result, its output and its pictures in the
-folder. One that fails does not stop the others; the report lists it with what it said.
+Each runs in a process of its own, one after the other, and leaves its result and its output in the folder. One that
+fails does not stop the others; the report lists it with what it said.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from scripts.bench.tools.plots import draw_all
 from scripts.bench.tools.report import JOBS, JobOutcome, write_report
 from scripts.run_demo import ROOT, ensure_bundle
 
@@ -55,12 +54,6 @@ BENCHMARKS = (
         quick="--batches 1,4 --num-prompts 4 --max-tokens 24 --rounds 1",
     ),
     Job(
-        name="sampling",
-        arguments="{bundles} --threads {threads}",
-        quick="--modes 0,1,4 --batches 1 --max-tokens 24 --rounds 1",
-        is_per_bundle=False,
-    ),
-    Job(
         name="drafters",
         arguments="{bundle} --scratch {work}/drafters-{name} --threads {threads}",
         quick="--quick --figures 3,4 --tasks code",
@@ -80,11 +73,6 @@ BENCHMARKS = (
         name="serving",
         arguments="{bundle} --costs {work}/costs --threads {threads}",
         quick="--shares 0.5,1.2 --requests 12 --max-tokens 24",
-    ),
-    Job(
-        name="controller",
-        arguments="{bundle} --costs {work}/costs --threads {threads}",
-        quick="--batches 1,8 --max-batch 8",
     ),
     Job(
         name="peers",
@@ -164,7 +152,7 @@ def chosen(only: str) -> list[Job]:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder for results, pictures and report.md")],
+    out: Annotated[Path, typer.Option(help="folder for results and report.md")],
     bundle: Annotated[
         list[Path] | None,
         typer.Option(help="bundle to measure, any number of them; default the demo pair's"),
@@ -188,7 +176,7 @@ def main(
         outcomes.append(run_job(*run, out))
         listed = json.dumps([asdict(one) for one in outcomes], indent=2)
         (out / JOBS).write_text(listed + "\n")
-    Console().print(f"report: {write_report(out, draw_all)}", highlight=False)
+    Console().print(f"report: {write_report(out)}", highlight=False)
     raise typer.Exit(int(not all((out / f"{one.name}.json").exists() for one in outcomes)))
 
 
