@@ -23,8 +23,6 @@ import typer
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
 from outrider.runtime.drafters.registry import DRAFTER_NAMES
 from outrider.runtime.drafters.text.suffix_array import write_datastore
-from rich.console import Console
-from rich.table import Table
 
 from scripts.bench.tools.common import code_prompts, open_rig
 from scripts.bench.tools.drafter_runs import (
@@ -43,6 +41,7 @@ from scripts.bench.tools.drafter_runs import (
     total,
 )
 from scripts.bench.tools.results import Recorder, Row
+from scripts.bench.tools.tables import show
 
 COMPOSED = ("model/lookup", "model/phrases", "lookup+model", "suffix+model")
 FAMILIES = {
@@ -55,6 +54,16 @@ FAMILIES = {
         ]
         for name in ("ouroboros", "phrases+ouroboros")
     },
+}
+COLUMNS = {
+    "drafter": ("setting", ""),
+    "tokens_per_s": ("tokens/s", ".0f"),
+    "speed_ratio": ("speed", ".2f"),
+    "tokens_per_step": ("tokens/pass", ".2f"),
+    "tokens_per_step_ratio": ("ratio", ".2f"),
+    "utilization": ("kept", ".2f"),
+    "draft_passes": ("draft passes", ".2f"),
+    "host_share": ("host share", ".3f"),
 }
 HOST_BATCH = 8
 QUICK = {"num_prompts": 4, "max_tokens": 40, "rounds": 1}
@@ -121,36 +130,17 @@ class Run:
         self, title: str, task: str, bundle: Path, found: dict[str, list[Tally]], base: str
     ) -> None:
         """Print a table with ratios to its line ``base``, and keep its rows."""
-        table = Table(title=f"{bundle.name}: {title}")
-        table.add_column("setting")
-        for head in (
-            "tokens/s",
-            "speed",
-            "tokens/pass",
-            "ratio",
-            "kept",
-            "draft passes",
-            "host share",
-        ):
-            table.add_column(head, justify="right")
         base_yield = total(found[base]).tokens_per_step
+        rows = []
         for name, tallies in found.items():
             summed = total(tallies)
             figures = summed.figures()
             figures["speed_ratio"] = speed_over(tallies, found[base])
             figures["tokens_per_step_ratio"] = summed.tokens_per_step / base_yield
-            shown = (
-                ("tokens_per_s", 0), ("speed_ratio", 2), ("tokens_per_step", 2), ("tokens_per_step_ratio", 2),
-                ("utilization", 2), ("draft_passes", 2), ("host_share", 3),
-            )  # fmt: skip
-            cells = (
-                "-" if figures[key] is None else f"{figures[key]:.{digits}f}"
-                for key, digits in shown
-            )
-            table.add_row(name, *cells)
             case = {"task": task, "drafter": name, "bundle": bundle.name}
-            self.rows.append(Row(case=case, figures=figures))
-        Console(width=120).print(table)
+            rows.append(Row(case=case, figures=figures))
+        show(rows, COLUMNS, f"{bundle.name}: {title}")
+        self.rows += rows
 
 
 def tuned_table(run: Run, bundle: Path) -> None:

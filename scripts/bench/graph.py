@@ -21,13 +21,18 @@ from outrider.engines.bundle.manifest import LOGIT_POSITIONS, LOGITS, START, TOK
 from outrider.engines.huge_pages import use_everywhere
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
 from outrider.engines.onnx.session import open_session
-from rich.console import Console
-from rich.table import Table
 
 from scripts.bench.tools.results import Recorder, Row
+from scripts.bench.tools.tables import show
 
 _NUM_IDS = 100  # any vocabulary has as many
 _WARM_UP = 10
+COLUMNS = {
+    "num_tokens": ("tokens", ""),
+    "before_ms": ("before ms", ".3f"),
+    "after_ms": ("after ms", ".3f"),
+    "ratio": ("before / after", ".2f"),
+}
 
 
 class GraphRun:
@@ -101,14 +106,12 @@ def main(
     for run in runs:
         run.step(tokens[:length], 0)()
     rows = []
-    table = Table("tokens", "before ms", "after ms", "before / after")
     for num_tokens in (1, 2, 5):
         steps = [run.step(tokens[length : length + num_tokens], length) for run in runs]
         first, second = median_times(steps, repeats)
-        table.add_row(str(num_tokens), f"{first:.3f}", f"{second:.3f}", f"{first / second:.2f}")
         figures = {"before_ms": first, "after_ms": second, "ratio": first / second}
         rows.append(Row(case={"num_tokens": num_tokens}, figures=figures))
-    Console().print(table)
+    show(rows, COLUMNS)
     settings = {
         "before": str(before), "after": str(after), "repeats": repeats, "length": length, "capacity": capacity,
     }  # fmt: skip

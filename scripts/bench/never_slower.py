@@ -24,11 +24,11 @@ from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from scripts.bench.tools.common import Rig, open_rig, token_prompts
 from scripts.bench.tools.paired import Interval, Turns, best_of, interval, take_turns
 from scripts.bench.tools.results import Recorder, Row
+from scripts.bench.tools.tables import show
 
 OFF_BOUND, BEST_BOUND = 0.98, 0.95
 LEAST_ROWS = 4
@@ -112,27 +112,22 @@ def speeds(rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def show(cells: Sequence[Cell], gammas: Sequence[int], took_s: float) -> None:
-    """Print all cells and how many miss."""
-    table = Table(title=f"adaptive gamma, {len(cells)} cells in {took_s:.0f} s")
-    heads = ("bundle", "batch", "prompts", "T", "off", *(f"gamma {g}" for g in gammas), "adaptive", "drafted",
-             "to off [95 %]", "to best fixed [95 %]", "best", "misses")  # fmt: skip
-    for head in heads:
-        table.add_column(head, justify="right")
-    for cell in cells:
-        speeds = cell.tokens_per_s
-        table.add_row(
-            cell.bundle, str(cell.batch), cell.prompts, f"{cell.temperature:g}", f"{speeds['off']:.0f}",
-            *(f"{speeds[f'gamma {g}']:.0f}" for g in gammas), f"{speeds['adaptive']:.0f}",
-            f"{cell.share_drafted:.2f}",
-            *(f"{one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}]" for one in (cell.to_off, cell.to_best)),
-            cell.best_fixed, "MISS" if cell.misses else "",
-        )  # fmt: skip
-    console = Console(width=180)
-    console.print(table)
-    console.print(f"cells that miss: {sum(cell.misses for cell in cells)} of {len(cells)}")
-    for cliff in cliffs(cells):
-        console.print(f"throughput halves: {cliff}", highlight=False)
+def columns_of(gammas: Sequence[int]) -> dict[str, tuple[str, str]]:
+    """Columns of the table, by figure."""
+    ways = ["off", *(f"gamma {gamma}" for gamma in gammas), "adaptive"]
+    return {
+        **{name: (name, "") for name in ("bundle", "batch", "prompts")},
+        "temperature": ("T", "g"),
+        **{f"{way} tokens_per_s": (way, ".0f") for way in ways},
+        "share_drafted": ("drafted", ".2f"),
+        **{
+            f"{name}_{key}": (heading if key == "ratio" else key, ".3f")
+            for name, heading in (("to_off", "to off"), ("to_best", "to best fixed"))
+            for key in ("ratio", "low", "high")
+        },
+        "best_fixed": ("best", ""),
+        "misses": ("misses", ""),
+    }
 
 
 def cliffs(cells: Sequence[Cell]) -> list[str]:
@@ -219,7 +214,13 @@ def main(
         turns = Turns(seconds=seconds)
         cells.append(measure(rigs[root], kind, batch, temperature, fixed, turns, max_tokens))
         recorder.write(json_out, [row_of_cell(cell) for cell in cells], settings)
-    show(cells, fixed, time.perf_counter() - began)
+    took_s = time.perf_counter() - began
+    title = f"adaptive gamma, {len(cells)} cells in {took_s:.0f} s"
+    show([row_of_cell(cell) for cell in cells], columns_of(fixed), title)
+    console = Console()
+    console.print(f"cells that miss: {sum(cell.misses for cell in cells)} of {len(cells)}")
+    for cliff in cliffs(cells):
+        console.print(f"throughput halves: {cliff}", highlight=False)
     raise typer.Exit(int(any(cell.misses for cell in cells) or bool(cliffs(cells))))
 
 

@@ -31,13 +31,12 @@ from typing import Annotated, Any
 
 import typer
 from outrider.runtime.core.drafting import AUTO_DRAFTERS
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from tokenizers import Tokenizer
 
 from scripts.bench.tools.common import code_prompts
 from scripts.bench.tools.results import ROOT, Recorder, Row
+from scripts.bench.tools.tables import show
 from scripts.peers.cells import (
     CHOSEN,
     PEER_DRAFTERS,
@@ -50,7 +49,22 @@ from scripts.peers.cells import (
 )
 from scripts.peers.jobs import OURS, PEERS, Job, ask, python_of
 
-TABLE_CHARACTERS = 150
+CASE = {name: (name, "") for name in ("who", "way", "weights", "batch")}
+CELLS = CASE | {
+    "tokens_per_s": ("tokens/s", ".1f"),
+    "rounds": ("rounds", ""),
+    "same_tokens": ("same tokens", ".0%"),
+    "reason": ("reason", ""),
+}
+BEST = CASE | {
+    "best_of": ("best of", ""),
+    "tokens_per_s": ("tokens/s", ".1f"),
+    "ours_to_this": ("ours / this", ".2f"),
+    "ratio_least": ("least", ".2f"),
+    "ratio_most": ("most", ".2f"),
+    "is_fastest_peer": ("fastest peer", ""),
+}
+"""The fastest peer's ratio is the one that counts."""
 
 Asking = Callable[[Cell], dict[str, Any]]
 
@@ -104,37 +118,6 @@ def prompts_of(target: Path, count: int, num_tokens: int) -> list[list[int]]:
     if len(prompts) < count:
         raise typer.BadParameter(f"only {len(prompts)} prompts of {num_tokens} tokens")
     return prompts
-
-
-def show(rows: Sequence[Row]) -> Table:
-    """The rows of all cells as a table."""
-    table = Table(
-        "who", "way", "weights", "batch", "tokens/s", "rounds", "same tokens", "reason", title="cells"
-    )  # fmt: skip
-    for row in rows:
-        speed, same = row.figures["tokens_per_s"], row.figures.get("same_tokens")
-        table.add_row(
-            *(str(value) for value in row.case.values()), "-" if speed is None else f"{speed:.1f}",
-            str(row.figures.get("rounds", "")), "" if same is None else f"{same:.0%}", str(row.figures["reason"] or ""),
-        )  # fmt: skip
-    return table
-
-
-def show_best(rows: Sequence[Row]) -> Table:
-    """The rows of each side's best cells as a table; the fastest peer's ratio is the one that counts."""
-    table = Table(
-        "who", "way", "weights", "batch", "best of", "tokens/s", "ours / this (range)", "fastest peer",
-        title="each side's best setting",
-    )  # fmt: skip
-    for row in rows:
-        figures = row.figures
-        ratio = ""
-        if figures["ours_to_this"] is not None:
-            ratio = f"{figures['ours_to_this']:.2f} ({figures['ratio_least']:.2f}-{figures['ratio_most']:.2f})"
-        mark = "yes" if figures["is_fastest_peer"] else ""
-        speed = f"{figures['tokens_per_s']:.1f}"
-        table.add_row(*(str(value) for value in row.case.values()), speed, ratio, mark)
-    return table
 
 
 def names_of(text: str, known: Sequence[str] | None = None) -> list[str]:
@@ -239,9 +222,8 @@ def main(
         found.run_all(cells, rounds, keep)
         rows, best = found.rows(), [*best, *best_rows(cells, found.answers)]
         recorder.write(json_out, [*rows, *best], told)
-    console = Console(width=TABLE_CHARACTERS)
-    console.print(show(rows))
-    console.print(show_best(best))
+    show(rows, CELLS, "cells")
+    show(best, BEST, "each side's best setting")
 
 
 if __name__ == "__main__":

@@ -30,12 +30,28 @@ from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import Finished, SpeculationParams
 from outrider.runtime.offline.speed import num_trials
 from outrider.runtime.oracle.analysis import walltime_factor
-from rich.console import Console
-from rich.table import Table
 
 from scripts.bench.tools.call_times import CallTimes, Costs
 from scripts.bench.tools.common import Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, Row, row_of
+from scripts.bench.tools.tables import show
+
+COLUMNS = {
+    "batch": ("batch", ""),
+    "temperature": ("T", "g"),
+    "gamma": ("gamma", ""),
+    "tokens_per_s": ("tokens/s", ".0f"),
+    "speedup": ("speed-up", ".2f"),
+    "decode_tokens_per_s": ("decode", ".0f"),
+    "decode_speedup": ("speed-up", ".2f"),
+    "predicted_alone": ("alone", ".2f"),
+    "predicted": ("in turns", ".2f"),
+    "ratio": ("ratio", ".2f"),
+    "alpha_hat": ("alpha_hat", ".2f"),
+    "tokens_per_step": ("tokens/step", ".2f"),
+    "engine_share": ("engines", ".2f"),
+    "sampling_share": ("sampling", ".3f"),
+}
 
 Prompts = Sequence[Sequence[int]]
 
@@ -215,10 +231,6 @@ def main(
     prompts = [rig.tokenizer.encode(text) for text in code_prompts(num_prompts)]
     context = round(statistics.fmean(map(len, prompts))) + max_tokens // 2
     drafted = [int(gamma) for gamma in gammas.split(",")]
-    table = Table(
-        *HEADINGS,
-        title=f"{bundle.name}: medians of {rounds} interleaved rounds, {num_prompts} x {max_tokens} tokens",
-    )
     rows = []
     for batch in (int(one) for one in batches.split(",")):
         groups = [prompts[at : at + batch] for at in range(0, num_prompts - batch + 1, batch)]
@@ -236,39 +248,11 @@ def main(
                     share_whole = (cell.alpha_hat or 0.0) ** gamma
                     foretold = theory(cell, times.costs(gamma, share_whole=share_whole))
                     row = Row(case=row.case, figures={**row.figures, **foretold})
-                table.add_row(*cells_of(row))
                 rows.append(row)
-    Console(width=170).print(table)
+    title = f"medians of {rounds} interleaved rounds, {num_prompts} x {max_tokens} tokens"
+    show(rows, COLUMNS, f"{bundle.name}: {title}")
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     recorder.write(json_out, rows, settings)
-
-
-COLUMNS = {
-    "tokens_per_s": ("tokens/s", ".0f"),
-    "speedup": ("speed-up", ".2f"),
-    "decode_tokens_per_s": ("decode", ".0f"),
-    "decode_speedup": ("speed-up", ".2f"),
-    "predicted_alone": ("alone", ".2f"),
-    "predicted": ("in turns", ".2f"),
-    "ratio": ("ratio", ".2f"),
-    "alpha_hat": ("alpha_hat", ".2f"),
-    "tokens_per_step": ("tokens/step", ".2f"),
-    "engine_share": ("engines", ".2f"),
-    "sampling_share": ("sampling", ".3f"),
-}
-"""Figures that are shown: heading and format."""
-HEADINGS = ("batch", "T", "gamma", *(heading for heading, _ in COLUMNS.values()))
-
-
-def cells_of(row: Row) -> list[str]:
-    """A row as it is shown; what it has no figure for is a dash."""
-    case = [f"{row.case[name]:g}" for name in ("batch", "temperature", "gamma")]
-    values = [row.figures.get(name) for name in COLUMNS]
-    forms = [form for _, form in COLUMNS.values()]
-    shown = [
-        "-" if one is None else f"{one:{form}}" for one, form in zip(values, forms, strict=True)
-    ]
-    return [*case, *shown]
 
 
 if __name__ == "__main__":
