@@ -39,7 +39,7 @@ COLUMNS = {
 
 @dataclass(slots=True)
 class Tally:
-    """What one gamma did: per round seconds, and over all rounds steps and passes."""
+    """One gamma's seconds per round, and its steps and passes over all rounds."""
 
     seconds: list[float] = field(default_factory=list)
     num_steps: int = 0

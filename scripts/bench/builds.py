@@ -77,7 +77,7 @@ WHOLE = (Cell(batch=1), Cell(batch=8))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long one cell goes on: ``LEAST_ROUNDS`` at least, then until the seconds or the rounds are spent."""
+    """Bounds of one cell: ``LEAST_ROUNDS`` rounds at least, then until the seconds or the rounds are spent."""
 
     seconds: float
     rounds: int

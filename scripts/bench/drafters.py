@@ -5,16 +5,15 @@
    make one).
 2. Ouroboros' mechanisms, each added in turn, and reuse with and without locality.
 3. Every drafter on code, on editing and on noise, gamma fixed, so that no controller hides what a drafter costs where
-   it does not pay, or with ``--auto`` chosen step by step, as a server does unless told otherwise.
+   it does not pay, or with ``--auto`` chosen step by step, as a server does by default.
 4. Host work of drafting in a batch of eight.
 
-What is compared takes turns prompt by prompt, so that a disturbance hits all alike; "speed" is the median of the ratios
+What is compared takes turns prompt by prompt, so that a disturbance hits all of it; "speed" is the median of the ratios
 of single prompts. In the tables of 2 the host's share is not taken.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,7 +87,7 @@ class Run:
 
     def __init__(
         self, *, num_prompts: int, max_tokens: int, rounds: int, gamma: int, threads: int, scratch: Path,
-        cpu_time: bool, is_adaptive: bool = False,
+        is_adaptive: bool = False,
     ) -> None:  # fmt: skip
         self.num_prompts = num_prompts
         self.max_tokens = max_tokens
@@ -97,7 +96,6 @@ class Run:
         self.is_adaptive = is_adaptive
         self.threads = threads
         self.scratch = scratch
-        self.clock = time.process_time if cpu_time else time.perf_counter
         self.rows: list[Row] = []
 
     @property
@@ -118,7 +116,7 @@ class Run:
         config = DraftingConfig(datastore=str(store), **drafting)  # type: ignore[arg-type]
         costs = self.scratch / "costs" if self.is_adaptive else None
         rig = open_rig(
-            bundle, max_batch=batch, num_threads=self.threads, drafting=config, clock=self.clock, costs=costs,
+            bundle, max_batch=batch, num_threads=self.threads, drafting=config, costs=costs,
         )  # fmt: skip
         return Bench(rig)
 
@@ -225,7 +223,7 @@ def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[st
 
 
 def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
-    """What drafting costs the host in a batch of eight."""
+    """Report the host's time of drafting in a batch of eight."""
     with run.open(bundle, batch=HOST_BATCH, history_scope=HistoryScope.REQUEST) as bench:
         prompts = CodePrompts.of(bench.rig, max(run.num_prompts, HOST_BATCH)).measured
         prompts = prompts[: len(prompts) // HOST_BATCH * HOST_BATCH]
@@ -261,7 +259,6 @@ def main(
     rounds: int = 3,
     threads: int = 2,
     auto: Annotated[bool, typer.Option("--auto", help="Figures 3 and 4 with gamma chosen step by step.")] = False,
-    cpu_time: Annotated[bool, typer.Option("--cpu-time", help="Seconds of processors; best with --threads 1.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Few prompts, short answers, one round.")] = False,
     json_out: Path | None = None,
 ) -> None:  # fmt: skip
@@ -269,7 +266,7 @@ def main(
     recorder = Recorder("drafters", "every drafter, and the mechanisms of Ouroboros", threads)
     sizes = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     sizes = QUICK if quick else sizes
-    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch, cpu_time=cpu_time, is_adaptive=auto)  # fmt: skip
+    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch, is_adaptive=auto)  # fmt: skip
     names = drafters.split(",") if drafters else [*DRAFTER_NAMES, *COMPOSED]
     names = [name for name in names if name != "none"]
     wanted = figures.split(",")
@@ -283,7 +280,7 @@ def main(
         every_table(run, bundle, names, tasks.split(","))
     if "4" in wanted:
         host_table(run, bundle, names)
-    settings = {**sizes, "gamma": gamma, "auto": auto, "cpu_time": cpu_time}
+    settings = {**sizes, "gamma": gamma, "auto": auto}
     recorder.write(json_out, run.rows, settings)
 
 

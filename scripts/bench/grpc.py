@@ -1,4 +1,4 @@
-"""What serving costs: tokens per second in process and through gRPC, against bare engine calls of the same shapes.
+"""The cost of serving: tokens per second in process and through gRPC, against bare engine calls of the same shapes.
 
 The bound is the in-process run's tokens over the seconds it spent inside engine calls: a runtime and a transport that
 cost nothing would reach it. Client and server share the machine, but not the two engines: ONNX Runtime's threads

@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def misses(self) -> bool:
-        """Whether a bound is missed beyond doubt."""
+        """True where an interval lies wholly below its bound."""
         return self.to_off.high < OFF_BOUND or self.to_best.high < BEST_BOUND
 
 
@@ -173,10 +173,6 @@ def main(
     seconds: Annotated[float, typer.Option(help="of one cell, about")] = 60.0,
     max_tokens: int = 48,
     costs: Annotated[Path, typer.Option(help="folder for measured step costs")] = Path("costs"),
-    cpu_time: Annotated[
-        bool,
-        typer.Option("--cpu-time", help="processor seconds, for a machine that others use too"),
-    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="a part of the sweep, in minutes")] = False,
     threads: int = 2,
     json_out: Path | None = None,
@@ -198,7 +194,7 @@ def main(
     title = "gamma chosen step by step against speculation off and the best fixed gamma"
     recorder = Recorder("never_slower", title, threads)
     settings = {
-        "max_tokens": max_tokens, "seconds": seconds, "clock": "processor" if cpu_time else "wall",
+        "max_tokens": max_tokens, "seconds": seconds,
         "off_bound": OFF_BOUND, "best_fixed_bound": BEST_BOUND,
     }  # fmt: skip
     rigs: dict[Path, Rig] = {}
@@ -206,11 +202,7 @@ def main(
     began = time.perf_counter()
     for root, kind, batch, temperature in track(jobs, description="cells"):
         if root not in rigs:
-            clock = time.process_time if cpu_time else time.perf_counter
-            folder = costs / "cpu" if cpu_time else costs
-            rigs[root] = open_rig(
-                root, max_batch=max(sizes), num_threads=threads, costs=folder, clock=clock
-            )
+            rigs[root] = open_rig(root, max_batch=max(sizes), num_threads=threads, costs=costs)
         turns = Turns(seconds=seconds)
         cells.append(measure(rigs[root], kind, batch, temperature, fixed, turns, max_tokens))
         recorder.write(json_out, [row_of_cell(cell) for cell in cells], settings)

@@ -17,9 +17,6 @@ best cell, with our speed through each peer's round by round. The result is writ
 Some of our drafters learn from earlier answers, such as ``suffix``. They start each run knowing nothing, in a fresh
 process; what warms it up has other prompts, and then each prompt comes once, so that nothing is answered from memory:
 what a later prompt gains from earlier answers, it would gain in a server too.
-
-``--processor-time`` counts seconds of processors instead of the clock's: what others do on the machine then hardly
-matters, but waiting costs nothing and every thread that spins counts, so it wants ``--threads 1``.
 """
 
 from __future__ import annotations
@@ -190,7 +187,6 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     keep: Annotated[int, typer.Option(min=1, help="drafting cells per side after round 1")] = 3,
     threads: int = 2,
-    processor_time: bool = False,
     json_out: Path | None = None,
 ) -> None:  # fmt: skip
     """Run every side in every way, in turns; print median speeds or reasons, and each side's best beside ours."""
@@ -208,20 +204,19 @@ def main(
     settings = {
         "target": str(target.resolve()), "draft": str(draft.resolve()), "threads": threads, "ngram": ngram,
         "prompts": prompts_of(target, num_prompts, prompt_tokens), "max_tokens": max_tokens,
-        "counts_processor": processor_time,
     }  # fmt: skip
     pythons = {who: python_of(who) for who in track(ways, description="setting up")}
     found = Rounds(asking(pythons, work, settings))
-    told = {
+    recorded = {
         "target": target.name, "num_prompts": num_prompts, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens,
-        "rounds": rounds, "keep": keep, "ngram": ngram, "processor_time": processor_time,
+        "rounds": rounds, "keep": keep, "ngram": ngram,
     }  # fmt: skip
     rows: list[Row] = []
     best: list[Row] = []
     for cells in groups:
         found.run_all(cells, rounds, keep)
         rows, best = found.rows(), [*best, *best_rows(cells, found.answers)]
-        recorder.write(json_out, [*rows, *best], told)
+        recorder.write(json_out, [*rows, *best], recorded)
     show(rows, CELLS, "cells")
     show(best, BEST, "each side's best setting")
 

@@ -49,7 +49,7 @@ _READY_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What is asked at every rate: any of the prompts, half to all of ``max_tokens`` tokens, so many requests."""
+    """The requests of every rate: their prompts, their number, and half to all of ``max_tokens`` tokens each."""
 
     prompts: Sequence[str]
     num_requests: int
@@ -102,7 +102,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a request must keep to count as good, in seconds."""
+    """Bounds of a good request, in seconds."""
 
     ttft_s: float
     itl_s: float
@@ -112,7 +112,7 @@ class Bounds:
 class Figures:
     """One way of serving at one rate of arrivals.
 
-    ``fairness`` is Jain's index of the requests' speeds (1: all alike, 1/n: one got everything). ``itl_*`` are over
+    ``fairness`` is Jain's index of the requests' speeds (1: all equal, 1/n: one got everything). ``itl_*`` are over
     requests, ``gap_p99_ms`` over the pauses between messages.
     """
 

@@ -1,8 +1,8 @@
 """Speculation on against off in one run: speed-up, what theory predicts, runtime overhead, share of sampling.
 
-Every group of prompts is run at every gamma before the next group, in an order that turns; speed-ups are of one round,
-and the median of the rounds is told: of the whole run, prompts included, and of decoding alone, from the moment on when
-every row of a group has its first token.
+Every group of prompts is run at every gamma before the next group, in an order that turns. Speed-ups are of one round,
+and the table shows the median of the rounds: of the whole run, prompts included, and of decoding alone, from the first
+token of a group's last row on.
 
 Prediction, for decoding: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification
 cost) S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step, timed in
@@ -201,7 +201,7 @@ def measured(
 
 
 def theory(cell: Measurement, costs: tuple[Costs, Costs]) -> dict[str, float]:
-    """What the formula predicts of a cell that drafts, from costs of calls alone and in turns.
+    """Return the formula's prediction for a cell that drafts, from costs of calls alone and in turns.
 
     ``ratio`` is the speed-up of decoding over the second prediction.
     """

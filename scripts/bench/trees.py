@@ -49,7 +49,7 @@ class MatchedTree(TreeDrafter):
     """The same candidates as ``tree``, judged as point masses."""
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Trees without their laws."""
+        """Return trees without their candidates' probabilities."""
         return [
             draft if draft.candidates is None else replace(draft, is_sampled=False, candidates=None)
             for draft in super().propose(live, chosen)
@@ -67,7 +67,7 @@ class Way:
 
 @dataclass(slots=True)
 class Tally:
-    """What one way did over all rounds."""
+    """Counts and speeds of one way over all rounds."""
 
     speeds: list[float] = field(default_factory=list)
     num_emitted: int = 0
@@ -75,7 +75,7 @@ class Tally:
     num_drafted: int = 0
 
     def figures(self) -> dict[str, float | None]:
-        """What is told of it."""
+        """Return its figures by name."""
         return {
             "tokens_per_pass": self.num_emitted / self.num_passes,
             "nodes_per_pass": self.num_drafted / self.num_passes,

@@ -30,7 +30,7 @@ idlelib: {train_tokens:,} tokens to train on, {valid_tokens:,} held out (one fil
 {held_out}, chosen by a hash of its name). `files.sha256` lists every file.
 - **Target**: {target_seen:,} tokens seen ({passes:.1f} passes) in {target_steps:,} steps, \
 {target_minutes:.1f} minutes.
-- **Draft**: distilled from the target's full next-token laws, {draft_seen:,} tokens in \
+- **Draft**: distilled from the target's full next-token distributions, {draft_seen:,} tokens in \
 {draft_steps:,} steps, {draft_minutes:.1f} minutes; KL divergence turning into total variation. One \
 pass of its text is {draft_text}: `train.npy` is the text above, `packages.npy` the source of \
 installed packages, `samples.npy` what the target itself writes.

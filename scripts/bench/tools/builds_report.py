@@ -1,4 +1,4 @@
-"""What two builds' rates say: ratios with intervals, geometric means per size, and the bounds that they are held to."""
+"""Judgement of two builds' rates: ratios with intervals, geometric means per size, and their bounds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Judged:
 
     @property
     def misses(self) -> bool:
-        """Whether its interval lies wholly below the bound of a cell."""
+        """True where its interval lies wholly below the bound of a cell."""
         return self.ratios["to_off"].high < CELL_BOUND
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where a build keeps what a worker needs.
+    """Modules of a build that a worker needs.
 
     Attributes:
         params: class of the sampling parameters.
@@ -81,9 +81,9 @@ class BuildWorker:
         self._num_requests = 0
 
     def about(self) -> dict[str, Any]:
-        """Where the code lies, and what prompts must respect."""
+        """Return the file of the code and the size of the vocabulary."""
         return {
-            "file": str(Path(self._opening.__file__).resolve()),
+            "file": str(Path(str(self._opening.__file__)).resolve()),
             "vocab_size": self._serving.model.vocab_size,
         }
 

@@ -1,4 +1,4 @@
-"""What bare engine calls cost in units of a plain step: alone, and in turns as in service.
+"""Costs of bare engine calls in units of a plain step: alone, and in turns as in service.
 
 A call's time depends on what its threads did just before: plain steps of a small model that follow each other without
 a pause take up to a fifth longer than behind the tenth of a millisecond that the runtime spends between them, and

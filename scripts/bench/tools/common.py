@@ -1,10 +1,8 @@
-"""What the benchmarks share: prompts, and a bundle opened in process with timers."""
+"""Prompts of the benchmarks, and a bundle opened in process with timers."""
 
 from __future__ import annotations
 
 import sysconfig
-import time
-from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -67,7 +65,7 @@ def token_prompts(
 
 def open_rig(
     root: Path, *, max_batch: int = 8, num_threads: int = 2, costs: Path | None = None,
-    clock: Callable[[], float] = time.perf_counter, drafting: DraftingConfig | None = None,
+    drafting: DraftingConfig | None = None,
 ) -> Rig:  # fmt: skip
     """Open a bundle for benchmarks.
 
@@ -79,6 +77,5 @@ def open_rig(
         knows_costs=costs is not None,
         costs_folder=costs,
         drafting=drafting or DraftingConfig(),
-        clock=clock,
     )
     return open_offline_rig(root, options)

@@ -1,4 +1,4 @@
-"""Several ways to do the same work, timed in turns within one process, so that a disturbance meets all alike.
+"""Several ways to do the same work, timed in turns within one process, so that a disturbance meets all of them.
 
 A round gives every way the same pieces of work; on each piece the ways follow one another at once, in an order that
 rotates and turns round, so that a drift of the machine cancels. Ratios are of one round, intervals Student's t on their
@@ -29,7 +29,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turns:
-    """How long to go on.
+    """Bounds of a measurement.
 
     Attributes:
         seconds: no further round is begun that would end later, once there are ``least_rounds``.

@@ -17,7 +17,7 @@ REPORT, JOBS = "report.md", "jobs.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How one benchmark ended: exit code, and where it failed the end of what it said."""
+    """One benchmark's exit code, and the end of its output where it failed."""
 
     name: str
     command: str
@@ -86,7 +86,7 @@ def _environment(place: Environment, dates: Sequence[str]) -> str:
 
 
 def _failures(outcomes: Sequence[JobOutcome], found: set[str]) -> list[str]:
-    """What ran to no result, and what ended with a code other than 0 in spite of one."""
+    """Lines on benchmarks without a result, or with a code other than 0."""
     lines = [
         f"- **{one.name}** ended with code {one.code}{'' if one.name in found else ', without a result'}: "
         f"`{one.command}`{_quoted(one.said)}"

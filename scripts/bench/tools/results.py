@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where a benchmark ran.
+    """Machine, versions and commit of a run.
 
     Attributes:
         threads: threads that the benchmark gave to each engine.
@@ -61,7 +61,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one run of one benchmark found.
+    """The figures of one run of one benchmark.
 
     Attributes:
         title: what the figures are, in a sentence.

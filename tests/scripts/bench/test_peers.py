@@ -55,20 +55,6 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "echo"
 
 
-@pytest.mark.parametrize(("counts_processor", "seconds"), [(True, 100), (False, 7)])
-def test_seconds_are_of_the_clock_that_was_asked_for(
-    echo: str, tmp_path: Path, counts_processor: bool, seconds: int
-) -> None:
-    stepped = """
-import itertools, time
-time.process_time = itertools.count(0, 100).__next__
-time.perf_counter = itertools.count(0, 7).__next__
-"""
-    (tmp_path / "peers" / echo / "run.py").write_text(stepped + ECHO)
-    answer = ask(echo, sys.executable, job_of(tmp_path / "work", counts_processor=counts_processor))
-    assert answer["seconds"] == seconds
-
-
 def test_a_peer_answers_every_prompt_in_batches(echo: str, tmp_path: Path) -> None:
     for batch in (1, 2):
         answer = ask(echo, sys.executable, job_of(tmp_path, batch=batch))
