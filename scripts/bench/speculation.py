@@ -6,13 +6,11 @@ token of a group's last row on.
 
 Prediction, for decoding: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification
 cost) S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step, timed in
-every round. It is made twice: with every call timed alone and without a pause, its model's weights in the processor's
-cache, and with the calls in turns as in service, gamma of the draft and one of the target, where each model pushes the
-other out, each call behind the pause that the runtime made between its calls in this very round (plain steps likewise;
-``scripts/bench/tools/call_times.py`` says why). The first draft call of a turn feeds two tokens in the share
-alpha^gamma of steps, those behind a step that kept its whole draft, as in service; alone, every draft call feeds one.
-Plain steps have no draft beside them either way, and the time of the pauses counts nowhere: the formula's overhead is
-0.
+every round. The calls take turns as in service, gamma of the draft and one of the target, where each model pushes the
+other out of the processor's cache. Each call comes behind the pause that the runtime made between its calls in this
+round (plain steps likewise; ``scripts/bench/tools/call_times.py`` says why). The first draft call of a turn feeds two
+tokens in the share alpha^gamma of steps, those behind a step that kept its whole draft. The time of the pauses counts
+nowhere: the formula's overhead is 0.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ COLUMNS = {
     "speedup": ("speed-up", ".2f"),
     "decode_tokens_per_s": ("decode", ".0f"),
     "decode_speedup": ("speed-up", ".2f"),
-    "predicted_alone": ("alone", ".2f"),
-    "predicted": ("in turns", ".2f"),
+    "predicted": ("predicted", ".2f"),
     "ratio": ("ratio", ".2f"),
     "alpha_hat": ("alpha_hat", ".2f"),
     "tokens_per_step": ("tokens/step", ".2f"),
@@ -200,18 +197,13 @@ def measured(
     )
 
 
-def theory(cell: Measurement, costs: tuple[Costs, Costs]) -> dict[str, float]:
-    """Return the formula's prediction for a cell that drafts, from costs of calls alone and in turns.
-
-    ``ratio`` is the speed-up of decoding over the second prediction.
-    """
+def theory(cell: Measurement, costs: Costs) -> dict[str, float]:
+    """Return the formula's prediction for a cell that drafts; ``ratio`` is the speed-up of decoding over it."""
     if cell.alpha_hat is None:
         return {}
-    found: dict[str, float] = {}
-    for name, one in zip(("_alone", ""), costs, strict=True):
-        factor = walltime_factor(cell.alpha_hat, cell.gamma, one.c, verify_cost=one.v)
-        found |= {f"predicted{name}": factor, f"c{name}": one.c, f"v{name}": one.v}
-    return found | {"ratio": cell.decode_speedup / found["predicted"]}
+    factor = walltime_factor(cell.alpha_hat, cell.gamma, costs.c, verify_cost=costs.v)
+    ratio = cell.decode_speedup / factor
+    return {"predicted": factor, "c": costs.c, "v": costs.v, "ratio": ratio}
 
 
 def main(

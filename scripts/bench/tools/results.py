@@ -180,7 +180,7 @@ def environment(threads: int) -> Environment:
             continue
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         num_cores=_num_cores(),
         memory_bytes=psutil.virtual_memory().total,
         os=platform.platform(),
@@ -228,7 +228,8 @@ def _num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return the name of the processor, as far as the system tells it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

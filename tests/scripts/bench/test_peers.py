@@ -153,6 +153,7 @@ def test_lists_of_the_command_line_are_checked() -> None:
 def peer_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for folder in ("shared", name):
         monkeypatch.syspath_prepend(str(FOLDER / folder))
+    monkeypatch.delitem(sys.modules, "ways", raising=False)
     spec = importlib.util.spec_from_file_location(f"peer_{name}", FOLDER / name / "run.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
