@@ -16,7 +16,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from outrider.engines.bundle.manifest import TOKENIZER_FILE
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 from scripts.bench.tools.builds_report import Judged, judged, markdown, misses
-from scripts.bench.tools.common import token_prompts
+from scripts.bench.tools.common import PAUSE_S, token_prompts
 from scripts.bench.tools.results import ROOT, Recorder, Row
 
 WORKER = Path(__file__).with_name("tools") / "builds_worker.py"
@@ -39,8 +39,14 @@ SINGLE_ANSWERS = 2
 NUM_PROMPTS = 192
 """Of a kind; rounds take them in turn. The standard library has 194 heads of functions that are prompts."""
 GAMMAS = (1, 2, 4, 8)
-SECONDS = {"10m": 60.0, "125m": 180.0, "1b": 780.0}
-"""Of one cell: 12, 36 and 52 minutes of a grid."""
+SECONDS = {"10m": 60.0, "125m": 180.0, "1b": 780.0, "unseen": 60.0}
+"""Of one cell: 12, 36 and 52 minutes of the grid, and 6 of an unseen pair."""
+
+
+Prompts = Sequence[Sequence[int]]
+Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
+Way = tuple[str, int | str]
+"""Process, and gamma or "auto"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +77,12 @@ SMALL_CELLS = (
     Cell(batch=8, prompts="prose", drafter="suffix"),
 )
 LARGE_CELLS = tuple(Cell(batch=batch, prompts=kind) for batch in (1, 4) for kind in ("code", "random"))  # fmt: skip
-GRID = {"10m": SMALL_CELLS, "125m": SMALL_CELLS, "1b": LARGE_CELLS}
+SINGLE_CELLS = tuple(
+    Cell(batch=1, prompts=kind, temperature=temperature)
+    for kind in ("code", "prose", "random")
+    for temperature in (0.0, 1.0)
+)
+GRID = {"10m": SMALL_CELLS, "125m": SMALL_CELLS, "1b": LARGE_CELLS, "unseen": SINGLE_CELLS}
 WHOLE = (Cell(batch=1), Cell(batch=8))
 
 
@@ -110,7 +121,8 @@ class BuildProcess:
         self._process.wait()
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Run one job and return its answer."""
+        """Run one job and return its answer, once the other processes' threads have gone to sleep."""
+        time.sleep(PAUSE_S)
         assert self._process.stdin is not None
         print(json.dumps(job), file=self._process.stdin, flush=True)
         return self._read()
@@ -135,11 +147,7 @@ def _layout_of(root: Path) -> tuple[str, list[Path]]:
 
 
 def rates_of(
-    cell: Cell,
-    ask: Callable[[str, dict[str, Any]], dict[str, Any]],
-    prompts: Sequence[Sequence[int]],
-    gammas: Sequence[int],
-    limits: Limits,
+    cell: Cell, ask: Ask, prompts: Prompts, ways: Mapping[str, Way], limits: Limits
 ) -> tuple[dict[str, list[float]], int]:
     """Run one cell in rounds; the first round warms up and does not count.
 
@@ -147,43 +155,53 @@ def rates_of(
         cell: what to run.
         ask: process by name and job to answer.
         prompts: taken in turn.
-        gammas: fixed ones.
+        ways: in random order in every round.
         limits: when to stop.
 
     Returns:
         Tokens per second by way and round, and the rounds in which greedy answers differed.
     """
-    ways: dict[str, tuple[str, int | str]] = {
-        f"{build} {name}": (build, gamma)
-        for build in ("new", "old")
-        for name, gamma in (("auto", "auto"), ("off", 0))
-    }
-    ways |= {f"gamma {gamma}": ("fixed", gamma) for gamma in gammas}
     rates: dict[str, list[float]] = {way: [] for way in ways}
-    num_groups = SINGLE_ANSWERS if cell.batch == 1 else 1
     began, round_s, num_unequal = time.monotonic(), 0.0, 0
     for number in range(limits.rounds + 1):
         round_began = time.monotonic()
         if number > LEAST_ROUNDS and round_began - began + round_s > limits.seconds:
             break
-        first = number * num_groups * cell.batch
-        places = range(first, first + num_groups * cell.batch, cell.batch)
-        groups = [
-            [prompts[(place + row) % len(prompts)] for row in range(cell.batch)] for place in places
-        ]
+        job = job_of(cell, prompts, number)
         said = set()
         for way in random.Random(number).sample(list(ways), len(ways)):
             process, gamma = ways[way]
-            answer = ask(process, {
-                "groups": groups, "seed": first, "temperature": cell.temperature, "drafter": cell.drafter,
-                "gamma": gamma, "max_tokens": MAX_TOKENS, "tenant": f"{cell} {way}",
-            })  # fmt: skip
+            answer = ask(process, {**job, "gamma": gamma, "tenant": f"{cell} {way}"})
             said.add(answer["answers"])
             if number:
                 rates[way].append(answer["tokens"] / answer["seconds"])
         num_unequal += cell.temperature == 0.0 and len(said) > 1
         round_s = time.monotonic() - round_began
     return rates, num_unequal
+
+
+def job_of(cell: Cell, prompts: Prompts, number: int) -> dict[str, Any]:
+    """Return the job of one round for all ways, less gamma and tenant."""
+    num_groups = SINGLE_ANSWERS if cell.batch == 1 else 1
+    first = number * num_groups * cell.batch
+    places = range(first, first + num_groups * cell.batch, cell.batch)
+    groups = [
+        [prompts[(place + row) % len(prompts)] for row in range(cell.batch)] for place in places
+    ]
+    return {
+        "groups": groups, "seed": first, "temperature": cell.temperature, "drafter": cell.drafter,
+        "max_tokens": MAX_TOKENS,
+    }  # fmt: skip
+
+
+def ways_of(builds: Iterable[str], gammas: Iterable[int]) -> dict[str, Way]:
+    """Return the ways of a round by name."""
+    chosen: dict[str, Way] = {
+        f"{build} {name}": (build, gamma)
+        for build in builds
+        for name, gamma in (("auto", "auto"), ("off", 0))
+    }
+    return {**chosen, **{f"gamma {gamma}": ("fixed", gamma) for gamma in gammas}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +222,7 @@ class Run:
         max_batch = max(cell.batch for cell in self.cells)
         shared = ["--max-batch", str(max_batch), "--threads", str(self.threads)]
         codec = TokenizersCodec(self.bundle / TOKENIZER_FILE)
+        ways = ways_of(self.builds, self.gammas)
         with ExitStack() as stack:
             processes = {}
             for name, root in self.builds.items():
@@ -214,12 +233,14 @@ class Run:
                 processes["fixed"] = BuildProcess(self.builds["new"], self.bundle, shared)
                 stack.enter_context(processes["fixed"])
             for cell in self.cells:
-                prompts = token_prompts(cell.prompts, codec, processes["new"].vocab_size, NUM_PROMPTS)  # fmt: skip
+                prompts = token_prompts(
+                    cell.prompts, codec, processes["new"].vocab_size, NUM_PROMPTS
+                )
                 rates, num_unequal = rates_of(
-                    cell, lambda name, job: processes[name].ask(job), prompts, self.gammas, self.limits
-                )  # fmt: skip
-                fixed = [f"gamma {gamma}" for gamma in self.gammas]
-                report(judged(self.size, str(cell), rates, fixed, num_unequal))
+                    cell, lambda name, job: processes[name].ask(job), prompts, ways, self.limits
+                )
+                name = f"{self.bundle.name} {cell}"
+                report(judged(self.size, name, rates, num_unequal))
 
 
 def row_of_cell(one: Judged) -> Row:
@@ -239,15 +260,16 @@ def row_of_cell(one: Judged) -> Row:
 
 
 def main(
-    old: Annotated[Path, typer.Option(help="checkout of the old build")],
+    old: Annotated[Path | None, typer.Option(help="checkout of the old build")] = None,
     new: Annotated[Path, typer.Option(help="checkout of the new build")] = ROOT,
     demo: Annotated[Path | None, typer.Option(help="bundle of 10M parameters")] = None,
     m125: Annotated[Path | None, typer.Option(help="bundle of 125M parameters")] = None,
     b1: Annotated[Path | None, typer.Option(help="bundle of 1B parameters")] = None,
-    only: Annotated[str, typer.Option(help="sizes, of 10m, 125m, 1b; default: all given")] = "",
-    cells: Annotated[
-        str, typer.Option(help="numbers of a size's cells, from 0; default: all")
-    ] = "",
+    unseen: Annotated[
+        list[Path] | None, typer.Option(help="bundle of a pair that no constant was chosen on")
+    ] = None,
+    only: Annotated[str, typer.Option(help="sizes, of 10m, 125m, 1b, unseen")] = "",
+    cells: Annotated[str, typer.Option(help="numbers of cells, from 0")] = "",
     whole: Annotated[bool, typer.Option("--whole", help="tokens/s of the whole runtime")] = False,
     rounds: Annotated[int, typer.Option(min=LEAST_ROUNDS, help="of a cell, at most")] = 40,
     seconds: Annotated[float, typer.Option(help="of a cell; 0: by its size")] = 0.0,
@@ -256,16 +278,10 @@ def main(
     json_out: Path | None = None,
 ) -> None:
     """Run the grid and print its tables as markdown; exit code 1 when a bound is missed."""
-    bundles = {"10m": demo, "125m": m125, "1b": b1}
-    wanted = only.split(",") if only else list(bundles)
-    builds = {"new": new.resolve(), "old": old.resolve()}
+    given = [("10m", demo), ("125m", m125), ("1b", b1), *(("unseen", one) for one in unseen or ())]
+    builds = {"new": new.resolve()} | ({"old": old.resolve()} if old else {})
     recorder = Recorder("builds", "the new build in turns with the old one", threads)
-    settings = {
-        "max_tokens": MAX_TOKENS,
-        "old": str(builds["old"]),
-        "new": str(builds["new"]),
-        "whole": whole,
-    }
+    settings = {name: str(root) for name, root in builds.items()}
     found: list[Judged] = []
 
     def report(one: Judged) -> None:
@@ -274,8 +290,8 @@ def main(
         print(f"{one.size} {one.case}: {one.num_rounds} rounds, {ratios}", file=sys.stderr)
         recorder.write(json_out, [row_of_cell(cell) for cell in found], settings)
 
-    for size, bundle in bundles.items():
-        if bundle is None or size not in wanted:
+    for size, bundle in given:
+        if bundle is None or (only and size not in only.split(",")):
             continue
         grid = WHOLE if whole else GRID[size]
         chosen = [grid[int(one)] for one in cells.split(",")] if cells else grid

@@ -19,14 +19,12 @@ from outrider import Client
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
 
-from scripts.bench.tools.common import Rig, code_prompts, open_rig
+from scripts.bench.tools.common import PAUSE_S, Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, row_of
 from scripts.bench.tools.tables import show
 from scripts.soak.server import running_server
 
 MAX_BATCH = 8
-PAUSE_S = 0.1
-"""From the end of one side to the start of the other; twice as long as a pool was seen to spin."""
 GREEDY = SamplingParams(temperature=0.0)
 COLUMNS = {
     "batch": ("batch", ""),

@@ -12,8 +12,10 @@ from outrider.runtime.offline.rig import Rig, RigOptions
 from outrider.runtime.offline.rig import open_rig as open_offline_rig
 from outrider.runtime.serving.tokenizer import TextCodec
 
-__all__ = ["Rig", "code_prompts", "open_rig", "token_prompts"]
+__all__ = ["PAUSE_S", "Rig", "code_prompts", "open_rig", "token_prompts"]
 
+PAUSE_S = 0.1
+"""From the end of one process's work to the start of another's; ONNX Runtime's threads spin for some 40 ms."""
 PROMPT_TOKENS = 64
 PROSE_CHARACTERS = 800
 
