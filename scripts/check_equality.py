@@ -28,10 +28,7 @@ COMPOSED = ("model/lookup", "model/suffix+ngram", "lookup+datastore+model", "tre
 ALL = "all"
 MATRIX = (6, 14, "0,1,2,3,4,5,6,7,8", "1,2,3,4,5", ALL)
 """Prompts, tokens, gammas, batches and drafters of the whole matrix; more prompts than slots, so that some wait."""
-MODES = {
-    "greedy": (0.0, ExactnessMode.MAX_ACCEPT),
-    "seed_stable": (1.0, ExactnessMode.SEED_STABLE),
-}
+MODES = {"greedy": (0.0, ExactnessMode.MAX_ACCEPT), "seed_stable": (1.0, ExactnessMode.SEED_STABLE)}
 
 Answers = list[tuple[int, ...]]
 

@@ -217,11 +217,7 @@ async def saturation(client: Client, requests: Sequence[Arrival], way: str) -> f
 
 
 async def sweep(
-    address: str,
-    traffic: Traffic,
-    shares: Sequence[float],
-    rates: Sequence[float],
-    bounds: Bounds,
+    address: str, traffic: Traffic, shares: Sequence[float], rates: Sequence[float], bounds: Bounds
 ) -> tuple[list[Figures], float | None]:
     """Every way at every rate, the ways in alternating order.
 

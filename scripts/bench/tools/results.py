@@ -84,10 +84,7 @@ class Result:
 def row_of(record: Any, case: Collection[str], **more_case: Scalar) -> Row:
     """A row from a flat dataclass: the named fields are its case, all others its figures."""
     values = asdict(record)
-    return Row(
-        case={**more_case, **{name: values.pop(name) for name in case}},
-        figures=values,
-    )
+    return Row(case={**more_case, **{name: values.pop(name) for name in case}}, figures=values)
 
 
 @dataclass(slots=True)
@@ -218,10 +215,7 @@ def _cpu_seconds() -> tuple[float, float]:
     """Processor seconds since some moment: of the whole machine, and of this process and its ended children."""
     times = psutil.cpu_times()
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return (
-        times.user + times.system,
-        sum(one.ru_utime + one.ru_stime for one in own),
-    )
+    return (times.user + times.system, sum(one.ru_utime + one.ru_stime for one in own))
 
 
 def _num_cores() -> int:

@@ -8,13 +8,7 @@ import numpy as np
 import openvino
 import openvino_genai
 from peer_job import converted, main
-from ways import (
-    WEIGHT_FORMATS,
-    check,
-    device_options,
-    generation_settings,
-    pipeline_options,
-)
+from ways import WEIGHT_FORMATS, check, device_options, generation_settings, pipeline_options
 
 
 def load(job):
