@@ -29,7 +29,7 @@ DEMO_WEIGHTS = ("float32", "int8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One benchmark: arguments by ``{bundle}``, its ``{name}``, ``{bundles}``, ``{work}`` and ``{threads}``.
+    """One benchmark: arguments by ``{bundle}``, its ``{name}``, ``{work}`` and ``{threads}``.
 
     Attributes:
         quick: further arguments that make it short.
@@ -64,10 +64,9 @@ BENCHMARKS = (
         quick="--num-beams 2 --gammas 2 --num-prompts 1 --max-tokens 12 --rounds 1",
     ),
     Job(
-        name="never_slower",
-        arguments="{bundles} --costs {work}/costs --threads {threads}",
-        quick="--quick --prompts code --batches 1",
-        is_per_bundle=False,
+        name="builds",
+        arguments="--unseen {bundle} --costs {work}/costs --threads {threads}",
+        quick="--cells 0 --rounds 4 --seconds 1",
     ),
     Job(
         name="serving",
@@ -87,10 +86,7 @@ BENCHMARKS = (
 def command_of(job: Job, places: Mapping[str, str], *, is_quick: bool) -> list[str]:
     """Arguments of a job's module, with places filled in."""
     words = shlex.split(f"{job.arguments} {job.quick if is_quick else ''}")
-    filled: list[str] = []
-    for word in words:
-        filled += places["bundles"].split("\n") if word == "{bundles}" else [word.format(**places)]
-    return filled
+    return [word.format(**places) for word in words]
 
 
 def run_job(name: str, module: str, arguments: Sequence[str], out: Path) -> JobOutcome:
@@ -120,7 +116,7 @@ def planned(
     for job in benchmarks:
         for bundle in bundles if job.is_per_bundle else bundles[:1]:
             places = {
-                "bundle": str(bundle), "name": bundle.name, "bundles": "\n".join(map(str, bundles)), "work": str(work),
+                "bundle": str(bundle), "name": bundle.name, "work": str(work),
                 "threads": str(threads),
             }  # fmt: skip
             name = f"{job.name}-{bundle.name}" if job.is_per_bundle else job.name

@@ -129,7 +129,8 @@ def test_all_benchmarks_are_planned_with_their_places(tmp_path: Path) -> None:
     by_name = {name: (module, arguments) for name, module, arguments in runs}
     assert by_name["speculation-two b"][0] == "scripts.bench.speculation"
     assert by_name["speculation-two b"][1][:3] == [str(bundles[1]), "--threads", "3"]
-    assert by_name["never_slower"][1][:2] == [str(bundle) for bundle in bundles]
+    assert by_name["builds-one"][1][:2] == ["--unseen", str(bundles[0])]
+    assert by_name["peers"][1][0] == str(tmp_path / "work" / "peers")
     assert "--rounds" in by_name["speculation-one"][1]
     slow = planned(chosen("speculation"), bundles, tmp_path / "work", 3, is_quick=False)
     assert [name for name, _, _ in slow] == ["speculation-one", "speculation-two b"]
