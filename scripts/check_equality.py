@@ -14,16 +14,10 @@ import typer
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.params import (
-    Event,
-    Failed,
-    Finished,
-    Progressed,
-    RequestSpec,
-    SpeculationParams,
-)
+from outrider.runtime.core.params import Failed, RequestSpec, SpeculationParams
 from outrider.runtime.drafters.registry import DRAFTER_NAMES
 from outrider.runtime.drafters.text.suffix_array import write_datastore
+from outrider.runtime.offline.rig import Answer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -34,10 +28,7 @@ COMPOSED = ("model/lookup", "model/suffix+ngram", "lookup+datastore+model", "tre
 ALL = "all"
 MATRIX = (6, 14, "0,1,2,3,4,5,6,7,8", "1,2,3,4,5", ALL)
 """Prompts, tokens, gammas, batches and drafters of the whole matrix; more prompts than slots, so that some wait."""
-LAWS = {
-    "greedy": (0.0, ExactnessMode.MAX_ACCEPT),
-    "seed_stable": (1.0, ExactnessMode.SEED_STABLE),
-}
+MODES = {"greedy": (0.0, ExactnessMode.MAX_ACCEPT), "seed_stable": (1.0, ExactnessMode.SEED_STABLE)}
 
 Answers = list[tuple[int, ...]]
 
@@ -47,22 +38,10 @@ def completions(
     max_tokens: int, arrivals: random.Random,
 ) -> Answers:  # fmt: skip
     """Output tokens of every prompt, submitted at random steps while others run."""
-    outputs: list[list[int]] = [[] for _ in prompts]
-    errors: list[str] = []
-    open_requests = 0
-
-    def deliver_to(number: int, event: Event) -> None:
-        nonlocal open_requests
-        if isinstance(event, Progressed):
-            outputs[number] += [one.token for one in event.tokens]
-        elif isinstance(event, Failed):
-            errors.append(f"request {number} failed: {event.error}")
-        elif isinstance(event, Finished):
-            open_requests -= 1
-
-    pending = list(range(len(prompts)))
-    while pending or open_requests:
-        while pending and (not open_requests or arrivals.random() < 0.3):
+    answers = [Answer() for _ in prompts]
+    pending, running = list(range(len(prompts))), list[Answer]()
+    while pending or running:
+        while pending and (not running or arrivals.random() < 0.3):
             number = pending.pop(0)
             rig.next_id += 1
             spec = RequestSpec(
@@ -70,12 +49,13 @@ def completions(
                 prompt_tokens=tuple(prompts[number]), params=params, seed=number, max_tokens=max_tokens,
                 speculation=speculations[number],
             )  # fmt: skip
-            open_requests += 1
-            rig.worker.submit(spec, lambda event, number=number: deliver_to(number, event))
+            running.append(answers[number])
+            rig.worker.submit(spec, answers[number])
         rig.worker.run_step()
-        if errors:
-            raise RuntimeError(errors[0])
-    return [tuple(tokens) for tokens in outputs]
+        running = [one for one in running if one.end is None]
+    if errors := [one.end.error for one in answers if isinstance(one.end, Failed)]:
+        raise RuntimeError("a request failed") from errors[0]
+    return [tuple(one.tokens) for one in answers]
 
 
 def quoted(speculation: SpeculationParams, answers: Answers) -> list[SpeculationParams]:
@@ -87,11 +67,11 @@ def quoted(speculation: SpeculationParams, answers: Answers) -> list[Speculation
 
 
 def num_different(
-    rig: Rig, prompts: Sequence[Sequence[int]], expected: Answers, law_name: str, drafter: str, gamma: int,
+    rig: Rig, prompts: Sequence[Sequence[int]], expected: Answers, mode_name: str, drafter: str, gamma: int,
     max_tokens: int,
 ) -> int:  # fmt: skip
     """Prompts whose tokens are not the expected ones."""
-    temperature, mode = LAWS[law_name]
+    temperature, mode = MODES[mode_name]
     speculation = SpeculationParams(drafter=drafter, gamma=gamma, mode=mode)
     got = completions(
         rig, prompts, quoted(speculation, expected), SamplingParams(temperature=temperature), max_tokens,
@@ -103,9 +83,9 @@ def num_different(
 def plain_answers(
     rig: Rig, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> dict[str, Answers]:
-    """Answers without drafts, by law."""
+    """Answers without drafts, by mode."""
     found = {}
-    for name, (temperature, mode) in LAWS.items():
+    for name, (temperature, mode) in MODES.items():
         off = [SpeculationParams(is_enabled=False, mode=mode)] * len(prompts)
         params = SamplingParams(temperature=temperature)
         found[name] = completions(rig, prompts, off, params, max_tokens, random.Random(0))
@@ -114,7 +94,7 @@ def plain_answers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is compared: every drafter with every gamma in every batch."""
+    """Drafters, gammas and batch sizes to compare, each with each other."""
 
     drafters: Sequence[str]
     gammas: Sequence[int]
@@ -132,7 +112,7 @@ class Sizes:
 
 
 Cell = tuple[str, str, int, int]
-"""Law, drafter, batch, gamma."""
+"""Mode, drafter, batch, gamma."""
 
 
 def compared(
@@ -150,7 +130,7 @@ def compared(
             n: open_rig(bundle, max_batch=n, num_threads=threads, drafting=drafting)
             for n in sizes.batches
         }
-        cells = list(itertools.product(LAWS, sizes.drafters, sizes.batches, sizes.gammas))
+        cells = list(itertools.product(MODES, sizes.drafters, sizes.batches, sizes.gammas))
         for probs, drafter, batch, gamma in track(cells, description="comparing"):
             found[probs, drafter, batch, gamma] = num_different(
                 rigs[batch], prompts, plain[probs], probs, drafter, gamma, max_tokens
@@ -161,12 +141,12 @@ def compared(
 
 
 def report(found: Mapping[Cell, int], sizes: Sizes, num_prompts: int, title: str) -> None:
-    """A line per law and drafter, all batches together, and every cell that differs."""
+    """Print a line per mode and drafter, all batches together, and every cell that differs."""
     num_answers = num_prompts * len(sizes.batches)
     table = Table(title=f"{title}: answers that differ from plain decoding, of {num_answers} each")
-    for head in ("law", "drafter", *(f"gamma {gamma}" for gamma in sizes.gammas)):
+    for head in ("mode", "drafter", *(f"gamma {gamma}" for gamma in sizes.gammas)):
         table.add_column(head, justify="right")
-    for probs, drafter in itertools.product(LAWS, sizes.drafters):
+    for probs, drafter in itertools.product(MODES, sizes.drafters):
         sums = [
             sum(found[probs, drafter, batch, gamma] for batch in sizes.batches)
             for gamma in sizes.gammas

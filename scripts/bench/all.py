@@ -1,7 +1,7 @@
 """Every benchmark in turn, and one report of all: ``python -m scripts.bench.all --out DIR [--quick]``.
 
-Each runs in a process of its own, one after the other, and leaves its result, its output and its pictures in the
-folder. One that fails does not stop the others; the report lists it with what it said.
+Each runs in a process of its own, one after the other, and leaves its result and its output in the folder. One that
+fails does not stop the others; the report lists it with what it said.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from scripts.bench.tools.plots import draw_all
 from scripts.bench.tools.report import JOBS, JobOutcome, write_report
 from scripts.run_demo import ROOT, ensure_bundle
 
@@ -30,7 +29,7 @@ DEMO_WEIGHTS = ("float32", "int8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One benchmark: arguments by ``{bundle}``, its ``{name}``, ``{bundles}``, ``{work}`` and ``{threads}``.
+    """One benchmark: arguments by ``{bundle}``, its ``{name}``, ``{work}`` and ``{threads}``.
 
     Attributes:
         quick: further arguments that make it short.
@@ -55,12 +54,6 @@ BENCHMARKS = (
         quick="--batches 1,4 --num-prompts 4 --max-tokens 24 --rounds 1",
     ),
     Job(
-        name="sampling",
-        arguments="{bundles} --threads {threads}",
-        quick="--modes 0,1,4 --batches 1 --max-tokens 24 --rounds 1",
-        is_per_bundle=False,
-    ),
-    Job(
         name="drafters",
         arguments="{bundle} --scratch {work}/drafters-{name} --threads {threads}",
         quick="--quick --figures 3,4 --tasks code",
@@ -71,20 +64,14 @@ BENCHMARKS = (
         quick="--num-beams 2 --gammas 2 --num-prompts 1 --max-tokens 12 --rounds 1",
     ),
     Job(
-        name="never_slower",
-        arguments="{bundles} --costs {work}/costs --threads {threads}",
-        quick="--quick --prompts code --batches 1",
-        is_per_bundle=False,
+        name="builds",
+        arguments="--unseen {bundle} --costs {work}/costs --threads {threads}",
+        quick="--cells 0 --rounds 4 --seconds 1",
     ),
     Job(
         name="serving",
         arguments="{bundle} --costs {work}/costs --threads {threads}",
         quick="--shares 0.5,1.2 --requests 12 --max-tokens 24",
-    ),
-    Job(
-        name="controller",
-        arguments="{bundle} --costs {work}/costs --threads {threads}",
-        quick="--batches 1,8 --max-batch 8",
     ),
     Job(
         name="peers",
@@ -99,10 +86,7 @@ BENCHMARKS = (
 def command_of(job: Job, places: Mapping[str, str], *, is_quick: bool) -> list[str]:
     """Arguments of a job's module, with places filled in."""
     words = shlex.split(f"{job.arguments} {job.quick if is_quick else ''}")
-    filled: list[str] = []
-    for word in words:
-        filled += places["bundles"].split("\n") if word == "{bundles}" else [word.format(**places)]
-    return filled
+    return [word.format(**places) for word in words]
 
 
 def run_job(name: str, module: str, arguments: Sequence[str], out: Path) -> JobOutcome:
@@ -132,7 +116,7 @@ def planned(
     for job in benchmarks:
         for bundle in bundles if job.is_per_bundle else bundles[:1]:
             places = {
-                "bundle": str(bundle), "name": bundle.name, "bundles": "\n".join(map(str, bundles)), "work": str(work),
+                "bundle": str(bundle), "name": bundle.name, "work": str(work),
                 "threads": str(threads),
             }  # fmt: skip
             name = f"{job.name}-{bundle.name}" if job.is_per_bundle else job.name
@@ -164,7 +148,7 @@ def chosen(only: str) -> list[Job]:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder for results, pictures and report.md")],
+    out: Annotated[Path, typer.Option(help="folder for results and report.md")],
     bundle: Annotated[
         list[Path] | None,
         typer.Option(help="bundle to measure, any number of them; default the demo pair's"),
@@ -188,7 +172,7 @@ def main(
         outcomes.append(run_job(*run, out))
         listed = json.dumps([asdict(one) for one in outcomes], indent=2)
         (out / JOBS).write_text(listed + "\n")
-    Console().print(f"report: {write_report(out, draw_all)}", highlight=False)
+    Console().print(f"report: {write_report(out)}", highlight=False)
     raise typer.Exit(int(not all((out / f"{one.name}.json").exists() for one in outcomes)))
 
 

@@ -22,16 +22,24 @@ from outrider.runtime.core.params import (
     SpeculationParams,
 )
 from outrider.runtime.offline.rig import Answer
-from rich.console import Console
-from rich.table import Table
 
 from scripts.bench.tools.common import Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, Row
+from scripts.bench.tools.tables import show
+
+COLUMNS = {
+    "num_beams": ("beams", ""),
+    "beam_width": ("width", ""),
+    "gamma": ("gamma", ""),
+    "steps_per_pass": ("steps/pass", ".2f"),
+    "steps_per_s": ("steps/s", ".0f"),
+    "median_ratio_of_speeds": ("ratio", ".2f"),
+}
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one gamma did: per round seconds, and over all rounds steps and passes."""
+    """One gamma's seconds per round, and its steps and passes over all rounds."""
 
     seconds: list[float] = field(default_factory=list)
     num_steps: int = 0
@@ -143,18 +151,7 @@ def main(
         )
         rows += [row_of(search, gamma, tally, tallies[0]) for gamma, tally in tallies.items()]
     rig.close()
-    table = Table("beams", "width", "gamma", "steps/pass", "steps/s", "ratio")
-    for row in rows:
-        passes, speed, ratio = (float(value or 0.0) for value in row.figures.values())
-        table.add_row(
-            str(row.case["num_beams"]),
-            str(row.case["beam_width"]),
-            str(row.case["gamma"]),
-            f"{passes:.2f}",
-            f"{speed:.0f}",
-            f"{ratio:.2f}",
-        )
-    Console().print(table)
+    show(rows, COLUMNS)
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     recorder.write(json_out, rows, settings)
 

@@ -5,16 +5,15 @@
    make one).
 2. Ouroboros' mechanisms, each added in turn, and reuse with and without locality.
 3. Every drafter on code, on editing and on noise, gamma fixed, so that no controller hides what a drafter costs where
-   it does not pay, or with ``--auto`` chosen step by step, as a server does unless told otherwise.
+   it does not pay, or with ``--auto`` chosen step by step, as a server does by default.
 4. Host work of drafting in a batch of eight.
 
-What is compared takes turns prompt by prompt, so that a disturbance hits all alike; "speed" is the median of the ratios
+What is compared takes turns prompt by prompt, so that a disturbance hits all of it; "speed" is the median of the ratios
 of single prompts. In the tables of 2 the host's share is not taken.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +22,6 @@ import typer
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
 from outrider.runtime.drafters.registry import DRAFTER_NAMES
 from outrider.runtime.drafters.text.suffix_array import write_datastore
-from rich.console import Console
-from rich.table import Table
 
 from scripts.bench.tools.common import code_prompts, open_rig
 from scripts.bench.tools.drafter_runs import (
@@ -43,6 +40,7 @@ from scripts.bench.tools.drafter_runs import (
     total,
 )
 from scripts.bench.tools.results import Recorder, Row
+from scripts.bench.tools.tables import show
 
 COMPOSED = ("model/lookup", "model/phrases", "lookup+model", "suffix+model")
 FAMILIES = {
@@ -55,6 +53,16 @@ FAMILIES = {
         ]
         for name in ("ouroboros", "phrases+ouroboros")
     },
+}
+COLUMNS = {
+    "drafter": ("setting", ""),
+    "tokens_per_s": ("tokens/s", ".0f"),
+    "speed_ratio": ("speed", ".2f"),
+    "tokens_per_step": ("tokens/pass", ".2f"),
+    "tokens_per_step_ratio": ("ratio", ".2f"),
+    "utilization": ("kept", ".2f"),
+    "draft_passes": ("draft passes", ".2f"),
+    "host_share": ("host share", ".3f"),
 }
 HOST_BATCH = 8
 QUICK = {"num_prompts": 4, "max_tokens": 40, "rounds": 1}
@@ -79,7 +87,7 @@ class Run:
 
     def __init__(
         self, *, num_prompts: int, max_tokens: int, rounds: int, gamma: int, threads: int, scratch: Path,
-        cpu_time: bool, is_adaptive: bool = False,
+        is_adaptive: bool = False,
     ) -> None:  # fmt: skip
         self.num_prompts = num_prompts
         self.max_tokens = max_tokens
@@ -88,7 +96,6 @@ class Run:
         self.is_adaptive = is_adaptive
         self.threads = threads
         self.scratch = scratch
-        self.clock = time.process_time if cpu_time else time.perf_counter
         self.rows: list[Row] = []
 
     @property
@@ -109,7 +116,7 @@ class Run:
         config = DraftingConfig(datastore=str(store), **drafting)  # type: ignore[arg-type]
         costs = self.scratch / "costs" if self.is_adaptive else None
         rig = open_rig(
-            bundle, max_batch=batch, num_threads=self.threads, drafting=config, clock=self.clock, costs=costs,
+            bundle, max_batch=batch, num_threads=self.threads, drafting=config, costs=costs,
         )  # fmt: skip
         return Bench(rig)
 
@@ -121,36 +128,17 @@ class Run:
         self, title: str, task: str, bundle: Path, found: dict[str, list[Tally]], base: str
     ) -> None:
         """Print a table with ratios to its line ``base``, and keep its rows."""
-        table = Table(title=f"{bundle.name}: {title}")
-        table.add_column("setting")
-        for head in (
-            "tokens/s",
-            "speed",
-            "tokens/pass",
-            "ratio",
-            "kept",
-            "draft passes",
-            "host share",
-        ):
-            table.add_column(head, justify="right")
         base_yield = total(found[base]).tokens_per_step
+        rows = []
         for name, tallies in found.items():
             summed = total(tallies)
             figures = summed.figures()
             figures["speed_ratio"] = speed_over(tallies, found[base])
             figures["tokens_per_step_ratio"] = summed.tokens_per_step / base_yield
-            shown = (
-                ("tokens_per_s", 0), ("speed_ratio", 2), ("tokens_per_step", 2), ("tokens_per_step_ratio", 2),
-                ("utilization", 2), ("draft_passes", 2), ("host_share", 3),
-            )  # fmt: skip
-            cells = (
-                "-" if figures[key] is None else f"{figures[key]:.{digits}f}"
-                for key, digits in shown
-            )
-            table.add_row(name, *cells)
             case = {"task": task, "drafter": name, "bundle": bundle.name}
-            self.rows.append(Row(case=case, figures=figures))
-        Console(width=120).print(table)
+            rows.append(Row(case=case, figures=figures))
+        show(rows, COLUMNS, f"{bundle.name}: {title}")
+        self.rows += rows
 
 
 def tuned_table(run: Run, bundle: Path) -> None:
@@ -235,7 +223,7 @@ def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[st
 
 
 def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
-    """What drafting costs the host in a batch of eight."""
+    """Report the host's time of drafting in a batch of eight."""
     with run.open(bundle, batch=HOST_BATCH, history_scope=HistoryScope.REQUEST) as bench:
         prompts = CodePrompts.of(bench.rig, max(run.num_prompts, HOST_BATCH)).measured
         prompts = prompts[: len(prompts) // HOST_BATCH * HOST_BATCH]
@@ -271,7 +259,6 @@ def main(
     rounds: int = 3,
     threads: int = 2,
     auto: Annotated[bool, typer.Option("--auto", help="Figures 3 and 4 with gamma chosen step by step.")] = False,
-    cpu_time: Annotated[bool, typer.Option("--cpu-time", help="Seconds of processors; best with --threads 1.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Few prompts, short answers, one round.")] = False,
     json_out: Path | None = None,
 ) -> None:  # fmt: skip
@@ -279,7 +266,7 @@ def main(
     recorder = Recorder("drafters", "every drafter, and the mechanisms of Ouroboros", threads)
     sizes = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     sizes = QUICK if quick else sizes
-    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch, cpu_time=cpu_time, is_adaptive=auto)  # fmt: skip
+    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch, is_adaptive=auto)  # fmt: skip
     names = drafters.split(",") if drafters else [*DRAFTER_NAMES, *COMPOSED]
     names = [name for name in names if name != "none"]
     wanted = figures.split(",")
@@ -293,7 +280,7 @@ def main(
         every_table(run, bundle, names, tasks.split(","))
     if "4" in wanted:
         host_table(run, bundle, names)
-    settings = {**sizes, "gamma": gamma, "auto": auto, "cpu_time": cpu_time}
+    settings = {**sizes, "gamma": gamma, "auto": auto}
     recorder.write(json_out, run.rows, settings)
 
 

@@ -1,4 +1,4 @@
-"""What serving costs: tokens per second in process and through gRPC, against bare engine calls of the same shapes.
+"""The cost of serving: tokens per second in process and through gRPC, against bare engine calls of the same shapes.
 
 The bound is the in-process run's tokens over the seconds it spent inside engine calls: a runtime and a transport that
 cost nothing would reach it. Client and server share the machine, but not the two engines: ONNX Runtime's threads
@@ -18,17 +18,23 @@ import typer
 from outrider import Client
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
-from rich.console import Console
-from rich.table import Table
 
-from scripts.bench.tools.common import Rig, code_prompts, open_rig
+from scripts.bench.tools.common import PAUSE_S, Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, row_of
+from scripts.bench.tools.tables import show
 from scripts.soak.server import running_server
 
 MAX_BATCH = 8
-PAUSE_S = 0.1
-"""From the end of one side to the start of the other; twice as long as a pool was seen to spin."""
 GREEDY = SamplingParams(temperature=0.0)
+COLUMNS = {
+    "batch": ("batch", ""),
+    "gamma": ("gamma", ""),
+    "bound": ("bound", ".0f"),
+    "in_process": ("in process", ".0f"),
+    "in_process_share": ("of bound", ".1%"),
+    "through_grpc": ("through gRPC", ".0f"),
+    "through_grpc_share": ("of bound", ".1%"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,19 +153,6 @@ async def compare(
     return [summarise(batch, gamma, taken[batch]) for batch in batches]
 
 
-def show(name: str, summaries: Sequence[Summary], rounds: int) -> Table:
-    """The summaries as a table."""
-    table = Table(title=f"{name}: tokens/s, greedy, medians of {rounds} interleaved rounds")
-    for head in ("batch", "gamma", "bound", "in process", "of bound", "through gRPC", "of bound"):
-        table.add_column(head, justify="right")
-    for one in summaries:
-        table.add_row(
-            str(one.batch), str(one.gamma), f"{one.bound:.0f}", f"{one.in_process:.0f}",
-            f"{one.in_process_share:.1%}", f"{one.through_grpc:.0f}", f"{one.through_grpc_share:.1%}",
-        )  # fmt: skip
-    return table
-
-
 def main(
     bundle: Path,
     batches: str = "1,8",
@@ -183,10 +176,14 @@ def main(
                 rig, server.address, code_prompts(num_prompts), sizes, gamma, max_tokens, rounds
             )
         )
-    Console(width=120).print(show(bundle.name, summaries, rounds))
-    rows = [row_of(one, ("batch", "gamma"), bundle=bundle.name) for one in summaries]
+    measured = [row_of(one, ("batch", "gamma"), bundle=bundle.name) for one in summaries]
+    show(
+        measured,
+        COLUMNS,
+        f"{bundle.name}: tokens/s, greedy, medians of {rounds} interleaved rounds",
+    )
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
-    recorder.write(json_out, rows, settings)
+    recorder.write(json_out, measured, settings)
 
 
 if __name__ == "__main__":

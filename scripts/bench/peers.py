@@ -17,9 +17,6 @@ best cell, with our speed through each peer's round by round. The result is writ
 Some of our drafters learn from earlier answers, such as ``suffix``. They start each run knowing nothing, in a fresh
 process; what warms it up has other prompts, and then each prompt comes once, so that nothing is answered from memory:
 what a later prompt gains from earlier answers, it would gain in a server too.
-
-``--processor-time`` counts seconds of processors instead of the clock's: what others do on the machine then hardly
-matters, but waiting costs nothing and every thread that spins counts, so it wants ``--threads 1``.
 """
 
 from __future__ import annotations
@@ -31,13 +28,12 @@ from typing import Annotated, Any
 
 import typer
 from outrider.runtime.core.drafting import AUTO_DRAFTERS
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from tokenizers import Tokenizer
 
 from scripts.bench.tools.common import code_prompts
 from scripts.bench.tools.results import ROOT, Recorder, Row
+from scripts.bench.tools.tables import show
 from scripts.peers.cells import (
     CHOSEN,
     PEER_DRAFTERS,
@@ -50,7 +46,22 @@ from scripts.peers.cells import (
 )
 from scripts.peers.jobs import OURS, PEERS, Job, ask, python_of
 
-TABLE_CHARACTERS = 150
+CASE = {name: (name, "") for name in ("who", "way", "weights", "batch")}
+CELLS = CASE | {
+    "tokens_per_s": ("tokens/s", ".1f"),
+    "rounds": ("rounds", ""),
+    "same_tokens": ("same tokens", ".0%"),
+    "reason": ("reason", ""),
+}
+BEST = CASE | {
+    "best_of": ("best of", ""),
+    "tokens_per_s": ("tokens/s", ".1f"),
+    "ours_to_this": ("ours / this", ".2f"),
+    "ratio_least": ("least", ".2f"),
+    "ratio_most": ("most", ".2f"),
+    "is_fastest_peer": ("fastest peer", ""),
+}
+"""The fastest peer's ratio is the one that counts."""
 
 Asking = Callable[[Cell], dict[str, Any]]
 
@@ -104,37 +115,6 @@ def prompts_of(target: Path, count: int, num_tokens: int) -> list[list[int]]:
     if len(prompts) < count:
         raise typer.BadParameter(f"only {len(prompts)} prompts of {num_tokens} tokens")
     return prompts
-
-
-def show(rows: Sequence[Row]) -> Table:
-    """The rows of all cells as a table."""
-    table = Table(
-        "who", "way", "weights", "batch", "tokens/s", "rounds", "same tokens", "reason", title="cells"
-    )  # fmt: skip
-    for row in rows:
-        speed, same = row.figures["tokens_per_s"], row.figures.get("same_tokens")
-        table.add_row(
-            *(str(value) for value in row.case.values()), "-" if speed is None else f"{speed:.1f}",
-            str(row.figures.get("rounds", "")), "" if same is None else f"{same:.0%}", str(row.figures["reason"] or ""),
-        )  # fmt: skip
-    return table
-
-
-def show_best(rows: Sequence[Row]) -> Table:
-    """The rows of each side's best cells as a table; the fastest peer's ratio is the one that counts."""
-    table = Table(
-        "who", "way", "weights", "batch", "best of", "tokens/s", "ours / this (range)", "fastest peer",
-        title="each side's best setting",
-    )  # fmt: skip
-    for row in rows:
-        figures = row.figures
-        ratio = ""
-        if figures["ours_to_this"] is not None:
-            ratio = f"{figures['ours_to_this']:.2f} ({figures['ratio_least']:.2f}-{figures['ratio_most']:.2f})"
-        mark = "yes" if figures["is_fastest_peer"] else ""
-        speed = f"{figures['tokens_per_s']:.1f}"
-        table.add_row(*(str(value) for value in row.case.values()), speed, ratio, mark)
-    return table
 
 
 def names_of(text: str, known: Sequence[str] | None = None) -> list[str]:
@@ -207,7 +187,6 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     keep: Annotated[int, typer.Option(min=1, help="drafting cells per side after round 1")] = 3,
     threads: int = 2,
-    processor_time: bool = False,
     json_out: Path | None = None,
 ) -> None:  # fmt: skip
     """Run every side in every way, in turns; print median speeds or reasons, and each side's best beside ours."""
@@ -225,23 +204,21 @@ def main(
     settings = {
         "target": str(target.resolve()), "draft": str(draft.resolve()), "threads": threads, "ngram": ngram,
         "prompts": prompts_of(target, num_prompts, prompt_tokens), "max_tokens": max_tokens,
-        "counts_processor": processor_time,
     }  # fmt: skip
     pythons = {who: python_of(who) for who in track(ways, description="setting up")}
     found = Rounds(asking(pythons, work, settings))
-    told = {
+    recorded = {
         "target": target.name, "num_prompts": num_prompts, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens,
-        "rounds": rounds, "keep": keep, "ngram": ngram, "processor_time": processor_time,
+        "rounds": rounds, "keep": keep, "ngram": ngram,
     }  # fmt: skip
     rows: list[Row] = []
     best: list[Row] = []
     for cells in groups:
         found.run_all(cells, rounds, keep)
         rows, best = found.rows(), [*best, *best_rows(cells, found.answers)]
-        recorder.write(json_out, [*rows, *best], told)
-    console = Console(width=TABLE_CHARACTERS)
-    console.print(show(rows))
-    console.print(show_best(best))
+        recorder.write(json_out, [*rows, *best], recorded)
+    show(rows, CELLS, "cells")
+    show(best, BEST, "each side's best setting")
 
 
 if __name__ == "__main__":

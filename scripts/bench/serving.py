@@ -20,24 +20,36 @@ from typing import Annotated
 import typer
 from outrider import Client
 from outrider.errors import CallError
-from rich.console import Console
-from rich.table import Table
 
 from scripts.bench.tools.common import code_prompts
 from scripts.bench.tools.results import Recorder, Row, Scalar, row_of
+from scripts.bench.tools.tables import show
 from scripts.soak.server import running_server
 
 WAYS: Mapping[str, Mapping[str, object]] = {
     "plain": {"enabled": False},
     "speculative": {"enabled": True},
 }
+COLUMNS = {
+    "offered_per_s": ("offered/s", ".2f"),
+    "way": ("way", ""),
+    "num_requests": ("requests", ""),
+    "completed": ("completed", ""),
+    "goodput_per_s": ("goodput/s", ".2f"),
+    "tokens_per_s": ("tokens/s", ".0f"),
+    "ttft_p50_ms": ("TTFT p50", ".1f"),
+    "ttft_p99_ms": ("p99 ms", ".1f"),
+    "itl_p50_ms": ("ITL p50", ".1f"),
+    "itl_p99_ms": ("p99 ms", ".1f"),
+    "fairness": ("fairness", ".3f"),
+}
 _PROMPTS = 64
 _READY_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyCounters:
-    """What is asked at every rate: any of the prompts, half to all of ``max_tokens`` tokens, so many requests."""
+class Traffic:
+    """The requests of every rate: their prompts, their number, and half to all of ``max_tokens`` tokens each."""
 
     prompts: Sequence[str]
     num_requests: int
@@ -90,7 +102,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a request must keep to count as good, in seconds."""
+    """Bounds of a good request, in seconds."""
 
     ttft_s: float
     itl_s: float
@@ -100,7 +112,7 @@ class Bounds:
 class Figures:
     """One way of serving at one rate of arrivals.
 
-    ``fairness`` is Jain's index of the requests' speeds (1: all alike, 1/n: one got everything). ``itl_*`` are over
+    ``fairness`` is Jain's index of the requests' speeds (1: all equal, 1/n: one got everything). ``itl_*`` are over
     requests, ``gap_p99_ms`` over the pauses between messages.
     """
 
@@ -121,7 +133,7 @@ class Figures:
     fairness: float | None
 
 
-def arrivals(traffic: CopyCounters, rate_per_s: float, seed: int) -> list[Arrival]:
+def arrivals(traffic: Traffic, rate_per_s: float, seed: int) -> list[Arrival]:
     """A Poisson stream of requests, the same for the same seed."""
     rng = random.Random(seed)
     at_s, made = 0.0, []
@@ -205,11 +217,7 @@ async def saturation(client: Client, requests: Sequence[Arrival], way: str) -> f
 
 
 async def sweep(
-    address: str,
-    traffic: CopyCounters,
-    shares: Sequence[float],
-    rates: Sequence[float],
-    bounds: Bounds,
+    address: str, traffic: Traffic, shares: Sequence[float], rates: Sequence[float], bounds: Bounds
 ) -> tuple[list[Figures], float | None]:
     """Every way at every rate, the ways in alternating order.
 
@@ -241,23 +249,6 @@ async def sweep(
     return found, full_per_s
 
 
-def show(found: Sequence[Figures], title: str) -> Table:
-    """The figures as a table."""
-    table = Table(title=title)
-    heads = ("offered/s", "way", "completed", "goodput/s", "tokens/s", "TTFT p50", "p99 ms", "ITL p50", "p99 ms",
-             "fairness")  # fmt: skip
-    for head in heads:
-        table.add_column(head, justify="right")
-    for one in found:
-        latencies = (one.ttft_p50_ms, one.ttft_p99_ms, one.itl_p50_ms, one.itl_p99_ms)
-        table.add_row(
-            f"{one.offered_per_s:.2f}", one.way, f"{one.completed}/{one.num_requests}", f"{one.goodput_per_s:.2f}",
-            f"{one.tokens_per_s:.0f}", *("-" if value is None else f"{value:.1f}" for value in latencies),
-            "-" if one.fairness is None else f"{one.fairness:.3f}",
-        )  # fmt: skip
-    return table
-
-
 def rows_of(found: Sequence[Figures], bundle: str) -> list[Row]:
     """The figures in the form of results."""
     return [row_of(one, ("offered_per_s", "way"), bundle=bundle) for one in found]
@@ -287,17 +278,16 @@ def main(
         "--max-running", str(max_running), "--max-queued", str(max(256, requests)), "--threads", str(threads),
         "--gamma", gamma, "--costs", str(costs.resolve()), "--queue-timeout-s", "600",
     )  # fmt: skip
-    traffic = CopyCounters(
-        prompts=code_prompts(_PROMPTS), num_requests=requests, max_tokens=max_tokens
-    )
+    traffic = Traffic(prompts=code_prompts(_PROMPTS), num_requests=requests, max_tokens=max_tokens)
     with running_server(bundle, *options) as server:
         found, full_per_s = asyncio.run(sweep(server.address, traffic, wanted, given, bounds))
-    Console(width=140).print(show(found, f"{bundle.name}: open-loop arrivals"))
+    measured = rows_of(found, bundle.name)
+    show(measured, COLUMNS, f"{bundle.name}: open-loop arrivals")
     settings: dict[str, Scalar] = {
         "requests": requests, "max_tokens": max_tokens, "max_running": max_running, "ttft_bound_ms": ttft_ms,
         "itl_bound_ms": itl_ms, "gamma": gamma, "saturation_plain_per_s": full_per_s,
     }  # fmt: skip
-    recorder.write(json_out, rows_of(found, bundle.name), settings)
+    recorder.write(json_out, measured, settings)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """Speculation on against off in one run: speed-up, what theory predicts, runtime overhead, share of sampling.
 
-Every group of prompts is run at every gamma before the next group, in an order that turns; speed-ups are of one round,
-and the median of the rounds is told: of the whole run, prompts included, and of decoding alone, from the moment on when
-every row of a group has its first token.
+Every group of prompts is run at every gamma before the next group, in an order that turns. Speed-ups are of one round,
+and the table shows the median of the rounds: of the whole run, prompts included, and of decoding alone, from the first
+token of a group's last row on.
 
 Prediction, for decoding: the generalised Theorem 3.8 (Leviathan et al. 2023, section 3.3, with a measured verification
 cost) S = N(alpha, gamma) / (gamma c + v(gamma + 1)), with c and v in units of the runtime's own plain step, timed in
-every round. It is made twice: with every call timed alone and without a pause, its model's weights in the processor's
-cache, and with the calls in turns as in service, gamma of the draft and one of the target, where each model pushes the
-other out, each call behind the pause that the runtime made between its calls in this very round (plain steps likewise;
-``scripts/bench/tools/call_times.py`` says why). The first draft call of a turn feeds two tokens in the share
-alpha^gamma of steps, those behind a step that kept its whole draft, as in service; alone, every draft call feeds one.
-Plain steps have no draft beside them either way, and the time of the pauses counts nowhere: the formula's overhead is
-0.
+every round. The calls take turns as in service, gamma of the draft and one of the target, where each model pushes the
+other out of the processor's cache. Each call comes behind the pause that the runtime made between its calls in this
+round (plain steps likewise; ``scripts/bench/tools/call_times.py`` says why). The first draft call of a turn feeds two
+tokens in the share alpha^gamma of steps, those behind a step that kept its whole draft. The time of the pauses counts
+nowhere: the formula's overhead is 0.
 """
 
 from __future__ import annotations
@@ -30,12 +28,27 @@ from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import Finished, SpeculationParams
 from outrider.runtime.offline.speed import num_trials
 from outrider.runtime.oracle.analysis import walltime_factor
-from rich.console import Console
-from rich.table import Table
 
 from scripts.bench.tools.call_times import CallTimes, Costs
 from scripts.bench.tools.common import Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, Row, row_of
+from scripts.bench.tools.tables import show
+
+COLUMNS = {
+    "batch": ("batch", ""),
+    "temperature": ("T", "g"),
+    "gamma": ("gamma", ""),
+    "tokens_per_s": ("tokens/s", ".0f"),
+    "speedup": ("speed-up", ".2f"),
+    "decode_tokens_per_s": ("decode", ".0f"),
+    "decode_speedup": ("speed-up", ".2f"),
+    "predicted": ("predicted", ".2f"),
+    "ratio": ("ratio", ".2f"),
+    "alpha_hat": ("alpha_hat", ".2f"),
+    "tokens_per_step": ("tokens/step", ".2f"),
+    "engine_share": ("engines", ".2f"),
+    "sampling_share": ("sampling", ".3f"),
+}
 
 Prompts = Sequence[Sequence[int]]
 
@@ -184,18 +197,13 @@ def measured(
     )
 
 
-def theory(cell: Measurement, costs: tuple[Costs, Costs]) -> dict[str, float]:
-    """What the formula predicts of a cell that drafts, from costs of calls alone and in turns.
-
-    ``ratio`` is the speed-up of decoding over the second prediction.
-    """
+def theory(cell: Measurement, costs: Costs) -> dict[str, float]:
+    """Return the formula's prediction for a cell that drafts; ``ratio`` is the speed-up of decoding over it."""
     if cell.alpha_hat is None:
         return {}
-    found: dict[str, float] = {}
-    for name, one in zip(("_alone", ""), costs, strict=True):
-        factor = walltime_factor(cell.alpha_hat, cell.gamma, one.c, verify_cost=one.v)
-        found |= {f"predicted{name}": factor, f"c{name}": one.c, f"v{name}": one.v}
-    return found | {"ratio": cell.decode_speedup / found["predicted"]}
+    factor = walltime_factor(cell.alpha_hat, cell.gamma, costs.c, verify_cost=costs.v)
+    ratio = cell.decode_speedup / factor
+    return {"predicted": factor, "c": costs.c, "v": costs.v, "ratio": ratio}
 
 
 def main(
@@ -215,10 +223,6 @@ def main(
     prompts = [rig.tokenizer.encode(text) for text in code_prompts(num_prompts)]
     context = round(statistics.fmean(map(len, prompts))) + max_tokens // 2
     drafted = [int(gamma) for gamma in gammas.split(",")]
-    table = Table(
-        *HEADINGS,
-        title=f"{bundle.name}: medians of {rounds} interleaved rounds, {num_prompts} x {max_tokens} tokens",
-    )
     rows = []
     for batch in (int(one) for one in batches.split(",")):
         groups = [prompts[at : at + batch] for at in range(0, num_prompts - batch + 1, batch)]
@@ -236,39 +240,11 @@ def main(
                     share_whole = (cell.alpha_hat or 0.0) ** gamma
                     foretold = theory(cell, times.costs(gamma, share_whole=share_whole))
                     row = Row(case=row.case, figures={**row.figures, **foretold})
-                table.add_row(*cells_of(row))
                 rows.append(row)
-    Console(width=170).print(table)
+    title = f"medians of {rounds} interleaved rounds, {num_prompts} x {max_tokens} tokens"
+    show(rows, COLUMNS, f"{bundle.name}: {title}")
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     recorder.write(json_out, rows, settings)
-
-
-COLUMNS = {
-    "tokens_per_s": ("tokens/s", ".0f"),
-    "speedup": ("speed-up", ".2f"),
-    "decode_tokens_per_s": ("decode", ".0f"),
-    "decode_speedup": ("speed-up", ".2f"),
-    "predicted_alone": ("alone", ".2f"),
-    "predicted": ("in turns", ".2f"),
-    "ratio": ("ratio", ".2f"),
-    "alpha_hat": ("alpha_hat", ".2f"),
-    "tokens_per_step": ("tokens/step", ".2f"),
-    "engine_share": ("engines", ".2f"),
-    "sampling_share": ("sampling", ".3f"),
-}
-"""Figures that are shown: heading and format."""
-HEADINGS = ("batch", "T", "gamma", *(heading for heading, _ in COLUMNS.values()))
-
-
-def cells_of(row: Row) -> list[str]:
-    """A row as it is shown; what it has no figure for is a dash."""
-    case = [f"{row.case[name]:g}" for name in ("batch", "temperature", "gamma")]
-    values = [row.figures.get(name) for name in COLUMNS]
-    forms = [form for _, form in COLUMNS.values()]
-    shown = [
-        "-" if one is None else f"{one:{form}}" for one, form in zip(values, forms, strict=True)
-    ]
-    return [*case, *shown]
 
 
 if __name__ == "__main__":

@@ -18,13 +18,20 @@ from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow
 from outrider.runtime.drafters.model.tree import TreeDrafter
 from outrider.runtime.drafters.registry import REGISTRY
-from rich.console import Console
-from rich.table import Table
 
 from scripts.bench.tools.common import Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, Row
+from scripts.bench.tools.tables import show
 
 SHAPES = "2;3,2;4,2,2"
+COLUMNS = {
+    "drafter": ("drafter", ""),
+    "gamma": ("gamma", ""),
+    "branching": ("branching", ""),
+    "tokens_per_pass": ("tokens/pass", ".2f"),
+    "nodes_per_pass": ("nodes/pass", ".2f"),
+    "tokens_per_s": ("tokens/s", ".2f"),
+}
 REPEATED, MATCHED = "tree-repeated", "tree-matched"
 
 
@@ -42,7 +49,7 @@ class MatchedTree(TreeDrafter):
     """The same candidates as ``tree``, judged as point masses."""
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Trees without their laws."""
+        """Return trees without their candidates' probabilities."""
         return [
             draft if draft.candidates is None else replace(draft, is_sampled=False, candidates=None)
             for draft in super().propose(live, chosen)
@@ -60,7 +67,7 @@ class Way:
 
 @dataclass(slots=True)
 class Tally:
-    """What one way did over all rounds."""
+    """Counts and speeds of one way over all rounds."""
 
     speeds: list[float] = field(default_factory=list)
     num_emitted: int = 0
@@ -68,7 +75,7 @@ class Tally:
     num_drafted: int = 0
 
     def figures(self) -> dict[str, float | None]:
-        """What is told of it."""
+        """Return its figures by name."""
         return {
             "tokens_per_pass": self.num_emitted / self.num_passes,
             "nodes_per_pass": self.num_drafted / self.num_passes,
@@ -131,15 +138,14 @@ def main(
         rig, ways, prompts, SamplingParams(temperature=temperature), rounds, max_tokens
     )
     rig.close()
-    table = Table("drafter", "gamma", "branching", "tokens/pass", "nodes/pass", "tokens/s")
-    rows = []
-    for way, tally in tallies.items():
-        shape, figures = ",".join(map(str, way.branching)), tally.figures()
-        case = {"drafter": way.drafter, "gamma": way.gamma, "branching": shape}
-        rows.append(Row(case=case, figures=figures))
-        shown = [f"{value or 0.0:.2f}" for value in figures.values()]
-        table.add_row(way.drafter, str(way.gamma), shape, *shown)
-    Console().print(table)
+    rows = [
+        Row(
+            case={"drafter": way.drafter, "gamma": way.gamma, "branching": ",".join(map(str, way.branching))},
+            figures=tally.figures(),
+        )
+        for way, tally in tallies.items()
+    ]  # fmt: skip
+    show(rows, COLUMNS)
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     recorder.write(out, rows, {**settings, "temperature": temperature})
 

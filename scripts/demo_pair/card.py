@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from scripts.bench.tools.results import cpu_name
 from scripts.demo_pair.samples import draft_text
 from scripts.demo_pair.text import BOS, EOS, HELD_OUT_ONE_IN, held_out_windows
 
@@ -30,7 +31,7 @@ idlelib: {train_tokens:,} tokens to train on, {valid_tokens:,} held out (one fil
 {held_out}, chosen by a hash of its name). `files.sha256` lists every file.
 - **Target**: {target_seen:,} tokens seen ({passes:.1f} passes) in {target_steps:,} steps, \
 {target_minutes:.1f} minutes.
-- **Draft**: distilled from the target's full next-token laws, {draft_seen:,} tokens in \
+- **Draft**: distilled from the target's full next-token distributions, {draft_seen:,} tokens in \
 {draft_steps:,} steps, {draft_minutes:.1f} minutes; KL divergence turning into total variation. One \
 pass of its text is {draft_text}: `train.npy` is the text above, `packages.npy` the source of \
 installed packages, `samples.npy` what the target itself writes.
@@ -126,14 +127,6 @@ def save_model(model: LlamaForCausalLM, tokenizer: Path, out: Path) -> None:
     ).save_pretrained(out)
 
 
-def machine() -> str:
-    """Name of the processor, as far as the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def export_pair(
     models: Mapping[str, LlamaForCausalLM],
     history: Mapping[str, Mapping[str, float]],
@@ -177,7 +170,7 @@ def export_pair(
         draft_steps=history["draft"]["step"],
         draft_seen=history["draft"]["tokens"],
         draft_minutes=history["draft"]["elapsed_s"] / 60,
-        machine=machine(),
+        machine=cpu_name(),
         threads=torch.get_num_threads(),
         date=datetime.date.today().isoformat(),
         torch=torch.__version__,

@@ -1,8 +1,8 @@
 """Text for the draft alone: other people's source, and what the target itself writes.
 
 A draft is asked about the target's own answers, and about prompts that the target has not learnt by
-heart. On the text it was trained on a target is surer than anywhere else, so a draft that learns its laws
-there alone follows it badly in service (Zhou et al. 2024, DistillSpec, section 4: on-policy data).
+heart. On the text it was trained on a target is surer than anywhere else, so a draft that learns its
+probabilities there alone follows it badly in service (Zhou et al. 2024, DistillSpec, section 4: on-policy data).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def sample(
 ) -> Tokens:
     """What the target writes behind prompts of ``PROMPT`` tokens out of ``tokens``.
 
-    Three batches in four are drawn at temperature 1, the fourth at 0.5, from the whole law.
+    Three batches in four are drawn at temperature 1, the fourth at 0.5, from the whole distribution.
 
     Returns:
         at least ``num_tokens`` tokens, [num_tokens] int32, windows of ``WINDOW`` one after another.

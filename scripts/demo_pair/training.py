@@ -126,7 +126,7 @@ def divergence(
 
 
 def distillation_loss(target: LlamaForCausalLM, run: Run, least_late: float = 0.0) -> Loss:
-    """Loss of a draft against the full next-token law of ``target`` on the text's prefixes.
+    """Loss of a draft against the full next-token distribution of ``target`` on the text's prefixes.
 
     The total variation's part in it grows from ``least_late`` to 1.
     """

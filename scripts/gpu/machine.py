@@ -1,4 +1,4 @@
-"""Where a check ran, and what that machine can do at best: copies and matrix products per second."""
+"""Facts of the machine of a check, and its best rates: copies and matrix products per second."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What a machine moves and computes at best.
+    """A machine's best rates.
 
     Attributes:
         bytes_per_s: read and written together, by a copy within the device's memory.
@@ -154,7 +154,7 @@ def per_call_s(enqueue: Callable[[], object], wait: Callable[[], None], repeats:
 
 
 def describe_machine(device: Device) -> dict[str, str]:
-    """What a figure is worth only together with: device, versions, date."""
+    """Return the facts that every figure needs beside it: device, versions, date."""
     facts = {
         "device": str(device),
         "machine": platform.platform(),

@@ -57,7 +57,7 @@ class Parity:
 
     @property
     def has_passed(self) -> bool:
-        """Whether greedy choices agree and differences stay as small as promised."""
+        """True where greedy choices agree and differences stay as small as promised."""
         if self.precision in LOSSY:
             return True
         is_close = (

@@ -43,7 +43,7 @@ class Findings:
     speeds: list[Speed] = field(default_factory=list)
 
     def failures(self) -> list[str]:
-        """What is wrong, in words. Times are figures of the report, not failures."""
+        """Return the failed checks, in words. Times are figures of the report, not failures."""
         checks = [(self.has_kept_contract, "the engine contract")]
         checks += [(one.has_passed, f"parity of the {one.part}") for one in self.parities]
         if self.sampler is not None:
@@ -53,7 +53,7 @@ class Findings:
         return [name for holds, name in checks if not holds]
 
     def missed_aims(self) -> list[str]:
-        """Which times are not what they are to be, in words."""
+        """Return the times that miss their aims, in words."""
         missed = [
             f"{name}: a target step of one row takes {timing.over_floor:.2f} floors"
             for name, timings in self.timings.items()

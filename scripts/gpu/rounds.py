@@ -20,7 +20,7 @@ GREEDY_AGREEMENT = 0.995
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsCheck:
-    """What rounds on the device came to.
+    """Tokens, copies and times of rounds on the device.
 
     Attributes:
         missing: why there are none, in words; the rest is then 0.
@@ -42,7 +42,7 @@ class RoundsCheck:
 
     @property
     def has_passed(self) -> bool:
-        """Whether there are rounds, of the promised tokens, with one copy and one wait a step."""
+        """True where rounds give the promised tokens with one copy and one wait a step."""
         return (
             not self.missing
             and self.copies_per_step == self.waits_per_step == 1.0

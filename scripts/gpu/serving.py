@@ -12,21 +12,20 @@ from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import (
-    Event,
     Failed,
     Finished,
-    Progressed,
     RequestSpec,
     SpeculationParams,
     SpeculationReport,
 )
 from outrider.runtime.loop.worker import Worker
+from outrider.runtime.offline.rig import Answer
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What requests came to.
+    """Answers of some requests, and the time they took.
 
     Attributes:
         answers: tokens of each.
@@ -44,23 +43,6 @@ class Served:
     def num_tokens(self) -> int:
         """Of all answers."""
         return sum(map(len, self.answers))
-
-
-class Receiver:
-    """Collects the events of one request."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.report: SpeculationReport | None = None
-
-    def __call__(self, event: Event) -> None:
-        """Take an event; a failure ends the check."""
-        if isinstance(event, Progressed):
-            self.tokens.extend(token.token for token in event.tokens)
-        elif isinstance(event, Failed):
-            raise event.error
-        elif isinstance(event, Finished):
-            self.report = event.report
 
 
 def serve(
@@ -84,8 +66,8 @@ def serve(
         decoder=TokenizersCodec(bundle.root / TOKENIZER_FILE),
     )
     drafter = "model" if pair.draft is not None and gamma else "none"
-    receivers = [Receiver() for _ in prompts]
-    for index, (prompt, receiver) in enumerate(zip(prompts, receivers, strict=True)):
+    answers = [Answer() for _ in prompts]
+    for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         spec = RequestSpec(
             internal_id=str(index),
             request_id=str(index),
@@ -95,14 +77,17 @@ def serve(
             max_tokens=num_tokens,
             speculation=SpeculationParams(drafter=drafter, gamma=gamma),
         )
-        worker.submit(spec, receiver)
+        worker.submit(spec, answer)
     began = time.perf_counter()
     while worker.run_step():
         pass
     seconds = time.perf_counter() - began
+    for one in answers:
+        if isinstance(one.end, Failed):
+            raise one.end.error
     return Served(
-        answers=[receiver.tokens for receiver in receivers],
-        reports=[receiver.report for receiver in receivers if receiver.report is not None],
+        answers=[answer.tokens for answer in answers],
+        reports=[one.end.report for one in answers if isinstance(one.end, Finished)],
         num_steps=sum(worker.snapshot().host_fallback_reasons.values()),
         seconds=seconds,
     )

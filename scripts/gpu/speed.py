@@ -56,12 +56,12 @@ class Speed:
 
     @property
     def reaches_prediction(self) -> bool:
-        """Whether enough of the predicted speed-up is there."""
+        """True where the speed-up is at least ``LEAST_SHARE`` of the predicted one."""
         return self.speedup >= LEAST_SHARE * self.predicted
 
     @property
     def is_lean(self) -> bool:
-        """Whether the runtime adds little to its engine calls."""
+        """True where the runtime adds at most ``ALLOWED_OVERHEAD`` to its engine calls."""
         return self.overhead <= ALLOWED_OVERHEAD
 
 

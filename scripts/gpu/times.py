@@ -56,7 +56,7 @@ class Timing:
 
     @property
     def is_fast(self) -> bool | None:
-        """Whether it is as near its floor as a target's step of one row is to be; None of others."""
+        """True where a target's step of one row is near enough to its floor; None for other shapes."""
         if (self.part, self.batch, self.tokens) != ("target", 1, 1):
             return None
         return self.over_floor <= ALLOWED_OVER_FLOOR

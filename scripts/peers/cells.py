@@ -1,4 +1,4 @@
-"""Which ways of decoding each side has, in which order they run, and what their answers say; starts no process.
+"""Ways of decoding by side, the order in which they run, and the figures of their answers; starts no process.
 
 Answers are kept by cell and round, so that two cells can be compared round by round: the machine drifts between rounds,
 hardly within one.

@@ -1,4 +1,4 @@
-"""What one process of a peer is asked, and how: the environments of ``scripts/peers/setup`` and one job in each."""
+"""Jobs for peers: one process answers one job, in the environment that ``scripts/peers/setup`` made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIMIT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one process is asked; token ids in, token ids out.
+    """A job of one process; token ids in, token ids out.
 
     Attributes:
         target: checkpoint folder.
@@ -33,7 +33,6 @@ class Job:
         gamma: draft tokens per step; 0 is plain decoding, None leaves the choice to the side.
         ngram: tokens that a peer's prompt lookup matches, at most; ours has its own setting.
         prompts: token ids, all equally many.
-        counts_processor: whether seconds are those of the process on processors.
     """
 
     target: str
@@ -47,7 +46,6 @@ class Job:
     batch: int
     prompts: Sequence[Sequence[int]]
     max_tokens: int
-    counts_processor: bool = False
 
 
 def python_of(peer: str) -> tuple[str | None, str]:

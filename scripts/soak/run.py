@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def broken_answer(outcome: Outcome) -> str | None:
-    """What is wrong with an answer taken by itself, or None."""
+    """Return the fault of an answer taken by itself, or None."""
     job, error = outcome.job, outcome.error
     name = job.request.request_id
     if outcome.was_left:
@@ -55,7 +55,7 @@ def broken_answer(outcome: Outcome) -> str | None:
 
 
 def unequal_answer(outcome: Outcome, plain: Outcome) -> str | None:
-    """How an answer differs from plain decoding of the same request, or None."""
+    """Return the difference from plain decoding of the same request, or None."""
     name, ids = outcome.job.request.request_id, outcome.ids
     if ids != plain.ids[: len(ids)]:
         return f"{name}: tokens {ids}, without speculation {plain.ids}"
@@ -82,7 +82,7 @@ async def check_equal(
 
 
 async def check_idle(client: Client) -> list[str]:
-    """What a server without requests still holds; it is given the time to notice cancellations."""
+    """Return what a server without requests still holds; it gets five seconds to notice cancellations."""
     deadline = time.monotonic() + 5.0
     while True:
         load = (await client.info()).load
@@ -147,7 +147,7 @@ async def soak(
 
 
 def endings(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """How many requests ended in which way."""
+    """Count the requests by the way they ended."""
     return Counter(
         "left by the client" if one.was_left
         else type(one.error).__name__ if one.error is not None

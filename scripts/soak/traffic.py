@@ -24,7 +24,7 @@ MODES = (
 
 
 class Fate(StrEnum):
-    """What the client does to a request that is under way."""
+    """The client's part in how a request ends."""
 
     FINISH = "read to the end"
     CANCEL = "cancelled by the client"
@@ -34,7 +34,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Palette:
-    """What requests are drawn from; ``stops`` are texts likely to occur in answers."""
+    """Choices that requests are drawn from; ``stops`` are texts likely to occur in answers."""
 
     prompts: Sequence[str]
     stops: Sequence[str]
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def is_determined(self) -> bool:
-        """Whether plain decoding of the same request must give the very same tokens."""
+        """True where plain decoding of the same request must give the same tokens."""
         mode = self.request.speculation.mode
         sampling = self.request.sampling
         is_greedy = sampling.HasField("temperature") and sampling.temperature == 0.0
@@ -72,7 +72,7 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a client saw of one request."""
+    """Everything that a client received for one request."""
 
     job: Job
     tokens: list[wire.Token] = field(default_factory=list)
@@ -175,7 +175,7 @@ async def drive(
         client: of the server to drive.
         jobs: taken one by one, each when a stream becomes free.
         num_streams: requests under way at a time.
-        on_done: told the number of requests that have ended, after each.
+        on_done: called after each request, with the number that have ended.
     """
     waiting, outcomes = iter(jobs), list[Outcome]()
 

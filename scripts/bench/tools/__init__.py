@@ -1,1 +1,1 @@
-"""What benchmarks share."""
+"""Tools that benchmarks share."""

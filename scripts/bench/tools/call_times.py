@@ -1,4 +1,4 @@
-"""What bare engine calls cost in units of a plain step: alone, and in turns as in service.
+"""Costs of bare engine calls in units of a plain step, the calls in turns as in service.
 
 A call's time depends on what its threads did just before: plain steps of a small model that follow each other without
 a pause take up to a fifth longer than behind the tenth of a millisecond that the runtime spends between them, and
@@ -50,7 +50,8 @@ class CallTimes:
 
     def __init__(self, rig: Rig, num_rows: int, *, context: int) -> None:
         self._rig, self._num_rows, self._context = rig, num_rows, context
-        self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+        # By gamma: seconds of plain steps in a row.
+        self._plain: dict[int, list[float]] = defaultdict(list)
         # By gamma and tokens of the first draft call: seconds of all drafts of a turn, and of its verification.
         self._turns: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
 
@@ -69,11 +70,8 @@ class CallTimes:
         for gamma in (gamma for gamma in pauses if gamma):
             verify = _call(rig.target, rows, gamma + 1, self._context)
             for _ in range(REPEATS):
-                for name, call in (("plain", plain), ("draft", draft), ("verify", verify)):
-                    call()
-                    self._seconds[name, gamma].append(_time(call))
                 in_a_row = [_time(plain, pauses[0]) for _ in range(PLAIN_BEFORE + 2)]
-                self._seconds["plain in turns", gamma] += in_a_row[PLAIN_BEFORE:]
+                self._plain[gamma] += in_a_row[PLAIN_BEFORE:]
                 for num_first, first in zip(FIRST_SPANS, (draft, behind_all), strict=True):
                     drafts = [first, *[draft] * (gamma - 1)]
                     # The first turn after these finds the caches as they left them, the second as in service.
@@ -83,28 +81,20 @@ class CallTimes:
                         if is_timed:
                             self._turns[gamma, num_first].append((draft_s / gamma, verify_s))
 
-    def costs(self, gamma: int, *, share_whole: float) -> tuple[Costs, Costs]:
-        """Medians of calls timed alone, and of calls in turns behind pauses, each in plain steps timed likewise.
+    def costs(self, gamma: int, *, share_whole: float) -> Costs:
+        """Return medians of calls in turns behind pauses, in plain steps timed likewise.
 
         Args:
             gamma: draft tokens per step.
             share_whole: of the steps, those that kept their whole draft.
         """
-        alone = {
-            name: statistics.median(taken)
-            for (name, at), taken in self._seconds.items()
-            if at == gamma
-        }
         draft_s = verify_s = 0.0
         for num_first, share in zip(FIRST_SPANS, (1.0 - share_whole, share_whole), strict=True):
             drafts, verifications = zip(*self._turns[gamma, num_first], strict=True)
             draft_s += share * statistics.median(drafts)
             verify_s += share * statistics.median(verifications)
-        plain, plain_in_turns = alone["plain"], alone["plain in turns"]
-        return (
-            Costs(c=alone["draft"] / plain, v=alone["verify"] / plain),
-            Costs(c=draft_s / plain_in_turns, v=verify_s / plain_in_turns),
-        )
+        plain_s = statistics.median(self._plain[gamma])
+        return Costs(c=draft_s / plain_s, v=verify_s / plain_s)
 
 
 def _time(call: Callable[[], object], pause_s: float = 0.0) -> float:

@@ -1,17 +1,23 @@
-"""What the benchmarks share: prompts, and a bundle opened in process with timers."""
+"""Prompts of the benchmarks, and a bundle opened in process with timers."""
 
 from __future__ import annotations
 
 import sysconfig
-import time
-from collections.abc import Callable
 from pathlib import Path
+from pydoc_data.topics import topics
 
+import numpy as np
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.offline.rig import Rig, RigOptions
 from outrider.runtime.offline.rig import open_rig as open_offline_rig
+from outrider.runtime.serving.tokenizer import TextCodec
 
-__all__ = ["Rig", "code_prompts", "open_rig"]
+__all__ = ["PAUSE_S", "Rig", "code_prompts", "open_rig", "token_prompts"]
+
+PAUSE_S = 0.1
+"""From the end of one process's work to the start of another's; ONNX Runtime's threads spin for some 40 ms."""
+PROMPT_TOKENS = 64
+PROSE_CHARACTERS = 800
 
 PROMPT_MODULES = (
     "argparse",
@@ -43,9 +49,25 @@ def code_prompts(count: int, num_lines: int = 12) -> list[str]:
     return prompts[:count]
 
 
+def token_prompts(
+    kind: str, codec: TextCodec, vocab_size: int, count: int
+) -> list[tuple[int, ...]]:
+    """Prompts of one kind: "code" as the demo pair was trained on, "prose" it never saw, or "random" tokens."""
+    if kind == "random":
+        rng = np.random.default_rng(0)
+        return [tuple(rng.integers(0, vocab_size, PROMPT_TOKENS).tolist()) for _ in range(count)]
+    texts = code_prompts(count)
+    if kind == "prose":
+        names = sorted(topics, key=lambda name: (-len(topics[name]), name))
+        starts = range(0, len(topics[names[0]]), PROSE_CHARACTERS)
+        pieces = [topics[name][at : at + PROSE_CHARACTERS] for at in starts for name in names]
+        texts = [one for one in pieces if len(one) == PROSE_CHARACTERS][:count]
+    return [tuple(codec.encode(text))[:PROMPT_TOKENS] for text in texts]
+
+
 def open_rig(
     root: Path, *, max_batch: int = 8, num_threads: int = 2, costs: Path | None = None,
-    clock: Callable[[], float] = time.perf_counter, drafting: DraftingConfig | None = None,
+    drafting: DraftingConfig | None = None,
 ) -> Rig:  # fmt: skip
     """Open a bundle for benchmarks.
 
@@ -57,6 +79,5 @@ def open_rig(
         knows_costs=costs is not None,
         costs_folder=costs,
         drafting=drafting or DraftingConfig(),
-        clock=clock,
     )
     return open_offline_rig(root, options)

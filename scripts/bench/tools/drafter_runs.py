@@ -1,4 +1,4 @@
-"""What benchmarks of drafters share: tasks, settings, and one run of a setting with the drafting's own time taken.
+"""Shared by benchmarks of drafters: tasks, settings, and one run of a setting with the drafting's own time taken.
 
 Three tasks: completing code; editing, where the target answers a prompt that holds its own answer to nearly the same
 prompt; and noise, random tokens completed at a high temperature, where nothing is ever found again.
@@ -65,7 +65,7 @@ PLAIN = Setting(drafter="none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What one setting did on some prompts, in sums that add up.
+    """Sums of one setting over some prompts; tallies add up.
 
     Attributes:
         wall_s: seconds of the rig's clock.
@@ -99,7 +99,7 @@ class Tally:
         return self.num_emitted / self.num_steps
 
     def figures(self) -> dict[str, float | None]:
-        """What is told of it; None where there is no such figure."""
+        """Return its figures by name; None where there is no such figure."""
         return {
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_step": self.tokens_per_step,
@@ -213,9 +213,9 @@ def compare(
     batch: int = 1,
     warm: Sequence[Prompt] = (),
 ) -> dict[str, list[Tally]]:
-    """What each line did on each group of prompts, the lines taking turns group by group.
+    """Return the tallies of each line, one per group of prompts; the lines take turns group by group.
 
-    Whatever disturbs the machine for a second or more so hits all lines alike. Each round begins without history but
+    Whatever disturbs the machine for a second or more so hits all lines. Each round begins without history but
     that of ``warm``.
     """
     found: dict[str, list[Tally]] = {name: [] for name in lines}

@@ -1,9 +1,9 @@
-"""One Markdown report of all results in a folder: where they were taken, every table, every picture."""
+"""One Markdown report of all results in a folder: where they were taken, and every table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +14,10 @@ from scripts.bench.tools.results import Environment, Result, Row, Scalar, read_r
 
 REPORT, JOBS = "report.md", "jobs.json"
 
-Draw = Callable[[Result, Path, str], Sequence[Path]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutcome:
-    """How one benchmark ended: exit code, and where it failed the end of what it said."""
+    """One benchmark's exit code, and the end of its output where it failed."""
 
     name: str
     command: str
@@ -28,12 +26,11 @@ class JobOutcome:
     said: str
 
 
-def write_report(folder: Path, draw: Draw) -> Path:
+def write_report(folder: Path) -> Path:
     """Render the results in ``folder`` into its report.
 
     Args:
         folder: holds result files, and ``jobs.json`` where ``bench_all`` made them.
-        draw: draws a result's pictures into a folder under a stem, and says which.
 
     Raises:
         ValueError: a file is no result, or the folder holds none.
@@ -45,7 +42,7 @@ def write_report(folder: Path, draw: Draw) -> Path:
         raise ValueError(f"{folder}: holds no results")
     parts = ["# Benchmarks", *_header(list(results.values())), *_failures(outcomes, set(results))]
     for stem, result in results.items():
-        parts += _section(stem, result, draw(result, folder, stem))
+        parts += _section(stem, result)
     report = folder / REPORT
     report.write_text("\n\n".join(parts) + "\n")
     return report
@@ -89,7 +86,7 @@ def _environment(place: Environment, dates: Sequence[str]) -> str:
 
 
 def _failures(outcomes: Sequence[JobOutcome], found: set[str]) -> list[str]:
-    """What ran to no result, and what ended with a code other than 0 in spite of one."""
+    """Lines on benchmarks without a result, or with a code other than 0."""
     lines = [
         f"- **{one.name}** ended with code {one.code}{'' if one.name in found else ', without a result'}: "
         f"`{one.command}`{_quoted(one.said)}"
@@ -104,7 +101,7 @@ def _quoted(text: str) -> str:
     return "\n\n" + "\n".join(f"      {line}" for line in lines) if lines else ""
 
 
-def _section(stem: str, result: Result, pictures: Sequence[Path]) -> list[str]:
+def _section(stem: str, result: Result) -> list[str]:
     settings = ", ".join(f"{name} {_cell(value)}" for name, value in result.settings.items())
     facts = (
         f"{result.seconds:.0f} s; other processes used {result.foreign_cpu_share:.0%} of the processor. {settings}"
@@ -115,7 +112,6 @@ def _section(stem: str, result: Result, pictures: Sequence[Path]) -> list[str]:
         f"```\n{result.command}\n```",
         facts.strip(),
         table_of(result.rows),
-        *(f"![{path.stem}]({path.name})" for path in pictures),
     ]
 
 
@@ -147,9 +143,7 @@ def _cell(value: Scalar) -> str:
 
 def main(folder: Annotated[Path, typer.Argument(help="folder of result files")]) -> None:
     """Render the report of a folder of results anew."""
-    from scripts.bench.tools.plots import draw_all
-
-    typer.echo(write_report(folder, draw_all))
+    typer.echo(write_report(folder))
 
 
 if __name__ == "__main__":

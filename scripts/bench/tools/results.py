@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where a benchmark ran.
+    """Machine, versions and commit of a run.
 
     Attributes:
         threads: threads that the benchmark gave to each engine.
@@ -61,7 +61,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one run of one benchmark found.
+    """The figures of one run of one benchmark.
 
     Attributes:
         title: what the figures are, in a sentence.
@@ -84,10 +84,7 @@ class Result:
 def row_of(record: Any, case: Collection[str], **more_case: Scalar) -> Row:
     """A row from a flat dataclass: the named fields are its case, all others its figures."""
     values = asdict(record)
-    return Row(
-        case={**more_case, **{name: values.pop(name) for name in case}},
-        figures=values,
-    )
+    return Row(case={**more_case, **{name: values.pop(name) for name in case}}, figures=values)
 
 
 @dataclass(slots=True)
@@ -180,7 +177,7 @@ def environment(threads: int) -> Environment:
             continue
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         num_cores=_num_cores(),
         memory_bytes=psutil.virtual_memory().total,
         os=platform.platform(),
@@ -218,17 +215,15 @@ def _cpu_seconds() -> tuple[float, float]:
     """Processor seconds since some moment: of the whole machine, and of this process and its ended children."""
     times = psutil.cpu_times()
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return (
-        times.user + times.system,
-        sum(one.ru_utime + one.ru_stime for one in own),
-    )
+    return (times.user + times.system, sum(one.ru_utime + one.ru_stime for one in own))
 
 
 def _num_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return the name of the processor, as far as the system tells it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

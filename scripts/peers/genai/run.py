@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime_genai as og
-from genai_ways import check, parts_of, speculative_block
 from peer_job import converted, main
+from ways import check, parts_of, speculative_block
 
 
 def load(job):

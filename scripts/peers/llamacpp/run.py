@@ -5,9 +5,9 @@ from itertools import islice
 import llama_cpp
 import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
-from llamacpp_ways import check, lookup_options, model_options
 from peer_job import converted, main
 from to_gguf import convert
+from ways import check, lookup_options, model_options
 
 
 def load(job):

@@ -7,14 +7,8 @@ from pathlib import Path
 import numpy as np
 import openvino
 import openvino_genai
-from openvino_ways import (
-    WEIGHT_FORMATS,
-    check,
-    device_options,
-    generation_settings,
-    pipeline_options,
-)
 from peer_job import converted, main
+from ways import WEIGHT_FORMATS, check, device_options, generation_settings, pipeline_options
 
 
 def load(job):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.params import Event, Progressed, RequestSpec, SpeculationParams
+from outrider.runtime.core.params import SpeculationParams
 from peer_job import converted, main
 
 from scripts.bench.tools.common import open_rig
@@ -35,21 +35,10 @@ def load(job):
     )
 
     def run(prompts):
-        events: list[list[Event]] = [[] for _ in prompts]
-        for prompt, seen in zip(prompts, events, strict=True):
-            rig.next_id += 1
-            name = f"peer-{rig.next_id}"
-            spec = RequestSpec(
-                internal_id=name, request_id=name, prompt_tokens=tuple(prompt), params=SamplingParams(temperature=0.0),
-                seed=0, max_tokens=job["max_tokens"], speculation=speculation,
-            )  # fmt: skip
-            rig.worker.submit(spec, seen.append)
-        while rig.worker.run_step():
-            pass
-        return [
-            [one.token for event in seen if isinstance(event, Progressed) for one in event.tokens]
-            for seen in events
-        ]
+        answers, _ = rig.answer(
+            prompts, SamplingParams(temperature=0.0), speculation, job["max_tokens"]
+        )
+        return [answer.tokens for answer in answers]
 
     return run
 

@@ -1,4 +1,4 @@
-"""What every peer's run.py shares: read a job, load, run it once to warm up and once on the clock, write what came out.
+"""Shared by every peer's run.py: read a job, load, run it once to warm up and once on the clock, write the answer.
 
 Standard library only: this runs in each peer's own environment. A job is a JSON object (``scripts/peers/jobs.py`` says
 what is in it), the answer another: ``seconds`` and ``outputs`` (token ids, one list a prompt), or the ``reason`` why
@@ -43,13 +43,12 @@ def take(job: Mapping[str, Any], run: Run) -> dict[str, Any]:
     That batch has other prompts: some peers keep what they computed of a prompt that comes again.
     """
     prompts, batch = job["prompts"], job["batch"]
-    clock = time.process_time if job["counts_processor"] else time.perf_counter
     run([prompt[::-1] for prompt in prompts[:batch]])
-    began = clock()
+    began = time.perf_counter()
     outputs: Tokens = []
     for first in range(0, len(prompts), batch):
         outputs += run(prompts[first : first + batch])
-    return {"seconds": clock() - began, "outputs": outputs}
+    return {"seconds": time.perf_counter() - began, "outputs": outputs}
 
 
 def main(load: Callable[[Mapping[str, Any]], Run]) -> None:

@@ -3,7 +3,7 @@
 import torch
 from peer_job import main
 from transformers import AutoModelForCausalLM
-from transformers_ways import assistant_settings, check, generate_options
+from ways import assistant_settings, check, generate_options
 
 
 def load(job):

@@ -16,10 +16,7 @@ def test_turns_are_weighed_by_how_often_a_whole_draft_was_kept(tiny_bundle: Path
     times = CallTimes(rig, 2, context=8)
     times.take({0: 0.0, 1: 0.0, 3: 1e-5})
     for gamma in (1, 3):
-        (alone, never), (_, always), (same, half) = (
-            times.costs(gamma, share_whole=share) for share in (0.0, 1.0, 0.5)
-        )
-        assert alone == same
+        never, always, half = (times.costs(gamma, share_whole=share) for share in (0.0, 1.0, 0.5))
         assert half.c == pytest.approx((never.c + always.c) / 2)
         assert half.v == pytest.approx((never.v + always.v) / 2)
     rig.close()
@@ -59,7 +56,7 @@ def test_calls_in_turns_wait_out_the_pause_of_service_and_do_not_count_it(
     times = CallTimes(rig, 1, context=8)
     times.take({0: 100.0, 2: 50.0})
     waited_s = now
-    _, in_turns = times.costs(2, share_whole=0.5)
+    in_turns = times.costs(2, share_whole=0.5)
     assert in_turns.c == in_turns.v  # every call takes one tick or two of its engine's timer
     assert waited_s > REPEATS * (2 * 100.0 + 4 * 3 * 50.0)
     rig.close()

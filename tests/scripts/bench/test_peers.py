@@ -13,8 +13,9 @@ import torch
 import typer
 
 import scripts.peers.jobs
-from scripts.bench.peers import Rounds, gammas_of, names_of, numbers_of, show, show_best
+from scripts.bench.peers import BEST, CELLS, Rounds, gammas_of, names_of, numbers_of
 from scripts.bench.tools.results import Recorder, parse_result
+from scripts.bench.tools.tables import rich_table
 from scripts.peers.cells import Cell, best_rows, cells_of
 from scripts.peers.jobs import FOLDER, PEERS, Job, ask, python_of
 
@@ -52,20 +53,6 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "peers" / "echo" / "run.py").write_text(ECHO)
     monkeypatch.setattr(scripts.peers.jobs, "FOLDER", tmp_path / "peers")
     return "echo"
-
-
-@pytest.mark.parametrize(("counts_processor", "seconds"), [(True, 100), (False, 7)])
-def test_seconds_are_of_the_clock_that_was_asked_for(
-    echo: str, tmp_path: Path, counts_processor: bool, seconds: int
-) -> None:
-    stepped = """
-import itertools, time
-time.process_time = itertools.count(0, 100).__next__
-time.perf_counter = itertools.count(0, 7).__next__
-"""
-    (tmp_path / "peers" / echo / "run.py").write_text(stepped + ECHO)
-    answer = ask(echo, sys.executable, job_of(tmp_path / "work", counts_processor=counts_processor))
-    assert answer["seconds"] == seconds
 
 
 def test_a_peer_answers_every_prompt_in_batches(echo: str, tmp_path: Path) -> None:
@@ -137,10 +124,14 @@ def test_what_all_rounds_found_is_one_result_and_two_tables() -> None:
     found = Rounds(answer)
     found.run_all(cells, rounds=1, keep=1)
     best = best_rows(cells, found.answers)
-    assert show(found.rows()).row_count == 4
-    assert list(show_best(best).columns[4].cells) == ["plain"] * 2 + ["drafting"] * 2 + ["any"] * 2
-    assert list(show_best(best).columns[6].cells) == ["", "2.00 (2.00-2.00)"] * 3
-    assert list(show_best(best).columns[7].cells) == ["", "yes"] * 3
+    assert rich_table(found.rows(), CELLS).row_count == 4
+    columns = dict(zip(BEST, rich_table(best, BEST).columns, strict=True))
+    shown = {name: list(column.cells) for name, column in columns.items()}
+    assert shown["best_of"] == ["plain"] * 2 + ["drafting"] * 2 + ["any"] * 2
+    assert [shown[name] for name in ("ours_to_this", "ratio_least", "ratio_most")] == [
+        ["-", "2.00"] * 3
+    ] * 3
+    assert shown["is_fastest_peer"] == ["False", "True"] * 3
     result = Recorder("peers", "side by side", 1).result([*found.rows(), *best], {})
     assert parse_result(json.loads(json.dumps(asdict(result)))).rows == result.rows
 
@@ -162,6 +153,7 @@ def test_lists_of_the_command_line_are_checked() -> None:
 def peer_module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for folder in ("shared", name):
         monkeypatch.syspath_prepend(str(FOLDER / folder))
+    monkeypatch.delitem(sys.modules, "ways", raising=False)
     spec = importlib.util.spec_from_file_location(f"peer_{name}", FOLDER / name / "run.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

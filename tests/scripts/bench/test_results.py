@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from scripts.bench.all import BENCHMARKS, chosen, planned, run_job
 from scripts.bench.tools.report import JOBS, JobOutcome, table_of, write_report
 from scripts.bench.tools.results import (
     Recorder,
@@ -26,10 +26,6 @@ ROWS = [
     Row(case={"batch": 1, "gamma": 2}, figures={"tokens_per_s": 1234.5, "alpha_hat": None}),
     Row(case={"batch": 8, "gamma": 2}, figures={"tokens_per_s": 0.123456, "best": "a|b"}),
 ]
-
-
-def no_pictures(result: Result, folder: Path, stem: str) -> Sequence[Path]:
-    return []
 
 
 @pytest.fixture
@@ -105,7 +101,7 @@ def test_the_report_shows_results_environment_and_failures(result: Result, tmp_p
     write_result(tmp_path / "toy-demo.json", result)
     failed = JobOutcome(name="other", command="python x", code=2, seconds=1.0, said="no such file")
     (tmp_path / JOBS).write_text(json.dumps([asdict(failed)]))
-    text = write_report(tmp_path, no_pictures).read_text()
+    text = write_report(tmp_path).read_text()
     for part in (
         "## toy-demo",
         result.command,
@@ -121,48 +117,20 @@ def test_the_report_shows_results_environment_and_failures(result: Result, tmp_p
 
 def test_a_report_of_nothing_and_of_a_foreign_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no results"):
-        write_report(tmp_path, no_pictures)
+        write_report(tmp_path)
     (tmp_path / "foreign.json").write_text("{}")
     with pytest.raises(ValueError, match=r"foreign.json: schema_version"):
-        write_report(tmp_path, no_pictures)
-
-
-def test_every_benchmark_draws_what_its_rows_hold(result: Result, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from scripts.bench.tools.plots import PLOTS, draw_all
-
-    for name, plots in PLOTS.items():
-        for plot in plots:
-            assert plot.x != plot.y, name
-    values = asdict(result) | {"benchmark": "speculation", "environment": result.environment}
-    rows = [
-        Row(case={"temperature": 0.0, "batch": 1, "gamma": gamma}, figures={"tokens_per_s": speed})
-        for gamma, speed in ((2, 20.0), (0, 10.0), (4, None))
-    ]
-    drawn = draw_all(Result(**{**values, "rows": rows}), tmp_path, "spec")
-    assert [path.name for path in drawn] == ["spec-tokens_per_s.png"]
-    assert drawn[0].read_bytes().startswith(b"\x89PNG")
-    peers = [
-        Row(
-            case={"who": who, "way": "plain", "weights": "int8", "batch": 1},
-            figures={"tokens_per_s": speed},
-        )
-        for who, speed in (("outrider", 3.0), ("other", None))
-    ]
-    drawn = draw_all(Result(**{**values, "benchmark": "peers", "rows": peers}), tmp_path, "peers")
-    assert [path.name for path in drawn] == ["peers-tokens_per_s.png"]
+        write_report(tmp_path)
 
 
 def test_all_benchmarks_are_planned_with_their_places(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from scripts.bench.all import BENCHMARKS, chosen, planned
-
     bundles = [tmp_path / "one", tmp_path / "two b"]
     runs = planned(BENCHMARKS, bundles, tmp_path / "work", 3, is_quick=True)
     by_name = {name: (module, arguments) for name, module, arguments in runs}
     assert by_name["speculation-two b"][0] == "scripts.bench.speculation"
     assert by_name["speculation-two b"][1][:3] == [str(bundles[1]), "--threads", "3"]
-    assert by_name["sampling"][1][:2] == [str(bundle) for bundle in bundles]
+    assert by_name["builds-one"][1][:2] == ["--unseen", str(bundles[0])]
+    assert by_name["peers"][1][0] == str(tmp_path / "work" / "peers")
     assert "--rounds" in by_name["speculation-one"][1]
     slow = planned(chosen("speculation"), bundles, tmp_path / "work", 3, is_quick=False)
     assert [name for name, _, _ in slow] == ["speculation-one", "speculation-two b"]
@@ -174,9 +142,6 @@ def test_all_benchmarks_are_planned_with_their_places(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_that_fails_says_why_and_leaves_no_old_result(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from scripts.bench.all import run_job
-
     (tmp_path / "gone.json").write_text("{}")
     outcome = run_job("gone", "scripts.bench_gone", [], tmp_path)
     assert outcome.code != 0

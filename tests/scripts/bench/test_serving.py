@@ -9,7 +9,7 @@ from scripts.bench.serving import (
     WAYS,
     Answer,
     Bounds,
-    CopyCounters,
+    Traffic,
     arrivals,
     figures_of,
     jain,
@@ -17,12 +17,12 @@ from scripts.bench.serving import (
     sweep,
 )
 
-TRAFFIC = CopyCounters(prompts=("abc", "the cat"), num_requests=6, max_tokens=8)
+TRAFFIC = Traffic(prompts=("abc", "the cat"), num_requests=6, max_tokens=8)
 WIDE = Bounds(ttft_s=math.inf, itl_s=math.inf)
 
 
 def test_arrivals_are_the_same_for_a_seed_and_have_the_rate() -> None:
-    many = CopyCounters(prompts=("a", "b"), num_requests=4000, max_tokens=9)
+    many = Traffic(prompts=("a", "b"), num_requests=4000, max_tokens=9)
     stream = arrivals(many, 20.0, seed=1)
     assert stream == arrivals(many, 20.0, seed=1) != arrivals(many, 20.0, seed=2)
     assert stream[-1].at_s == pytest.approx(4000 / 20.0, rel=0.05)
@@ -81,7 +81,7 @@ async def test_every_way_meets_every_rate_on_a_real_server(start) -> None:
 
 
 async def test_refused_requests_are_not_completed(start) -> None:
-    unknown = CopyCounters(prompts=("abc", "a" * 5000), num_requests=8, max_tokens=4)
+    unknown = Traffic(prompts=("abc", "a" * 5000), num_requests=8, max_tokens=4)
     async with start() as running:
         found, _ = await sweep(running.address, unknown, [], [500.0], WIDE)
     asked = sum(len(one.prompt) < 5000 for one in arrivals(unknown, 500.0, seed=1))

@@ -55,8 +55,7 @@ def test_groups_of_equal_work_join_by_their_seconds() -> None:
 
 def test_the_formula_is_held_against_decoding_alone() -> None:
     cell = measured(1, 0.0, 2, [{0: sample(100.0), 2: sample(100.0, accepted=5, trials=10)}])
-    found = theory(cell, (Costs(c=0.0, v=1.0), Costs(c=0.1, v=1.2)))
+    found = theory(cell, Costs(c=0.1, v=1.2))
     # N(0.5, 2) = 1 + 0.5 + 0.25, over 2 x 0.1 + 1.2.
     assert found["predicted"] == pytest.approx(1.75 / 1.4)
-    assert found["predicted_alone"] == pytest.approx(1.75)
     assert found["ratio"] == pytest.approx(1.4 / 1.75)

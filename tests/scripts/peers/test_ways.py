@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +35,8 @@ def job(drafter: str | None = None, **changes: Any) -> dict[str, Any]:
 def ways_of(peer: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for folder in ("shared", peer):
         monkeypatch.syspath_prepend(str(FOLDER / folder))
-    return importlib.import_module(f"{peer}_ways")
+    monkeypatch.delitem(sys.modules, "ways", raising=False)
+    return importlib.import_module("ways")
 
 
 @pytest.mark.parametrize("peer", OTHERS)
