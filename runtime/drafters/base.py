@@ -13,10 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from outrider.engines.base import Engine, IntArray, step_value
+from outrider.engines.base import Engine, step_value
 from outrider.engines.sampling.base import CandidateSampler, Sampler, SamplingRow
-from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
-from outrider.runtime.core.params import RequestSpec, SpeculationParams
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.params import SpeculationParams
 
 LEAST_NODE_PROB = 0.01
 """Nodes less likely than this are never proposed, however little they cost to verify."""
@@ -246,47 +246,4 @@ class Guesser(Protocol):
 
         For one row the committed tokens never shrink; ``drafted`` may be anything each time.
         """
-        ...
-
-
-class Text(Protocol):
-    """A live request as a drafter sees it that looks at its text alone; one object for all its life."""
-
-    @property
-    def spec(self) -> RequestSpec:
-        """What was asked for."""
-        ...
-
-    @property
-    def tokens(self) -> IntArray:
-        """[N] int64, the same array for life; the first ``num_known`` are committed."""
-        ...
-
-    @property
-    def num_prompt(self) -> int:
-        """Leading tokens that are prompt."""
-        ...
-
-    @property
-    def num_known(self) -> int:
-        """Committed tokens."""
-        ...
-
-
-@runtime_checkable
-class TextDrafter(Drafter, Protocol):
-    """A drafter of this package that looks at texts alone, and is asked for many at once without further ado.
-
-    It proposes what ``propose`` and ``observe`` would for chains. Only tokens that were committed somewhere are
-    proposed, no more than wanted, and an end token only in last place: nobody checks.
-    """
-
-    def continue_texts(
-        self, texts: Sequence[Text], lengths: Sequence[int], scope: HistoryScope
-    ) -> list[tuple[int, ...]]:
-        """Per text at most so many tokens, each number at least 1."""
-        ...
-
-    def note_texts(self, texts: Sequence[Text]) -> None:
-        """These were asked for, and what came of it is committed; where ``traits.wants_outcomes``."""
         ...

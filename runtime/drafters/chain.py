@@ -10,8 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Generic, TypeVar
 
-from outrider.engines.base import IntArray
-from outrider.runtime.drafters.base import Draft, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import Draft, DraftRow, Guesser, Outcome, Traits
 
 S = TypeVar("S")
 
@@ -42,9 +41,8 @@ class ChainDrafter(ABC, Generic[S]):
         return [self.chain(live[slot]) for slot in chosen]
 
     def chain(self, row: DraftRow) -> Draft:
-        """What is guessed of a row, cut after its first end token."""
-        ends = row.sampling.params.end_token_ids
-        return Draft(tokens=cut_at_end(self.guess(row, (), row.gamma), ends))
+        """Return what is guessed of a row, cut after its first end token."""
+        return guessed_chain(self, row)
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Continue the committed tokens and ``drafted``; see ``Guesser``."""
@@ -72,19 +70,15 @@ class ChainDrafter(ABC, Generic[S]):
         self._num_seen.pop(key, None)
 
 
+def guessed_chain(guesser: Guesser, row: DraftRow) -> Draft:
+    """Return what a guesser continues a row with, cut after its first end token."""
+    tokens = guesser.guess(row, (), row.gamma)
+    return Draft(tokens=cut_at_end(tokens, row.sampling.params.end_token_ids))
+
+
 def cut_at_end(tokens: tuple[int, ...], end_token_ids: Collection[int]) -> tuple[int, ...]:
     """Tokens up to and with the first end token."""
     for end in end_token_ids:
         if end in tokens:
             tokens = tokens[: tokens.index(end) + 1]
     return tokens
-
-
-def pieces(found: IntArray, num_texts: int) -> list[tuple[int, ...]]:
-    """What was found for several texts: first the number of tokens of each, and then these, text after text."""
-    numbers: list[int] = found.tolist()
-    end, each = num_texts, []
-    for length in numbers[:num_texts]:
-        each.append(tuple(numbers[end : end + length]))
-        end += length
-    return each

@@ -15,8 +15,6 @@ from outrider.runtime.drafters.base import (
     Need,
     Outcome,
     Proposer,
-    Text,
-    TextDrafter,
     Traits,
 )
 from outrider.runtime.drafters.fallback import FallbackDrafter
@@ -40,7 +38,6 @@ class Drafters(Mapping[str, Proposer]):
     def __init__(self, single: Mapping[str, Drafter], parts: DrafterParts) -> None:
         self._single = dict(single)
         self._parts = parts
-        self._of_texts = {k: one for k, one in single.items() if isinstance(one, TextDrafter)}
         self._composed: dict[str, Proposer] = {}
         self._members: dict[str, tuple[Drafter, ...]] = {}
         self._traits: dict[str, Traits] = {}
@@ -88,10 +85,6 @@ class Drafters(Mapping[str, Proposer]):
             _keep(self._traits, name, found)
         return found
 
-    def of_texts(self, name: str) -> TextDrafter | None:
-        """A drafter that may be asked for many texts at once, if this is one."""
-        return self._of_texts.get(name)
-
     def uses_model(self, name: str) -> bool:
         """Whether proposing under a name may call the draft model."""
         return Need.DRAFT_MODEL in self.traits(name).needs
@@ -118,10 +111,6 @@ class Drafters(Mapping[str, Proposer]):
         for member in self.members(name):
             if member.traits.wants_outcomes:
                 member.observe(outcomes)
-
-    def note_texts(self, name: str, texts: Sequence[Text]) -> None:
-        """Tell a drafter of texts what became of those it was asked for."""
-        self._of_texts[name].note_texts(texts)
 
     def forget(self, key: str) -> None:
         """Drop what any drafter keeps for a request that ended."""

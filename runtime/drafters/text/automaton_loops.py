@@ -1,24 +1,22 @@
-"""The loops of a suffix automaton (``runtime.drafters.text.automaton``), compiled.
+"""The compiled loops of a suffix automaton (``runtime.drafters.text.automaton``).
 
 In Python a token costs ten microseconds and more right behind a model's pass, which has pushed everything out of the
 processor's caches. One file, because the functions call each other (``engines.jit``).
 
-States and edges are columns of tables; a state's edges are a linked list, and an open hash table finds the edge of a
-state and a token. Shapes: ``states`` [4, S] int32, ``edges`` [4, E] int32, ``slots`` [2^k] int32 at most half full, -1
-where empty, ``used`` [HEADER] int64: states and edges in use, and where the tables are; ``texts`` [P, 8] int64, where
-requests stand in their own automaton and in their scope's.
+States and edges are columns of tables. The edges of a state are a linked list, and an open hash table finds the edge of
+a state and a token. Shapes: ``states`` [4, S] int32, ``edges`` [4, E] int32, ``slots`` [2^k] int32, at most half full,
+-1 where empty, ``used`` [2] int64, the number of states and edges in use.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import boolean, carray, float64, int32, int64, types, void
-from outrider.engines.jit import njit_exact, pointer
+from numba import boolean, float64, int32, int64, types, void
+from outrider.engines.jit import njit_exact
 
 Table = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 ROOT = 0
 # Rows of ``states``: state of the longest suffix that ends elsewhere too, -1 of the root; tokens of the longest
@@ -26,21 +24,8 @@ ROOT = 0
 LINK, LENGTH, COUNT, FIRST = range(4)
 # Rows of ``edges``.
 FROM, TOKEN, TO, NEXT = range(4)
-# Entries of ``used``: how many states and edges, the tables' addresses, tokens there are and there is room for, and
-# how often all was forgotten.
-STATES, EDGES, STATES_AT, EDGES_AT, SLOTS_AT, NUM_SLOTS, TOKENS, ROOM, CLEARED = range(9)
-HEADER = 9
-# Columns of ``texts``: addresses of ``used`` of both automata and of the tokens, how many of these were seen, their
-# state in the own automaton; in the scope's the match's state and tokens, and ``CLEARED`` when it was found.
-OWN, SHARED, TOKENS_AT, SEEN, WHOLE, PLACE, REACHED, FOUND_IN = range(8)
-ASKED = 3
-"""Numbers that ask for a text: its row of ``texts``, how many tokens are known, and how many are wanted."""
-# Entries of ``figures``.
-SCORE, MATCHED, STATE, TOTAL = range(4)
-
-STATES_PER_TOKEN, EDGES_PER_TOKEN = 2, 3
-REMATCH = 64
-"""Tokens followed again through a scope's automaton that was cleared."""
+# Entries of ``used``.
+STATES, EDGES = range(2)
 
 MAX_LINKS = 64
 """Suffix links followed to keep counts; in highly repetitive text shorter substrings are counted
@@ -49,9 +34,9 @@ MAX_CANDIDATES = 6
 """Match lengths tried, longest first."""
 
 _TABLE, _LINE = int32[:, ::1], int32[::1]
-_IDS, _NUMBERS = int64[::1], float64[::1]
+_IDS = int64[::1]
 _PLACE = types.UniTuple(int64, 2)
-_ROWS, _TABLES = int64[:, ::1], types.Tuple((_TABLE, _TABLE, _LINE))
+_FOUND = types.Tuple((_IDS, float64, int64, int64, int64))
 
 
 @njit_exact(int64(_TABLE, _LINE, int64, int64))
@@ -214,35 +199,40 @@ def likeliest(states: Table, edges: Table, state: int) -> int:
     return best
 
 
-@njit_exact(int64(_TABLE, _TABLE, int64, int64, float64, int64, float64, boolean, _ROWS, _NUMBERS))
+@njit_exact(_FOUND(_TABLE, _TABLE, _LINE, int64, int64, _IDS, boolean, int64, float64, float64))
 def continue_text(
     states: Table,
     edges: Table,
+    slots: Table,
     state: int,
     matched: int,
-    factor: float,
-    length: int,
-    min_prob: float,
+    drafted: Ints,
     is_own_end: bool,
-    chains: Ints,
-    figures: Floats,
-) -> int:
-    """Write the best-scored of the likeliest continuations of a match and of its suffixes; its number of tokens.
+    length: int,
+    factor: float,
+    min_prob: float,
+) -> tuple[Ints, float, int, int, int]:
+    """Find the best-scored of the likeliest continuations of a match and of its suffixes.
 
     Args:
         states: [4, S].
         edges: [4, E].
+        slots: [2^k].
         state: of the longest match.
         matched: its tokens.
-        factor: tokens proposed per matched one.
+        drafted: [n] int64, tokens behind the match.
+        is_own_end: one occurrence of every match is the context's own end, which nothing follows.
         length: tokens at most.
+        factor: tokens proposed per matched one.
         min_prob: the chain ends where the product of its tokens' shares falls below.
-        is_own_end: whether one occurrence of every match is the context's own end, which nothing follows.
-        chains: [2, L] overwritten, L at least ``length``; the first row holds the tokens.
-        figures: [4] overwritten; score, matched tokens, state behind the match, its occurrences.
+
+    Returns:
+        The continuation's tokens, [m] int64, and its score; matched tokens, their state and its occurrences.
     """
-    figures[:] = 0.0
-    num_best = 0
+    state, matched = advance(states, edges, slots, state, matched, drafted)
+    best, chain = np.empty(length, np.int64), np.empty(length, np.int64)
+    num_best, best_score = 0, 0.0
+    best_matched = best_state = best_total = 0
     for _ in range(MAX_CANDIDATES):
         if state == ROOT or matched == 0:
             break
@@ -259,112 +249,14 @@ def continue_text(
             prob *= min(count / total, 1.0)
             if prob < min_prob:
                 break
-            chains[1, num] = edges[TOKEN, edge]
+            chain[num] = edges[TOKEN, edge]
             num += 1
             score += prob
             total = count
-        if score > figures[SCORE]:
-            num_best = num
-            chains[0, :num] = chains[1, :num]
-            figures[SCORE], figures[MATCHED] = score, matched
-            figures[STATE], figures[TOTAL] = state, first_total
+        if score > best_score:
+            best, chain = chain, best
+            num_best, best_score = num, score
+            best_matched, best_state, best_total = matched, state, first_total
         state = states[LINK, state]
         matched = states[LENGTH, state]
-    return num_best
-
-
-@njit_exact(_TABLES(_IDS))
-def tables(used: Ints) -> tuple[Table, Table, Table]:
-    """States, edges and slots of an automaton."""
-    num_states, num_edges = STATES_PER_TOKEN * used[ROOM] + 1, EDGES_PER_TOKEN * used[ROOM] + 1
-    return (
-        carray(pointer(used[STATES_AT]), (4, num_states), np.int32),
-        carray(pointer(used[EDGES_AT]), (4, num_edges), np.int32),
-        carray(pointer(used[SLOTS_AT]), (used[NUM_SLOTS],), np.int32),
-    )
-
-
-@njit_exact(boolean(_IDS, _IDS, _IDS, _IDS))
-def see(text: Ints, tokens: Ints, own: Ints, shared: Ints) -> bool:
-    """Take in what is new of a text; False, and nothing done, where its own automaton has no room.
-
-    Args:
-        text: row of ``texts``.
-        tokens: all that are known.
-        own: ``used`` of the text's own automaton.
-        shared: of its scope's.
-    """
-    first = text[SEEN]
-    num_new = len(tokens) - first
-    if num_new > 0:
-        if own[TOKENS] + num_new > own[ROOM]:
-            return False
-        states, edges, slots = tables(own)
-        text[WHOLE] = append(states, edges, slots, own, text[WHOLE], tokens[first:])
-        own[TOKENS] += num_new
-        text[SEEN] = len(tokens)
-    if text[FOUND_IN] != shared[CLEARED]:
-        text[PLACE], text[REACHED], text[FOUND_IN] = ROOT, 0, shared[CLEARED]
-        first = max(0, len(tokens) - REMATCH)
-    states, edges, slots = tables(shared)
-    text[PLACE], text[REACHED] = advance(
-        states, edges, slots, text[PLACE], text[REACHED], tokens[first:]
-    )
-    return True
-
-
-@njit_exact(int64(_ROWS, _IDS, _IDS, float64, float64, _IDS, float64[:, :, ::1], _ROWS))
-def continue_texts(
-    texts: Ints,
-    asked: Ints,
-    drafted: Ints,
-    factor: float,
-    min_prob: float,
-    found: Ints,
-    figures: Floats,
-    chains: Ints,
-) -> int:
-    """Write the better of the best continuations of each text's own tokens and of its scope's, see ``continue_text``.
-
-    Args:
-        texts: [P, 8]; the rows asked for are brought up to date.
-        asked: [ASKED * n].
-        drafted: tokens that follow what is known.
-        factor: tokens proposed per matched one.
-        min_prob: a chain ends where the product of its tokens' shares falls below.
-        found: [n + n * L] overwritten: how many tokens of each, and then these, text after text.
-        figures: [n, 2, 4] overwritten: of the own automaton and of the scope's.
-        chains: [2, L] overwritten, L at least as much as anybody wants.
-
-    Returns:
-        How many texts were continued; fewer than n where the next one's own automaton has no room.
-    """
-    end = num_rows = len(asked) // ASKED
-    for row in range(num_rows):
-        place, known, wanted = asked[ASKED * row], asked[ASKED * row + 1], asked[ASKED * row + 2]
-        text = texts[place]
-        tokens = carray(pointer(text[TOKENS_AT]), (known,), np.int64)
-        own = carray(pointer(text[OWN]), (HEADER,), np.int64)
-        shared = carray(pointer(text[SHARED]), (HEADER,), np.int64)
-        if not see(text, tokens, own, shared):
-            return row
-        for source in range(2):
-            if source == 0:
-                states, edges, slots = tables(own)
-                state = max(states[LINK, text[WHOLE]], ROOT)
-                matched = states[LENGTH, state]
-            else:
-                states, edges, slots = tables(shared)
-                state, matched = text[PLACE], text[REACHED]
-            if len(drafted) > 0:
-                state, matched = advance(states, edges, slots, state, matched, drafted)
-            is_own_end = source == 0 and len(drafted) == 0
-            num = continue_text(
-                states, edges, state, matched, factor, wanted, min_prob, is_own_end,
-                chains, figures[row, source],
-            )  # fmt: skip
-            if source == 0 or figures[row, 1, SCORE] > figures[row, 0, SCORE]:
-                found[row] = num
-                found[end : end + num] = chains[0, :num]
-        end += found[row]
-    return num_rows
+    return best[:num_best], best_score, best_matched, best_state, best_total

@@ -16,11 +16,11 @@ from outrider.runtime.drafters.text import automaton_loops as loops
 from outrider.runtime.drafters.text.automaton import ROOT, SuffixAutomaton
 from outrider.runtime.drafters.text.automaton_loops import MAX_CANDIDATES
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter, continuations
+from outrider.runtime.drafters.text.history import AnswerHistory
 from outrider.runtime.drafters.text.ngram import CorpusTable, NgramDrafter, NgramTable
 from outrider.runtime.drafters.text.reference import ReferenceDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 from outrider.runtime.drafters.text.suffix_array import Datastore, sort_suffixes, write_datastore
-from outrider.runtime.drafters.text.suffix_texts import AnswerHistory
 
 from tests.runtime.drafters.rows import draft, outcome, row
 
@@ -172,19 +172,6 @@ def test_a_datastore_of_another_vocabulary_or_a_damaged_one_is_refused(tmp_path:
 # --- suffix decoding
 
 
-class Automaton(SuffixAutomaton):
-    """With the loops that are otherwise called for many texts at once."""
-
-    def advance(self, state: int, matched: int, tokens: list[int]) -> tuple[int, int]:
-        return loops.advance(
-            self._states, self._edges, self._slots, state, matched, np.array(tokens, dtype=np.int64)
-        )
-
-    def suffix(self, state: int) -> tuple[int, int]:
-        link = max(int(self._states[loops.LINK, state]), ROOT)
-        return link, int(self._states[loops.LENGTH, link])
-
-
 def slow_count(texts: list[list[int]], pattern: tuple[int, ...]) -> int:
     size = len(pattern)
     return sum(
@@ -194,7 +181,7 @@ def slow_count(texts: list[list[int]], pattern: tuple[int, ...]) -> int:
 
 @given(st.lists(TEXTS, max_size=3), st.integers(0, 2))
 def test_the_automaton_counts_substrings(texts: list[list[int]], removed: int) -> None:
-    automaton = Automaton()
+    automaton = SuffixAutomaton()
     for text in texts:
         half = automaton.append(ROOT, text[: len(text) // 2])
         automaton.append(half, text[len(text) // 2 :])
@@ -211,7 +198,7 @@ def test_the_automaton_counts_substrings(texts: list[list[int]], removed: int) -
 
 @given(TEXTS, TEXTS)
 def test_a_match_is_the_longest_known_suffix(text: list[int], context: list[int]) -> None:
-    automaton = Automaton()
+    automaton = SuffixAutomaton()
     whole = ROOT
     state, matched = ROOT, 0
     for position, token in enumerate(context):
@@ -262,25 +249,24 @@ def slow_continuation(
 def test_a_continuation_is_the_best_scored_one(
     text: list[int], length: int, factor: float, min_prob: float
 ) -> None:
-    automaton = Automaton()
-    place = automaton.suffix(automaton.append(ROOT, text))
-    chains, figures = np.zeros((2, length), dtype=np.int64), np.zeros(4)
-    num = loops.continue_text(
-        automaton._states, automaton._edges, *place, factor, length, min_prob, True, chains, figures
+    automaton = SuffixAutomaton()
+    place = automaton.longest_earlier(automaton.append(ROOT, text))
+    found = automaton.continuation(
+        place, (), length, factor=factor, min_prob=min_prob, is_own_end=True
     )
     tokens, score = slow_continuation(text, length, factor, min_prob)
-    assert tuple(chains[0, :num].tolist()) == tokens
-    assert figures[loops.SCORE] == pytest.approx(score)
+    assert tuple(found.tokens.tolist()) == tokens
+    assert found.score == pytest.approx(score)
 
 
 def test_room_grows_with_the_texts_and_is_never_overrun() -> None:
-    automaton = Automaton()
+    automaton = SuffixAutomaton()
     numbers = np.random.default_rng(5)
     for _ in range(40):
         automaton.append(ROOT, numbers.integers(0, 2, size=50).tolist())
         automaton.append(ROOT, [1, *[0] * 49])
-        states, edges = automaton.used[[loops.STATES, loops.EDGES]].tolist()
-        num_tokens = automaton.used[loops.TOKENS]
+        states, edges = automaton._used.tolist()
+        num_tokens = automaton._num_tokens
         assert states <= 2 * num_tokens + 1
         assert edges <= 3 * num_tokens
     # Nothing is written beyond the tables, whoever counts wrongly.
@@ -311,7 +297,7 @@ def test_the_hand_example_of_suffix_decoding(min_prob: float, expected: tuple[in
 
 def test_evicting_an_answer_changes_the_share_of_the_others() -> None:
     history = AnswerHistory(1000)
-    history.automaton = automaton = Automaton()
+    automaton = history.automaton
     for answer in ANSWERS:
         history.add(answer)
     state, _ = automaton.advance(ROOT, 0, [2, 3])
