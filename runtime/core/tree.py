@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engines.base import IntArray
-from outrider.engines.trees import BoolArray, check_parents, tree_layout
+from outrider.engines.trees import check_parents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,24 +41,6 @@ class DraftTree:
             children = {child for child, parent in enumerate(self.parents, 1) if parent == node}
             if set(offered) != children:
                 raise ValueError(f"the offers of node {node} must be its children")
-
-    @property
-    def depths(self) -> IntArray:
-        """[N + 1] int64, the root's is 0."""
-        return tree_layout(self.parents).depths
-
-    @property
-    def ancestors(self) -> BoolArray:
-        """[N + 1, N + 1] bool: (i, j) where node j is i or stands above it."""
-        return tree_layout(self.parents).ancestors
-
-    def positions(self, num_committed: int) -> IntArray:
-        """[N + 1] int64 places in the sequence; the root is the last of ``num_committed`` tokens."""
-        return num_committed - 1 + self.depths
-
-    def tokens_of(self, path: Sequence[int]) -> tuple[int, ...]:
-        """Ids of nodes other than the root."""
-        return tuple(self.tokens[node - 1] for node in path)
 
 
 class TreeBuilder:
@@ -102,36 +83,6 @@ class TreeBuilder:
     def child(self, parent: int, token: int) -> int | None:
         """The child of ``parent`` that holds ``token``; None where there is none."""
         return self._children.get((parent, token))
-
-
-def merge_chains(chains: Sequence[Sequence[int]], *, max_nodes: int | None = None) -> DraftTree:
-    """The trie of several drafts behind one root: equal beginnings are computed once.
-
-    The first chain's nodes come first, so that of all paths the first keeps the bits of a chain (``engines.base`` I3)
-    and needs no moving.
-
-    Args:
-        chains: ids of each draft, likeliest first; for sampled chains the order they were drawn in.
-        max_nodes: N at most; chains are cut where it is reached, first come first served.
-    """
-    tree = TreeBuilder()
-    candidates: list[list[int]] = [[]]
-    for chain in chains:
-        node = 0
-        for token in chain:
-            is_full = max_nodes is not None and len(tree.tokens) >= max_nodes
-            if is_full and tree.child(node, token) is None:
-                break
-            child = tree.add(node, token)
-            if child == len(candidates):
-                candidates.append([])
-            candidates[node].append(child)
-            node = child
-    return DraftTree(
-        tokens=tuple(tree.tokens),
-        parents=tuple(tree.parents),
-        candidates=tuple(map(tuple, candidates)),
-    )
 
 
 def pruned(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
 from outrider.engines.base import Engine, step_value
@@ -32,7 +31,6 @@ class Need(StrEnum):
 
     DRAFT_MODEL = "draft model"
     DRAFT_TREES = "draft model that takes trees, and a sampler that keeps their laws"
-    HIDDEN_STATE = "hidden state"
     CORPUS = "corpus"
 
 
@@ -85,20 +83,6 @@ class DraftRow:
     max_nodes: int = 0
     node_cost: float | None = None
     is_adaptive: bool = False
-
-    def after(self, sampling: SamplingRow) -> DraftRow:
-        """The same row when tokens were committed since."""
-        return DraftRow(
-            sampling=sampling,
-            gamma=self.gamma,
-            num_computed=self.num_computed,
-            key=self.key,
-            scope=self.scope,
-            params=self.params,
-            max_nodes=self.max_nodes,
-            node_cost=self.node_cost,
-            is_adaptive=self.is_adaptive,
-        )
 
 
 @step_value
@@ -175,11 +159,6 @@ class DrafterParts:
     max_gamma: int = 8
     config: DraftingConfig = field(default_factory=DraftingConfig)
 
-    @property
-    def corpus(self) -> Path | None:
-        """Folder made by ``outrider datastore build``, if one is configured."""
-        return Path(self.config.datastore) if self.config.datastore else None
-
     def has(self, need: Need) -> bool:
         """Whether a need can be met here."""
         if need is Need.DRAFT_MODEL:
@@ -187,8 +166,7 @@ class DrafterParts:
         if need is Need.DRAFT_TREES:
             has_trees = self.draft is not None and self.draft.limits.max_tree_nodes > 1
             return has_trees and isinstance(self.sampler, CandidateSampler)
-        # Engines return logits only so far: hidden states are nobody's to give.
-        return need is Need.CORPUS and self.corpus is not None
+        return bool(self.config.datastore)
 
 
 class Proposer(Protocol):

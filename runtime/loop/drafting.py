@@ -147,7 +147,7 @@ def tell(
         if not drafters.traits(name).wants_outcomes:
             continue
         outcome = Outcome(
-            row=row.after(request.undrafted),
+            row=replace(row, sampling=request.undrafted),
             num_fed=len(row.sampling.history),
             draft_tokens=draft.tokens,
             num_accepted=verdict.num_accepted,
