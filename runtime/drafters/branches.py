@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeVar
 
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.tree import preorder
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Traits, least_prob
+from outrider.runtime.drafters.base import Draft, DraftRow, Traits, least_prob
 from outrider.runtime.drafters.chain import ChainDrafter
 
 S = TypeVar("S")
@@ -36,18 +37,12 @@ class Budget:
     min_prob: float
 
     @classmethod
-    def of_row(cls, row: DraftRow, *, max_nodes: int, min_prob: float) -> Self | None:
-        """Of a row's tree; None where the row takes a chain.
-
-        Args:
-            row: to draft for.
-            max_nodes: the server's bound.
-            min_prob: likewise, where nobody knows what a node costs.
-        """
-        max_nodes = min(row.max_nodes, max_nodes)
+    def of_row(cls, row: DraftRow, config: DraftingConfig) -> Self | None:
+        """Return the budget of a row's tree, by the server's settings; None where the row takes a chain."""
+        max_nodes = min(row.max_nodes, config.tree_nodes)
         if max_nodes == 0:
             return None
-        prob = min_prob if row.node_cost is None else least_prob(row.node_cost)
+        prob = config.min_node_prob if row.node_cost is None else least_prob(row.node_cost)
         return cls(max_depth=row.gamma, max_nodes=max_nodes, min_prob=prob)
 
 
@@ -102,18 +97,9 @@ def as_draft(
 
 
 class BranchingDrafter(ChainDrafter[S]):
-    """Base of drafters that propose trees where the row may carry one, and chains elsewhere.
-
-    Args:
-        parts: with the budget of trees.
-    """
+    """Base of drafters that propose trees where the row may carry one, and chains elsewhere."""
 
     traits: ClassVar[Traits] = Traits(is_guesser=True, proposes_trees=True)
-
-    def __init__(self, parts: DrafterParts | None = None) -> None:
-        super().__init__()
-        self._max_nodes = 0 if parts is None else parts.config.tree_nodes
-        self._min_prob = 1.0 if parts is None else parts.config.min_node_prob
 
     @abstractmethod
     def branch(
@@ -126,7 +112,7 @@ class BranchingDrafter(ChainDrafter[S]):
         return [self._draft(live[slot]) for slot in chosen]
 
     def _draft(self, row: DraftRow) -> Draft:
-        budget = Budget.of_row(row, max_nodes=self._max_nodes, min_prob=self._min_prob)
+        budget = Budget.of_row(row, self._config)
         if budget is None:
             return self.chain(row)
         return as_draft(*self.branch(self.state_of(row), budget, row.sampling.params.end_token_ids))

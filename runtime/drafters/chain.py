@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
-from outrider.runtime.drafters.base import Draft, DraftRow, Guesser, Outcome, Traits
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Guesser, Outcome, Traits
 
 S = TypeVar("S")
+
+DEFAULTS = DraftingConfig()
 
 
 class ChainDrafter(ABC, Generic[S]):
@@ -20,9 +23,15 @@ class ChainDrafter(ABC, Generic[S]):
 
     traits: ClassVar[Traits] = Traits(is_guesser=True)
 
-    def __init__(self) -> None:
+    def __init__(self, config: DraftingConfig = DEFAULTS) -> None:
+        self._config = config
         self._states: dict[str, S] = {}
         self._num_seen: dict[str, int] = {}
+
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Build it with the server's settings."""
+        return cls(parts.config)
 
     @abstractmethod
     def new_state(self, row: DraftRow) -> S:

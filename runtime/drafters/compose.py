@@ -130,16 +130,9 @@ class Drafters(Mapping[str, Proposer]):
             members = [(self[part.uncapped], part.most) for part in parts]
             return FallbackDrafter(members, share=self._parts.config.fallback_share)
         guesser = self._single.get(part.inner or "")
-        engine = self._parts.draft
-        if part.name != "model" or engine is None or not isinstance(guesser, Guesser):
+        if part.name != "model" or self._parts.draft is None or not isinstance(guesser, Guesser):
             raise KeyError(name)
-        return CascadeDrafter(
-            engine,
-            self._parts.sampler,
-            target_vocab_size=self._parts.vocab_size,
-            chunk=self._parts.chunk,
-            guesser=guesser,
-        )
+        return CascadeDrafter(self._parts, guesser)
 
 
 def _together(each: Sequence[Traits]) -> Traits:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outrider.engines.base import Engine, FloatArray, Span
-from outrider.engines.sampling.base import Sampler, SamplingRow
-from outrider.runtime.drafters.base import DraftRow, Guesser
+from outrider.engines.base import FloatArray, Span
+from outrider.engines.sampling.base import SamplingRow
+from outrider.runtime.drafters.base import DrafterParts, DraftRow, Guesser
 from outrider.runtime.drafters.model.model import ModelDrafter
 from outrider.runtime.drafters.model.speculated_guess import cut
 
@@ -27,20 +27,10 @@ class CascadeDrafter(ModelDrafter):
         guesser: continues contexts; its owner tells it of outcomes and ends.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        sampler: Sampler,
-        *,
-        target_vocab_size: int,
-        chunk: int,
-        guesser: Guesser,
-    ) -> None:
-        super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
+    def __init__(self, parts: DrafterParts, guesser: Guesser) -> None:
+        super().__init__(parts)
         self._guesser = guesser
-        self._num_known = min(engine.limits.vocab_size, target_vocab_size)
-        self.num_passes = 0
-        self.num_drafted = 0
+        self._num_known = min(self._limits.vocab_size, parts.vocab_size)
 
     def _draft_in_lockstep(
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
@@ -67,17 +57,10 @@ class CascadeDrafter(ModelDrafter):
                 last = drafted[slot][-1]
                 is_end = last in live[slot].sampling.params.end_token_ids
                 is_full = len(drafted[slot]) >= gammas[slot]
-                if not (
-                    is_full or is_end or self._is_enough(live[slot], drafted[slot], gammas[slot])
-                ):
+                if not is_full and not is_end:
                     following[slot] = (last,)
             missing = following
-        self.num_drafted += sum(len(tokens) for tokens in drafted.values())
         return drafted
-
-    def _is_enough(self, row: DraftRow, drafted: Sequence[int], gamma: int) -> bool:
-        """Whether a draft shorter than gamma is left as it is; never, unless a subclass says so."""
-        return False
 
     def _guess(
         self, row: DraftRow, drafted: list[int], gamma: int, num_fed: int
@@ -95,7 +78,6 @@ class CascadeDrafter(ModelDrafter):
         missing: dict[int, tuple[int, ...]],
         guesses: dict[int, tuple[int, ...]],
     ) -> FloatArray:
-        self.num_passes += 1
         return self._engine.extend(
             [
                 Span(

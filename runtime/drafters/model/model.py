@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from outrider.engines.base import Engine, Span, step_value
-from outrider.engines.sampling.base import ExactnessMode, Sampler
+from outrider.engines.base import Span, step_value
+from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.scheduler import alike_neighbours
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
 
@@ -42,22 +42,18 @@ class ModelDrafter:
     traits: ClassVar[Traits] = Traits(needs=frozenset({Need.DRAFT_MODEL}), is_sampled=True)
     max_shared_missing = MAX_SHARED_MISSING
 
-    def __init__(
-        self, engine: Engine, sampler: Sampler, *, target_vocab_size: int, chunk: int
-    ) -> None:
-        self._engine = engine
-        self._limits = engine.limits
-        self._sampler = sampler
-        self._target_vocab_size = target_vocab_size
-        self._chunk = min(chunk, engine.limits.max_extend)
+    def __init__(self, parts: DrafterParts) -> None:
+        assert parts.draft is not None, "offered only where there is a draft model"
+        self._engine = parts.draft
+        self._limits = parts.draft.limits
+        self._sampler = parts.sampler
+        self._target_vocab_size = parts.vocab_size
+        self._chunk = min(parts.chunk, self._limits.max_extend)
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """Over the bundle's draft model."""
-        assert parts.draft is not None, "offered only where there is a draft model"
-        return cls(
-            parts.draft, parts.sampler, target_vocab_size=parts.vocab_size, chunk=parts.chunk
-        )
+        """Draft with the bundle's draft model."""
+        return cls(parts)
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Draft for the chosen rows that are, or can be brought, up to date.

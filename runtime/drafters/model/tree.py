@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from outrider.engines.base import Engine, FloatArray, Span
+from outrider.engines.base import FloatArray, Span
 from outrider.engines.sampling.base import CandidateNode, CandidateSampler
 from outrider.engines.trees import chain_length
 from outrider.runtime.core.tree import DraftTree, preorder, preorder_places, preordered
@@ -101,55 +101,24 @@ class Growth:
 
 
 class TreeDrafter(ModelDrafter):
-    """Proposes a tree of what the draft model samples.
-
-    Args:
-        branching: candidates per node, by depth, where a request does not say.
-        is_without_replacement: how siblings are drawn.
-        max_nodes: tokens of a tree at most.
-        max_gamma: draft tokens of one path at most.
-    """
+    """Proposes a tree of what the draft model samples."""
 
     traits: ClassVar[Traits] = Traits(
         needs=frozenset({Need.DRAFT_MODEL, Need.DRAFT_TREES}), proposes_trees=True, is_sampled=True
     )
 
-    def __init__(
-        self,
-        engine: Engine,
-        sampler: CandidateSampler,
-        *,
-        target_vocab_size: int,
-        chunk: int,
-        branching: tuple[int, ...],
-        is_without_replacement: bool,
-        max_nodes: int,
-        max_gamma: int,
-    ) -> None:
-        super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
-        self._offering = sampler
-        self._branching = branching
-        self._is_without_replacement = is_without_replacement
-        limits = engine.limits
-        self._max_nodes = min(max_nodes, limits.max_tree_nodes - 1, limits.max_extend - 1)
-        # A path through side branches leaves the draft model all of its tokens to read.
-        self.max_shared_missing = max_gamma + 1
-
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """Over the bundle's draft model, with the server's shape of trees."""
-        assert parts.draft is not None, "offered only where there is a draft model"
-        assert isinstance(parts.sampler, CandidateSampler), "offered only where one keeps laws"
-        return cls(
-            parts.draft,
-            parts.sampler,
-            target_vocab_size=parts.vocab_size,
-            chunk=parts.chunk,
-            branching=parts.config.branching,
-            is_without_replacement=not parts.config.draws_with_replacement,
-            max_nodes=parts.config.tree_nodes,
-            max_gamma=parts.max_gamma,
+    def __init__(self, parts: DrafterParts) -> None:
+        super().__init__(parts)
+        assert isinstance(parts.sampler, CandidateSampler), "offered only where one keeps its probs"
+        self._candidates = parts.sampler
+        self._branching = parts.config.branching
+        self._is_without_replacement = not parts.config.draws_with_replacement
+        limits = self._limits
+        self._max_nodes = min(
+            parts.config.tree_nodes, limits.max_tree_nodes - 1, limits.max_extend - 1
         )
+        # A path through side branches leaves the draft model all of its tokens to read.
+        self.max_shared_missing = parts.max_gamma + 1
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """A tree, or a chain, per chosen slot that is, or can be brought, up to date.
@@ -255,7 +224,7 @@ class TreeDrafter(ModelDrafter):
                     node=node,
                     count=min(count, num_left),
                 )
-                drawn += self._offering.propose_children(
+                drawn += self._candidates.propose_children(
                     logits, [point], vocab_size=self._target_vocab_size
                 )
                 num_left -= len(set(drawn[-1]))

@@ -12,41 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
 
 from outrider.engines.base import Engine, FloatArray, Span
-from outrider.engines.sampling.base import ExactnessMode, Sampler, are_plain_greedy
-from outrider.runtime.core.drafting import DraftingConfig
+from outrider.engines.sampling.base import ExactnessMode, are_plain_greedy
 from outrider.runtime.core.tree import TreeBuilder
-from outrider.runtime.drafters.base import DraftRow
+from outrider.runtime.drafters.base import DrafterParts, DraftRow
 from outrider.runtime.drafters.model.speculated_guess import Guess, cut
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhraseState
 from outrider.runtime.drafters.phrases.window import LookaheadWindow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassSettings:
-    """How the draft model is run.
-
-    Attributes:
-        phrase_draft: whether phrases accelerate it; else one pass drafts one token.
-        draft_lenience: a phrase's token is drafted while the draft model finds it this many times
-            as likely as its own choice; 1 for its own choice alone.
-        draft_passes: passes after which a phrase is taken for the rest of a draft, where there is
-            one behind its last token.
-        draft_window: W of the window, where a request does not say; 0 for none.
-    """
-
-    phrase_draft: bool = True
-    draft_lenience: float = 0.3
-    draft_passes: int = 1
-    draft_window: int = 0
-
-    @classmethod
-    def of(cls, config: DraftingConfig) -> Self:
-        """Those of a server."""
-        return cls(**{one.name: getattr(config, one.name) for one in fields(cls)})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,22 +53,15 @@ class PhrasePasses:
         num_drafted: tokens they yielded.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        sampler: Sampler,
-        phrases: PhraseDrafter,
-        target_vocab_size: int,
-        settings: PassSettings,
-    ) -> None:
+    def __init__(self, engine: Engine, parts: DrafterParts, phrases: PhraseDrafter) -> None:
         self._engine = engine
         self._limits = engine.limits
-        self._sampler = sampler
+        self._sampler = parts.sampler
         self._phrases = phrases
-        self._target_vocab_size = target_vocab_size
-        self._num_known = min(engine.limits.vocab_size, target_vocab_size)
-        self._settings = settings
-        self._log_lenience = math.log(settings.draft_lenience)
+        self._target_vocab_size = parts.vocab_size
+        self._num_known = min(engine.limits.vocab_size, parts.vocab_size)
+        self._config = parts.config
+        self._log_lenience = math.log(parts.config.draft_lenience)
         self._windows: dict[str, LookaheadWindow] = {}
         self.num_passes = 0
         self.num_drafted = 0
@@ -122,7 +89,7 @@ class PhrasePasses:
             }
             logits = self._feed(computed, going, guesses)
             self._walk(going, logits, guesses)
-            is_enough = num_passes >= self._settings.draft_passes
+            is_enough = num_passes >= self._config.draft_passes
             following: dict[int, Turn] = {}
             for slot, turn in going.items():
                 self._learn(turn, guesses[slot], logits[slot])
@@ -157,7 +124,7 @@ class PhrasePasses:
         tree, limits = TreeBuilder(), self._limits
         # The pass itself adds a token behind the longest path.
         room = min(turn.gamma - len(turn.drafted) - 1, limits.max_extend - len(turn.fed))
-        if room > 0 and self._settings.phrase_draft:
+        if room > 0 and self._config.phrase_draft:
             budget = limits.max_tree_nodes - len(turn.fed)
             for chain in self._chains(turn, room):
                 if not tree.tokens or len(tree.tokens) + len(chain) <= budget:
@@ -177,7 +144,7 @@ class PhrasePasses:
         """Phrases that may follow, cut before anything the draft model does not know."""
         phrases, pool = self._phrases, turn.state.pool
         key = turn.drafted[-1] if turn.drafted else turn.state.tail[-1]
-        count = phrases.num_guesses if self._limits.max_tree_nodes else 1
+        count = self._config.num_phrases if self._limits.max_tree_nodes else 1
         found = pool.get(key, max(count, 1))
         if not found:
             return []
@@ -186,13 +153,13 @@ class PhrasePasses:
 
     def _window_of(self, turn: Turn) -> LookaheadWindow | None:
         """The row's window; None where none is asked for, or the engine takes no trees."""
-        if not self._limits.max_tree_nodes or not self._settings.phrase_draft:
+        if not self._limits.max_tree_nodes or not self._config.phrase_draft:
             return None
         row = turn.row
         found = self._windows.get(row.key)
         if found is None:
             asked, length = row.params.window, turn.state.phrase_length
-            width = self._settings.draft_window if asked is None else asked
+            width = self._config.draft_window if asked is None else asked
             if width and length > 1:
                 text = row.sampling.history.tolist()
                 found = LookaheadWindow.from_text(text, width=width, phrase_length=length)

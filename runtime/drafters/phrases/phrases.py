@@ -12,12 +12,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar, Self
+from typing import ClassVar
 
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.tree import TreeBuilder
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import Draft, DraftRow, Outcome, Traits
 from outrider.runtime.drafters.branches import as_draft
 from outrider.runtime.drafters.chain import ChainDrafter, cut_at_end
 from outrider.runtime.drafters.phrases.window import Phrase
@@ -133,32 +134,6 @@ class PhraseState:
     tail: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhraseSettings:
-    """What phrase drafters take from the server, where requests do not say.
-
-    Attributes:
-        phrase_length: B, tokens after the key token.
-        num_phrases: K, phrases tried beside each other.
-        pool_size: phrases of one key token.
-        pool_keys: key tokens of one pool.
-        max_scopes: pools.
-        harvests_rejected: whether rejected drafts are a source; else committed text alone is.
-    """
-
-    phrase_length: int = 4
-    num_phrases: int = 3
-    pool_size: int = 8
-    pool_keys: int = 16_384
-    max_scopes: int = 64
-    harvests_rejected: bool = True
-
-    @classmethod
-    def of(cls, parts: DrafterParts) -> Self:
-        """Those of a server."""
-        return cls(**{one.name: getattr(parts.config, one.name) for one in fields(cls)})
-
-
 class PhraseDrafter(ChainDrafter[PhraseState]):
     """Proposes the newest phrases after the last token, behind the end of the newest its own, and so on."""
 
@@ -166,37 +141,21 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         is_guesser=True, proposes_trees=True, num_choices=1, wants_outcomes=True
     )
 
-    def __init__(self, settings: PhraseSettings) -> None:
-        super().__init__()
-        self._settings = settings
+    def __init__(self, config: DraftingConfig) -> None:
+        super().__init__(config)
         self._pools = Scoped(
-            lambda: PhrasePool(pool_size=settings.pool_size, max_keys=settings.pool_keys),
-            max_scopes=settings.max_scopes,
+            lambda: PhrasePool(pool_size=config.pool_size, max_keys=config.pool_keys),
+            max_scopes=config.max_scopes,
         )
-
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """With the server's bounds."""
-        return cls(PhraseSettings.of(parts))
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """A trie of phrases, or the chain of the newest, per chosen slot."""
         return [self._draft(live[slot]) for slot in chosen]
 
-    @property
-    def harvests_rejected(self) -> bool:
-        """Whether verified drafts that were not committed are a source of phrases."""
-        return self._settings.harvests_rejected
-
-    @property
-    def num_guesses(self) -> int:
-        """Phrases that a draft model verifies beside each other in one pass."""
-        return self._settings.num_phrases
-
     def wanted(self, row: DraftRow) -> int:
         """K of a request; of rows that take no trees only the newest phrase fits."""
         asked = row.params.num_phrases
-        count = self._settings.num_phrases if asked is None else asked
+        count = self._config.num_phrases if asked is None else asked
         return count if row.max_nodes else min(count, 1)
 
     def chains(self, row: DraftRow) -> list[Phrase]:
@@ -218,7 +177,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
 
     def new_state(self, row: DraftRow) -> PhraseState:
         """The pool of the row's scope and phrase length, warm from the first step on."""
-        length = row.params.phrase_length or self._settings.phrase_length
+        length = row.params.phrase_length or self._config.phrase_length
         scope = None if row.scope is None else (row.scope, length)
         return PhraseState(self._pools.of(scope), length)
 
@@ -246,7 +205,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         """Harvest what was committed and, unless that is off, what was rejected."""
         for outcome in outcomes:
             state = self.state_of(outcome.row)
-            if self.harvests_rejected and outcome.choices:
+            if self._config.harvests_rejected and outcome.choices:
                 state.pool.put_all(matching_segments(outcome, state.phrase_length))
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from outrider.runtime.drafters.base import DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.drafters.base import DraftRow, Outcome, Traits
 from outrider.runtime.drafters.branches import BranchingDrafter, Budget, grow
 from outrider.runtime.drafters.scopes import Scoped
 
@@ -83,18 +84,9 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
         is_guesser=True, proposes_trees=True, num_choices=WIDTH, wants_outcomes=True
     )
 
-    def __init__(
-        self, *, min_prob: float, max_scopes: int, parts: DrafterParts | None = None
-    ) -> None:
-        super().__init__(parts)
-        self._min_chain_prob = min_prob
-        self._successors = Scoped(Successors, max_scopes=max_scopes)
-
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """With the server's threshold."""
-        config = parts.config
-        return cls(min_prob=config.min_prob, max_scopes=config.max_scopes, parts=parts)
+    def __init__(self, config: DraftingConfig) -> None:
+        super().__init__(config)
+        self._successors = Scoped(Successors, max_scopes=config.max_scopes)
 
     def new_state(self, row: DraftRow) -> RecyclingState:
         """The successors of the row's scope."""
@@ -115,7 +107,7 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
         while len(chain) < length and token in after:
             assert token is not None
             prob *= share[token]
-            if prob < self._min_chain_prob:
+            if prob < self._config.min_prob:
                 break
             token = after[token][0]
             chain.append(token)

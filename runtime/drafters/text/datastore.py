@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import DrafterParts, DraftRow, Need, Traits
 from outrider.runtime.drafters.branches import BranchingDrafter, Budget, grow
 from outrider.runtime.drafters.text.suffix_array import Datastore
@@ -29,33 +30,20 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
         needs=frozenset({Need.CORPUS}), is_guesser=True, proposes_trees=True
     )
 
-    def __init__(
-        self,
-        store: Datastore,
-        *,
-        min_match: int,
-        max_match: int,
-        parts: DrafterParts | None = None,
-    ) -> None:
-        super().__init__(parts)
+    def __init__(self, config: DraftingConfig, store: Datastore) -> None:
+        super().__init__(config)
         self._store = store
-        self._min_match = min_match
-        self._max_match = max_match
+        self._max_match = config.datastore_max_match
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """Over the server's datastore.
+        """Open the server's datastore.
 
         Raises:
             BundleError: it cannot be read, or was made for another vocabulary.
         """
-        config = parts.config
-        return cls(
-            Datastore.open(Path(config.datastore), vocab_size=parts.vocab_size),
-            min_match=config.lookup_min_ngram,
-            max_match=config.datastore_max_match,
-            parts=parts,
-        )
+        store = Datastore.open(Path(parts.config.datastore), vocab_size=parts.vocab_size)
+        return cls(parts.config, store)
 
     def new_state(self, row: DraftRow) -> list[int]:
         """No token yet."""
@@ -95,7 +83,9 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
     def _rows(self, context: list[int], length: int) -> list[list[int]]:
         """What followed occurrences of the context's longest known end; none for an unknown one."""
         size, found = self._store.longest_suffix(
-            context[-self._max_match :], shortest=self._min_match, longest=self._max_match
+            context[-self._max_match :],
+            shortest=self._config.lookup_min_ngram,
+            longest=self._max_match,
         )
         return continuations(self._store, found, size, length) if size else []
 

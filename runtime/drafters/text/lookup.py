@@ -13,6 +13,7 @@ import numpy as np
 from numba import int64, types
 from outrider.engines.base import IntArray
 from outrider.engines.jit import njit_exact
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from outrider.runtime.drafters.chain import guessed_chain
 
@@ -57,15 +58,13 @@ class LookupDrafter:
 
     traits: ClassVar[Traits] = Traits(is_guesser=True)
 
-    def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
-        self._min_ngram = min_ngram
-        self._max_ngram = max_ngram
+    def __init__(self, config: DraftingConfig) -> None:
+        self._shortest, self._longest = config.lookup_min_ngram, config.lookup_max_ngram
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
         """Build it with the server's n-gram lengths."""
-        config = parts.config
-        return cls(min_ngram=config.lookup_min_ngram, max_ngram=config.lookup_max_ngram)
+        return cls(parts.config)
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Copy a chain per chosen slot."""
@@ -74,7 +73,7 @@ class LookupDrafter:
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Copy from the most recent match of the longest suffix; see ``Guesser``."""
         history, behind = row.sampling.history, np.array(drafted, dtype=np.int64)
-        place, size = find(history, behind, self._min_ngram, self._max_ngram)
+        place, size = find(history, behind, self._shortest, self._longest)
         return tuple(history[place : place + length].tolist()) if size else ()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

@@ -9,9 +9,9 @@ followed in order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
-from outrider.runtime.drafters.base import DrafterParts, DraftRow
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.drafters.base import DraftRow
 from outrider.runtime.drafters.chain import ChainDrafter
 
 
@@ -33,15 +33,9 @@ class ReferenceState:
 class ReferenceDrafter(ChainDrafter[ReferenceState]):
     """Proposes continuations copied from the request's reference tokens."""
 
-    def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
-        super().__init__()
-        self._lengths = range(max_ngram, min_ngram - 1, -1)
-
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """With the server's n-gram lengths."""
-        config = parts.config
-        return cls(min_ngram=config.lookup_min_ngram, max_ngram=config.lookup_max_ngram)
+    def __init__(self, config: DraftingConfig) -> None:
+        super().__init__(config)
+        self._lengths = range(config.lookup_max_ngram, config.lookup_min_ngram - 1, -1)
 
     def new_state(self, row: DraftRow) -> ReferenceState:
         """The index of the reference, made once per request."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.drafters.base import Draft, DraftRow, Outcome, Traits
 from outrider.runtime.drafters.branches import BranchingDrafter, Budget, grow
 from outrider.runtime.drafters.chain import cut_at_end
 from outrider.runtime.drafters.scopes import Scoped
@@ -72,30 +73,11 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
 
     traits: ClassVar[Traits] = Traits(is_guesser=True, proposes_trees=True, wants_outcomes=True)
 
-    def __init__(
-        self,
-        *,
-        factor: float,
-        min_prob: float,
-        max_tokens: int,
-        max_scopes: int,
-        parts: DrafterParts | None = None,
-    ) -> None:
-        super().__init__(parts)
-        self._factor = factor
-        self._min_chain_prob = min_prob
-        self._histories = Scoped(lambda: AnswerHistory(max_tokens), max_scopes=max_scopes)
-
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """Build it with the server's thresholds and bounds."""
-        config = parts.config
-        return cls(
-            factor=config.suffix_factor,
-            min_prob=config.min_prob,
-            max_tokens=config.max_history_tokens,
-            max_scopes=config.max_scopes,
-            parts=parts,
+    def __init__(self, config: DraftingConfig) -> None:
+        super().__init__(config)
+        self._factor = config.suffix_factor
+        self._histories = Scoped(
+            lambda: AnswerHistory(config.max_history_tokens), max_scopes=config.max_scopes
         )
 
     def new_state(self, row: DraftRow) -> SuffixState:
@@ -108,12 +90,12 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
 
     def extend(self, state: SuffixState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Return the best continuation of the request's own text and its scope's answers."""
-        found = self._best(state, drafted, length, self._min_chain_prob)[1]
+        found = self._best(state, drafted, length, self._config.min_prob)[1]
         return tuple(found.tokens.tolist())
 
     def chain(self, row: DraftRow) -> Draft:
         """Return the best continuation, with its score."""
-        _, found = self._best(self.state_of(row), (), row.gamma, self._min_chain_prob)
+        _, found = self._best(self.state_of(row), (), row.gamma, self._config.min_prob)
         tokens = cut_at_end(tuple(found.tokens.tolist()), row.sampling.params.end_token_ids)
         return Draft(tokens=tokens, expected=min(found.score, float(len(tokens))))
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.engines.base import BundleError
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.phrases.recycling import RecyclingDrafter
 from outrider.runtime.drafters.scopes import Scoped
 from outrider.runtime.drafters.text import automaton_loops as loops
@@ -31,7 +32,7 @@ TEXTS = st.lists(st.integers(0, 2), max_size=40)
 
 
 def reference() -> ReferenceDrafter:
-    return ReferenceDrafter(min_ngram=2, max_ngram=4)
+    return ReferenceDrafter(DraftingConfig(lookup_min_ngram=2, lookup_max_ngram=4))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_the_hand_example_of_retrieval(tmp_path: Path) -> None:
     assert sorted(store.suffixes[found.start : found.stop].tolist()) == [0, 3, 6]
     rows = sorted(continuations(store, found, 2, 2))
     assert rows == [[3, 1], [3, 10], [4, 1]]
-    drafter = DatastoreDrafter(store, min_match=2, max_match=16)
+    drafter = DatastoreDrafter(DraftingConfig(lookup_min_ngram=2, datastore_max_match=16), store)
     assert draft(drafter, [7, 1, 2], gamma=1) == (3,)
     assert draft(drafter, [7, 1, 2], gamma=2, key="b") == (3, 1)
     assert draft(drafter, [9, 9], key="c") == ()
@@ -278,7 +279,9 @@ def test_room_grows_with_the_texts_and_is_never_overrun() -> None:
 
 
 def suffix_drafter(min_prob: float, answers: list[list[int]]) -> SuffixDrafter:
-    drafter = SuffixDrafter(factor=1.0, min_prob=min_prob, max_tokens=1000, max_scopes=2)
+    drafter = SuffixDrafter(
+        DraftingConfig(suffix_factor=1.0, min_prob=min_prob, max_history_tokens=1000, max_scopes=2)
+    )
     for answer in answers:
         drafter._histories.of("s").add(answer)
     return drafter
@@ -343,7 +346,7 @@ def test_the_history_of_answers_is_bounded_and_survives_being_rebuilt() -> None:
 
 
 def test_the_hand_example_of_token_recycling() -> None:
-    drafter = RecyclingDrafter(min_prob=0.0, max_scopes=2)
+    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.0, max_scopes=2))
     successors = drafter._successors.of("s")
     successors.learn(5, (6, 7))
     successors.learn(6, (8, 9))
@@ -356,7 +359,7 @@ def test_the_hand_example_of_token_recycling() -> None:
 
 
 def test_recycled_chains_stop_where_successors_were_unstable() -> None:
-    drafter = RecyclingDrafter(min_prob=0.3, max_scopes=2)
+    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.3, max_scopes=2))
     successors = drafter._successors.of("s")
     for _ in range(9):
         successors.learn(5, (6,))
@@ -387,8 +390,13 @@ def test_scopes_are_bounded_and_separate() -> None:
 def drafters(tmp_path: Path) -> list[object]:
     return [
         NgramDrafter(order=3, min_prob=0.0),
-        DatastoreDrafter(store_of(tmp_path, [0, 1, 2, 3, 4, 5, 6]), min_match=2, max_match=8),
-        SuffixDrafter(factor=4.0, min_prob=0.1, max_tokens=99, max_scopes=1),
+        DatastoreDrafter(
+            DraftingConfig(lookup_min_ngram=2, datastore_max_match=8),
+            store_of(tmp_path, [0, 1, 2, 3, 4, 5, 6]),
+        ),
+        SuffixDrafter(
+            DraftingConfig(suffix_factor=4.0, min_prob=0.1, max_history_tokens=99, max_scopes=1)
+        ),
         reference(),
     ]
 

@@ -125,7 +125,7 @@ class Claiming(SuccessorDrafter):
         ("absent = acme_bad:Nothing", "class Drafter: ..."),
         ("broken = acme_bad:Drafter", "raise RuntimeError"),
         ("shapeless = acme_bad:Drafter", "class Drafter: ..."),
-        ("unbuilt = acme_bad:SuccessorDrafter", documented_example().replace("cls()", "cls(1)")),
+        ("unbuilt = acme_bad:SuccessorDrafter", documented_example().replace("cls()", "cls(1, 2)")),
     ],
 )
 def test_a_package_that_is_no_drafter_is_refused_at_start(

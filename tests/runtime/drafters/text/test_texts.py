@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import DraftRow, Outcome
 from outrider.runtime.drafters.text.automaton import ROOT, SuffixAutomaton
 from outrider.runtime.drafters.text.history import AnswerHistory
@@ -116,7 +117,11 @@ def test_suffix_drafts_are_those_of_each_text_alone(seed: int) -> None:
     """Requests of two tenants come, are drafted for or not, and end; a short history is rebuilt now and then."""
     numbers = np.random.default_rng(seed)
     factor, min_prob, max_tokens = 2.0, 0.1, (60, 10_000)[seed % 2]
-    drafter = SuffixDrafter(factor=factor, min_prob=min_prob, max_tokens=max_tokens, max_scopes=4)
+    drafter = SuffixDrafter(
+        DraftingConfig(
+            suffix_factor=factor, min_prob=min_prob, max_history_tokens=max_tokens, max_scopes=4
+        )
+    )
     slow, live, num_drafted, num_shared = SlowDrafter(max_tokens), [], 0, 0
     for step in range(300):
         if len(live) < 10 and numbers.random() < 0.3:
@@ -151,7 +156,9 @@ def test_suffix_drafts_are_those_of_each_text_alone(seed: int) -> None:
 
 
 def test_a_text_alone_is_continued_by_counting() -> None:
-    drafter = SuffixDrafter(factor=1.0, min_prob=0.1, max_tokens=100, max_scopes=1)
+    drafter = SuffixDrafter(
+        DraftingConfig(suffix_factor=1.0, min_prob=0.1, max_history_tokens=100, max_scopes=1)
+    )
     numbers = np.random.default_rng(1)
     texts = [OneText(f"{i}", numbers.integers(0, 3, 20).tolist()) for i in range(9)]
     for _ in range(4):
@@ -164,7 +171,7 @@ def test_a_text_alone_is_continued_by_counting() -> None:
 
 def test_lookup_finds_in_many_texts_what_a_plain_search_finds() -> None:
     numbers = np.random.default_rng(2)
-    drafter = LookupDrafter(min_ngram=2, max_ngram=4)
+    drafter = LookupDrafter(DraftingConfig(lookup_min_ngram=2, lookup_max_ngram=4))
     texts = [OneText(f"{i}", numbers.integers(0, 7, 1 + 9 * i).tolist()) for i in range(9)]
     lengths = list(range(1, 10))
     for _ in range(30):
@@ -177,7 +184,9 @@ def test_lookup_finds_in_many_texts_what_a_plain_search_finds() -> None:
 
 def test_earlier_answers_are_proposed_within_the_scope_alone() -> None:
     for scope, expected in (("a", (3, 4)), ("b", ()), (None, ())):
-        drafter = SuffixDrafter(factor=1.0, min_prob=0.1, max_tokens=100, max_scopes=4)
+        drafter = SuffixDrafter(
+            DraftingConfig(suffix_factor=1.0, min_prob=0.1, max_history_tokens=100, max_scopes=4)
+        )
         first = OneText("first", [9], tenant="a" if scope else None)
         continued(drafter, [first], [4])
         first.commit([1, 2, 3, 4])
