@@ -1,4 +1,4 @@
-"""What drafters that know several continuations share: a tree grown best first, within a budget.
+"""Trees of drafters that know several continuations: grown best first, within a budget.
 
 A node is worth its place where the chance that the target keeps it, as the drafter estimates it,
 exceeds what verifying one more token costs in plain steps; estimates steer speed alone, since nodes
@@ -47,14 +47,14 @@ class Budget:
 
 
 Followers = Callable[[P], Sequence[tuple[int, float, P]]]
-"""Place in a drafter's knowledge -> token, its estimated probability there, and the place behind it,
+"""From a place in a drafter's knowledge to each next token, its estimated probability and the place behind it,
 likeliest first."""
 
 
 def grow(
     start: P, followers: Followers[P], budget: Budget, ends: Collection[int] = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tokens and parents of the likeliest nodes, the path of first children standing first.
+    """Return tokens and parents of the likeliest nodes, the path of first children first.
 
     Nodes are taken by (probability descending, depth ascending, order of discovery), which keeps a
     parent before its children also where a child is certain. Nothing follows an end token.
@@ -91,7 +91,7 @@ def grow(
 def as_draft(
     tokens: tuple[int, ...], parents: tuple[int, ...], num_computed: int | None = None
 ) -> Draft:
-    """A tree of point masses as a draft; one without branches is a chain, and verified as one."""
+    """Return a tree of point masses as a draft; one without branches is a chain, and verified as one."""
     is_chain = parents == tuple(range(len(parents)))
     return Draft(tokens=tokens, parents=None if is_chain else parents, num_computed=num_computed)
 
@@ -105,10 +105,10 @@ class BranchingDrafter(ChainDrafter[S]):
     def branch(
         self, state: S, budget: Budget, ends: Collection[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens and parents of a tree behind the committed tokens."""
+        """Return tokens and parents of a tree behind the committed tokens."""
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A tree, or a guessed chain, per chosen slot."""
+        """Propose a tree, or a guessed chain, per chosen slot."""
         return [self._draft(live[slot]) for slot in chosen]
 
     def _draft(self, row: DraftRow) -> Draft:

@@ -1,7 +1,7 @@
-"""What drafters of point-mass chains share: state per request, fed with each committed token once.
+"""Base of drafters of point-mass chains: a state per request, fed with each committed token once.
 
-A subclass says what its state is, how tokens enter it and how it continues a context; everything
-else (catching up, cutting at end tokens, forgetting) is here.
+A subclass defines its state, how tokens enter it and how it continues a context. Catching up, cutting at end tokens and
+forgetting are here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChainDrafter(ABC, Generic[S]):
 
     @abstractmethod
     def new_state(self, row: DraftRow) -> S:
-        """State of a request that was just seen for the first time."""
+        """Return the state of a request that is seen for the first time."""
 
     @abstractmethod
     def push(self, state: S, tokens: list[int]) -> None:
@@ -43,10 +43,10 @@ class ChainDrafter(ABC, Generic[S]):
 
     @abstractmethod
     def extend(self, state: S, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """At most ``length`` >= 1 tokens that may follow the committed tokens and ``drafted``."""
+        """Return at most ``length`` >= 1 tokens that may follow the committed tokens and ``drafted``."""
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A guessed chain per chosen slot."""
+        """Propose a guessed chain per chosen slot."""
         return [self.chain(live[slot]) for slot in chosen]
 
     def chain(self, row: DraftRow) -> Draft:
@@ -58,7 +58,7 @@ class ChainDrafter(ABC, Generic[S]):
         return self.extend(self.state_of(row), drafted, length)
 
     def state_of(self, row: DraftRow) -> S:
-        """The row's state, up to date with its committed tokens."""
+        """Return the row's state, up to date with its committed tokens."""
         key, history = row.key, row.sampling.history
         state = self._states.get(key)
         if state is None:
@@ -86,7 +86,7 @@ def guessed_chain(guesser: Guesser, row: DraftRow) -> Draft:
 
 
 def cut_at_end(tokens: tuple[int, ...], end_token_ids: Collection[int]) -> tuple[int, ...]:
-    """Tokens up to and with the first end token."""
+    """Return tokens up to and with the first end token."""
     for end in end_token_ids:
         if end in tokens:
             tokens = tokens[: tokens.index(end) + 1]

@@ -1,11 +1,9 @@
 """A cascade: the draft model's own drafting is speculated on by a cheaper drafter.
 
-The guesser continues the context, the draft model is fed the guess in one pass, and each draft
-token is drawn once from the draft model's own law; the pass is used up to the first draw that
-differs from the guess, and that draw is kept. So the chain is the one the draft model would have
-drafted alone, token for token under the same noise, with the same rows of probabilities kept by the
-sampler: whatever verification does with a draft of the model stays exact (inner sample and match is
-exact with respect to the draft model's law, and a position exists whatever its noise was).
+The guesser continues the context and the draft model is fed the guess in one pass. Each draft token is drawn once from
+the draft model's own probabilities. The pass is used up to the first draw that differs from the guess, and that draw is
+kept. So the chain is the one the draft model would have drafted alone, token for token under the same noise, and the
+sampler keeps the same rows of probabilities. Verification is therefore as exact as for a draft of the model.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from outrider.runtime.drafters.model.speculated_guess import cut
 
 
 class CascadeDrafter(ModelDrafter):
-    """Proposes what the draft model would say, in fewer passes of it.
+    """Proposes the draft model's chain, in fewer passes of it.
 
     Args:
-        guesser: continues contexts; its owner tells it of outcomes and ends.
+        guesser: continues contexts; its owner gives it outcomes and ends.
     """
 
     def __init__(self, parts: DrafterParts, guesser: Guesser) -> None:
@@ -65,7 +63,7 @@ class CascadeDrafter(ModelDrafter):
     def _guess(
         self, row: DraftRow, drafted: list[int], gamma: int, num_fed: int
     ) -> tuple[int, ...]:
-        """Leave room for the token that the pass itself adds; the last one needs no guess."""
+        """Return the guess, with room left for the token that the pass itself adds."""
         room = min(gamma - len(drafted) - 1, self._limits.max_extend - num_fed)
         if room < 1:
             return ()
@@ -97,7 +95,7 @@ class CascadeDrafter(ModelDrafter):
         guesses: dict[int, tuple[int, ...]],
         drafted: dict[int, list[int]],
     ) -> dict[int, int]:
-        """Draw from each column while the draws equal the guess; how many of the guess did."""
+        """Draw from each column while the draws equal the guess; return by slot how many did."""
         num_matched = dict.fromkeys(guesses, 0)
         going = list(guesses)
         column = 0

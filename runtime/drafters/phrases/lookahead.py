@@ -84,7 +84,7 @@ class LookaheadDrafter(PhraseDrafter):
         return draft
 
     def _window_of(self, row: DraftRow) -> LookaheadWindow | None:
-        """The row's window, as wide as its drafts are deep at most; None where there is none."""
+        """Return the row's window, as wide as its drafts are deep at most; None where there is none."""
         found = self._windows.get(row.key)
         if found is not None:
             return found

@@ -72,7 +72,7 @@ class OuroborosDrafter(ModelDrafter):
         self._tried: dict[str, Tried] = {}
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """The model's chains, lengthened.
+        """Propose the model's chains, lengthened.
 
         Raises:
             EngineError: the draft model failed; its caches of all live slots are undefined.
@@ -86,7 +86,7 @@ class OuroborosDrafter(ModelDrafter):
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Harvest, and correct the phrases that were reached."""
+        """Add phrases from outcomes, and correct those that were reached."""
         self._phrases.observe(outcomes)
         if not self._config.harvests_rejected:
             return
@@ -138,7 +138,7 @@ class OuroborosDrafter(ModelDrafter):
     def _branched(
         self, row: DraftRow, draft: Draft, pool: PhrasePool, phrases: Sequence[Phrase]
     ) -> Draft:
-        """The draft with all phrases behind it, and some behind the last committed token."""
+        """Return the draft with all phrases behind it, and some behind the last committed token."""
         tree, ends, drafted = TreeBuilder(), row.sampling.params.end_token_ids, draft.tokens
         tree.add_chain(drafted)
         for phrase in phrases:
@@ -150,7 +150,7 @@ class OuroborosDrafter(ModelDrafter):
 
 
 def _speaking_greedily(row: DraftRow) -> DraftRow:
-    """The row under which the draft model drafts: greedy, unless noise is shared with the target."""
+    """Return the row under which the draft model drafts: greedy, unless noise is shared with the target."""
     sampling = row.sampling
     if sampling.params.is_greedy or sampling.mode is ExactnessMode.SEED_STABLE:
         return row

@@ -113,14 +113,14 @@ class PhrasePasses:
         )
 
     def _goes_on(self, turn: Turn, is_enough: bool) -> bool:
-        """Until the draft is full, or enough passes were made and a phrase goes on from here."""
+        """Return whether another pass follows: the draft is not full, and passes or phrases are too few."""
         last = turn.drafted[-1]
         if len(turn.drafted) >= turn.gamma or last in turn.ends:
             return False
         return not (is_enough and turn.state.pool.get(last, self._phrases.wanted(turn.row)))
 
     def _guess(self, turn: Turn, num_fed: int) -> Guess:
-        """What the next pass verifies behind the first ``num_fed`` tokens of the row."""
+        """Return the guess of the next pass behind the first ``num_fed`` tokens of the row."""
         tree, limits = TreeBuilder(), self._limits
         # The pass itself adds a token behind the longest path.
         room = min(turn.gamma - len(turn.drafted) - 1, limits.max_extend - len(turn.fed))
@@ -141,7 +141,7 @@ class PhrasePasses:
         return Guess(tree, num_nodes, window, tuple(window.place(tree)))
 
     def _chains(self, turn: Turn, room: int) -> list[tuple[int, ...]]:
-        """Phrases that may follow, cut before anything the draft model does not know."""
+        """Return phrases that may follow, cut before anything the draft model does not know."""
         phrases, pool = self._phrases, turn.state.pool
         key = turn.drafted[-1] if turn.drafted else turn.state.tail[-1]
         count = self._config.num_phrases if self._limits.max_tree_nodes else 1
@@ -152,7 +152,7 @@ class PhrasePasses:
         return [cut(chain[:room], self._num_known, turn.ends) for chain in found]
 
     def _window_of(self, turn: Turn) -> LookaheadWindow | None:
-        """The row's window; None where none is asked for, or the engine takes no trees."""
+        """Return the row's window; None where none is asked for, or the engine takes no trees."""
         if not self._limits.max_tree_nodes or not self._config.phrase_draft:
             return None
         row = turn.row
@@ -169,7 +169,7 @@ class PhrasePasses:
     def _feed(
         self, computed: Sequence[int], going: Mapping[int, Turn], guesses: Mapping[int, Guess]
     ) -> FloatArray:
-        """Logits [B, R, V]; column n of a row follows node n of its guess, 0 being the root."""
+        """Return logits [B, R, V]; column n of a row follows node n of its guess, 0 being the root."""
         self.num_passes += 1
         return self._engine.extend(
             [
@@ -183,7 +183,7 @@ class PhrasePasses:
     def _walk(
         self, turns: Mapping[int, Turn], logits: FloatArray, guesses: Mapping[int, Guess]
     ) -> None:
-        """Append what the draft model says, node by node, and note the nodes of each guess it went through."""
+        """Append the draft model's tokens, node by node, and note the nodes of each guess it went through."""
         is_greedy = are_plain_greedy([turn.row.sampling for turn in turns.values()])
         for turn in turns.values():
             turn.path = []
@@ -219,7 +219,7 @@ class PhrasePasses:
         slots: Sequence[int],
         nodes: Sequence[int],
     ) -> list[int]:
-        """The draft model's token behind one node of each slot."""
+        """Draw the draft model's token behind one node of each slot."""
         # Slots and nodes as two lists of indices gather one row of logits per slot.
         here = logits[slots, nodes]
         asked = [
@@ -229,7 +229,7 @@ class PhrasePasses:
         return self._sampler.propose(here[:, None], asked, vocab_size=self._target_vocab_size)
 
     def _settled(self, turn: Turn, guess: Guess, node: int, logits: FloatArray, drawn: int) -> int:
-        """The token drafted where no phrase has the draw: that, unless a phrase has one nearly as likely."""
+        """Return the token drafted where no phrase has the draw: a phrase's if nearly as likely, else the draw."""
         if self._log_lenience == 0.0:
             return drawn
         row = turn.row.sampling

@@ -61,7 +61,7 @@ class PhrasePool:
                     pool.popitem(last=False)
 
     def get(self, key: int, count: int) -> list[Phrase]:
-        """At most ``count`` phrases, newest first."""
+        """Return at most ``count`` phrases, newest first."""
         with self._lock:
             held = self._phrases.get(key)
             return list(islice(reversed(held), count)) if held else []
@@ -73,13 +73,13 @@ class PhrasePool:
         self.put(key, new)
 
     def __len__(self) -> int:
-        """Phrases held."""
+        """Return the number of phrases held."""
         with self._lock:
             return sum(map(len, self._phrases.values()))
 
 
 def matching_segments(outcome: Outcome, length: int) -> Iterator[tuple[int, Phrase]]:
-    """Keys and phrases from the nodes of a draft that were not kept (rule H1).
+    """Find keys and phrases at the nodes of a draft that were not kept (rule H1).
 
     Behind a node's token comes the target's choice there; as long as the draft goes on with that
     very token, the target's choice behind it comes next. Only whole phrases count.
@@ -102,13 +102,13 @@ def matching_segments(outcome: Outcome, length: int) -> Iterator[tuple[int, Phra
 
 
 def windows(tokens: Sequence[int], length: int) -> Iterator[tuple[int, Phrase]]:
-    """Every token of a text with the ``length`` tokens after it (rule H3)."""
+    """Yield every token of a text with the ``length`` tokens after it (rule H3)."""
     for start in range(len(tokens) - length):
         yield tokens[start], tuple(tokens[start + 1 : start + 1 + length])
 
 
 def corrected(outcome: Outcome, root: int, phrase: Phrase) -> Phrase | None:
-    """What the target says in the place of a phrase tried behind node ``root`` (rule H2).
+    """Return the target's own tokens in the place of a phrase tried behind node ``root`` (rule H2).
 
     Returns:
         Its choice behind the root and behind each of the phrase's tokens but the last; None if not
@@ -149,17 +149,17 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         )
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A trie of phrases, or the chain of the newest, per chosen slot."""
+        """Propose a trie of phrases, or the chain of the newest, per chosen slot."""
         return [self._draft(live[slot]) for slot in chosen]
 
     def wanted(self, row: DraftRow) -> int:
-        """K of a request; of rows that take no trees only the newest phrase fits."""
+        """Return K of a request; at most 1 for rows that take no trees."""
         asked = row.params.num_phrases
         count = self._config.num_phrases if asked is None else asked
         return count if row.max_nodes else min(count, 1)
 
     def chains(self, row: DraftRow) -> list[Phrase]:
-        """Phrases behind the last token, newest first; the newest goes on to the draft's full depth."""
+        """Return phrases behind the last token, newest first; the newest goes on to the draft's full depth."""
         state, ends = self.state_of(row), row.sampling.params.end_token_ids
         found = state.pool.get(state.tail[-1], max(self.wanted(row), 1))
         if found:
@@ -176,7 +176,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         return as_draft(tuple(tree.tokens), tuple(tree.parents))
 
     def new_state(self, row: DraftRow) -> PhraseState:
-        """The pool of the row's scope and phrase length, warm from the first step on."""
+        """Return a state on the pool of the row's scope and phrase length."""
         length = row.params.phrase_length or self._config.phrase_length
         scope = None if row.scope is None else (row.scope, length)
         return PhraseState(self._pools.of(scope), length)
@@ -188,12 +188,12 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         del state.tail[: -state.phrase_length]
 
     def extend(self, state: PhraseState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """Phrases end to end."""
+        """Return phrases end to end."""
         found = state.pool.get(drafted[-1] if drafted else state.tail[-1], 1)
         return self.continued(state, found[0], length)[:length] if found else ()
 
     def continued(self, state: PhraseState, phrase: Phrase, length: int) -> Phrase:
-        """A phrase with those behind its end, ``length`` tokens or more where there are as many."""
+        """Return a phrase with those behind its end, ``length`` tokens or more where there are as many."""
         while len(phrase) < length:
             found = state.pool.get(phrase[-1], 1)
             if not found:
@@ -202,7 +202,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         return phrase
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Harvest what was committed and, unless that is off, what was rejected."""
+        """Take phrases from committed tokens and, unless that is off, from rejected ones."""
         for outcome in outcomes:
             state = self.state_of(outcome.row)
             if self._config.harvests_rejected and outcome.choices:
@@ -210,7 +210,7 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
 
 
 def _children(outcome: Outcome) -> Callable[[int, int], int | None]:
-    """From a node and a token to the node's child that holds it; None where there is none."""
+    """Return a function from a node and a token to the node's child that holds it; None where there is none."""
     tokens, parents = outcome.draft_tokens, outcome.parents
     if parents is None:
         return lambda node, token: node + 1 if tokens[node : node + 1] == (token,) else None

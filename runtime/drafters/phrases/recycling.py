@@ -27,7 +27,7 @@ MEMORY = 0.75
 
 
 def _first_ranks() -> list[float]:
-    """What is assumed before anything was observed: each rank half as likely as the one before."""
+    """Return the counts assumed at first: each rank half as likely as the one before."""
     return [0.5**rank for rank in range(1, WIDTH + 2)]
 
 
@@ -46,7 +46,7 @@ class Successors:
     ranks: list[float] = field(default_factory=_first_ranks)
 
     def learn(self, token: int, choices: tuple[int, ...]) -> None:
-        """Replace what is known after a token."""
+        """Replace the known successors of a token."""
         known = self.after.get(token)
         if known is None:
             self.share[token] = FIRST_SHARE
@@ -57,7 +57,7 @@ class Successors:
         self.after[token] = choices
 
     def followers(self, token: int) -> list[tuple[int, float, int]]:
-        """What may follow a token and how likely that is; the last entry is where it leads."""
+        """Return tokens that may follow a token, their estimated probabilities, and the places behind them."""
         known = dict.fromkeys(self.after.get(token, ()))
         if not known:
             return []
@@ -89,17 +89,17 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
         self._successors = Scoped(Successors, max_scopes=config.max_scopes)
 
     def new_state(self, row: DraftRow) -> RecyclingState:
-        """The successors of the row's scope."""
+        """Return a state on the successors of the row's scope."""
         return RecyclingState(self._successors.of(row.scope))
 
     def push(self, state: RecyclingState, tokens: list[int]) -> None:
-        """Only the last token matters."""
+        """Keep the last token."""
         state.last = tokens[-1]
 
     def extend(
         self, state: RecyclingState, drafted: tuple[int, ...], length: int
     ) -> tuple[int, ...]:
-        """The likeliest successor of the last token, and of that one, and so on."""
+        """Return the likeliest successor of the last token, of that one, and so on."""
         after, share = state.successors.after, state.successors.share
         token = drafted[-1] if drafted else state.last
         chain: list[int] = []
@@ -116,7 +116,7 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
     def branch(
         self, state: RecyclingState, budget: Budget, ends: Collection[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The likeliest successors of the last token, and of those."""
+        """Return a tree of the likeliest successors of the last token, and of those."""
         if state.last is None:
             return (), ()
         return grow(state.last, state.successors.followers, budget, ends)

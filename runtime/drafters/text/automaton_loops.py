@@ -41,7 +41,7 @@ _FOUND = types.Tuple((_IDS, float64, int64, int64, int64))
 
 @njit_exact(int64(_TABLE, _LINE, int64, int64))
 def slot_of(edges: Table, slots: Table, state: int, token: int) -> int:
-    """Where the hash table has the edge of a state and a token, or would have it."""
+    """Return the slot of the edge of a state and a token, or the empty one it would take."""
     mixed = (state * 2_654_435_761) ^ (token * 2_246_822_519)
     at = (mixed ^ (mixed >> 17)) & (len(slots) - 1)
     while slots[at] >= 0:
@@ -54,7 +54,7 @@ def slot_of(edges: Table, slots: Table, state: int, token: int) -> int:
 
 @njit_exact(int64(_TABLE, _LINE, int64, int64))
 def follow(edges: Table, slots: Table, state: int, token: int) -> int:
-    """The state behind a state's token; -1 where nothing goes on so."""
+    """Return the state behind a state's token; -1 where there is none."""
     edge = slots[slot_of(edges, slots, state, token)]
     return int(edges[TO, edge]) if edge >= 0 else -1
 
@@ -63,7 +63,7 @@ def follow(edges: Table, slots: Table, state: int, token: int) -> int:
 def add_edge(
     states: Table, edges: Table, slots: Table, used: Ints, state: int, token: int, to: int
 ) -> None:
-    """Let a state go on by a token that it did not know."""
+    """Add an edge for a token that a state has none for."""
     edge = int(used[EDGES])
     if edge >= edges.shape[1]:
         raise IndexError
@@ -93,7 +93,7 @@ def count_up(states: Table, state: int, by: int) -> None:
 
 @njit_exact(int64(_TABLE, _IDS, int64, int64, int64))
 def add_state(states: Table, used: Ints, length: int, link: int, count: int) -> int:
-    """A state without edges."""
+    """Add a state without edges, and return it."""
     state = int(used[STATES])
     if state >= states.shape[1]:
         raise IndexError
@@ -127,7 +127,7 @@ def split(
 
 @njit_exact(int64(_TABLE, _TABLE, _LINE, _IDS, int64, _IDS))
 def append(states: Table, edges: Table, slots: Table, used: Ints, last: int, tokens: Ints) -> int:
-    """Extend the text whose whole is state ``last`` by tokens that there is room for; the new whole."""
+    """Extend the text whose whole is state ``last`` by tokens that there is room for; return the new whole."""
     for token in tokens:
         known = follow(edges, slots, last, token)
         if known >= 0:
@@ -165,7 +165,7 @@ def remove(states: Table, edges: Table, slots: Table, tokens: Ints) -> None:
 def advance(
     states: Table, edges: Table, slots: Table, state: int, matched: int, tokens: Ints
 ) -> tuple[int, int]:
-    """The longest known suffix after more tokens, as state and length, 0 for none.
+    """Return the longest known suffix after more tokens, as state and length, 0 for none.
 
     Later appends may have split the state of a match: it is the shorter part's then.
     """
@@ -187,7 +187,7 @@ def advance(
 
 @njit_exact(int64(_TABLE, _TABLE, int64))
 def likeliest(states: Table, edges: Table, state: int) -> int:
-    """Edge of the most frequent next token, ties by lower id; -1 at an end."""
+    """Return the edge of the most frequent next token, ties by lower id; -1 at an end."""
     best, greatest = -1, 0
     edge = states[FIRST, state]
     while edge >= 0:

@@ -46,7 +46,7 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
         return cls(parts.config, store)
 
     def new_state(self, row: DraftRow) -> list[int]:
-        """No token yet."""
+        """Return no tokens."""
         return []
 
     def push(self, state: list[int], tokens: list[int]) -> None:
@@ -55,13 +55,13 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
         del state[: -self._max_match]
 
     def extend(self, state: list[int], drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """The heaviest continuation of the longest match."""
+        """Return the heaviest continuation of the longest match."""
         return heaviest_chain(self._rows([*state, *drafted], length), self._store.vocab_size)
 
     def branch(
         self, state: list[int], budget: Budget, ends: Collection[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The heaviest prefixes of what followed the longest match."""
+        """Return a tree of the heaviest prefixes of what followed the longest match."""
         store, length = self._store, budget.max_depth
 
         def followers(
@@ -81,7 +81,7 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
         return grow((0, self._rows(state, length)), followers, budget, ends)
 
     def _rows(self, context: list[int], length: int) -> list[list[int]]:
-        """What followed occurrences of the context's longest known end; none for an unknown one."""
+        """Return the continuations of the context's longest known end; none for an unknown one."""
         size, found = self._store.longest_suffix(
             context[-self._max_match :],
             shortest=self._config.lookup_min_ngram,
@@ -91,18 +91,18 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
 
 
 def continuations(store: Datastore, found: range, skip: int, length: int) -> list[list[int]]:
-    """At most ``length`` tokens behind the first ``skip`` of each of ``MAX_MATCHES`` occurrences."""
+    """Return at most ``length`` tokens behind the first ``skip`` of each of ``MAX_MATCHES`` occurrences."""
     step = -(-len(found) // MAX_MATCHES)
     positions = store.suffixes[found.start : found.stop : step].astype(np.int64) + skip
     columns = positions[:, None] + np.arange(length)
     last = len(store.tokens) - 1
-    # The last token is a separator: whatever runs over the end ends there.
+    # The last token is a separator: a continuation that runs over the end stops there.
     gathered: list[list[int]] = store.tokens[np.minimum(columns, last)].tolist()
     return gathered
 
 
 def heaviest_chain(rows: list[list[int]], separator: int) -> tuple[int, ...]:
-    """At each depth the most frequent next token among the rows that agree so far, ties by id."""
+    """Return at each depth the most frequent next token among the rows that agree so far, ties by id."""
     chain: list[int] = []
     while rows and len(chain) < len(rows[0]):
         depth = len(chain)

@@ -38,7 +38,7 @@ class ReferenceDrafter(ChainDrafter[ReferenceState]):
         self._lengths = range(config.lookup_max_ngram, config.lookup_min_ngram - 1, -1)
 
     def new_state(self, row: DraftRow) -> ReferenceState:
-        """The index of the reference, made once per request."""
+        """Return the index of the reference, made once per request."""
         reference = row.params.reference_tokens
         ends: dict[tuple[int, ...], list[int]] = {}
         for length in self._lengths:
@@ -60,12 +60,12 @@ class ReferenceDrafter(ChainDrafter[ReferenceState]):
     def extend(
         self, state: ReferenceState, drafted: tuple[int, ...], length: int
     ) -> tuple[int, ...]:
-        """Copy what follows the match in the reference."""
+        """Copy the tokens that follow the match in the reference."""
         end = self._find(state, (*state.suffix, *drafted)[-self._lengths.start :])
         return state.reference[end : end + length] if end is not None else ()
 
     def _find(self, state: ReferenceState, suffix: tuple[int, ...]) -> int | None:
-        """The match of the longest suffix at or behind the place, else the last one before it."""
+        """Return the match of the longest suffix at or behind the place, else the last one before it."""
         for size in self._lengths:
             ends = state.ends.get(suffix[len(suffix) - size :]) if size <= len(suffix) else None
             if ends:
