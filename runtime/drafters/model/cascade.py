@@ -14,7 +14,7 @@ from dataclasses import replace
 from outrider.engines.base import FloatArray, Span
 from outrider.engines.sampling.base import SamplingRow
 from outrider.runtime.drafters.base import DrafterParts, DraftRow, Guesser
-from outrider.runtime.drafters.model.model import ModelDrafter
+from outrider.runtime.drafters.model.model import ModelDrafter, with_idle_slots
 from outrider.runtime.drafters.model.speculated_guess import cut
 
 
@@ -47,7 +47,16 @@ class CascadeDrafter(ModelDrafter):
                 slot: self._guess(live[slot], drafted[slot], gammas[slot], len(missing[slot]))
                 for slot in missing
             }
-            logits = self._feed(computed, missing, guesses)
+            spans = {
+                slot: Span(
+                    slot=slot,
+                    start=computed[slot],
+                    tokens=(*fed, *guesses[slot]),
+                    num_logits=len(guesses[slot]) + 1,
+                )
+                for slot, fed in missing.items()
+            }
+            logits = self._engine.extend(with_idle_slots(spans, computed))
             following: dict[int, tuple[int, ...]] = {}
             num_matched = self._draw(rows, logits, guesses, drafted)
             for slot, fed in missing.items():
@@ -69,24 +78,6 @@ class CascadeDrafter(ModelDrafter):
             return ()
         guess = self._guesser.guess(row, tuple(drafted), room)[:room]
         return cut(guess, self._num_known, row.sampling.params.end_token_ids)
-
-    def _feed(
-        self,
-        computed: Sequence[int],
-        missing: dict[int, tuple[int, ...]],
-        guesses: dict[int, tuple[int, ...]],
-    ) -> FloatArray:
-        return self._engine.extend(
-            [
-                Span(
-                    slot=slot,
-                    start=start,
-                    tokens=(*missing.get(slot, ()), *guesses.get(slot, ())),
-                    num_logits=len(guesses[slot]) + 1 if slot in missing else 0,
-                )
-                for slot, start in enumerate(computed)
-            ]
-        )
 
     def _draw(
         self,

@@ -180,6 +180,14 @@ def _spans(fed: Mapping[int, tuple[int, ...]], computed: Sequence[int]) -> list[
     return spans
 
 
+def with_idle_slots(spans: Mapping[int, Span], computed: Sequence[int]) -> list[Span]:
+    """Return the spans of all live slots: these by slot, and empty ones."""
+    return [
+        spans.get(slot, Span(slot=slot, start=start, tokens=(), num_logits=0))
+        for slot, start in enumerate(computed)
+    ]
+
+
 def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -> int:
     return len(live[slot].sampling.history) - computed[slot]
 

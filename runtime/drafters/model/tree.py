@@ -21,7 +21,12 @@ from outrider.engines.sampling.base import CandidateNode, CandidateSampler
 from outrider.engines.trees import chain_length
 from outrider.runtime.core.tree import DraftTree, preorder, preorder_places, preordered
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Traits
-from outrider.runtime.drafters.model.model import ModelDrafter, chain_draft, is_sampled
+from outrider.runtime.drafters.model.model import (
+    ModelDrafter,
+    chain_draft,
+    is_sampled,
+    with_idle_slots,
+)
 
 
 class Growth:
@@ -176,12 +181,7 @@ class TreeDrafter(ModelDrafter):
         }
         depth = 0
         while spans:
-            logits = self._engine.extend(
-                [
-                    spans.get(slot, Span(slot=slot, start=start, tokens=(), num_logits=0))
-                    for slot, start in enumerate(computed)
-                ]
-            )
+            logits = self._engine.extend(with_idle_slots(spans, computed))
             for slot, span in spans.items():
                 is_tree = span.parents is not None
                 length = chain_length(span.parents or ()) if is_tree else len(span.tokens)

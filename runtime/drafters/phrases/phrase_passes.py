@@ -14,10 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.engines.base import Engine, FloatArray, Span
+from outrider.engines.base import Engine, FloatArray
 from outrider.engines.sampling.base import ExactnessMode, are_plain_greedy
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.base import DrafterParts, DraftRow
+from outrider.runtime.drafters.model.model import with_idle_slots
 from outrider.runtime.drafters.model.speculated_guess import Guess, cut
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhraseState
 from outrider.runtime.drafters.phrases.window import LookaheadWindow
@@ -87,7 +88,13 @@ class PhrasePasses:
                 slot: self._guess(turn, computed[slot] + len(turn.fed))
                 for slot, turn in going.items()
             }
-            logits = self._feed(computed, going, guesses)
+            spans = {
+                slot: guesses[slot].span(slot, computed[slot], turn.fed)
+                for slot, turn in going.items()
+            }
+            self.num_passes += 1
+            # [B, R, V]; column n of a row follows node n of its guess, 0 being the root.
+            logits = self._engine.extend(with_idle_slots(spans, computed))
             self._walk(going, logits, guesses)
             is_enough = num_passes >= self._config.draft_passes
             following: dict[int, Turn] = {}
@@ -165,20 +172,6 @@ class PhrasePasses:
                 found = LookaheadWindow.from_text(text, width=width, phrase_length=length)
                 self._windows[row.key] = found
         return found
-
-    def _feed(
-        self, computed: Sequence[int], going: Mapping[int, Turn], guesses: Mapping[int, Guess]
-    ) -> FloatArray:
-        """Return logits [B, R, V]; column n of a row follows node n of its guess, 0 being the root."""
-        self.num_passes += 1
-        return self._engine.extend(
-            [
-                guesses[slot].span(slot, start, going[slot].fed)
-                if slot in going
-                else Span(slot=slot, start=start, tokens=(), num_logits=0)
-                for slot, start in enumerate(computed)
-            ]
-        )
 
     def _walk(
         self, turns: Mapping[int, Turn], logits: FloatArray, guesses: Mapping[int, Guess]

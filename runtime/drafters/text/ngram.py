@@ -130,9 +130,14 @@ class CorpusTable:
 
 
 class NgramDrafter(ChainDrafter[NgramTable]):
-    """Proposes the likeliest continuations by counts, backing off to shorter contexts."""
+    """Proposes the likeliest continuations by counts, backing off to shorter contexts.
+
+    Attributes:
+        fixed_order: of a baseline, which drafts without a threshold; None takes the server's order.
+    """
 
     traits: ClassVar[Traits] = Traits(is_guesser=True)
+    fixed_order: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -151,12 +156,17 @@ class NgramDrafter(ChainDrafter[NgramTable]):
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
         """Build it with the server's order, threshold and, where there is one, its corpus."""
-        config = parts.config
+        config, corpus = parts.config, None
+        order = cls.fixed_order or config.ngram_order
+        if parts.has(Need.CORPUS):
+            store = Datastore.open(Path(config.datastore), vocab_size=parts.vocab_size)
+            tokens = store.tokens.astype(np.int64)
+            corpus = CorpusTable(tokens, order=order, vocab_size=parts.vocab_size)
         return cls(
-            order=config.ngram_order,
-            min_prob=config.min_prob,
+            order=order,
+            min_prob=0.0 if cls.fixed_order else config.min_prob,
             max_contexts=config.max_ngrams,
-            corpus=_corpus_table(parts, config.ngram_order),
+            corpus=corpus,
         )
 
     def new_state(self, row: DraftRow) -> NgramTable:
@@ -196,30 +206,12 @@ class NgramDrafter(ChainDrafter[NgramTable]):
 
 
 class UnigramDrafter(NgramDrafter):
-    """Proposes the most frequent token, always."""
+    """Proposes the most frequent token, always: the paper's baseline."""
 
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """Build it without a threshold: the paper's baseline."""
-        return cls(order=1, min_prob=0.0, corpus=_corpus_table(parts, 1))
+    fixed_order = 1
 
 
 class BigramDrafter(NgramDrafter):
-    """Proposes what most often followed the last token, always."""
+    """Proposes what most often followed the last token, always: the paper's baseline."""
 
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """Build it without a threshold: the paper's baseline."""
-        return cls(
-            order=2,
-            min_prob=0.0,
-            max_contexts=parts.config.max_ngrams,
-            corpus=_corpus_table(parts, 2),
-        )
-
-
-def _corpus_table(parts: DrafterParts, order: int) -> CorpusTable | None:
-    if not parts.has(Need.CORPUS):
-        return None
-    store = Datastore.open(Path(parts.config.datastore), vocab_size=parts.vocab_size)
-    return CorpusTable(store.tokens.astype(np.int64), order=order, vocab_size=parts.vocab_size)
+    fixed_order = 2
