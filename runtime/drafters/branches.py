@@ -107,11 +107,8 @@ class BranchingDrafter(ChainDrafter[S]):
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return tokens and parents of a tree behind the committed tokens."""
 
-    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Propose a tree, or a guessed chain, per chosen slot."""
-        return [self._draft(live[slot]) for slot in chosen]
-
-    def _draft(self, row: DraftRow) -> Draft:
+    def draft(self, row: DraftRow) -> Draft:
+        """Return a tree, or a chain where the row takes no tree."""
         budget = Budget.of_row(row, self._config)
         if budget is None:
             return self.chain(row)

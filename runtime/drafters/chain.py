@@ -46,8 +46,12 @@ class ChainDrafter(ABC, Generic[S]):
         """Return at most ``length`` >= 1 tokens that may follow the committed tokens and ``drafted``."""
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Propose a guessed chain per chosen slot."""
-        return [self.chain(live[slot]) for slot in chosen]
+        """Propose a draft per chosen slot."""
+        return [self.draft(live[slot]) for slot in chosen]
+
+    def draft(self, row: DraftRow) -> Draft:
+        """Return a row's draft: a chain, unless a subclass makes trees."""
+        return self.chain(row)
 
     def chain(self, row: DraftRow) -> Draft:
         """Return what is guessed of a row, cut after its first end token."""

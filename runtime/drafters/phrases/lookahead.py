@@ -69,12 +69,13 @@ class LookaheadDrafter(PhraseDrafter):
         self._placed.pop(key, None)
         super().forget(key)
 
-    def _draft(self, row: DraftRow) -> Draft:
+    def draft(self, row: DraftRow) -> Draft:
+        """Return phrases of the pool, and the window beside them where the row has room."""
         self._placed.pop(row.key, None)
         # Rows that carry no trees have no room for one.
         window = self._window_of(row) if row.max_nodes else None
         if window is None or window.depth > row.gamma or window.num_nodes > row.max_nodes:
-            return super()._draft(row)
+            return super().draft(row)
         tree = TreeBuilder()
         for chain in self.chains(row):
             tree.add_chain(chain, max_nodes=row.max_nodes - window.num_nodes)

@@ -148,10 +148,6 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
             max_scopes=config.max_scopes,
         )
 
-    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Propose a trie of phrases, or the chain of the newest, per chosen slot."""
-        return [self._draft(live[slot]) for slot in chosen]
-
     def wanted(self, row: DraftRow) -> int:
         """Return K of a request; at most 1 for rows that take no trees."""
         asked = row.params.num_phrases
@@ -166,7 +162,8 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
             found[0] = self.continued(state, found[0], row.gamma)
         return [cut_at_end(chain[: row.gamma], ends) for chain in found]
 
-    def _draft(self, row: DraftRow) -> Draft:
+    def draft(self, row: DraftRow) -> Draft:
+        """Return a trie of phrases, or the chain of the newest."""
         chains = self.chains(row)
         if not row.max_nodes:
             return Draft(tokens=chains[0] if chains else ())

@@ -36,6 +36,7 @@ MAX_CANDIDATES = 6
 _TABLE, _LINE = int32[:, ::1], int32[::1]
 _IDS = int64[::1]
 _PLACE = types.UniTuple(int64, 2)
+_CHAIN = types.Tuple((int64, float64))
 _FOUND = types.Tuple((_IDS, float64, int64, int64, int64))
 
 
@@ -199,6 +200,41 @@ def likeliest(states: Table, edges: Table, state: int) -> int:
     return best
 
 
+@njit_exact(_CHAIN(_TABLE, _TABLE, int64, int64, int64, float64, _IDS))
+def likeliest_chain(
+    states: Table, edges: Table, at: int, total: int, length: int, min_prob: float, chain: Ints
+) -> tuple[int, float]:
+    """Write the likeliest continuation of a state, token by token.
+
+    Args:
+        states: [4, S].
+        edges: [4, E].
+        at: the state.
+        total: its occurrences that something may follow.
+        length: tokens at most.
+        min_prob: the chain ends where the product of its tokens' shares falls below.
+        chain: [L] int64 overwritten, L at least ``length``.
+
+    Returns:
+        Tokens written, and the sum of their estimated probabilities.
+    """
+    num, score, prob = 0, 0.0, 1.0
+    while num < length and total > 0:
+        edge = likeliest(states, edges, at)
+        if edge < 0:
+            break
+        at = edges[TO, edge]
+        count = states[COUNT, at]
+        prob *= min(count / total, 1.0)
+        if prob < min_prob:
+            break
+        chain[num] = edges[TOKEN, edge]
+        num += 1
+        score += prob
+        total = count
+    return num, score
+
+
 @njit_exact(_FOUND(_TABLE, _TABLE, _LINE, int64, int64, _IDS, boolean, int64, float64, float64))
 def continue_text(
     states: Table,
@@ -238,25 +274,11 @@ def continue_text(
             break
         budget = min(length, int(factor * matched + 1e-6))
         total = states[COUNT, state] - int(is_own_end)
-        first_total, at, num = total, state, 0
-        score, prob = 0.0, 1.0
-        while num < budget and total > 0:
-            edge = likeliest(states, edges, at)
-            if edge < 0:
-                break
-            at = edges[TO, edge]
-            count = states[COUNT, at]
-            prob *= min(count / total, 1.0)
-            if prob < min_prob:
-                break
-            chain[num] = edges[TOKEN, edge]
-            num += 1
-            score += prob
-            total = count
+        num, score = likeliest_chain(states, edges, state, total, budget, min_prob, chain)
         if score > best_score:
             best, chain = chain, best
             num_best, best_score = num, score
-            best_matched, best_state, best_total = matched, state, first_total
+            best_matched, best_state, best_total = matched, state, total
         state = states[LINK, state]
         matched = states[LENGTH, state]
     return best[:num_best], best_score, best_matched, best_state, best_total
