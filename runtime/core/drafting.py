@@ -27,7 +27,7 @@ MAX_PHRASE = 16
 MAX_WINDOW = 32
 """Columns of a lookahead window."""
 MAX_BRANCHING = 16
-"""Candidates of one node of a tree, and levels whose number is said."""
+"""Candidates of one node of a tree, and levels that have a number."""
 _CAP = re.compile("[1-9][0-9]{0,2}")
 BRANCHING_RULE = f"must be 1 to {MAX_BRANCHING} numbers in [1, {MAX_BRANCHING}]"
 
@@ -80,7 +80,7 @@ class DraftingConfig:
         branching: candidates drawn at the root of drafter tree's trees, at the nodes below it, and
             so on; deeper nodes have one each.
         draws_with_replacement: there, whether siblings are drawn independently, so that they may be
-            equal; else each is drawn from what the others left.
+            equal; else each is drawn without those before it.
         min_node_prob: chance of being kept, as its drafter estimates it, below which a node is left
             out of a tree; where step costs are known, what a node costs in plain steps instead.
         harvests_rejected: whether phrases may come from rejected drafts; else from committed text.

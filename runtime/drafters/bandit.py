@@ -23,7 +23,7 @@ EXPLORATION = 0.25
 
 @dataclass(slots=True)
 class _Arm:
-    """What is known of one drafter.
+    """Figures of one drafter.
 
     Attributes:
         tokens: emitted, fading.

@@ -3,7 +3,7 @@
 Row 0 holds W - 1 tokens, rows 1 .. B - 1 hold W each, B being the length of phrases (the source's N
 is B + 1). Token i of row 0 stands i + 1 places behind the last token; token i of row r >= 1 stands
 r + i places behind it and sees row 0 up to token i - 1, then its own column from row 1 down. So the
-window is a tree behind the last token, fed beside whatever else is verified:
+window is a tree behind the last token, fed beside the other draft tokens:
 
     last - R0[0] - R0[1] - ...           W = 3, B = 3: column i is R1[i], R2[i]
       |      |       |
