@@ -13,9 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
-from numba import types
 from numba.core.caching import FunctionCache
-from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,19 +36,6 @@ def _can_cache() -> bool:
 
 
 _CAN_CACHE = _can_cache()
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def pointer(_typing: Any, _address: Any) -> Any:
-    """Within compiled loops: a number as the address of an array, for ``numba.carray``.
-
-    So one call works on arrays of as many requests as there are. Whoever hands over an address keeps the array.
-    """
-
-    def convert(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
-
-    return types.voidptr(types.int64), convert
 
 
 def njit_fastmath(*signatures: object) -> Callable[[F], F]:
@@ -111,12 +96,3 @@ def _forget(function: Callable[..., Any]) -> bool:
         logger.warning("it stays there, and is compiled at every start: %s", error)
         return False
     return True
-
-
-_ITEMS = (types.int64[::1], types.int32[::1], types.int32[:, ::1])
-
-
-@njit_exact(*(types.int64(items) for items in _ITEMS))
-def address(array: Any) -> int:
-    """Where an array of integers is; right behind a model's pass numpy takes ten times as long to say so."""
-    return int(array.ctypes.data)

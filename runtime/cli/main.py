@@ -16,8 +16,12 @@ from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import offline as cli_offline
 from outrider.runtime.cli.entry import version
 from outrider.runtime.cli.refusals import refusals
-from outrider.runtime.core.drafting import AUTO_DRAFTERS, DraftingConfig, HistoryScope
-from outrider.runtime.core.drafting_settings import parse_settings
+from outrider.runtime.core.drafting import (
+    AUTO_DRAFTERS,
+    DraftingConfig,
+    HistoryScope,
+    parse_settings,
+)
 from outrider.runtime.core.errors import ConfigError
 
 app = typer.Typer(

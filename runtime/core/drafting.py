@@ -1,16 +1,15 @@
 """Settings of the drafters, and the grammar of their names.
 
-A name is one drafter ("lookup"), a model accelerated by a guesser ("model/lookup": the draft model's
-own drafting is speculated on by prompt lookup), or a chain of these ("suffix+model": the second is
-asked where the first proposes nothing, or expects little of what it proposes). ":NUMBER" behind a
-drafter is how many tokens it proposes at most, whatever gamma is ("suffix+model:3": long drafts where
-they cost nothing to make, short ones of the draft model).
+A name takes one of three forms. "lookup" is one drafter. "model/lookup" is a model accelerated by a guesser: prompt
+lookup speculates on the draft model's own drafting. "suffix+model" is a chain of fallbacks: the second is asked where
+the first proposes nothing, or expects too few of its tokens to be kept. ":NUMBER" behind a drafter bounds the tokens it
+proposes, at any gamma: "suffix+model:3" takes long drafts of suffix, which cost nothing, and short ones of the model.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -19,7 +18,7 @@ from outrider.runtime.core.errors import ConfigError, RequestError, UnsupportedO
 from outrider.runtime.core.params import SpeculationParams
 
 AUTO = "auto"
-"""In place of a drafter's name: the one that recent requests went fastest with."""
+"""Stands for the drafter that recent requests went fastest with."""
 AUTO_DRAFTERS = ("model", "lookup+model", "suffix+model", "lookup")
 MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
@@ -28,16 +27,15 @@ MAX_PHRASE = 16
 MAX_WINDOW = 32
 """Columns of a lookahead window."""
 MAX_BRANCHING = 16
-"""Candidates of one node of a tree, and levels whose number is said."""
+"""Candidates of one node of a tree, and levels that have a number."""
 _CAP = re.compile("[1-9][0-9]{0,2}")
 BRANCHING_RULE = f"must be 1 to {MAX_BRANCHING} numbers in [1, {MAX_BRANCHING}]"
 
 
 class HistoryScope(StrEnum):
-    """Whose earlier requests may inform a request's drafts.
+    """The requests whose answers may inform a request's drafts.
 
-    Shared history is a timing side channel: from how fast an answer comes, one may guess what
-    others were told.
+    Shared history is a timing side channel: the speed of an answer hints at the answers of others.
     """
 
     REQUEST = "request"
@@ -82,13 +80,13 @@ class DraftingConfig:
         branching: candidates drawn at the root of drafter tree's trees, at the nodes below it, and
             so on; deeper nodes have one each.
         draws_with_replacement: there, whether siblings are drawn independently, so that they may be
-            equal; else each is drawn from what the others left.
+            equal; else each is drawn without those before it.
         min_node_prob: chance of being kept, as its drafter estimates it, below which a node is left
             out of a tree; where step costs are known, what a node costs in plain steps instead.
         harvests_rejected: whether phrases may come from rejected drafts; else from committed text.
-        trees_may_round_differently: whether greedy and seed_stable requests get trees too. Their
-            answers are promised bit for bit, and a tree's side branches are summed in another
-            order than plain decoding, so that an answer may differ where two tokens nearly tie.
+        trees_may_round_differently: whether greedy and seed_stable requests get trees too. Without it their
+            answers equal plain decoding bit for bit. A tree's side branches are summed in another order, so that an
+            answer may differ where two tokens nearly tie.
     """
 
     lookup_min_ngram: int = 2
@@ -151,6 +149,52 @@ class DraftingConfig:
             raise ConfigError("suffix_factor", "must be in (0, 64]")
 
 
+Setting = bool | int | float | tuple[int, ...]
+_BOOLEANS = {"true": True, "false": False}
+
+
+def setting_names() -> tuple[str, ...]:
+    """Return the numbers and switches of ``DraftingConfig``; its texts have options of their own."""
+    return tuple(one.name for one in fields(DraftingConfig) if not isinstance(one.default, str))
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
+    """Parse settings of a command line, ``name=value``; ``DraftingConfig`` checks their ranges.
+
+    Raises:
+        ConfigError: a name is unknown or given twice, or a value is of the wrong kind.
+    """
+    defaults = {one.name: one.default for one in fields(DraftingConfig)}
+    found: dict[str, Setting] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in setting_names():
+            raise ConfigError("drafting", f"names must be of {', '.join(setting_names())}")
+        if name in found:
+            raise ConfigError(name, "must be given once")
+        found[name] = _value(name, value, defaults[name])
+    return found
+
+
+def _value(name: str, text: str, default: object) -> Setting:
+    if isinstance(default, bool):
+        if text not in _BOOLEANS:
+            raise ConfigError(name, "must be true or false")
+        return _BOOLEANS[text]
+    if isinstance(default, tuple):
+        try:
+            return tuple(int(part) for part in text.split(","))
+        except ValueError as error:
+            raise ConfigError(name, "must be whole numbers with commas between them") from error
+    kind = int if isinstance(default, int) else float
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ConfigError(
+            name, "must be a whole number" if kind is int else "must be a number"
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One drafter of a chain.
@@ -167,16 +211,16 @@ class Part:
 
     @property
     def uncapped(self) -> str:
-        """Its name without the cap."""
+        """Return its name without the cap."""
         return self.name if self.inner is None else f"{self.name}/{self.inner}"
 
     def __str__(self) -> str:
-        """As it is asked for."""
+        """Return the name as a request gives it."""
         return self.uncapped if self.most is None else f"{self.uncapped}:{self.most}"
 
 
 def parse_drafter(name: str) -> tuple[Part, ...]:
-    """The parts of a drafter's name, in the order in which they are asked.
+    """Return the parts of a drafter's name, in the order in which they are asked.
 
     Raises:
         RequestError: it is not a name of the grammar.
@@ -204,7 +248,7 @@ def check_drafter(name: str, names: Collection[str], guessers: Collection[str]) 
 
     Args:
         name: as asked.
-        names: drafters that are offered.
+        names: drafters of this server.
         guessers: those of them that may stand behind the slash.
 
     Raises:
@@ -257,7 +301,7 @@ def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int)
 
 
 def is_branching(counts: Sequence[int]) -> bool:
-    """Whether numbers of candidates per level are within bounds."""
+    """Return whether numbers of candidates per level are within bounds."""
     return 1 <= len(counts) <= MAX_BRANCHING and all(1 <= n <= MAX_BRANCHING for n in counts)
 
 
@@ -284,7 +328,7 @@ def check_mode(params: SpeculationParams, *, can_adapt: bool) -> None:
 
 
 def scope_of(scope: HistoryScope, tenant: str) -> str | None:
-    """Name of the history a request shares; None when it shares none."""
+    """Return the name of the history that a request shares; None when it shares none."""
     if scope is HistoryScope.REQUEST:
         return None
     return "server" if scope is HistoryScope.SERVER else f"tenant:{tenant}"

@@ -1,6 +1,6 @@
-"""Drafts that are trees: their shapes, and how one is made, cut and read. A chain is the simple tree.
+"""Draft trees: build, cut and read them. A chain is the simple tree.
 
-Which path of one the target keeps is ``runtime.oracle.tree_walks``.
+``runtime.oracle.tree_walks`` decides which path of a tree the target keeps.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engines.base import IntArray
-from outrider.engines.trees import BoolArray, check_parents, tree_layout
+from outrider.engines.trees import check_parents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +42,6 @@ class DraftTree:
             if set(offered) != children:
                 raise ValueError(f"the offers of node {node} must be its children")
 
-    @property
-    def depths(self) -> IntArray:
-        """[N + 1] int64, the root's is 0."""
-        return tree_layout(self.parents).depths
-
-    @property
-    def ancestors(self) -> BoolArray:
-        """[N + 1, N + 1] bool: (i, j) where node j is i or stands above it."""
-        return tree_layout(self.parents).ancestors
-
-    def positions(self, num_committed: int) -> IntArray:
-        """[N + 1] int64 places in the sequence; the root is the last of ``num_committed`` tokens."""
-        return num_committed - 1 + self.depths
-
-    def tokens_of(self, path: Sequence[int]) -> tuple[int, ...]:
-        """Ids of nodes other than the root."""
-        return tuple(self.tokens[node - 1] for node in path)
-
 
 class TreeBuilder:
     """A tree that grows node by node; equal children of one node are one.
@@ -76,7 +57,7 @@ class TreeBuilder:
         self._children: dict[tuple[int, int], int] = {}
 
     def add(self, parent: int, token: int) -> int:
-        """The child of ``parent`` that holds ``token``, made where there is none."""
+        """Return the child of ``parent`` that holds ``token``; make it where there is none."""
         child = self._children.get((parent, token))
         if child is None:
             self.tokens.append(token)
@@ -85,7 +66,7 @@ class TreeBuilder:
         return child
 
     def add_chain(self, chain: Sequence[int], *, max_nodes: int | None = None) -> int:
-        """A path behind the root, cut where the tree would get more than ``max_nodes`` tokens; its last node."""
+        """Add a path behind the root, cut where the tree has ``max_nodes`` tokens; return its last node."""
         children, node, num_nodes = self._children, 0, len(self.tokens)
         for token in chain:
             child = children.get((node, token))
@@ -100,38 +81,8 @@ class TreeBuilder:
         return node
 
     def child(self, parent: int, token: int) -> int | None:
-        """The child of ``parent`` that holds ``token``; None where there is none."""
+        """Return the child of ``parent`` that holds ``token``; None where there is none."""
         return self._children.get((parent, token))
-
-
-def merge_chains(chains: Sequence[Sequence[int]], *, max_nodes: int | None = None) -> DraftTree:
-    """The trie of several drafts behind one root: equal beginnings are computed once.
-
-    The first chain's nodes come first, so that of all paths the first keeps the bits of a chain (``engines.base`` I3)
-    and needs no moving.
-
-    Args:
-        chains: ids of each draft, likeliest first; for sampled chains the order they were drawn in.
-        max_nodes: N at most; chains are cut where it is reached, first come first served.
-    """
-    tree = TreeBuilder()
-    candidates: list[list[int]] = [[]]
-    for chain in chains:
-        node = 0
-        for token in chain:
-            is_full = max_nodes is not None and len(tree.tokens) >= max_nodes
-            if is_full and tree.child(node, token) is None:
-                break
-            child = tree.add(node, token)
-            if child == len(candidates):
-                candidates.append([])
-            candidates[node].append(child)
-            node = child
-    return DraftTree(
-        tokens=tuple(tree.tokens),
-        parents=tuple(tree.parents),
-        candidates=tuple(map(tuple, candidates)),
-    )
 
 
 def pruned(
@@ -169,7 +120,7 @@ def pruned(
 def preorder(
     tokens: Sequence[int], parents: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same tree numbered depth first, children in their order: the path of first children comes first.
+    """Number a tree depth first, children in their order; the path of first children comes first.
 
     Raises:
         EngineError: a parent does not stand before its child.
@@ -184,7 +135,7 @@ def preorder(
 
 
 def preordered(tree: DraftTree) -> DraftTree:
-    """As ``preorder``, offers included."""
+    """Number a tree depth first, its candidates included."""
     tokens, parents = preorder(tree.tokens, tree.parents)
     order, places = preorder_places(tree.parents)
     candidates = tuple(
@@ -194,7 +145,7 @@ def preordered(tree: DraftTree) -> DraftTree:
 
 
 def preorder_places(parents: Sequence[int]) -> tuple[list[int], dict[int, int]]:
-    """Nodes but the root depth first, children in their order; and the place of every node there, the root's is 0."""
+    """Return all nodes but the root, depth first, and every node's place in that order; the root's is 0."""
     children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
     for node, parent in enumerate(parents, start=1):
         children[parent].append(node)
@@ -207,7 +158,7 @@ def preorder_places(parents: Sequence[int]) -> tuple[list[int], dict[int, int]]:
 
 
 def leading_chain(tokens: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:
-    """The path of a tree that takes the first child everywhere: its drafter's best guess.
+    """Return the path that takes the first child everywhere: the drafter's best guess.
 
     Raises:
         EngineError: a parent does not stand before its child.
@@ -226,10 +177,10 @@ def leading_chain(tokens: Sequence[int], parents: Sequence[int]) -> tuple[int, .
 def tried_chain(
     tokens: Sequence[int], parents: Sequence[int], path: Sequence[int]
 ) -> tuple[int, ...]:
-    """The kept path of a tree, and the first child that was tried and rejected behind it, if any.
+    """Return the tokens of a tree's kept path, and of the first child that was rejected behind it, if any.
 
-    What a chain that met the same fate would have been: its accepted tokens over its trials estimate the chance that
-    some child is kept.
+    They are a chain's with the same outcome: its accepted tokens over its trials estimate the chance that some child is
+    kept.
     """
     end = path[-1] if path else 0
     tried = next((child for child, parent in enumerate(parents, start=1) if parent == end), None)
@@ -238,7 +189,7 @@ def tried_chain(
 
 
 def num_leading(path: Sequence[int]) -> int:
-    """Nodes of a path, from the root's child down, that belong to the tree's leading chain."""
+    """Count the nodes of a path, from the root's child down, that belong to the tree's leading chain."""
     return next((i for i, node in enumerate(path) if node != i + 1), len(path))
 
 

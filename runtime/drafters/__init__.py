@@ -1,1 +1,1 @@
-"""What proposes tokens: one class per drafter, one line in the registry."""
+"""Drafters: one class each, one line each in the registry."""

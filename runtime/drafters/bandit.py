@@ -1,12 +1,11 @@
-"""Which of several drafters a request gets: the one that recent requests went fastest with.
+"""Choose a request's drafter: the one that recent requests went fastest with.
 
 Discounted upper confidence bounds (Garivier and Moulines 2011, arXiv:0805.3415): a drafter's speed is the
-tokens of its recent requests over what time they took, old requests fade, and a drafter that was tried
-little gets the benefit of the doubt. Requests under way count as tried, so that a burst of arrivals does
-not all go the same way.
+tokens of its recent requests over the time they took, old requests fade, and a drafter that was tried
+little gets a bonus. Requests under way count as tried, so that a burst of arrivals does not all go the same way.
 
-What is chosen depends on requests that have ended, on costs and on the clock: never on the noise of
-the request it is chosen for, whose law it therefore leaves alone.
+The choice depends on requests that have ended, on costs and on the clock. It never depends on the noise of
+the request it is for, so it leaves the distribution of that request's answer alone.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from dataclasses import dataclass
 
 FADING = 0.98
 """Of what is known of a kind of requests, per request of that kind."""
-CURIOSITY = 0.25
-"""Benefit of the doubt, as a share of the best speed, of a drafter tried about as often as log of all."""
+EXPLORATION = 0.25
+"""Bonus of a drafter tried about as often as the log of all trials, as a share of the best speed."""
 
 
 @dataclass(slots=True)
 class _Arm:
-    """What is known of one drafter.
+    """Figures of one drafter.
 
     Attributes:
         tokens: emitted, fading.
-        elapsed: time they took, fading alike.
-        num_tried: requests, fading alike.
+        elapsed: time they took, fading likewise.
+        num_tried: requests, fading likewise.
         num_pending: requests under way.
     """
 
@@ -56,10 +55,10 @@ class DrafterChoice:
         self._kinds: dict[Hashable, dict[str, _Arm]] = {}
 
     def choose(self, kind: Hashable) -> str:
-        """The drafter for a request; ``note`` must follow, however the request ends.
+        """Return the drafter for a request; ``note`` must follow, however the request ends.
 
         Args:
-            kind: of requests that drafters can be expected to do alike for.
+            kind: of requests that a drafter is about as fast for.
         """
         with self._lock:
             arms = self._arms(kind)
@@ -68,13 +67,13 @@ class DrafterChoice:
         return name
 
     def note(self, kind: Hashable, name: str, *, tokens: int, elapsed: float) -> None:
-        """A request that a drafter was chosen for has ended.
+        """Learn from a request that has ended.
 
         Args:
             kind: as it was chosen for.
             name: what was chosen.
-            tokens: emitted; 0 for a request that tells nothing.
-            elapsed: time they took, more than 0, in whatever unit all requests of the kind are timed.
+            tokens: emitted; 0 to learn nothing.
+            elapsed: time they took, more than 0, in one unit for all requests of the kind.
         """
         with self._lock:
             arms = self._arms(kind)
@@ -90,7 +89,7 @@ class DrafterChoice:
             arms[name].num_tried += 1.0
 
     def speeds(self) -> dict[str, float]:
-        """Tokens per unit of time by drafter, over all kinds; without those never tried."""
+        """Return tokens per unit of time by drafter, over all kinds; without those never tried."""
         with self._lock:
             sums = {
                 name: [arms[name] for arms in self._kinds.values() if arms[name].elapsed > 0.0]
@@ -114,4 +113,4 @@ class DrafterChoice:
         best = max(one.speed for one in arms.values()) or 1.0
         # Nothing has ended yet with this one: as good as the best, for all that is known.
         known = arm.speed if arm.elapsed > 0.0 else best
-        return known + CURIOSITY * best * math.sqrt(math.log(1.0 + total) / tried)
+        return known + EXPLORATION * best * math.sqrt(math.log(1.0 + total) / tried)

@@ -1,8 +1,8 @@
 """The drafter contract: rows of a batch in, short drafts out.
 
-A drafter may propose anything: the verification keeps the answer's law whatever the draft. What it
-must say truthfully is whether each token was drawn from a law the sampler kept, or is a point mass.
-A drafter that raises is switched off for the rows it was asked for, which go on plainly.
+A drafter may propose anything: verification keeps the distribution of the answer for any draft. It must say
+truthfully whether a token was drawn from probabilities that the sampler kept, or is a point mass. A drafter that
+raises is switched off for the rows it was asked for, which go on plainly.
 """
 
 from __future__ import annotations
@@ -10,40 +10,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from outrider.engines.base import Engine, IntArray, step_value
+from outrider.engines.base import Engine, step_value
 from outrider.engines.sampling.base import CandidateSampler, Sampler, SamplingRow
-from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
-from outrider.runtime.core.params import RequestSpec, SpeculationParams
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.params import SpeculationParams
 
 LEAST_NODE_PROB = 0.01
 """Nodes less likely than this are never proposed, however little they cost to verify."""
 
 
 def least_prob(node_cost: float) -> float:
-    """Chance of being kept from which on a node is proposed, given what it costs in plain steps."""
+    """Return the least chance of being kept at which a node is proposed, given its cost in plain steps."""
     return min(max(node_cost, LEAST_NODE_PROB), 1.0)
 
 
 class Need(StrEnum):
-    """What a drafter cannot be built without."""
+    """A thing that a drafter cannot be built without."""
 
     DRAFT_MODEL = "draft model"
-    DRAFT_TREES = "draft model that takes trees, and a sampler that keeps their laws"
-    HIDDEN_STATE = "hidden state"
+    DRAFT_TREES = "draft model that takes trees, and a sampler that keeps their probabilities"
     CORPUS = "corpus"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What a drafter needs and proposes; decides where it is offered and what it may be part of.
+    """A drafter's needs and abilities; they decide which servers have it and which names it may be part of.
 
     Attributes:
-        needs: what it cannot be built without; where one is missing the drafter is not offered.
+        needs: where one is missing, the server does not have the drafter.
         proposes_trees: whether it may propose trees; else chains only.
-        is_sampled: whether it may draw tokens from laws that the sampler keeps; else point masses.
+        is_sampled: whether it may draw tokens whose probabilities the sampler keeps; else point masses.
         is_guesser: whether it implements ``Guesser`` too, so that "model/NAME" may be asked for.
         num_choices: most likely tokens of the target wanted at every verified position.
         wants_outcomes: whether ``observe`` is to be called.
@@ -62,18 +60,18 @@ class DraftRow:
     """A live row as a drafter sees it.
 
     Attributes:
-        sampling: committed tokens, law and seed; ``draft_tokens`` is empty.
+        sampling: committed tokens, sampling parameters and seed; ``draft_tokens`` is empty.
         gamma: tokens wanted at most, of a tree in depth; 0 for rows that take no part.
         num_computed: leading tokens valid in the draft model's cache.
         key: names the request for as long as it lives; state is kept under it until ``forget``.
-        scope: whose history the request may use and add to; None for nobody's.
+        scope: name of the history that the request uses and adds to; None for none.
         params: what the request asks of its drafter.
         max_nodes: tokens of a tree at most; 0 where only chains are verified, and of a tree its
             leading one.
         node_cost: what verifying one more token of a tree costs in this step, in plain steps; None
             where nothing was measured.
-        is_adaptive: whether gamma is chosen step by step. Where it is not, what is drafted must be
-            the request's own affair: it decides which noise its draws use.
+        is_adaptive: whether gamma is chosen step by step. Where it is not, drafts must not depend on
+            other rows: they decide which noise the request's draws use.
     """
 
     sampling: SamplingRow
@@ -86,33 +84,19 @@ class DraftRow:
     node_cost: float | None = None
     is_adaptive: bool = False
 
-    def after(self, sampling: SamplingRow) -> DraftRow:
-        """The same row when tokens were committed since."""
-        return DraftRow(
-            sampling=sampling,
-            gamma=self.gamma,
-            num_computed=self.num_computed,
-            key=self.key,
-            scope=self.scope,
-            params=self.params,
-            max_nodes=self.max_nodes,
-            node_cost=self.node_cost,
-            is_adaptive=self.is_adaptive,
-        )
-
 
 @step_value
 class Draft:
-    """What a drafter proposes for one row.
+    """A drafter's proposal for one row.
 
     Attributes:
         tokens: at most gamma ids, an end token only in last place; empty is plain decoding. Of a
             tree at most ``max_nodes`` ids, no path longer than gamma.
-        is_sampled: whether the sampler keeps the law each token was drawn from.
+        is_sampled: whether the sampler keeps the probabilities each token was drawn from.
         num_computed: leading tokens now valid in the draft model's cache; None when untouched.
         parents: None for a chain; of a tree, ``runtime.core.tree.DraftTree.parents``. Without
-            offers its nodes are judged as point masses, whatever they were drawn from.
-        candidates: of a tree whose candidates the sampler drew and keeps the laws of,
+            ``candidates`` its nodes are judged as point masses, also where they were drawn.
+        candidates: of a tree whose candidates the sampler drew and keeps the probabilities of,
             ``DraftTree.candidates``.
         is_without_replacement: of such a tree, how siblings were drawn.
         expected: of these tokens, how many the drafter expects to be kept; None where it does not
@@ -130,7 +114,7 @@ class Draft:
 
 @step_value
 class Outcome:
-    """What became of one row's draft, after the commit.
+    """The result of one row's draft, after the commit.
 
     Attributes:
         row: as it was when the draft was proposed, except that ``sampling.history`` [n] int64 now
@@ -157,7 +141,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterParts:
-    """What drafters may be built from.
+    """The parts that drafters may be built from.
 
     Attributes:
         draft: the draft model's engine, if the bundle has one.
@@ -175,24 +159,18 @@ class DrafterParts:
     max_gamma: int = 8
     config: DraftingConfig = field(default_factory=DraftingConfig)
 
-    @property
-    def corpus(self) -> Path | None:
-        """Folder made by ``outrider datastore build``, if one is configured."""
-        return Path(self.config.datastore) if self.config.datastore else None
-
     def has(self, need: Need) -> bool:
-        """Whether a need can be met here."""
+        """Return whether these parts meet a need."""
         if need is Need.DRAFT_MODEL:
             return self.draft is not None
         if need is Need.DRAFT_TREES:
             has_trees = self.draft is not None and self.draft.limits.max_tree_nodes > 1
             return has_trees and isinstance(self.sampler, CandidateSampler)
-        # Engines return logits only so far: hidden states are nobody's to give.
-        return need is Need.CORPUS and self.corpus is not None
+        return bool(self.config.datastore)
 
 
 class Proposer(Protocol):
-    """Whatever proposes drafts: a drafter, or several composed."""
+    """Proposes drafts: a drafter, or several composed."""
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Draft for some of the live rows.
@@ -215,20 +193,20 @@ class Drafter(Proposer, Protocol):
 
     @property
     def traits(self) -> Traits:
-        """What it needs and proposes; an attribute of the class, known before one is built."""
+        """Return its needs and abilities; an attribute of the class, known before one is built."""
         ...
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """A drafter of a server; ``parts`` have what ``traits`` need."""
+        """Build a drafter of a server; ``parts`` meet its needs."""
         ...
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn what became of drafts this drafter was asked for, empty ones included."""
+        """Learn the outcomes of drafts that this drafter was asked for, empty ones included."""
         ...
 
     def forget(self, key: str) -> None:
-        """A request has ended, well or not: drop what is kept under its key, if anything is."""
+        """Drop all that is kept under the key of a request, which has ended."""
         ...
 
 
@@ -238,55 +216,12 @@ class Guesser(Protocol):
 
     @property
     def traits(self) -> Traits:
-        """With ``is_guesser`` set."""
+        """Return traits with ``is_guesser`` set."""
         ...
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """At most ``length`` tokens that may follow the committed tokens and ``drafted``.
+        """Return at most ``length`` tokens that may follow the committed tokens and ``drafted``.
 
         For one row the committed tokens never shrink; ``drafted`` may be anything each time.
         """
-        ...
-
-
-class Text(Protocol):
-    """A live request as a drafter sees it that looks at its text alone; one object for all its life."""
-
-    @property
-    def spec(self) -> RequestSpec:
-        """What was asked for."""
-        ...
-
-    @property
-    def tokens(self) -> IntArray:
-        """[N] int64, the same array for life; the first ``num_known`` are committed."""
-        ...
-
-    @property
-    def num_prompt(self) -> int:
-        """Leading tokens that are prompt."""
-        ...
-
-    @property
-    def num_known(self) -> int:
-        """Committed tokens."""
-        ...
-
-
-@runtime_checkable
-class TextDrafter(Drafter, Protocol):
-    """A drafter of this package that looks at texts alone, and is asked for many at once without further ado.
-
-    It proposes what ``propose`` and ``observe`` would for chains. Only tokens that were committed somewhere are
-    proposed, no more than wanted, and an end token only in last place: nobody checks.
-    """
-
-    def continue_texts(
-        self, texts: Sequence[Text], lengths: Sequence[int], scope: HistoryScope
-    ) -> list[tuple[int, ...]]:
-        """Per text at most so many tokens, each number at least 1."""
-        ...
-
-    def note_texts(self, texts: Sequence[Text]) -> None:
-        """These were asked for, and what came of it is committed; where ``traits.wants_outcomes``."""
         ...

@@ -1,4 +1,4 @@
-"""What drafters that know several continuations share: a tree grown best first, within a budget.
+"""Trees of drafters that know several continuations: grown best first, within a budget.
 
 A node is worth its place where the chance that the target keeps it, as the drafter estimates it,
 exceeds what verifying one more token costs in plain steps; estimates steer speed alone, since nodes
@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeVar
 
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.tree import preorder
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Traits, least_prob
+from outrider.runtime.drafters.base import Draft, DraftRow, Traits, least_prob
 from outrider.runtime.drafters.chain import ChainDrafter
 
 S = TypeVar("S")
@@ -36,30 +37,24 @@ class Budget:
     min_prob: float
 
     @classmethod
-    def of_row(cls, row: DraftRow, *, max_nodes: int, min_prob: float) -> Self | None:
-        """Of a row's tree; None where the row takes a chain.
-
-        Args:
-            row: to draft for.
-            max_nodes: the server's bound.
-            min_prob: likewise, where nobody knows what a node costs.
-        """
-        max_nodes = min(row.max_nodes, max_nodes)
+    def of_row(cls, row: DraftRow, config: DraftingConfig) -> Self | None:
+        """Return the budget of a row's tree, by the server's settings; None where the row takes a chain."""
+        max_nodes = min(row.max_nodes, config.tree_nodes)
         if max_nodes == 0:
             return None
-        prob = min_prob if row.node_cost is None else least_prob(row.node_cost)
+        prob = config.min_node_prob if row.node_cost is None else least_prob(row.node_cost)
         return cls(max_depth=row.gamma, max_nodes=max_nodes, min_prob=prob)
 
 
 Followers = Callable[[P], Sequence[tuple[int, float, P]]]
-"""Place in a drafter's knowledge -> token, its estimated probability there, and the place behind it,
+"""From a place in a drafter's knowledge to each next token, its estimated probability and the place behind it,
 likeliest first."""
 
 
 def grow(
     start: P, followers: Followers[P], budget: Budget, ends: Collection[int] = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tokens and parents of the likeliest nodes, the path of first children standing first.
+    """Return tokens and parents of the likeliest nodes, the path of first children first.
 
     Nodes are taken by (probability descending, depth ascending, order of discovery), which keeps a
     parent before its children also where a child is certain. Nothing follows an end token.
@@ -96,37 +91,25 @@ def grow(
 def as_draft(
     tokens: tuple[int, ...], parents: tuple[int, ...], num_computed: int | None = None
 ) -> Draft:
-    """A tree of point masses as a draft; one without branches is a chain, and verified as one."""
+    """Return a tree of point masses as a draft; one without branches is a chain, and verified as one."""
     is_chain = parents == tuple(range(len(parents)))
     return Draft(tokens=tokens, parents=None if is_chain else parents, num_computed=num_computed)
 
 
 class BranchingDrafter(ChainDrafter[S]):
-    """Base of drafters that propose trees where the row may carry one, and chains elsewhere.
-
-    Args:
-        parts: with the budget of trees.
-    """
+    """Base of drafters that propose trees where the row may carry one, and chains elsewhere."""
 
     traits: ClassVar[Traits] = Traits(is_guesser=True, proposes_trees=True)
-
-    def __init__(self, parts: DrafterParts | None = None) -> None:
-        super().__init__()
-        self._max_nodes = 0 if parts is None else parts.config.tree_nodes
-        self._min_prob = 1.0 if parts is None else parts.config.min_node_prob
 
     @abstractmethod
     def branch(
         self, state: S, budget: Budget, ends: Collection[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens and parents of a tree behind the committed tokens."""
+        """Return tokens and parents of a tree behind the committed tokens."""
 
-    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A tree, or a guessed chain, per chosen slot."""
-        return [self._draft(live[slot]) for slot in chosen]
-
-    def _draft(self, row: DraftRow) -> Draft:
-        budget = Budget.of_row(row, max_nodes=self._max_nodes, min_prob=self._min_prob)
+    def draft(self, row: DraftRow) -> Draft:
+        """Return a tree, or a chain where the row takes no tree."""
+        budget = Budget.of_row(row, self._config)
         if budget is None:
             return self.chain(row)
         return as_draft(*self.branch(self.state_of(row), budget, row.sampling.params.end_token_ids))

@@ -1,19 +1,21 @@
-"""What drafters of point-mass chains share: state per request, fed with each committed token once.
+"""Base of drafters of point-mass chains: a state per request, fed with each committed token once.
 
-A subclass says what its state is, how tokens enter it and how it continues a context; everything
-else (catching up, cutting at end tokens, forgetting) is here.
+A subclass defines its state, how tokens enter it and how it continues a context. Catching up, cutting at end tokens and
+forgetting are here.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
-from outrider.engines.base import IntArray
-from outrider.runtime.drafters.base import Draft, DraftRow, Outcome, Traits
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Guesser, Outcome, Traits
 
 S = TypeVar("S")
+
+DEFAULTS = DraftingConfig()
 
 
 class ChainDrafter(ABC, Generic[S]):
@@ -21,13 +23,19 @@ class ChainDrafter(ABC, Generic[S]):
 
     traits: ClassVar[Traits] = Traits(is_guesser=True)
 
-    def __init__(self) -> None:
+    def __init__(self, config: DraftingConfig = DEFAULTS) -> None:
+        self._config = config
         self._states: dict[str, S] = {}
         self._num_seen: dict[str, int] = {}
 
+    @classmethod
+    def from_parts(cls, parts: DrafterParts) -> Self:
+        """Build it with the server's settings."""
+        return cls(parts.config)
+
     @abstractmethod
     def new_state(self, row: DraftRow) -> S:
-        """State of a request that was just seen for the first time."""
+        """Return the state of a request that is seen for the first time."""
 
     @abstractmethod
     def push(self, state: S, tokens: list[int]) -> None:
@@ -35,23 +43,26 @@ class ChainDrafter(ABC, Generic[S]):
 
     @abstractmethod
     def extend(self, state: S, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """At most ``length`` >= 1 tokens that may follow the committed tokens and ``drafted``."""
+        """Return at most ``length`` >= 1 tokens that may follow the committed tokens and ``drafted``."""
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A guessed chain per chosen slot."""
-        return [self.chain(live[slot]) for slot in chosen]
+        """Propose a draft per chosen slot."""
+        return [self.draft(live[slot]) for slot in chosen]
+
+    def draft(self, row: DraftRow) -> Draft:
+        """Return a row's draft: a chain, unless a subclass makes trees."""
+        return self.chain(row)
 
     def chain(self, row: DraftRow) -> Draft:
-        """What is guessed of a row, cut after its first end token."""
-        ends = row.sampling.params.end_token_ids
-        return Draft(tokens=cut_at_end(self.guess(row, (), row.gamma), ends))
+        """Return what is guessed of a row, cut after its first end token."""
+        return guessed_chain(self, row)
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Continue the committed tokens and ``drafted``; see ``Guesser``."""
         return self.extend(self.state_of(row), drafted, length)
 
     def state_of(self, row: DraftRow) -> S:
-        """The row's state, up to date with its committed tokens."""
+        """Return the row's state, up to date with its committed tokens."""
         key, history = row.key, row.sampling.history
         state = self._states.get(key)
         if state is None:
@@ -72,19 +83,15 @@ class ChainDrafter(ABC, Generic[S]):
         self._num_seen.pop(key, None)
 
 
+def guessed_chain(guesser: Guesser, row: DraftRow) -> Draft:
+    """Return what a guesser continues a row with, cut after its first end token."""
+    tokens = guesser.guess(row, (), row.gamma)
+    return Draft(tokens=cut_at_end(tokens, row.sampling.params.end_token_ids))
+
+
 def cut_at_end(tokens: tuple[int, ...], end_token_ids: Collection[int]) -> tuple[int, ...]:
-    """Tokens up to and with the first end token."""
+    """Return tokens up to and with the first end token."""
     for end in end_token_ids:
         if end in tokens:
             tokens = tokens[: tokens.index(end) + 1]
     return tokens
-
-
-def pieces(found: IntArray, num_texts: int) -> list[tuple[int, ...]]:
-    """What was found for several texts: first the number of tokens of each, and then these, text after text."""
-    numbers: list[int] = found.tolist()
-    end, each = num_texts, []
-    for length in numbers[:num_texts]:
-        each.append(tuple(numbers[end : end + length]))
-        end += length
-    return each

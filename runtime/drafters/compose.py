@@ -15,8 +15,6 @@ from outrider.runtime.drafters.base import (
     Need,
     Outcome,
     Proposer,
-    Text,
-    TextDrafter,
     Traits,
 )
 from outrider.runtime.drafters.fallback import FallbackDrafter
@@ -31,25 +29,24 @@ T = TypeVar("T")
 
 
 class Drafters(Mapping[str, Proposer]):
-    """What proposes, by name; composites are made when first asked for.
+    """Proposers by name; composed ones are made when first asked for.
 
     ``model/lookup`` and ``lookup+model`` share the single drafters' state, so a request may change
-    between them, and outcomes and ends are told to each single drafter once.
+    between them. Each single drafter is given outcomes and ends once.
     """
 
     def __init__(self, single: Mapping[str, Drafter], parts: DrafterParts) -> None:
         self._single = dict(single)
         self._parts = parts
-        self._of_texts = {k: one for k, one in single.items() if isinstance(one, TextDrafter)}
         self._composed: dict[str, Proposer] = {}
         self._members: dict[str, tuple[Drafter, ...]] = {}
         self._traits: dict[str, Traits] = {}
 
     def __getitem__(self, name: str) -> Proposer:
-        """What proposes under a name.
+        """Return the proposer of a name.
 
         Raises:
-            KeyError: nothing does.
+            KeyError: there is none.
         """
         found = self._single.get(name) or self._composed.get(name)
         if found is None:
@@ -58,20 +55,20 @@ class Drafters(Mapping[str, Proposer]):
         return found
 
     def __iter__(self) -> Iterator[str]:
-        """Names of single drafters."""
+        """Iterate over the names of single drafters."""
         return iter(self._single)
 
     def __len__(self) -> int:
-        """Number of single drafters."""
+        """Return the number of single drafters."""
         return len(self._single)
 
     @property
     def guessers(self) -> tuple[str, ...]:
-        """Names that may stand behind "model/"."""
+        """Return the names that may stand behind "model/"."""
         return tuple(name for name, one in self._single.items() if one.traits.is_guesser)
 
     def members(self, name: str) -> tuple[Drafter, ...]:
-        """The single drafters a name is composed of, each once."""
+        """Return the single drafters a name is composed of, each once."""
         found = self._members.get(name)
         if found is None:
             names = [n for part in parse_drafter(name) for n in (part.inner, part.name) if n]
@@ -80,7 +77,7 @@ class Drafters(Mapping[str, Proposer]):
         return found
 
     def traits(self, name: str) -> Traits:
-        """What the members of a name need, propose and want together."""
+        """Return the traits of a name's members together."""
         found = self._traits.get(name)
         if found is None:
             each = [member.traits for member in self.members(name)]
@@ -88,16 +85,12 @@ class Drafters(Mapping[str, Proposer]):
             _keep(self._traits, name, found)
         return found
 
-    def of_texts(self, name: str) -> TextDrafter | None:
-        """A drafter that may be asked for many texts at once, if this is one."""
-        return self._of_texts.get(name)
-
     def uses_model(self, name: str) -> bool:
-        """Whether proposing under a name may call the draft model."""
+        """Return whether proposing under a name may call the draft model."""
         return Need.DRAFT_MODEL in self.traits(name).needs
 
     def usable(self, name: str) -> str | None:
-        """The parts of a name that this server has, in their order; None if it has none."""
+        """Return the parts of a name that this server has, in their order; None if it has none."""
         try:
             left = [str(part) for part in parse_drafter(name) if str(part) in self]
         except RequestError:
@@ -105,7 +98,7 @@ class Drafters(Mapping[str, Proposer]):
         return "+".join(left) or None
 
     def without_model(self, name: str) -> str | None:
-        """What is left of a chain of fallbacks when the draft model is gone; None if nothing."""
+        """Return a chain of fallbacks without parts that need the draft model; None if none are left."""
         left = [
             str(part)
             for part in parse_drafter(name)
@@ -114,21 +107,17 @@ class Drafters(Mapping[str, Proposer]):
         return "+".join(left) or None
 
     def observe(self, name: str, outcomes: Sequence[Outcome]) -> None:
-        """Tell the members of a name what became of its drafts."""
+        """Give the members of a name the outcomes of its drafts."""
         for member in self.members(name):
             if member.traits.wants_outcomes:
                 member.observe(outcomes)
 
-    def note_texts(self, name: str, texts: Sequence[Text]) -> None:
-        """Tell a drafter of texts what became of those it was asked for."""
-        self._of_texts[name].note_texts(texts)
-
     def forget(self, key: str) -> None:
-        """Drop what any drafter keeps for a request that ended."""
+        """Drop all that drafters keep of a request that has ended."""
         for drafter in self._single.values():
             try:
                 drafter.forget(key)
-            except Exception:  # what it keeps is its own affair; the request ends all the same
+            except Exception:  # the request ends all the same
                 logger.exception("a drafter failed to forget a request")
 
     def _compose(self, name: str) -> Proposer:
@@ -141,16 +130,9 @@ class Drafters(Mapping[str, Proposer]):
             members = [(self[part.uncapped], part.most) for part in parts]
             return FallbackDrafter(members, share=self._parts.config.fallback_share)
         guesser = self._single.get(part.inner or "")
-        engine = self._parts.draft
-        if part.name != "model" or engine is None or not isinstance(guesser, Guesser):
+        if part.name != "model" or self._parts.draft is None or not isinstance(guesser, Guesser):
             raise KeyError(name)
-        return CascadeDrafter(
-            engine,
-            self._parts.sampler,
-            target_vocab_size=self._parts.vocab_size,
-            chunk=self._parts.chunk,
-            guesser=guesser,
-        )
+        return CascadeDrafter(self._parts, guesser)
 
 
 def _together(each: Sequence[Traits]) -> Traits:

@@ -13,11 +13,11 @@ from outrider.runtime.drafters.base import Draft, DraftRow, Proposer
 
 
 class FallbackDrafter:
-    """Proposes what the first drafter with an idea that promises enough does, else what the last one with any does.
+    """Proposes the first draft that is expected to keep enough tokens, else the last one that is not empty.
 
     Args:
-        parts: in the order they are asked, each with the tokens that it proposes at most, None for gamma; their owner
-            tells them of outcomes and ends.
+        parts: in the order they are asked, each with the tokens that it proposes at most, None for gamma. Their owner
+            gives them outcomes and ends.
         share: a draft whose drafter says how many of its tokens it expects to be kept is taken at once if these are at
             least this share of the tokens that the next part may propose.
     """
@@ -27,7 +27,7 @@ class FallbackDrafter:
         self._share = share
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """One draft per chosen slot, with what the last part that was asked did to the draft model's cache.
+        """Return one draft per chosen slot, with the draft model's cache as the last part that was asked left it.
 
         Raises:
             EngineError: the draft model failed; its caches of all live slots are undefined.
@@ -68,7 +68,7 @@ def _capped(rows: Sequence[DraftRow], slots: Sequence[int], most: int) -> list[D
 
 
 def _with_cache(draft: Draft, before: DraftRow, after: DraftRow) -> Draft:
-    """The draft with the pointer into the draft model's cache that any part left behind."""
+    """Return the draft with the pointer into the draft model's cache that a part left behind."""
     if draft.num_computed is not None or after.num_computed == before.num_computed:
         return draft
     return replace(draft, num_computed=after.num_computed)

@@ -1,9 +1,9 @@
-"""Other packages' drafters: what they say of the draft model's caches is checked.
+"""Drafters of other packages: the numbers they report of the draft model's caches are checked.
 
-How much of a row lies in the draft model's cache is a number that drafters report. A wrong one would make the model
-read text that is not there, or refuse the next call for everyone. So a drafter that needs the model gets an engine that
-keeps count, others get none: what they say is held to what the slots really hold, and whoever changes rows it was not
-asked for loses its own.
+A drafter reports how many tokens of a row are in the draft model's cache. A wrong number would make the model read text
+that is not there, or refuse the next call for all rows. So a drafter that needs the model gets an engine that counts,
+and others get none. A reported number is cut to the tokens that the slot holds. A drafter that changes rows it was not
+asked for is switched off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from outrider.runtime.drafters.base import (
 
 
 class CountingEngine:
-    """An engine that knows what its slots hold after its calls. Slots are the worker's to move, trim and free.
+    """An engine that counts the tokens its slots hold after its calls. Only the worker moves, trims and frees slots.
 
     Attributes:
         held: by slot that was extended, its valid tokens.
@@ -41,21 +41,21 @@ class CountingEngine:
 
     @property
     def limits(self) -> EngineLimits:
-        """Capacities of the engine."""
+        """Return the capacities of the engine."""
         return self._engine.limits
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether the engine promises it."""
+        """Return whether the engine's rows are invariant."""
         return self._engine.is_row_invariant
 
     @property
     def packs_rows(self) -> bool:
-        """Whether the engine does."""
+        """Return whether the engine packs rows."""
         return self._engine.packs_rows
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
-        """As ``Engine.extend``.
+        """Extend slots; see ``Engine.extend``.
 
         Raises:
             EngineError: likewise; nothing is taken to be valid in these slots then.
@@ -67,7 +67,7 @@ class CountingEngine:
         return logits
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """As ``Engine.keep_path``.
+        """Keep a path; see ``Engine.keep_path``.
 
         Raises:
             EngineError: likewise; nothing is taken to be valid in the slot then.
@@ -77,7 +77,7 @@ class CountingEngine:
         self.held[slot] = self._starts.get(slot, 0) + len(path)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """No drafter's business.
+        """Refuse: only the worker may.
 
         Raises:
             EngineError: always.
@@ -85,7 +85,7 @@ class CountingEngine:
         raise EngineError("drafters move no slots")
 
     def trim(self, lengths: Sequence[int]) -> None:
-        """No drafter's business.
+        """Refuse: only the worker may.
 
         Raises:
             EngineError: always.
@@ -93,7 +93,7 @@ class CountingEngine:
         raise EngineError("drafters trim no caches")
 
     def close(self) -> None:
-        """No drafter's business.
+        """Refuse: only the worker may.
 
         Raises:
             EngineError: always.
@@ -102,7 +102,7 @@ class CountingEngine:
 
 
 class GuardedDrafter:
-    """A drafter whose claims are held to what its engine saw.
+    """A drafter whose reports are cut to what its engine counted.
 
     Args:
         inner: the drafter.
@@ -115,12 +115,12 @@ class GuardedDrafter:
 
     @property
     def traits(self) -> Traits:
-        """The inner drafter's."""
+        """Return the inner drafter's."""
         return self._inner.traits
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """Made by ``guarded`` instead.
+        """Refuse: ``guarded`` makes it.
 
         Raises:
             TypeError: always.
@@ -128,7 +128,7 @@ class GuardedDrafter:
         raise TypeError("a guarded drafter is made of another one")
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """What the inner drafter proposes.
+        """Return the inner drafter's drafts, checked.
 
         Raises:
             EngineError: the draft model failed, or rows it was not asked for lost what they had in it.
@@ -146,25 +146,25 @@ class GuardedDrafter:
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """As the inner drafter does."""
+        """Call the inner drafter."""
         self._inner.observe(outcomes)
 
     def forget(self, key: str) -> None:
-        """As the inner drafter does."""
+        """Call the inner drafter."""
         self._inner.forget(key)
 
 
 class GuardedGuesser(GuardedDrafter):
-    """The same of a drafter that guesses, too."""
+    """A guarded drafter that is a ``Guesser`` too."""
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """As the inner drafter does."""
+        """Call the inner drafter."""
         assert isinstance(self._inner, Guesser)
         return tuple(map(index, self._inner.guess(row, drafted, length)))
 
 
 def _in_ints(draft: Draft) -> Draft:
-    """Tokens and nodes as Python's own integers: numpy's are as good, anything else is none."""
+    """Return the draft with tokens and nodes as Python's integers; numpy's are converted."""
     parents = draft.parents
     return replace(
         draft,
@@ -174,7 +174,7 @@ def _in_ints(draft: Draft) -> Draft:
 
 
 def guarded(kind: type[Drafter], needs: Collection[Need], parts: DrafterParts) -> Drafter:
-    """A drafter of another package, with the draft model if it says that it needs it."""
+    """Build a drafter of another package, with the draft model if it needs it."""
     uses_model = Need.DRAFT_MODEL in needs or Need.DRAFT_TREES in needs
     engine = CountingEngine(parts.draft) if parts.draft is not None and uses_model else None
     inner = kind.from_parts(replace(parts, draft=engine))
@@ -183,7 +183,7 @@ def guarded(kind: type[Drafter], needs: Collection[Need], parts: DrafterParts) -
 
 
 def held_to(draft: Draft, row: DraftRow, held: Mapping[int, int], slot: int) -> Draft:
-    """A draft that claims no more of the draft model's cache than there is, and nothing it did not touch.
+    """Cut a draft's report of the draft model's cache to what there is, and to slots that were touched.
 
     Args:
         draft: as proposed.

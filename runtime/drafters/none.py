@@ -15,15 +15,15 @@ class NoDrafter:
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """Needs nothing."""
+        """Build it from nothing."""
         return cls()
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """An empty draft per chosen slot."""
+        """Return an empty draft per chosen slot."""
         return [Draft(tokens=()) for _ in chosen]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learns nothing."""
+        """Learn nothing."""
 
     def forget(self, key: str) -> None:
-        """Keeps nothing."""
+        """Keep nothing."""

@@ -1,6 +1,6 @@
-"""The registry of drafters: one line each, and whatever third parties register.
+"""The registry of drafters: one line each, and those that other packages register.
 
-A package registers a class that implements ``runtime.drafters.base.Drafter`` under the entry-point
+A package registers a class that implements ``outrider.runtime.drafters.base.Drafter`` under the entry-point
 group ``outrider.drafters``; the entry point's name is the drafter's.
 """
 
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 def build_drafters(parts: DrafterParts) -> Drafters:
-    """Every drafter whose needs these parts meet.
+    """Build every drafter whose needs these parts meet.
 
     Raises:
         ConfigError: a registered package cannot be loaded, is no drafter, or cannot be built.
@@ -71,7 +71,7 @@ def build_drafters(parts: DrafterParts) -> Drafters:
 
 
 def any_proposes_trees() -> bool:
-    """Whether a registered drafter may propose trees, so that the target must verify them.
+    """Return whether a registered drafter may propose trees, so that the target must verify them.
 
     Raises:
         ConfigError: as ``build_drafters``.

@@ -1,4 +1,4 @@
-"""What requests share with each other: one thing per scope, a bounded number of scopes."""
+"""Things that requests share: one per scope, a bounded number of scopes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Scoped(Generic[T]):
     """One shared thing per scope, made on first use; the scope unused for longest goes first.
 
-    Thread-safe; whether the things themselves are is their own affair.
+    Thread-safe; the things themselves need not be.
     """
 
     def __init__(self, make: Callable[[], T], *, max_scopes: int) -> None:
@@ -23,7 +23,7 @@ class Scoped(Generic[T]):
         self._held: OrderedDict[Hashable, T] = OrderedDict()  # guarded by the lock
 
     def of(self, scope: Hashable) -> T:
-        """The scope's thing; None as a scope shares with nobody and gets a new one each time."""
+        """Return the scope's thing; a new one each time for None, which shares nothing."""
         if scope is None:
             return self._make()
         with self._lock:
@@ -36,6 +36,6 @@ class Scoped(Generic[T]):
             return found
 
     def __len__(self) -> int:
-        """Scopes held."""
+        """Return the number of scopes held."""
         with self._lock:
             return len(self._held)

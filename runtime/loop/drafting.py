@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from outrider.engines.base import EngineError, step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow, Verdict
@@ -71,15 +70,13 @@ class Proposals:
 
     Attributes:
         drafts: per live slot; None for rows that do not decode.
-        rows: per live slot, as drafters saw it that want more than texts; empty when none was asked.
+        rows: per live slot, as drafters saw it; empty when none was asked.
         asked: every drafter asked, by name, and what it raised, if it did.
-        noted: slots by drafter that was asked for texts and is to be told that more of them is committed.
     """
 
     drafts: list[Draft | None]
     rows: Sequence[DraftRow] = ()
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
-    noted: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 def propose(
@@ -104,9 +101,6 @@ def propose(
     if not chosen:
         return Proposals(drafts=drafts)
     asked: dict[str, Exception | None] = dict.fromkeys(chosen)
-    noted = _propose_texts(drafters, live, gammas, rules, chosen, drafts, asked)
-    if not chosen:
-        return Proposals(drafts=drafts, asked=asked, noted=noted)
     price = rules.price(gammas)
     rows = [
         draft_row(request, gamma or 0, rules, price)
@@ -128,40 +122,7 @@ def propose(
             drafts[slot] = draft
             if draft.num_computed is not None and len(chosen) > 1:
                 rows[slot] = replace(rows[slot], num_computed=draft.num_computed)
-    return Proposals(drafts=drafts, rows=rows, asked=asked, noted=noted)
-
-
-def _propose_texts(
-    drafters: Drafters,
-    live: Sequence[Request],
-    gammas: Sequence[int | None],
-    rules: DraftRules,
-    chosen: dict[str, list[int]],
-    drafts: list[Draft | None],
-    asked: dict[str, Exception | None],
-) -> dict[str, list[int]]:
-    """Ask those who look at texts alone for chains; they leave ``chosen``. Returns whom to tell, and of which slots."""
-    noted: dict[str, list[int]] = {}
-    for name in list(chosen):
-        of_texts, traits, slots = drafters.of_texts(name), drafters.traits(name), chosen[name]
-        if of_texts is None:
-            continue
-        texts = [live[slot] for slot in slots]
-        if traits.proposes_trees and any(rules.max_nodes_of(text.spec) for text in texts):
-            continue
-        del chosen[name]
-        try:
-            found = of_texts.continue_texts(texts, [gammas[s] or 0 for s in slots], rules.scope)
-        except Exception as error:  # its rows go on without it
-            asked[name] = error
-            degrade(drafters, live, [], slots, error)
-            continue
-        for slot, tokens in zip(slots, found, strict=True):
-            if tokens:
-                drafts[slot] = Draft(tokens=tokens)
-        if traits.wants_outcomes:
-            noted[name] = slots
-    return noted
+    return Proposals(drafts=drafts, rows=rows, asked=asked)
 
 
 def num_choices(drafters: Drafters, request: Request, gamma: int | None) -> int:
@@ -181,12 +142,12 @@ def tell(
     for slot, verdict in verdicts if rows else ():
         draft, row, request = proposals.drafts[slot], rows[slot], live[slot]
         name = request.speculation.drafter
-        if draft is None or not row.gamma or name in proposals.noted:
+        if draft is None or not row.gamma:
             continue
         if not drafters.traits(name).wants_outcomes:
             continue
         outcome = Outcome(
-            row=row.after(request.undrafted),
+            row=replace(row, sampling=request.undrafted),
             num_fed=len(row.sampling.history),
             draft_tokens=draft.tokens,
             num_accepted=verdict.num_accepted,
@@ -195,12 +156,9 @@ def tell(
             path=verdict.path,
         )
         told.setdefault(name, []).append(outcome)
-    lessons = [(name, partial(drafters.observe, name, outcomes)) for name, outcomes in told.items()]
-    for name, slots in proposals.noted.items():
-        lessons.append((name, partial(drafters.note_texts, name, [live[slot] for slot in slots])))
-    for name, learn in lessons:
+    for name, outcomes in told.items():
         try:
-            learn()
+            drafters.observe(name, outcomes)
         except Exception:  # what it failed to learn harms nobody
             logger.exception("drafter %s failed to learn", name)
 

@@ -1,11 +1,9 @@
 """A cascade: the draft model's own drafting is speculated on by a cheaper drafter.
 
-The guesser continues the context, the draft model is fed the guess in one pass, and each draft
-token is drawn once from the draft model's own law; the pass is used up to the first draw that
-differs from the guess, and that draw is kept. So the chain is the one the draft model would have
-drafted alone, token for token under the same noise, with the same rows of probabilities kept by the
-sampler: whatever verification does with a draft of the model stays exact (inner sample and match is
-exact with respect to the draft model's law, and a position exists whatever its noise was).
+The guesser continues the context and the draft model is fed the guess in one pass. Each draft token is drawn once from
+the draft model's own probabilities. The pass is used up to the first draw that differs from the guess, and that draw is
+kept. So the chain is the one the draft model would have drafted alone, token for token under the same noise, and the
+sampler keeps the same rows of probabilities. Verification is therefore as exact as for a draft of the model.
 """
 
 from __future__ import annotations
@@ -13,34 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from outrider.engines.base import Engine, FloatArray, Span
-from outrider.engines.sampling.base import Sampler, SamplingRow
-from outrider.runtime.drafters.base import DraftRow, Guesser
-from outrider.runtime.drafters.model.model import ModelDrafter
+from outrider.engines.base import FloatArray, Span
+from outrider.engines.sampling.base import SamplingRow
+from outrider.runtime.drafters.base import DrafterParts, DraftRow, Guesser
+from outrider.runtime.drafters.model.model import ModelDrafter, with_idle_slots
 from outrider.runtime.drafters.model.speculated_guess import cut
 
 
 class CascadeDrafter(ModelDrafter):
-    """Proposes what the draft model would say, in fewer passes of it.
+    """Proposes the draft model's chain, in fewer passes of it.
 
     Args:
-        guesser: continues contexts; its owner tells it of outcomes and ends.
+        guesser: continues contexts; its owner gives it outcomes and ends.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        sampler: Sampler,
-        *,
-        target_vocab_size: int,
-        chunk: int,
-        guesser: Guesser,
-    ) -> None:
-        super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
+    def __init__(self, parts: DrafterParts, guesser: Guesser) -> None:
+        super().__init__(parts)
         self._guesser = guesser
-        self._num_known = min(engine.limits.vocab_size, target_vocab_size)
-        self.num_passes = 0
-        self.num_drafted = 0
+        self._num_known = min(self._limits.vocab_size, parts.vocab_size)
 
     def _draft_in_lockstep(
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
@@ -59,7 +47,16 @@ class CascadeDrafter(ModelDrafter):
                 slot: self._guess(live[slot], drafted[slot], gammas[slot], len(missing[slot]))
                 for slot in missing
             }
-            logits = self._feed(computed, missing, guesses)
+            spans = {
+                slot: Span(
+                    slot=slot,
+                    start=computed[slot],
+                    tokens=(*fed, *guesses[slot]),
+                    num_logits=len(guesses[slot]) + 1,
+                )
+                for slot, fed in missing.items()
+            }
+            logits = self._engine.extend(with_idle_slots(spans, computed))
             following: dict[int, tuple[int, ...]] = {}
             num_matched = self._draw(rows, logits, guesses, drafted)
             for slot, fed in missing.items():
@@ -67,46 +64,20 @@ class CascadeDrafter(ModelDrafter):
                 last = drafted[slot][-1]
                 is_end = last in live[slot].sampling.params.end_token_ids
                 is_full = len(drafted[slot]) >= gammas[slot]
-                if not (
-                    is_full or is_end or self._is_enough(live[slot], drafted[slot], gammas[slot])
-                ):
+                if not is_full and not is_end:
                     following[slot] = (last,)
             missing = following
-        self.num_drafted += sum(len(tokens) for tokens in drafted.values())
         return drafted
-
-    def _is_enough(self, row: DraftRow, drafted: Sequence[int], gamma: int) -> bool:
-        """Whether a draft shorter than gamma is left as it is; never, unless a subclass says so."""
-        return False
 
     def _guess(
         self, row: DraftRow, drafted: list[int], gamma: int, num_fed: int
     ) -> tuple[int, ...]:
-        """Leave room for the token that the pass itself adds; the last one needs no guess."""
+        """Return the guess, with room left for the token that the pass itself adds."""
         room = min(gamma - len(drafted) - 1, self._limits.max_extend - num_fed)
         if room < 1:
             return ()
         guess = self._guesser.guess(row, tuple(drafted), room)[:room]
         return cut(guess, self._num_known, row.sampling.params.end_token_ids)
-
-    def _feed(
-        self,
-        computed: Sequence[int],
-        missing: dict[int, tuple[int, ...]],
-        guesses: dict[int, tuple[int, ...]],
-    ) -> FloatArray:
-        self.num_passes += 1
-        return self._engine.extend(
-            [
-                Span(
-                    slot=slot,
-                    start=start,
-                    tokens=(*missing.get(slot, ()), *guesses.get(slot, ())),
-                    num_logits=len(guesses[slot]) + 1 if slot in missing else 0,
-                )
-                for slot, start in enumerate(computed)
-            ]
-        )
 
     def _draw(
         self,
@@ -115,7 +86,7 @@ class CascadeDrafter(ModelDrafter):
         guesses: dict[int, tuple[int, ...]],
         drafted: dict[int, list[int]],
     ) -> dict[int, int]:
-        """Draw from each column while the draws equal the guess; how many of the guess did."""
+        """Draw from each column while the draws equal the guess; return by slot how many did."""
         num_matched = dict.fromkeys(guesses, 0)
         going = list(guesses)
         column = 0

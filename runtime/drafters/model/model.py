@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
-from outrider.engines.base import Engine, Span, step_value
-from outrider.engines.sampling.base import ExactnessMode, Sampler
+from outrider.engines.base import Span, step_value
+from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.scheduler import alike_neighbours
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
 
@@ -25,7 +25,7 @@ MAX_SHARED_MISSING = 2
 
 @step_value
 class Ready:
-    """Where rows stand before a model drafts for them.
+    """The rows as they are before a model drafts for them.
 
     Attributes:
         computed: per live slot, leading tokens valid in the draft model's cache.
@@ -37,27 +37,23 @@ class Ready:
 
 
 class ModelDrafter:
-    """Proposes what a draft model would say."""
+    """Proposes chains of a draft model."""
 
     traits: ClassVar[Traits] = Traits(needs=frozenset({Need.DRAFT_MODEL}), is_sampled=True)
     max_shared_missing = MAX_SHARED_MISSING
 
-    def __init__(
-        self, engine: Engine, sampler: Sampler, *, target_vocab_size: int, chunk: int
-    ) -> None:
-        self._engine = engine
-        self._limits = engine.limits
-        self._sampler = sampler
-        self._target_vocab_size = target_vocab_size
-        self._chunk = min(chunk, engine.limits.max_extend)
+    def __init__(self, parts: DrafterParts) -> None:
+        assert parts.draft is not None, "offered only where there is a draft model"
+        self._engine = parts.draft
+        self._limits = parts.draft.limits
+        self._sampler = parts.sampler
+        self._target_vocab_size = parts.vocab_size
+        self._chunk = min(parts.chunk, self._limits.max_extend)
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """Over the bundle's draft model."""
-        assert parts.draft is not None, "offered only where there is a draft model"
-        return cls(
-            parts.draft, parts.sampler, target_vocab_size=parts.vocab_size, chunk=parts.chunk
-        )
+        """Draft with the bundle's draft model."""
+        return cls(parts)
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Draft for the chosen rows that are, or can be brought, up to date.
@@ -68,14 +64,7 @@ class ModelDrafter:
         ready = self.prepare(live, chosen)
         computed = list(ready.computed)
         tokens = self._draft_in_lockstep(live, ready.gammas, computed)
-        return [
-            Draft(
-                tokens=tuple(tokens.get(slot, ())),
-                is_sampled=is_sampled(live[slot]),
-                num_computed=computed[slot],
-            )
-            for slot in chosen
-        ]
+        return [chain_draft(live[slot], tokens.get(slot, ()), computed[slot]) for slot in chosen]
 
     def prepare(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> Ready:
         """Bring chosen rows up to date as far as one step may, and say how much each may draft.
@@ -97,13 +86,13 @@ class ModelDrafter:
         return Ready(computed=computed, gammas=gammas)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learns nothing: the cache pointers are the request's."""
+        """Learn nothing: the request keeps the cache pointers."""
 
     def forget(self, key: str) -> None:
-        """Keeps nothing per request outside the engine's slots."""
+        """Keep nothing per request outside the engine's slots."""
 
     def _can_feed(self, row: DraftRow) -> bool:
-        """Whether the draft model knows the tokens it misses and has room for them."""
+        """Return whether the draft model knows the tokens it misses and has room for them."""
         limits, history = self._limits, row.sampling.history
         if len(history) > limits.max_context:
             return False
@@ -112,7 +101,7 @@ class ModelDrafter:
         return bool(history[row.num_computed :].max() < limits.vocab_size)
 
     def _gamma(self, row: DraftRow) -> int:
-        """The last draft token is never fed, so n - 1 + gamma tokens must fit."""
+        """Return the row's gamma as far as the context reaches; the last draft token is never fed."""
         return min(row.gamma, self._limits.max_context + 1 - len(row.sampling.history))
 
     def _catch_up(
@@ -182,7 +171,7 @@ class ModelDrafter:
 
 
 def _spans(fed: Mapping[int, tuple[int, ...]], computed: Sequence[int]) -> list[Span]:
-    """Spans of tokens to feed, by slot; the last logits of each are wanted."""
+    """Return spans of tokens to feed, by slot; the last logits of each are wanted."""
     spans = []
     for slot in range(max(fed) + 1):
         tokens = fed.get(slot, ())
@@ -191,10 +180,23 @@ def _spans(fed: Mapping[int, tuple[int, ...]], computed: Sequence[int]) -> list[
     return spans
 
 
+def with_idle_slots(spans: Mapping[int, Span], computed: Sequence[int]) -> list[Span]:
+    """Return the spans of all live slots: these by slot, and empty ones."""
+    return [
+        spans.get(slot, Span(slot=slot, start=start, tokens=(), num_logits=0))
+        for slot, start in enumerate(computed)
+    ]
+
+
 def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -> int:
     return len(live[slot].sampling.history) - computed[slot]
 
 
+def chain_draft(row: DraftRow, tokens: Sequence[int], num_computed: int) -> Draft:
+    """Return a chain of the draft model as a draft."""
+    return Draft(tokens=tuple(tokens), is_sampled=is_sampled(row), num_computed=num_computed)
+
+
 def is_sampled(row: DraftRow) -> bool:
-    """Whether verification needs the law of the draft: not for greedy, nor under shared noise."""
+    """Return whether verification needs the draft's probabilities: not for greedy, nor under shared noise."""
     return not row.sampling.params.is_greedy and row.sampling.mode is not ExactnessMode.SEED_STABLE

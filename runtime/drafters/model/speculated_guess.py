@@ -1,4 +1,4 @@
-"""What one pass of a draft model verifies behind the tokens it feeds: a trie of phrases, and a window."""
+"""The guess that one pass of a draft model verifies: a trie of phrases, and a window."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from outrider.runtime.drafters.phrases.window import LookaheadWindow
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What one pass verifies behind the last token it feeds.
+    """A guess that one pass verifies behind the last token it feeds.
 
     Attributes:
-        num_phrase_nodes: leading nodes that are phrases; the rest is the window's.
+        num_phrase_nodes: leading nodes that are phrases; the others are the window's.
         window: None where none is fed.
         ends: last node of each of its columns.
     """
@@ -26,13 +26,13 @@ class Guess:
     ends: tuple[int, ...] = ()
 
     def followers(self, node: int) -> list[int]:
-        """Tokens of phrases behind a node."""
+        """Return the tokens of phrases behind a node."""
         tree = self.tree
         behind = range(node, self.num_phrase_nodes)
         return [tree.tokens[index] for index in behind if tree.parents[index] == node]
 
     def span(self, slot: int, start: int, fed: tuple[int, ...]) -> Span:
-        """Tokens to feed: the missing ones as a chain, and this behind the last of them."""
+        """Return the tokens to feed: the missing ones as a chain, and this behind the last of them."""
         root, behind = len(fed) - 1, self.tree.parents
         is_chain = behind == list(range(len(behind)))
         return Span(
@@ -45,7 +45,7 @@ class Guess:
 
 
 def cut(chain: tuple[int, ...], num_known: int, ends: Collection[int]) -> tuple[int, ...]:
-    """A chain up to the first token that is an end or at or beyond ``num_known``."""
+    """Return a chain up to the first token that is an end or at or beyond ``num_known``."""
     for index, token in enumerate(chain):
         if not 0 <= token < num_known or token in ends:
             return chain[:index]

@@ -1,9 +1,9 @@
 """A tree of candidates sampled from the draft model: several tries per position, judged node by node.
 
 Grown level by level: one pass of the draft model over the tree so far, then the sampler draws the children of its
-newest nodes and keeps the laws it drew them from. How many each level gets is decided before anything is drawn there
-(``branching``), as far as the budget of nodes reaches, so that a candidate's law is the one it is judged by. Equal
-siblings are one node that is offered twice.
+newest nodes and keeps the probabilities it drew them from. The number of children per level is decided before
+anything is drawn there (``branching``), as far as the budget of nodes reaches, so that a candidate is judged by the
+probabilities it was drawn from. Equal siblings are one node that is named twice.
 
 Greedy and seed_stable rows, rows that are verified as blocks, and rows that take no trees get the draft model's chain.
 
@@ -14,14 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from outrider.engines.base import Engine, FloatArray, Span
+from outrider.engines.base import FloatArray, Span
 from outrider.engines.sampling.base import CandidateNode, CandidateSampler
 from outrider.engines.trees import chain_length
 from outrider.runtime.core.tree import DraftTree, preorder, preorder_places, preordered
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Traits
-from outrider.runtime.drafters.model.model import ModelDrafter, is_sampled
+from outrider.runtime.drafters.model.model import (
+    ModelDrafter,
+    chain_draft,
+    is_sampled,
+    with_idle_slots,
+)
 
 
 class Growth:
@@ -36,28 +41,28 @@ class Growth:
     def __init__(self, *, max_nodes: int, depth: int) -> None:
         self._tokens: list[int] = []
         self._parents: list[int] = []
-        self._offers: list[list[int]] = [[]]
+        self._candidates: list[list[int]] = [[]]
         self._max_nodes = max_nodes
         self._depth_left = depth
         self.newest: list[tuple[int, tuple[int, ...]]] = [(0, ())]
 
     @property
     def num_left(self) -> int:
-        """Nodes that the tree may still be given."""
+        """Return the number of nodes that the tree may still be given."""
         return self._max_nodes - len(self._tokens)
 
     @property
     def is_open(self) -> bool:
-        """Whether another level may be drawn."""
+        """Return whether another level may be drawn."""
         return self._depth_left > 0 and self.num_left > 0 and bool(self.newest)
 
     def columns(self) -> list[int]:
-        """Of each of the newest nodes, its token's place in ``span``."""
+        """Return the places in ``span`` of the newest nodes' tokens."""
         _, places = preorder_places(self._parents)
         return [places[node] for node, _ in self.newest]
 
     def span(self, slot: int, start: int, root: int) -> Span:
-        """All tokens so far behind their root, the path of first children first."""
+        """Return all tokens so far behind their root, the path of first children first."""
         tokens, parents = preorder(self._tokens, self._parents)
         return Span(
             slot=slot,
@@ -81,78 +86,47 @@ class Growth:
                 if token not in children:
                     self._tokens.append(token)
                     self._parents.append(node)
-                    self._offers.append([])
+                    self._candidates.append([])
                     children[token] = len(self._tokens)
                     if token not in ends:
                         following.append((len(self._tokens), (*path, token)))
-                self._offers[node].append(children[token])
+                self._candidates[node].append(children[token])
         self.newest = following
         self._depth_left -= 1
 
     def tree(self) -> DraftTree:
-        """The tree, the path of first children first."""
+        """Return the tree, the path of first children first."""
         return preordered(
             DraftTree(
                 tokens=tuple(self._tokens),
                 parents=tuple(self._parents),
-                candidates=tuple(map(tuple, self._offers)),
+                candidates=tuple(map(tuple, self._candidates)),
             )
         )
 
 
 class TreeDrafter(ModelDrafter):
-    """Proposes a tree of what the draft model samples.
-
-    Args:
-        branching: candidates per node, by depth, where a request does not say.
-        is_without_replacement: how siblings are drawn.
-        max_nodes: tokens of a tree at most.
-        max_gamma: draft tokens of one path at most.
-    """
+    """Proposes a tree of candidates drawn from the draft model."""
 
     traits: ClassVar[Traits] = Traits(
         needs=frozenset({Need.DRAFT_MODEL, Need.DRAFT_TREES}), proposes_trees=True, is_sampled=True
     )
 
-    def __init__(
-        self,
-        engine: Engine,
-        sampler: CandidateSampler,
-        *,
-        target_vocab_size: int,
-        chunk: int,
-        branching: tuple[int, ...],
-        is_without_replacement: bool,
-        max_nodes: int,
-        max_gamma: int,
-    ) -> None:
-        super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
-        self._offering = sampler
-        self._branching = branching
-        self._is_without_replacement = is_without_replacement
-        limits = engine.limits
-        self._max_nodes = min(max_nodes, limits.max_tree_nodes - 1, limits.max_extend - 1)
-        # A path through side branches leaves the draft model all of its tokens to read.
-        self.max_shared_missing = max_gamma + 1
-
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """Over the bundle's draft model, with the server's shape of trees."""
-        assert parts.draft is not None, "offered only where there is a draft model"
-        assert isinstance(parts.sampler, CandidateSampler), "offered only where one keeps laws"
-        return cls(
-            parts.draft,
-            parts.sampler,
-            target_vocab_size=parts.vocab_size,
-            chunk=parts.chunk,
-            branching=parts.config.branching,
-            is_without_replacement=not parts.config.draws_with_replacement,
-            max_nodes=parts.config.tree_nodes,
-            max_gamma=parts.max_gamma,
+    def __init__(self, parts: DrafterParts) -> None:
+        super().__init__(parts)
+        assert isinstance(parts.sampler, CandidateSampler), "offered only where one keeps its probs"
+        self._sampler_of_trees = parts.sampler
+        self._branching = parts.config.branching
+        self._is_without_replacement = not parts.config.draws_with_replacement
+        limits = self._limits
+        self._max_nodes = min(
+            parts.config.tree_nodes, limits.max_tree_nodes - 1, limits.max_extend - 1
         )
+        # A path through side branches leaves the draft model all of its tokens to read.
+        self.max_shared_missing = parts.max_gamma + 1
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A tree, or a chain, per chosen slot that is, or can be brought, up to date.
+        """Propose a tree, or a chain, per chosen slot that is, or can be brought, up to date.
 
         Raises:
             EngineError: the draft model failed; its caches of all live slots are undefined.
@@ -170,16 +144,12 @@ class TreeDrafter(ModelDrafter):
         return [
             self._as_draft(growths[slot].tree(), computed[slot])
             if slot in growths
-            else Draft(
-                tokens=tuple(tokens.get(slot, ())),
-                is_sampled=is_sampled(live[slot]),
-                num_computed=computed[slot],
-            )
+            else chain_draft(live[slot], tokens.get(slot, ()), computed[slot])
             for slot in chosen
         ]
 
     def _takes_tree(self, row: DraftRow, gamma: int) -> bool:
-        """Whether a tree would be judged by its laws, and branches at all."""
+        """Return whether a tree would be judged by its probabilities, and branches at all."""
         is_ratio_tested = is_sampled(row) and not row.sampling.verifies_block
         return is_ratio_tested and row.max_nodes > 0 and max(self._counts(row)[:gamma]) > 1
 
@@ -211,12 +181,7 @@ class TreeDrafter(ModelDrafter):
         }
         depth = 0
         while spans:
-            logits = self._engine.extend(
-                [
-                    spans.get(slot, Span(slot=slot, start=start, tokens=(), num_logits=0))
-                    for slot, start in enumerate(computed)
-                ]
-            )
+            logits = self._engine.extend(with_idle_slots(spans, computed))
             for slot, span in spans.items():
                 is_tree = span.parents is not None
                 length = chain_length(span.parents or ()) if is_tree else len(span.tokens)
@@ -255,7 +220,7 @@ class TreeDrafter(ModelDrafter):
                     node=node,
                     count=min(count, num_left),
                 )
-                drawn += self._offering.propose_children(
+                drawn += self._sampler_of_trees.propose_children(
                     logits, [point], vocab_size=self._target_vocab_size
                 )
                 num_left -= len(set(drawn[-1]))

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from outrider.runtime.drafters.branches import as_draft
-from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhraseSettings
+from outrider.runtime.drafters.phrases.phrases import PhraseDrafter
 from outrider.runtime.drafters.phrases.window import LookaheadWindow
 
 
@@ -32,24 +33,22 @@ class LookaheadDrafter(PhraseDrafter):
     """Proposes phrases of the pool, and a window beside them that finds new ones.
 
     Args:
-        width: W, where a request does not say.
         max_gamma: depth of a draft at most, which bounds W too.
     """
 
     traits: ClassVar[Traits] = Traits(proposes_trees=True, num_choices=1, wants_outcomes=True)
 
-    def __init__(self, settings: PhraseSettings, *, width: int, max_gamma: int) -> None:
+    def __init__(self, config: DraftingConfig, *, max_gamma: int) -> None:
         # The pool is nothing without what the target chose behind the window.
-        super().__init__(replace(settings, harvests_rejected=True))
-        self._width = width
+        super().__init__(replace(config, harvests_rejected=True))
         self._max_gamma = max_gamma
         self._windows: dict[str, LookaheadWindow] = {}
         self._placed: dict[str, Placed] = {}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """With the server's bounds."""
-        return cls(PhraseSettings.of(parts), width=parts.config.window, max_gamma=parts.max_gamma)
+        """Build it with the server's bounds."""
+        return cls(parts.config, max_gamma=parts.max_gamma)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Move windows on by the target's choices, and keep the phrases they found."""
@@ -70,12 +69,13 @@ class LookaheadDrafter(PhraseDrafter):
         self._placed.pop(key, None)
         super().forget(key)
 
-    def _draft(self, row: DraftRow) -> Draft:
+    def draft(self, row: DraftRow) -> Draft:
+        """Return phrases of the pool, and the window beside them where the row has room."""
         self._placed.pop(row.key, None)
         # Rows that carry no trees have no room for one.
         window = self._window_of(row) if row.max_nodes else None
         if window is None or window.depth > row.gamma or window.num_nodes > row.max_nodes:
-            return super()._draft(row)
+            return super().draft(row)
         tree = TreeBuilder()
         for chain in self.chains(row):
             tree.add_chain(chain, max_nodes=row.max_nodes - window.num_nodes)
@@ -85,12 +85,12 @@ class LookaheadDrafter(PhraseDrafter):
         return draft
 
     def _window_of(self, row: DraftRow) -> LookaheadWindow | None:
-        """The row's window, as wide as its drafts are deep at most; None where there is none."""
+        """Return the row's window, as wide as its drafts are deep at most; None where there is none."""
         found = self._windows.get(row.key)
         if found is not None:
             return found
         length = self.state_of(row).phrase_length
-        asked = self._width if row.params.window is None else row.params.window
+        asked = self._config.window if row.params.window is None else row.params.window
         deepest = self._max_gamma if row.params.gamma is None else row.params.gamma
         width = min(asked, deepest - length + 2)
         if width < 1 or length < 2:

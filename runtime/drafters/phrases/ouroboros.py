@@ -19,20 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from outrider.engines.base import Engine
-from outrider.engines.sampling.base import ExactnessMode, Sampler
+from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
 from outrider.runtime.drafters.branches import as_draft
 from outrider.runtime.drafters.chain import cut_at_end
 from outrider.runtime.drafters.model.model import ModelDrafter
-from outrider.runtime.drafters.phrases.phrase_passes import PassSettings, PhrasePasses
+from outrider.runtime.drafters.phrases.phrase_passes import PhrasePasses
 from outrider.runtime.drafters.phrases.phrases import (
     PhraseDrafter,
     PhrasePool,
-    PhraseSettings,
     corrected,
 )
 from outrider.runtime.drafters.phrases.window import Phrase
@@ -55,11 +53,8 @@ class Tried:
 class OuroborosDrafter(ModelDrafter):
     """Proposes the draft model's chain with the newest phrases after its last token.
 
-    Args:
-        phrases: the pool, and its harvest.
-        settings: of the draft model's passes.
-        root_phrases: phrases tried beside the draft, behind the last committed token, where a row
-            takes trees; an addition to the source, for targets whose nodes cost little.
+    ``root_phrases`` more are tried beside the draft, behind the last committed token, where a row takes trees: an
+    addition to the source, for targets whose nodes cost little.
     """
 
     traits: ClassVar[Traits] = Traits(
@@ -69,39 +64,15 @@ class OuroborosDrafter(ModelDrafter):
         wants_outcomes=True,
     )
 
-    def __init__(
-        self,
-        engine: Engine,
-        sampler: Sampler,
-        *,
-        target_vocab_size: int,
-        chunk: int,
-        phrases: PhraseDrafter,
-        settings: PassSettings,
-        root_phrases: int = 0,
-    ) -> None:
-        super().__init__(engine, sampler, target_vocab_size=target_vocab_size, chunk=chunk)
-        self._phrases = phrases
-        self._root_phrases = root_phrases
-        self.passes = PhrasePasses(engine, sampler, phrases, target_vocab_size, settings)
+    def __init__(self, parts: DrafterParts) -> None:
+        super().__init__(parts)
+        self._config = parts.config
+        self._phrases = PhraseDrafter(parts.config)
+        self.passes = PhrasePasses(self._engine, parts, self._phrases)
         self._tried: dict[str, Tried] = {}
 
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """Over the bundle's draft model, with the server's pool bounds."""
-        assert parts.draft is not None, "offered only where there is a draft model"
-        return cls(
-            parts.draft,
-            parts.sampler,
-            target_vocab_size=parts.vocab_size,
-            chunk=parts.chunk,
-            phrases=PhraseDrafter(PhraseSettings.of(parts)),
-            settings=PassSettings.of(parts.config),
-            root_phrases=parts.config.root_phrases,
-        )
-
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """The model's chains, lengthened.
+        """Propose the model's chains, lengthened.
 
         Raises:
             EngineError: the draft model failed; its caches of all live slots are undefined.
@@ -115,9 +86,9 @@ class OuroborosDrafter(ModelDrafter):
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Harvest, and correct the phrases that were reached."""
+        """Add phrases from outcomes, and correct those that were reached."""
         self._phrases.observe(outcomes)
-        if not self._phrases.harvests_rejected:
+        if not self._config.harvests_rejected:
             return
         for outcome in outcomes:
             tried = self._tried.pop(outcome.row.key, None)
@@ -167,19 +138,19 @@ class OuroborosDrafter(ModelDrafter):
     def _branched(
         self, row: DraftRow, draft: Draft, pool: PhrasePool, phrases: Sequence[Phrase]
     ) -> Draft:
-        """The draft with all phrases behind it, and some behind the last committed token."""
+        """Return the draft with all phrases behind it, and some behind the last committed token."""
         tree, ends, drafted = TreeBuilder(), row.sampling.params.end_token_ids, draft.tokens
         tree.add_chain(drafted)
         for phrase in phrases:
             behind = cut_at_end(phrase[: row.gamma - len(drafted)], ends)
             tree.add_chain((*drafted, *behind), max_nodes=row.max_nodes)
-        for phrase in pool.get(int(row.sampling.history[-1]), self._root_phrases):
+        for phrase in pool.get(int(row.sampling.history[-1]), self._config.root_phrases):
             tree.add_chain(cut_at_end(phrase[: row.gamma], ends), max_nodes=row.max_nodes)
         return as_draft(tuple(tree.tokens), tuple(tree.parents), draft.num_computed)
 
 
 def _speaking_greedily(row: DraftRow) -> DraftRow:
-    """The row under which the draft model drafts: greedy, unless noise is shared with the target."""
+    """Return the row under which the draft model drafts: greedy, unless noise is shared with the target."""
     sampling = row.sampling
     if sampling.params.is_greedy or sampling.mode is ExactnessMode.SEED_STABLE:
         return row

@@ -12,41 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
 
-from outrider.engines.base import Engine, FloatArray, Span
-from outrider.engines.sampling.base import ExactnessMode, Sampler, are_plain_greedy
-from outrider.runtime.core.drafting import DraftingConfig
+from outrider.engines.base import Engine, FloatArray
+from outrider.engines.sampling.base import ExactnessMode, are_plain_greedy
 from outrider.runtime.core.tree import TreeBuilder
-from outrider.runtime.drafters.base import DraftRow
+from outrider.runtime.drafters.base import DrafterParts, DraftRow
+from outrider.runtime.drafters.model.model import with_idle_slots
 from outrider.runtime.drafters.model.speculated_guess import Guess, cut
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhraseState
 from outrider.runtime.drafters.phrases.window import LookaheadWindow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassSettings:
-    """How the draft model is run.
-
-    Attributes:
-        phrase_draft: whether phrases accelerate it; else one pass drafts one token.
-        draft_lenience: a phrase's token is drafted while the draft model finds it this many times
-            as likely as its own choice; 1 for its own choice alone.
-        draft_passes: passes after which a phrase is taken for the rest of a draft, where there is
-            one behind its last token.
-        draft_window: W of the window, where a request does not say; 0 for none.
-    """
-
-    phrase_draft: bool = True
-    draft_lenience: float = 0.3
-    draft_passes: int = 1
-    draft_window: int = 0
-
-    @classmethod
-    def of(cls, config: DraftingConfig) -> Self:
-        """Those of a server."""
-        return cls(**{one.name: getattr(config, one.name) for one in fields(cls)})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,22 +54,15 @@ class PhrasePasses:
         num_drafted: tokens they yielded.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        sampler: Sampler,
-        phrases: PhraseDrafter,
-        target_vocab_size: int,
-        settings: PassSettings,
-    ) -> None:
+    def __init__(self, engine: Engine, parts: DrafterParts, phrases: PhraseDrafter) -> None:
         self._engine = engine
         self._limits = engine.limits
-        self._sampler = sampler
+        self._sampler = parts.sampler
         self._phrases = phrases
-        self._target_vocab_size = target_vocab_size
-        self._num_known = min(engine.limits.vocab_size, target_vocab_size)
-        self._settings = settings
-        self._log_lenience = math.log(settings.draft_lenience)
+        self._target_vocab_size = parts.vocab_size
+        self._num_known = min(engine.limits.vocab_size, parts.vocab_size)
+        self._config = parts.config
+        self._log_lenience = math.log(parts.config.draft_lenience)
         self._windows: dict[str, LookaheadWindow] = {}
         self.num_passes = 0
         self.num_drafted = 0
@@ -120,9 +88,15 @@ class PhrasePasses:
                 slot: self._guess(turn, computed[slot] + len(turn.fed))
                 for slot, turn in going.items()
             }
-            logits = self._feed(computed, going, guesses)
+            spans = {
+                slot: guesses[slot].span(slot, computed[slot], turn.fed)
+                for slot, turn in going.items()
+            }
+            self.num_passes += 1
+            # [B, R, V]; column n of a row follows node n of its guess, 0 being the root.
+            logits = self._engine.extend(with_idle_slots(spans, computed))
             self._walk(going, logits, guesses)
-            is_enough = num_passes >= self._settings.draft_passes
+            is_enough = num_passes >= self._config.draft_passes
             following: dict[int, Turn] = {}
             for slot, turn in going.items():
                 self._learn(turn, guesses[slot], logits[slot])
@@ -146,18 +120,18 @@ class PhrasePasses:
         )
 
     def _goes_on(self, turn: Turn, is_enough: bool) -> bool:
-        """Until the draft is full, or enough passes were made and a phrase goes on from here."""
+        """Return whether another pass follows: the draft is not full, and passes or phrases are too few."""
         last = turn.drafted[-1]
         if len(turn.drafted) >= turn.gamma or last in turn.ends:
             return False
         return not (is_enough and turn.state.pool.get(last, self._phrases.wanted(turn.row)))
 
     def _guess(self, turn: Turn, num_fed: int) -> Guess:
-        """What the next pass verifies behind the first ``num_fed`` tokens of the row."""
+        """Return the guess of the next pass behind the first ``num_fed`` tokens of the row."""
         tree, limits = TreeBuilder(), self._limits
         # The pass itself adds a token behind the longest path.
         room = min(turn.gamma - len(turn.drafted) - 1, limits.max_extend - len(turn.fed))
-        if room > 0 and self._settings.phrase_draft:
+        if room > 0 and self._config.phrase_draft:
             budget = limits.max_tree_nodes - len(turn.fed)
             for chain in self._chains(turn, room):
                 if not tree.tokens or len(tree.tokens) + len(chain) <= budget:
@@ -174,10 +148,10 @@ class PhrasePasses:
         return Guess(tree, num_nodes, window, tuple(window.place(tree)))
 
     def _chains(self, turn: Turn, room: int) -> list[tuple[int, ...]]:
-        """Phrases that may follow, cut before anything the draft model does not know."""
+        """Return phrases that may follow, cut before anything the draft model does not know."""
         phrases, pool = self._phrases, turn.state.pool
         key = turn.drafted[-1] if turn.drafted else turn.state.tail[-1]
-        count = phrases.num_guesses if self._limits.max_tree_nodes else 1
+        count = self._config.num_phrases if self._limits.max_tree_nodes else 1
         found = pool.get(key, max(count, 1))
         if not found:
             return []
@@ -185,38 +159,24 @@ class PhrasePasses:
         return [cut(chain[:room], self._num_known, turn.ends) for chain in found]
 
     def _window_of(self, turn: Turn) -> LookaheadWindow | None:
-        """The row's window; None where none is asked for, or the engine takes no trees."""
-        if not self._limits.max_tree_nodes or not self._settings.phrase_draft:
+        """Return the row's window; None where none is asked for, or the engine takes no trees."""
+        if not self._limits.max_tree_nodes or not self._config.phrase_draft:
             return None
         row = turn.row
         found = self._windows.get(row.key)
         if found is None:
             asked, length = row.params.window, turn.state.phrase_length
-            width = self._settings.draft_window if asked is None else asked
+            width = self._config.draft_window if asked is None else asked
             if width and length > 1:
                 text = row.sampling.history.tolist()
                 found = LookaheadWindow.from_text(text, width=width, phrase_length=length)
                 self._windows[row.key] = found
         return found
 
-    def _feed(
-        self, computed: Sequence[int], going: Mapping[int, Turn], guesses: Mapping[int, Guess]
-    ) -> FloatArray:
-        """Logits [B, R, V]; column n of a row follows node n of its guess, 0 being the root."""
-        self.num_passes += 1
-        return self._engine.extend(
-            [
-                guesses[slot].span(slot, start, going[slot].fed)
-                if slot in going
-                else Span(slot=slot, start=start, tokens=(), num_logits=0)
-                for slot, start in enumerate(computed)
-            ]
-        )
-
     def _walk(
         self, turns: Mapping[int, Turn], logits: FloatArray, guesses: Mapping[int, Guess]
     ) -> None:
-        """Append what the draft model says, node by node, and note the nodes of each guess it went through."""
+        """Append the draft model's tokens, node by node, and note the nodes of each guess it went through."""
         is_greedy = are_plain_greedy([turn.row.sampling for turn in turns.values()])
         for turn in turns.values():
             turn.path = []
@@ -252,7 +212,7 @@ class PhrasePasses:
         slots: Sequence[int],
         nodes: Sequence[int],
     ) -> list[int]:
-        """The draft model's token behind one node of each slot."""
+        """Draw the draft model's token behind one node of each slot."""
         # Slots and nodes as two lists of indices gather one row of logits per slot.
         here = logits[slots, nodes]
         asked = [
@@ -262,7 +222,7 @@ class PhrasePasses:
         return self._sampler.propose(here[:, None], asked, vocab_size=self._target_vocab_size)
 
     def _settled(self, turn: Turn, guess: Guess, node: int, logits: FloatArray, drawn: int) -> int:
-        """The token drafted where no phrase has the draw: that, unless a phrase has one nearly as likely."""
+        """Return the token drafted where no phrase has the draw: a phrase's if nearly as likely, else the draw."""
         if self._log_lenience == 0.0:
             return drawn
         row = turn.row.sampling

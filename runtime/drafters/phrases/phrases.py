@@ -12,12 +12,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import ClassVar, Self
+from typing import ClassVar
 
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.tree import TreeBuilder
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import Draft, DraftRow, Outcome, Traits
 from outrider.runtime.drafters.branches import as_draft
 from outrider.runtime.drafters.chain import ChainDrafter, cut_at_end
 from outrider.runtime.drafters.phrases.window import Phrase
@@ -60,7 +61,7 @@ class PhrasePool:
                     pool.popitem(last=False)
 
     def get(self, key: int, count: int) -> list[Phrase]:
-        """At most ``count`` phrases, newest first."""
+        """Return at most ``count`` phrases, newest first."""
         with self._lock:
             held = self._phrases.get(key)
             return list(islice(reversed(held), count)) if held else []
@@ -72,13 +73,13 @@ class PhrasePool:
         self.put(key, new)
 
     def __len__(self) -> int:
-        """Phrases held."""
+        """Return the number of phrases held."""
         with self._lock:
             return sum(map(len, self._phrases.values()))
 
 
 def matching_segments(outcome: Outcome, length: int) -> Iterator[tuple[int, Phrase]]:
-    """Keys and phrases from the nodes of a draft that were not kept (rule H1).
+    """Find keys and phrases at the nodes of a draft that were not kept (rule H1).
 
     Behind a node's token comes the target's choice there; as long as the draft goes on with that
     very token, the target's choice behind it comes next. Only whole phrases count.
@@ -101,13 +102,13 @@ def matching_segments(outcome: Outcome, length: int) -> Iterator[tuple[int, Phra
 
 
 def windows(tokens: Sequence[int], length: int) -> Iterator[tuple[int, Phrase]]:
-    """Every token of a text with the ``length`` tokens after it (rule H3)."""
+    """Yield every token of a text with the ``length`` tokens after it (rule H3)."""
     for start in range(len(tokens) - length):
         yield tokens[start], tuple(tokens[start + 1 : start + 1 + length])
 
 
 def corrected(outcome: Outcome, root: int, phrase: Phrase) -> Phrase | None:
-    """What the target says in the place of a phrase tried behind node ``root`` (rule H2).
+    """Return the target's own tokens in the place of a phrase tried behind node ``root`` (rule H2).
 
     Returns:
         Its choice behind the root and behind each of the phrase's tokens but the last; None if not
@@ -133,32 +134,6 @@ class PhraseState:
     tail: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhraseSettings:
-    """What phrase drafters take from the server, where requests do not say.
-
-    Attributes:
-        phrase_length: B, tokens after the key token.
-        num_phrases: K, phrases tried beside each other.
-        pool_size: phrases of one key token.
-        pool_keys: key tokens of one pool.
-        max_scopes: pools.
-        harvests_rejected: whether rejected drafts are a source; else committed text alone is.
-    """
-
-    phrase_length: int = 4
-    num_phrases: int = 3
-    pool_size: int = 8
-    pool_keys: int = 16_384
-    max_scopes: int = 64
-    harvests_rejected: bool = True
-
-    @classmethod
-    def of(cls, parts: DrafterParts) -> Self:
-        """Those of a server."""
-        return cls(**{one.name: getattr(parts.config, one.name) for one in fields(cls)})
-
-
 class PhraseDrafter(ChainDrafter[PhraseState]):
     """Proposes the newest phrases after the last token, behind the end of the newest its own, and so on."""
 
@@ -166,48 +141,29 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         is_guesser=True, proposes_trees=True, num_choices=1, wants_outcomes=True
     )
 
-    def __init__(self, settings: PhraseSettings) -> None:
-        super().__init__()
-        self._settings = settings
+    def __init__(self, config: DraftingConfig) -> None:
+        super().__init__(config)
         self._pools = Scoped(
-            lambda: PhrasePool(pool_size=settings.pool_size, max_keys=settings.pool_keys),
-            max_scopes=settings.max_scopes,
+            lambda: PhrasePool(pool_size=config.pool_size, max_keys=config.pool_keys),
+            max_scopes=config.max_scopes,
         )
 
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """With the server's bounds."""
-        return cls(PhraseSettings.of(parts))
-
-    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A trie of phrases, or the chain of the newest, per chosen slot."""
-        return [self._draft(live[slot]) for slot in chosen]
-
-    @property
-    def harvests_rejected(self) -> bool:
-        """Whether verified drafts that were not committed are a source of phrases."""
-        return self._settings.harvests_rejected
-
-    @property
-    def num_guesses(self) -> int:
-        """Phrases that a draft model verifies beside each other in one pass."""
-        return self._settings.num_phrases
-
     def wanted(self, row: DraftRow) -> int:
-        """K of a request; of rows that take no trees only the newest phrase fits."""
+        """Return K of a request; at most 1 for rows that take no trees."""
         asked = row.params.num_phrases
-        count = self._settings.num_phrases if asked is None else asked
+        count = self._config.num_phrases if asked is None else asked
         return count if row.max_nodes else min(count, 1)
 
     def chains(self, row: DraftRow) -> list[Phrase]:
-        """Phrases behind the last token, newest first; the newest goes on to the draft's full depth."""
+        """Return phrases behind the last token, newest first; the newest goes on to the draft's full depth."""
         state, ends = self.state_of(row), row.sampling.params.end_token_ids
         found = state.pool.get(state.tail[-1], max(self.wanted(row), 1))
         if found:
             found[0] = self.continued(state, found[0], row.gamma)
         return [cut_at_end(chain[: row.gamma], ends) for chain in found]
 
-    def _draft(self, row: DraftRow) -> Draft:
+    def draft(self, row: DraftRow) -> Draft:
+        """Return a trie of phrases, or the chain of the newest."""
         chains = self.chains(row)
         if not row.max_nodes:
             return Draft(tokens=chains[0] if chains else ())
@@ -217,8 +173,8 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         return as_draft(tuple(tree.tokens), tuple(tree.parents))
 
     def new_state(self, row: DraftRow) -> PhraseState:
-        """The pool of the row's scope and phrase length, warm from the first step on."""
-        length = row.params.phrase_length or self._settings.phrase_length
+        """Return a state on the pool of the row's scope and phrase length."""
+        length = row.params.phrase_length or self._config.phrase_length
         scope = None if row.scope is None else (row.scope, length)
         return PhraseState(self._pools.of(scope), length)
 
@@ -229,12 +185,12 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         del state.tail[: -state.phrase_length]
 
     def extend(self, state: PhraseState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """Phrases end to end."""
+        """Return phrases end to end."""
         found = state.pool.get(drafted[-1] if drafted else state.tail[-1], 1)
         return self.continued(state, found[0], length)[:length] if found else ()
 
     def continued(self, state: PhraseState, phrase: Phrase, length: int) -> Phrase:
-        """A phrase with those behind its end, ``length`` tokens or more where there are as many."""
+        """Return a phrase with those behind its end, ``length`` tokens or more where there are as many."""
         while len(phrase) < length:
             found = state.pool.get(phrase[-1], 1)
             if not found:
@@ -243,15 +199,15 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         return phrase
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Harvest what was committed and, unless that is off, what was rejected."""
+        """Take phrases from committed tokens and, unless that is off, from rejected ones."""
         for outcome in outcomes:
             state = self.state_of(outcome.row)
-            if self.harvests_rejected and outcome.choices:
+            if self._config.harvests_rejected and outcome.choices:
                 state.pool.put_all(matching_segments(outcome, state.phrase_length))
 
 
 def _children(outcome: Outcome) -> Callable[[int, int], int | None]:
-    """From a node and a token to the node's child that holds it; None where there is none."""
+    """Return a function from a node and a token to the node's child that holds it; None where there is none."""
     tokens, parents = outcome.draft_tokens, outcome.parents
     if parents is None:
         return lambda node, token: node + 1 if tokens[node : node + 1] == (token,) else None

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from outrider.runtime.drafters.base import DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.drafters.base import DraftRow, Outcome, Traits
 from outrider.runtime.drafters.branches import BranchingDrafter, Budget, grow
 from outrider.runtime.drafters.scopes import Scoped
 
@@ -26,7 +27,7 @@ MEMORY = 0.75
 
 
 def _first_ranks() -> list[float]:
-    """What is assumed before anything was observed: each rank half as likely as the one before."""
+    """Return the counts assumed at first: each rank half as likely as the one before."""
     return [0.5**rank for rank in range(1, WIDTH + 2)]
 
 
@@ -45,7 +46,7 @@ class Successors:
     ranks: list[float] = field(default_factory=_first_ranks)
 
     def learn(self, token: int, choices: tuple[int, ...]) -> None:
-        """Replace what is known after a token."""
+        """Replace the known successors of a token."""
         known = self.after.get(token)
         if known is None:
             self.share[token] = FIRST_SHARE
@@ -56,7 +57,7 @@ class Successors:
         self.after[token] = choices
 
     def followers(self, token: int) -> list[tuple[int, float, int]]:
-        """What may follow a token and how likely that is; the last entry is where it leads."""
+        """Return tokens that may follow a token, their estimated probabilities, and the places behind them."""
         known = dict.fromkeys(self.after.get(token, ()))
         if not known:
             return []
@@ -83,31 +84,22 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
         is_guesser=True, proposes_trees=True, num_choices=WIDTH, wants_outcomes=True
     )
 
-    def __init__(
-        self, *, min_prob: float, max_scopes: int, parts: DrafterParts | None = None
-    ) -> None:
-        super().__init__(parts)
-        self._min_chain_prob = min_prob
-        self._successors = Scoped(Successors, max_scopes=max_scopes)
-
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """With the server's threshold."""
-        config = parts.config
-        return cls(min_prob=config.min_prob, max_scopes=config.max_scopes, parts=parts)
+    def __init__(self, config: DraftingConfig) -> None:
+        super().__init__(config)
+        self._successors = Scoped(Successors, max_scopes=config.max_scopes)
 
     def new_state(self, row: DraftRow) -> RecyclingState:
-        """The successors of the row's scope."""
+        """Return a state on the successors of the row's scope."""
         return RecyclingState(self._successors.of(row.scope))
 
     def push(self, state: RecyclingState, tokens: list[int]) -> None:
-        """Only the last token matters."""
+        """Keep the last token."""
         state.last = tokens[-1]
 
     def extend(
         self, state: RecyclingState, drafted: tuple[int, ...], length: int
     ) -> tuple[int, ...]:
-        """The likeliest successor of the last token, and of that one, and so on."""
+        """Return the likeliest successor of the last token, of that one, and so on."""
         after, share = state.successors.after, state.successors.share
         token = drafted[-1] if drafted else state.last
         chain: list[int] = []
@@ -115,7 +107,7 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
         while len(chain) < length and token in after:
             assert token is not None
             prob *= share[token]
-            if prob < self._min_chain_prob:
+            if prob < self._config.min_prob:
                 break
             token = after[token][0]
             chain.append(token)
@@ -124,7 +116,7 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
     def branch(
         self, state: RecyclingState, budget: Budget, ends: Collection[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The likeliest successors of the last token, and of those."""
+        """Return a tree of the likeliest successors of the last token, and of those."""
         if state.last is None:
             return (), ()
         return grow(state.last, state.successors.followers, budget, ends)

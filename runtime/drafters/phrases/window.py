@@ -3,7 +3,7 @@
 Row 0 holds W - 1 tokens, rows 1 .. B - 1 hold W each, B being the length of phrases (the source's N
 is B + 1). Token i of row 0 stands i + 1 places behind the last token; token i of row r >= 1 stands
 r + i places behind it and sees row 0 up to token i - 1, then its own column from row 1 down. So the
-window is a tree behind the last token, fed beside whatever else is verified:
+window is a tree behind the last token, fed beside the other draft tokens:
 
     last - R0[0] - R0[1] - ...           W = 3, B = 3: column i is R1[i], R2[i]
       |      |       |
@@ -40,7 +40,7 @@ class LookaheadWindow:
 
     @classmethod
     def from_text(cls, text: Sequence[int], *, width: int, phrase_length: int) -> LookaheadWindow:
-        """A window filled with pieces of a text, spread evenly over it: no random numbers needed.
+        """Return a window filled with pieces of a text, spread evenly over it; no random numbers are needed.
 
         Args:
             text: at least one token; read round and round where it is short.
@@ -57,12 +57,12 @@ class LookaheadWindow:
 
     @property
     def num_nodes(self) -> int:
-        """Tokens of the window."""
+        """Return the number of the window's tokens."""
         return sum(map(len, self.rows))
 
     @property
     def depth(self) -> int:
-        """Places between the last token and the window's deepest one."""
+        """Return the number of places between the last token and the window's deepest one."""
         return len(self.rows[-1]) + len(self.rows) - 2
 
     def place(self, tree: TreeBuilder) -> list[int]:
@@ -89,7 +89,7 @@ class LookaheadWindow:
         Args:
             last: the token it hung behind.
             choices: the model's, behind the last node of each column.
-            ends: tokens that are replaced in the window: nothing worth knowing follows them.
+            ends: tokens that are replaced in the window, since nothing follows them.
         """
         keys = [last, *self.rows[0]]
         found = [

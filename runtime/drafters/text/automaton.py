@@ -12,62 +12,123 @@ Source: Blumer et al. 1985, "The smallest automaton recognizing the subwords of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from outrider.engines.jit import address
+from outrider.engines.base import IntArray
 from outrider.runtime.drafters.text import automaton_loops as loops
 
 ROOT = loops.ROOT
 
 _LEAST_TOKENS = 256
+_STATES_PER_TOKEN, _EDGES_PER_TOKEN = 2, 3
 _ROOT_ALONE = np.array([[-1], [0], [0], [-1]], dtype=np.int32)
 _NO_EDGES = np.zeros((4, 0), dtype=np.int32)
+_NO_TOKENS = np.zeros(0, dtype=np.int64)
+
+
+class Continuation(NamedTuple):
+    """The likeliest continuation of a match.
+
+    Attributes:
+        tokens: [m] int64, likeliest one after another; empty for none.
+        score: sum of the tokens' estimated probabilities.
+        matched: tokens of the match that is continued.
+        state: of the match.
+        total: its occurrences.
+    """
+
+    tokens: IntArray
+    score: float
+    matched: int
+    state: int
+    total: int
 
 
 class SuffixAutomaton:
-    """Substrings of several texts with their counts. Not thread-safe. States are numbers, ``ROOT`` of nothing.
+    """Substrings of several texts with their counts. Not thread-safe. States are numbers, ``ROOT`` is the empty text's.
 
     Attributes:
-        used: [HEADER] int64, the same array for life; see ``runtime.drafters.text.automaton_loops``.
-        at: its address; compiled loops find everything from there.
+        num_cleared: times that all texts were forgotten; states found before are void.
     """
 
     def __init__(self) -> None:
-        self.used = np.zeros(loops.HEADER, dtype=np.int64)
-        self.at = address(self.used)
-        self.clear()
+        self._used = np.zeros(2, dtype=np.int64)
+        self.num_cleared = 0
+        self._forget()
 
     def clear(self) -> None:
         """Forget all texts."""
-        self.used[loops.STATES], self.used[loops.EDGES], self.used[loops.TOKENS] = 1, 0, 0
-        self.used[loops.CLEARED] += 1
-        self._states, self._edges = _ROOT_ALONE, _NO_EDGES
-        self.make_room(_LEAST_TOKENS)
+        self.num_cleared += 1
+        self._forget()
 
     def __len__(self) -> int:
-        """States."""
-        return int(self.used[loops.STATES])
+        """Return the number of states."""
+        return int(self._used[loops.STATES])
 
     def append(self, last: int, tokens: Sequence[int]) -> int:
-        """Extend the text whose whole is state ``last`` (``ROOT`` begins one); the new whole."""
-        num_tokens = int(self.used[loops.TOKENS]) + len(tokens)
-        if num_tokens > self.used[loops.ROOM]:
-            self.make_room(2 * num_tokens)
-        self.used[loops.TOKENS] = num_tokens
+        """Extend a text and return the state of its whole.
+
+        Args:
+            last: state of the whole text so far; ``ROOT`` begins a new one.
+            tokens: that follow.
+        """
+        self._num_tokens += len(tokens)
+        if self._num_tokens > self._room:
+            self._make_room(2 * self._num_tokens)
         return loops.append(
-            self._states, self._edges, self._slots, self.used, last, _as_array(tokens)
+            self._states, self._edges, self._slots, self._used, last, _as_array(tokens)
         )
 
     def remove(self, tokens: Sequence[int]) -> None:
         """Take back the counts of a text that was appended from the root; states stay."""
         loops.remove(self._states, self._edges, self._slots, _as_array(tokens))
 
+    def advance(self, state: int, matched: int, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return state and length of the longest known end of a match and the tokens behind it."""
+        return loops.advance(
+            self._states, self._edges, self._slots, state, matched, _as_array(tokens)
+        )
+
+    def longest_earlier(self, whole: int) -> tuple[int, int]:
+        """Return state and length of a text's longest end that occurs elsewhere too."""
+        state = max(self._states.item(loops.LINK, whole), ROOT)
+        return state, self._states.item(loops.LENGTH, state)
+
+    def continuation(
+        self,
+        place: tuple[int, int],
+        drafted: Sequence[int],
+        length: int,
+        *,
+        factor: float,
+        min_prob: float,
+        is_own_end: bool = False,
+    ) -> Continuation:
+        """Return the best-scored continuation of a match and of its suffixes.
+
+        Args:
+            place: state and length of the match.
+            drafted: tokens behind it.
+            length: tokens at most.
+            factor: tokens proposed per matched one.
+            min_prob: the chain ends where the product of its tokens' shares falls below.
+            is_own_end: the match is the end of a text in this automaton, which nothing follows yet.
+        """
+        behind = _as_array(drafted) if drafted else _NO_TOKENS
+        return Continuation(
+            *loops.continue_text(
+                self._states, self._edges, self._slots, *place, behind, is_own_end and not drafted,
+                length, factor, min_prob,
+            )
+        )  # fmt: skip
+
     def count(self, state: int) -> int:
-        """Occurrences of a state's substrings."""
+        """Return the occurrences of a state's substrings."""
         return int(self._states[loops.COUNT, state])
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
-        """Next tokens with their states and counts, most frequent first, ties by lower id."""
+        """Return next tokens with their states and counts, most frequent first, ties by lower id."""
         found = []
         edge = int(self._states[loops.FIRST, state])
         while edge >= 0:
@@ -77,22 +138,23 @@ class SuffixAutomaton:
             edge = following
         return sorted(found, key=lambda one: (-one[2], one[0]))
 
-    def make_room(self, num_tokens: int) -> None:
-        """Room for texts of so many tokens in all."""
-        used = self.used
-        num_states, num_edges = int(used[loops.STATES]), int(used[loops.EDGES])
-        states = np.zeros((4, loops.STATES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
-        edges = np.zeros((4, loops.EDGES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
+    def _forget(self) -> None:
+        self._used[loops.STATES], self._used[loops.EDGES], self._num_tokens = 1, 0, 0
+        self._states, self._edges = _ROOT_ALONE, _NO_EDGES
+        self._make_room(_LEAST_TOKENS)
+
+    def _make_room(self, num_tokens: int) -> None:
+        """Hold texts of so many tokens in all."""
+        num_states, num_edges = self._used.tolist()
+        states = np.zeros((4, _STATES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
+        edges = np.zeros((4, _EDGES_PER_TOKEN * num_tokens + 1), dtype=np.int32)
         states[:, :num_states] = self._states[:, :num_states]
         edges[:, :num_edges] = self._edges[:, :num_edges]
         slots = np.full(1 << (2 * edges.shape[1]).bit_length(), -1, dtype=np.int32)
         loops.hash_edges(edges, slots, num_edges)
         self._states, self._edges, self._slots = states, edges, slots
-        used[loops.STATES_AT] = address(states)
-        used[loops.EDGES_AT] = address(edges)
-        used[loops.SLOTS_AT] = address(slots)
-        used[loops.ROOM], used[loops.NUM_SLOTS] = num_tokens, len(slots)
+        self._room = num_tokens
 
 
-def _as_array(tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _as_array(tokens: Sequence[int]) -> IntArray:
     return np.array(tokens, dtype=np.int64)

@@ -1,24 +1,22 @@
-"""The loops of a suffix automaton (``runtime.drafters.text.automaton``), compiled.
+"""The compiled loops of a suffix automaton (``runtime.drafters.text.automaton``).
 
 In Python a token costs ten microseconds and more right behind a model's pass, which has pushed everything out of the
 processor's caches. One file, because the functions call each other (``engines.jit``).
 
-States and edges are columns of tables; a state's edges are a linked list, and an open hash table finds the edge of a
-state and a token. Shapes: ``states`` [4, S] int32, ``edges`` [4, E] int32, ``slots`` [2^k] int32 at most half full, -1
-where empty, ``used`` [HEADER] int64: states and edges in use, and where the tables are; ``texts`` [P, 8] int64, where
-requests stand in their own automaton and in their scope's.
+States and edges are columns of tables. The edges of a state are a linked list, and an open hash table finds the edge of
+a state and a token. Shapes: ``states`` [4, S] int32, ``edges`` [4, E] int32, ``slots`` [2^k] int32, at most half full,
+-1 where empty, ``used`` [2] int64, the number of states and edges in use.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import boolean, carray, float64, int32, int64, types, void
-from outrider.engines.jit import njit_exact, pointer
+from numba import boolean, float64, int32, int64, types, void
+from outrider.engines.jit import njit_exact
 
 Table = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 ROOT = 0
 # Rows of ``states``: state of the longest suffix that ends elsewhere too, -1 of the root; tokens of the longest
@@ -26,21 +24,8 @@ ROOT = 0
 LINK, LENGTH, COUNT, FIRST = range(4)
 # Rows of ``edges``.
 FROM, TOKEN, TO, NEXT = range(4)
-# Entries of ``used``: how many states and edges, the tables' addresses, tokens there are and there is room for, and
-# how often all was forgotten.
-STATES, EDGES, STATES_AT, EDGES_AT, SLOTS_AT, NUM_SLOTS, TOKENS, ROOM, CLEARED = range(9)
-HEADER = 9
-# Columns of ``texts``: addresses of ``used`` of both automata and of the tokens, how many of these were seen, their
-# state in the own automaton; in the scope's the match's state and tokens, and ``CLEARED`` when it was found.
-OWN, SHARED, TOKENS_AT, SEEN, WHOLE, PLACE, REACHED, FOUND_IN = range(8)
-ASKED = 3
-"""Numbers that ask for a text: its row of ``texts``, how many tokens are known, and how many are wanted."""
-# Entries of ``figures``.
-SCORE, MATCHED, STATE, TOTAL = range(4)
-
-STATES_PER_TOKEN, EDGES_PER_TOKEN = 2, 3
-REMATCH = 64
-"""Tokens followed again through a scope's automaton that was cleared."""
+# Entries of ``used``.
+STATES, EDGES = range(2)
 
 MAX_LINKS = 64
 """Suffix links followed to keep counts; in highly repetitive text shorter substrings are counted
@@ -49,14 +34,15 @@ MAX_CANDIDATES = 6
 """Match lengths tried, longest first."""
 
 _TABLE, _LINE = int32[:, ::1], int32[::1]
-_IDS, _NUMBERS = int64[::1], float64[::1]
+_IDS = int64[::1]
 _PLACE = types.UniTuple(int64, 2)
-_ROWS, _TABLES = int64[:, ::1], types.Tuple((_TABLE, _TABLE, _LINE))
+_CHAIN = types.Tuple((int64, float64))
+_FOUND = types.Tuple((_IDS, float64, int64, int64, int64))
 
 
 @njit_exact(int64(_TABLE, _LINE, int64, int64))
 def slot_of(edges: Table, slots: Table, state: int, token: int) -> int:
-    """Where the hash table has the edge of a state and a token, or would have it."""
+    """Return the slot of the edge of a state and a token, or the empty one it would take."""
     mixed = (state * 2_654_435_761) ^ (token * 2_246_822_519)
     at = (mixed ^ (mixed >> 17)) & (len(slots) - 1)
     while slots[at] >= 0:
@@ -69,7 +55,7 @@ def slot_of(edges: Table, slots: Table, state: int, token: int) -> int:
 
 @njit_exact(int64(_TABLE, _LINE, int64, int64))
 def follow(edges: Table, slots: Table, state: int, token: int) -> int:
-    """The state behind a state's token; -1 where nothing goes on so."""
+    """Return the state behind a state's token; -1 where there is none."""
     edge = slots[slot_of(edges, slots, state, token)]
     return int(edges[TO, edge]) if edge >= 0 else -1
 
@@ -78,7 +64,7 @@ def follow(edges: Table, slots: Table, state: int, token: int) -> int:
 def add_edge(
     states: Table, edges: Table, slots: Table, used: Ints, state: int, token: int, to: int
 ) -> None:
-    """Let a state go on by a token that it did not know."""
+    """Add an edge for a token that a state has none for."""
     edge = int(used[EDGES])
     if edge >= edges.shape[1]:
         raise IndexError
@@ -108,7 +94,7 @@ def count_up(states: Table, state: int, by: int) -> None:
 
 @njit_exact(int64(_TABLE, _IDS, int64, int64, int64))
 def add_state(states: Table, used: Ints, length: int, link: int, count: int) -> int:
-    """A state without edges."""
+    """Add a state without edges, and return it."""
     state = int(used[STATES])
     if state >= states.shape[1]:
         raise IndexError
@@ -142,7 +128,7 @@ def split(
 
 @njit_exact(int64(_TABLE, _TABLE, _LINE, _IDS, int64, _IDS))
 def append(states: Table, edges: Table, slots: Table, used: Ints, last: int, tokens: Ints) -> int:
-    """Extend the text whose whole is state ``last`` by tokens that there is room for; the new whole."""
+    """Extend the text whose whole is state ``last`` by tokens that there is room for; return the new whole."""
     for token in tokens:
         known = follow(edges, slots, last, token)
         if known >= 0:
@@ -180,7 +166,7 @@ def remove(states: Table, edges: Table, slots: Table, tokens: Ints) -> None:
 def advance(
     states: Table, edges: Table, slots: Table, state: int, matched: int, tokens: Ints
 ) -> tuple[int, int]:
-    """The longest known suffix after more tokens, as state and length, 0 for none.
+    """Return the longest known suffix after more tokens, as state and length, 0 for none.
 
     Later appends may have split the state of a match: it is the shorter part's then.
     """
@@ -202,7 +188,7 @@ def advance(
 
 @njit_exact(int64(_TABLE, _TABLE, int64))
 def likeliest(states: Table, edges: Table, state: int) -> int:
-    """Edge of the most frequent next token, ties by lower id; -1 at an end."""
+    """Return the edge of the most frequent next token, ties by lower id; -1 at an end."""
     best, greatest = -1, 0
     edge = states[FIRST, state]
     while edge >= 0:
@@ -214,157 +200,85 @@ def likeliest(states: Table, edges: Table, state: int) -> int:
     return best
 
 
-@njit_exact(int64(_TABLE, _TABLE, int64, int64, float64, int64, float64, boolean, _ROWS, _NUMBERS))
-def continue_text(
-    states: Table,
-    edges: Table,
-    state: int,
-    matched: int,
-    factor: float,
-    length: int,
-    min_prob: float,
-    is_own_end: bool,
-    chains: Ints,
-    figures: Floats,
-) -> int:
-    """Write the best-scored of the likeliest continuations of a match and of its suffixes; its number of tokens.
+@njit_exact(_CHAIN(_TABLE, _TABLE, int64, int64, int64, float64, _IDS))
+def likeliest_chain(
+    states: Table, edges: Table, at: int, total: int, length: int, min_prob: float, chain: Ints
+) -> tuple[int, float]:
+    """Write the likeliest continuation of a state, token by token.
 
     Args:
         states: [4, S].
         edges: [4, E].
-        state: of the longest match.
-        matched: its tokens.
-        factor: tokens proposed per matched one.
+        at: the state.
+        total: its occurrences that something may follow.
         length: tokens at most.
         min_prob: the chain ends where the product of its tokens' shares falls below.
-        is_own_end: whether one occurrence of every match is the context's own end, which nothing follows.
-        chains: [2, L] overwritten, L at least ``length``; the first row holds the tokens.
-        figures: [4] overwritten; score, matched tokens, state behind the match, its occurrences.
+        chain: [L] int64 overwritten, L at least ``length``.
+
+    Returns:
+        Tokens written, and the sum of their estimated probabilities.
     """
-    figures[:] = 0.0
-    num_best = 0
+    num, score, prob = 0, 0.0, 1.0
+    while num < length and total > 0:
+        edge = likeliest(states, edges, at)
+        if edge < 0:
+            break
+        at = edges[TO, edge]
+        count = states[COUNT, at]
+        prob *= min(count / total, 1.0)
+        if prob < min_prob:
+            break
+        chain[num] = edges[TOKEN, edge]
+        num += 1
+        score += prob
+        total = count
+    return num, score
+
+
+@njit_exact(_FOUND(_TABLE, _TABLE, _LINE, int64, int64, _IDS, boolean, int64, float64, float64))
+def continue_text(
+    states: Table,
+    edges: Table,
+    slots: Table,
+    state: int,
+    matched: int,
+    drafted: Ints,
+    is_own_end: bool,
+    length: int,
+    factor: float,
+    min_prob: float,
+) -> tuple[Ints, float, int, int, int]:
+    """Find the best-scored of the likeliest continuations of a match and of its suffixes.
+
+    Args:
+        states: [4, S].
+        edges: [4, E].
+        slots: [2^k].
+        state: of the longest match.
+        matched: its tokens.
+        drafted: [n] int64, tokens behind the match.
+        is_own_end: one occurrence of every match is the context's own end, which nothing follows.
+        length: tokens at most.
+        factor: tokens proposed per matched one.
+        min_prob: the chain ends where the product of its tokens' shares falls below.
+
+    Returns:
+        The continuation's tokens, [m] int64, and its score; matched tokens, their state and its occurrences.
+    """
+    state, matched = advance(states, edges, slots, state, matched, drafted)
+    best, chain = np.empty(length, np.int64), np.empty(length, np.int64)
+    num_best, best_score = 0, 0.0
+    best_matched = best_state = best_total = 0
     for _ in range(MAX_CANDIDATES):
         if state == ROOT or matched == 0:
             break
         budget = min(length, int(factor * matched + 1e-6))
         total = states[COUNT, state] - int(is_own_end)
-        first_total, at, num = total, state, 0
-        score, prob = 0.0, 1.0
-        while num < budget and total > 0:
-            edge = likeliest(states, edges, at)
-            if edge < 0:
-                break
-            at = edges[TO, edge]
-            count = states[COUNT, at]
-            prob *= min(count / total, 1.0)
-            if prob < min_prob:
-                break
-            chains[1, num] = edges[TOKEN, edge]
-            num += 1
-            score += prob
-            total = count
-        if score > figures[SCORE]:
-            num_best = num
-            chains[0, :num] = chains[1, :num]
-            figures[SCORE], figures[MATCHED] = score, matched
-            figures[STATE], figures[TOTAL] = state, first_total
+        num, score = likeliest_chain(states, edges, state, total, budget, min_prob, chain)
+        if score > best_score:
+            best, chain = chain, best
+            num_best, best_score = num, score
+            best_matched, best_state, best_total = matched, state, total
         state = states[LINK, state]
         matched = states[LENGTH, state]
-    return num_best
-
-
-@njit_exact(_TABLES(_IDS))
-def tables(used: Ints) -> tuple[Table, Table, Table]:
-    """States, edges and slots of an automaton."""
-    num_states, num_edges = STATES_PER_TOKEN * used[ROOM] + 1, EDGES_PER_TOKEN * used[ROOM] + 1
-    return (
-        carray(pointer(used[STATES_AT]), (4, num_states), np.int32),
-        carray(pointer(used[EDGES_AT]), (4, num_edges), np.int32),
-        carray(pointer(used[SLOTS_AT]), (used[NUM_SLOTS],), np.int32),
-    )
-
-
-@njit_exact(boolean(_IDS, _IDS, _IDS, _IDS))
-def see(text: Ints, tokens: Ints, own: Ints, shared: Ints) -> bool:
-    """Take in what is new of a text; False, and nothing done, where its own automaton has no room.
-
-    Args:
-        text: row of ``texts``.
-        tokens: all that are known.
-        own: ``used`` of the text's own automaton.
-        shared: of its scope's.
-    """
-    first = text[SEEN]
-    num_new = len(tokens) - first
-    if num_new > 0:
-        if own[TOKENS] + num_new > own[ROOM]:
-            return False
-        states, edges, slots = tables(own)
-        text[WHOLE] = append(states, edges, slots, own, text[WHOLE], tokens[first:])
-        own[TOKENS] += num_new
-        text[SEEN] = len(tokens)
-    if text[FOUND_IN] != shared[CLEARED]:
-        text[PLACE], text[REACHED], text[FOUND_IN] = ROOT, 0, shared[CLEARED]
-        first = max(0, len(tokens) - REMATCH)
-    states, edges, slots = tables(shared)
-    text[PLACE], text[REACHED] = advance(
-        states, edges, slots, text[PLACE], text[REACHED], tokens[first:]
-    )
-    return True
-
-
-@njit_exact(int64(_ROWS, _IDS, _IDS, float64, float64, _IDS, float64[:, :, ::1], _ROWS))
-def continue_texts(
-    texts: Ints,
-    asked: Ints,
-    drafted: Ints,
-    factor: float,
-    min_prob: float,
-    found: Ints,
-    figures: Floats,
-    chains: Ints,
-) -> int:
-    """Write the better of the best continuations of each text's own tokens and of its scope's, see ``continue_text``.
-
-    Args:
-        texts: [P, 8]; the rows asked for are brought up to date.
-        asked: [ASKED * n].
-        drafted: tokens that follow what is known.
-        factor: tokens proposed per matched one.
-        min_prob: a chain ends where the product of its tokens' shares falls below.
-        found: [n + n * L] overwritten: how many tokens of each, and then these, text after text.
-        figures: [n, 2, 4] overwritten: of the own automaton and of the scope's.
-        chains: [2, L] overwritten, L at least as much as anybody wants.
-
-    Returns:
-        How many texts were continued; fewer than n where the next one's own automaton has no room.
-    """
-    end = num_rows = len(asked) // ASKED
-    for row in range(num_rows):
-        place, known, wanted = asked[ASKED * row], asked[ASKED * row + 1], asked[ASKED * row + 2]
-        text = texts[place]
-        tokens = carray(pointer(text[TOKENS_AT]), (known,), np.int64)
-        own = carray(pointer(text[OWN]), (HEADER,), np.int64)
-        shared = carray(pointer(text[SHARED]), (HEADER,), np.int64)
-        if not see(text, tokens, own, shared):
-            return row
-        for source in range(2):
-            if source == 0:
-                states, edges, slots = tables(own)
-                state = max(states[LINK, text[WHOLE]], ROOT)
-                matched = states[LENGTH, state]
-            else:
-                states, edges, slots = tables(shared)
-                state, matched = text[PLACE], text[REACHED]
-            if len(drafted) > 0:
-                state, matched = advance(states, edges, slots, state, matched, drafted)
-            is_own_end = source == 0 and len(drafted) == 0
-            num = continue_text(
-                states, edges, state, matched, factor, wanted, min_prob, is_own_end,
-                chains, figures[row, source],
-            )  # fmt: skip
-            if source == 0 or figures[row, 1, SCORE] > figures[row, 0, SCORE]:
-                found[row] = num
-                found[end : end + num] = chains[0, :num]
-        end += found[row]
-    return num_rows
+    return best[:num_best], best_score, best_matched, best_state, best_total

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import DrafterParts, DraftRow, Need, Traits
 from outrider.runtime.drafters.branches import BranchingDrafter, Budget, grow
 from outrider.runtime.drafters.text.suffix_array import Datastore
@@ -29,36 +30,23 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
         needs=frozenset({Need.CORPUS}), is_guesser=True, proposes_trees=True
     )
 
-    def __init__(
-        self,
-        store: Datastore,
-        *,
-        min_match: int,
-        max_match: int,
-        parts: DrafterParts | None = None,
-    ) -> None:
-        super().__init__(parts)
+    def __init__(self, config: DraftingConfig, store: Datastore) -> None:
+        super().__init__(config)
         self._store = store
-        self._min_match = min_match
-        self._max_match = max_match
+        self._max_match = config.datastore_max_match
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """Over the server's datastore.
+        """Open the server's datastore.
 
         Raises:
             BundleError: it cannot be read, or was made for another vocabulary.
         """
-        config = parts.config
-        return cls(
-            Datastore.open(Path(config.datastore), vocab_size=parts.vocab_size),
-            min_match=config.lookup_min_ngram,
-            max_match=config.datastore_max_match,
-            parts=parts,
-        )
+        store = Datastore.open(Path(parts.config.datastore), vocab_size=parts.vocab_size)
+        return cls(parts.config, store)
 
     def new_state(self, row: DraftRow) -> list[int]:
-        """No token yet."""
+        """Return no tokens."""
         return []
 
     def push(self, state: list[int], tokens: list[int]) -> None:
@@ -67,13 +55,13 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
         del state[: -self._max_match]
 
     def extend(self, state: list[int], drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """The heaviest continuation of the longest match."""
+        """Return the heaviest continuation of the longest match."""
         return heaviest_chain(self._rows([*state, *drafted], length), self._store.vocab_size)
 
     def branch(
         self, state: list[int], budget: Budget, ends: Collection[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The heaviest prefixes of what followed the longest match."""
+        """Return a tree of the heaviest prefixes of what followed the longest match."""
         store, length = self._store, budget.max_depth
 
         def followers(
@@ -93,26 +81,28 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
         return grow((0, self._rows(state, length)), followers, budget, ends)
 
     def _rows(self, context: list[int], length: int) -> list[list[int]]:
-        """What followed occurrences of the context's longest known end; none for an unknown one."""
+        """Return the continuations of the context's longest known end; none for an unknown one."""
         size, found = self._store.longest_suffix(
-            context[-self._max_match :], shortest=self._min_match, longest=self._max_match
+            context[-self._max_match :],
+            shortest=self._config.lookup_min_ngram,
+            longest=self._max_match,
         )
         return continuations(self._store, found, size, length) if size else []
 
 
 def continuations(store: Datastore, found: range, skip: int, length: int) -> list[list[int]]:
-    """At most ``length`` tokens behind the first ``skip`` of each of ``MAX_MATCHES`` occurrences."""
+    """Return at most ``length`` tokens behind the first ``skip`` of each of ``MAX_MATCHES`` occurrences."""
     step = -(-len(found) // MAX_MATCHES)
     positions = store.suffixes[found.start : found.stop : step].astype(np.int64) + skip
     columns = positions[:, None] + np.arange(length)
     last = len(store.tokens) - 1
-    # The last token is a separator: whatever runs over the end ends there.
+    # The last token is a separator: a continuation that runs over the end stops there.
     gathered: list[list[int]] = store.tokens[np.minimum(columns, last)].tolist()
     return gathered
 
 
 def heaviest_chain(rows: list[list[int]], separator: int) -> tuple[int, ...]:
-    """At each depth the most frequent next token among the rows that agree so far, ties by id."""
+    """Return at each depth the most frequent next token among the rows that agree so far, ties by id."""
     chain: list[int] = []
     while rows and len(chain) < len(rows[0]):
         depth = len(chain)

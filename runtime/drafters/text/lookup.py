@@ -10,12 +10,47 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import numpy as np
+from numba import int64, types
 from outrider.engines.base import IntArray
-from outrider.engines.jit import address
-from outrider.runtime.core.drafting import HistoryScope
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Text, Traits
-from outrider.runtime.drafters.chain import cut_at_end, pieces
-from outrider.runtime.drafters.text import lookup_loops as loops
+from outrider.engines.jit import njit_exact
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.chain import guessed_chain
+
+_IDS = int64[::1]
+
+
+@njit_exact(types.UniTuple(int64, 2)(_IDS, _IDS, int64, int64))
+def find(tokens: IntArray, drafted: IntArray, shortest: int, longest: int) -> tuple[int, int]:
+    """Find the last earlier occurrence of the longest end of ``tokens + drafted``.
+
+    The text is searched from its end each time, a nanosecond per token, so that nothing is kept per request.
+
+    Args:
+        tokens: [n] int64, a text; an occurrence has at least one more token of it behind.
+        drafted: [m] int64, that follow it.
+        shortest: tokens of an end at least.
+        longest: at most.
+
+    Returns:
+        The place behind the occurrence, and the occurrence's length; 0 and 0 for none.
+    """
+    num, num_drafted = len(tokens), len(drafted)
+    num_all = num + num_drafted
+    place = size = 0
+    for end in range(num - 1, 0, -1):
+        same = 0
+        while same < min(longest, end, num_all):
+            at = num_all - 1 - same
+            last = drafted[at - num] if at >= num else tokens[at]
+            if tokens[end - 1 - same] != last:
+                break
+            same += 1
+        if same >= shortest and same > size:
+            place, size = end, same
+            if same == longest:
+                break
+    return place, size
 
 
 class LookupDrafter:
@@ -23,61 +58,26 @@ class LookupDrafter:
 
     traits: ClassVar[Traits] = Traits(is_guesser=True)
 
-    def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
-        self._min_ngram = min_ngram
-        self._max_ngram = max_ngram
-        # By request, where its tokens are; the arrays are kept, since loops read from there.
-        self._places: dict[str, tuple[IntArray, int]] = {}
+    def __init__(self, config: DraftingConfig) -> None:
+        self._shortest, self._longest = config.lookup_min_ngram, config.lookup_max_ngram
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """With the server's n-gram lengths."""
-        config = parts.config
-        return cls(min_ngram=config.lookup_min_ngram, max_ngram=config.lookup_max_ngram)
-
-    def continue_texts(
-        self, texts: Sequence[Text], lengths: Sequence[int], scope: HistoryScope
-    ) -> list[tuple[int, ...]]:
-        """What followed the most recent match of each text's longest suffix."""
-        asked: list[int] = []
-        places = self._places
-        for text, length in zip(texts, lengths, strict=True):
-            place = places.get(text.spec.internal_id)
-            if place is None:
-                place = text.tokens, address(text.tokens)
-                places[text.spec.internal_id] = place
-            asked += (place[1], text.num_known, length)
-        found = np.empty(len(texts) * (1 + max(lengths)), dtype=np.int64)
-        rows = np.array(asked, dtype=np.int64)
-        loops.find_all(rows, self._min_ngram, self._max_ngram, found)
-        each = pieces(found, len(texts))
-        return [
-            cut_at_end(tokens, text.spec.params.end_token_ids) if tokens else tokens
-            for tokens, text in zip(each, texts, strict=True)
-        ]
-
-    def note_texts(self, texts: Sequence[Text]) -> None:
-        """Learns nothing."""
+        """Build it with the server's n-gram lengths."""
+        return cls(parts.config)
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """A copied chain per chosen slot."""
-        rows = [live[slot] for slot in chosen]
-        return [
-            Draft(
-                tokens=cut_at_end(self.guess(row, (), row.gamma), row.sampling.params.end_token_ids)
-            )
-            for row in rows
-        ]
+        """Copy a chain per chosen slot."""
+        return [guessed_chain(self, live[slot]) for slot in chosen]
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Copy from the most recent match of the longest suffix; see ``Guesser``."""
         history, behind = row.sampling.history, np.array(drafted, dtype=np.int64)
-        place, size = loops.find(history, behind, self._min_ngram, self._max_ngram)
+        place, size = find(history, behind, self._shortest, self._longest)
         return tuple(history[place : place + length].tolist()) if size else ()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learns nothing."""
+        """Learn nothing."""
 
     def forget(self, key: str) -> None:
-        """Drop where the request's tokens are."""
-        self._places.pop(key, None)
+        """Keep nothing."""

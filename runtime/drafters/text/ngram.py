@@ -62,7 +62,7 @@ class NgramTable:
         self.suffix: tuple[int, ...] = ()
 
     def __len__(self) -> int:
-        """Contexts held."""
+        """Return the number of contexts held."""
         return len(self._counts)
 
     def push(self, tokens: list[int]) -> None:
@@ -80,7 +80,7 @@ class NgramTable:
                 self.suffix = (*self.suffix, token)[1 - self.order :]
 
     def best(self, context: tuple[int, ...]) -> tuple[int, float] | None:
-        """The likeliest continuation of exactly this context and its share; None if unseen."""
+        """Return the likeliest continuation of exactly this context and its share; None if unseen."""
         counts = self._counts.get(context)
         return (
             None if counts is None else (counts.best, counts.by_token[counts.best] / counts.total)
@@ -98,7 +98,7 @@ class CorpusTable:
         ]
 
     def best(self, context: tuple[int, ...]) -> tuple[int, float] | None:
-        """The likeliest continuation of exactly this context and its share; None if unseen."""
+        """Return the likeliest continuation of exactly this context and its share; None if unseen."""
         if len(context) >= len(self._levels):
             return None
         keys, best, share = self._levels[len(context)]
@@ -113,7 +113,7 @@ class CorpusTable:
     def _count(
         self, tokens: IntArray, length: int, vocab_size: int
     ) -> tuple[IntArray, IntArray, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-        """Contexts of one length as keys [C] int64 ascending, best token and its share per key."""
+        """Return contexts of one length as keys [C] int64 ascending, best token and its share per key."""
         num = max(len(tokens) - length, 0)
         columns = [tokens[start : start + num] for start in range(length + 1)]
         # Separators are V: no n-gram crosses from one text to the next.
@@ -130,9 +130,14 @@ class CorpusTable:
 
 
 class NgramDrafter(ChainDrafter[NgramTable]):
-    """Proposes the likeliest continuations by counts, backing off to shorter contexts."""
+    """Proposes the likeliest continuations by counts, backing off to shorter contexts.
+
+    Attributes:
+        fixed_order: of a baseline, which drafts without a threshold; None takes the server's order.
+    """
 
     traits: ClassVar[Traits] = Traits(is_guesser=True)
+    fixed_order: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -150,17 +155,22 @@ class NgramDrafter(ChainDrafter[NgramTable]):
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """With the server's order, threshold and, where there is one, its corpus."""
-        config = parts.config
+        """Build it with the server's order, threshold and, where there is one, its corpus."""
+        config, corpus = parts.config, None
+        order = cls.fixed_order or config.ngram_order
+        if parts.has(Need.CORPUS):
+            store = Datastore.open(Path(config.datastore), vocab_size=parts.vocab_size)
+            tokens = store.tokens.astype(np.int64)
+            corpus = CorpusTable(tokens, order=order, vocab_size=parts.vocab_size)
         return cls(
-            order=config.ngram_order,
-            min_prob=config.min_prob,
+            order=order,
+            min_prob=0.0 if cls.fixed_order else config.min_prob,
             max_contexts=config.max_ngrams,
-            corpus=_corpus_table(parts, config.ngram_order),
+            corpus=corpus,
         )
 
     def new_state(self, row: DraftRow) -> NgramTable:
-        """An empty table."""
+        """Return an empty table."""
         return NgramTable(self._order, self._max_contexts)
 
     def push(self, state: NgramTable, tokens: list[int]) -> None:
@@ -168,7 +178,7 @@ class NgramDrafter(ChainDrafter[NgramTable]):
         state.push(tokens)
 
     def extend(self, state: NgramTable, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
-        """The likeliest tokens one after another, while their share is high enough."""
+        """Return the likeliest tokens one after another, while their share is high enough."""
         width = self._order - 1
         context = (*state.suffix, *drafted)[-width:] if width else ()
         chain: list[int] = []
@@ -183,7 +193,7 @@ class NgramDrafter(ChainDrafter[NgramTable]):
         return tuple(chain)
 
     def _best(self, state: NgramTable, context: tuple[int, ...]) -> tuple[int, float] | None:
-        """The best continuation of the longest known end of a context, its share discounted."""
+        """Return the best continuation of the longest known end of a context, its share discounted."""
         discount = 1.0
         for start in range(len(context) + 1):
             found = state.best(context[start:])
@@ -196,30 +206,12 @@ class NgramDrafter(ChainDrafter[NgramTable]):
 
 
 class UnigramDrafter(NgramDrafter):
-    """Proposes the most frequent token, always."""
+    """Proposes the most frequent token, always: the paper's baseline."""
 
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """Without a threshold: the paper's baseline."""
-        return cls(order=1, min_prob=0.0, corpus=_corpus_table(parts, 1))
+    fixed_order = 1
 
 
 class BigramDrafter(NgramDrafter):
-    """Proposes what most often followed the last token, always."""
+    """Proposes what most often followed the last token, always: the paper's baseline."""
 
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """Without a threshold: the paper's baseline."""
-        return cls(
-            order=2,
-            min_prob=0.0,
-            max_contexts=parts.config.max_ngrams,
-            corpus=_corpus_table(parts, 2),
-        )
-
-
-def _corpus_table(parts: DrafterParts, order: int) -> CorpusTable | None:
-    if not parts.has(Need.CORPUS):
-        return None
-    store = Datastore.open(Path(parts.config.datastore), vocab_size=parts.vocab_size)
-    return CorpusTable(store.tokens.astype(np.int64), order=order, vocab_size=parts.vocab_size)
+    fixed_order = 2

@@ -9,9 +9,9 @@ followed in order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
-from outrider.runtime.drafters.base import DrafterParts, DraftRow
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.drafters.base import DraftRow
 from outrider.runtime.drafters.chain import ChainDrafter
 
 
@@ -33,18 +33,12 @@ class ReferenceState:
 class ReferenceDrafter(ChainDrafter[ReferenceState]):
     """Proposes continuations copied from the request's reference tokens."""
 
-    def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
-        super().__init__()
-        self._lengths = range(max_ngram, min_ngram - 1, -1)
-
-    @classmethod
-    def from_parts(cls, parts: DrafterParts) -> Self:
-        """With the server's n-gram lengths."""
-        config = parts.config
-        return cls(min_ngram=config.lookup_min_ngram, max_ngram=config.lookup_max_ngram)
+    def __init__(self, config: DraftingConfig) -> None:
+        super().__init__(config)
+        self._lengths = range(config.lookup_max_ngram, config.lookup_min_ngram - 1, -1)
 
     def new_state(self, row: DraftRow) -> ReferenceState:
-        """The index of the reference, made once per request."""
+        """Return the index of the reference, made once per request."""
         reference = row.params.reference_tokens
         ends: dict[tuple[int, ...], list[int]] = {}
         for length in self._lengths:
@@ -66,12 +60,12 @@ class ReferenceDrafter(ChainDrafter[ReferenceState]):
     def extend(
         self, state: ReferenceState, drafted: tuple[int, ...], length: int
     ) -> tuple[int, ...]:
-        """Copy what follows the match in the reference."""
+        """Copy the tokens that follow the match in the reference."""
         end = self._find(state, (*state.suffix, *drafted)[-self._lengths.start :])
         return state.reference[end : end + length] if end is not None else ()
 
     def _find(self, state: ReferenceState, suffix: tuple[int, ...]) -> int | None:
-        """The match of the longest suffix at or behind the place, else the last one before it."""
+        """Return the match of the longest suffix at or behind the place, else the last one before it."""
         for size in self._lengths:
             ends = state.ends.get(suffix[len(suffix) - size :]) if size <= len(suffix) else None
             if ends:

@@ -70,7 +70,7 @@ class Datastore:
         )
 
     def find(self, pattern: Sequence[int]) -> range:
-        """Indices into ``suffixes`` of all occurrences of a pattern.
+        """Return indices into ``suffixes`` of all occurrences of a pattern.
 
         Args:
             pattern: 1..SORTED_DEPTH tokens of the vocabulary.
@@ -92,7 +92,7 @@ class Datastore:
     def longest_suffix(
         self, context: Sequence[int], *, shortest: int, longest: int
     ) -> tuple[int, range]:
-        """The longest end of ``context`` that occurs, by bisection, and its occurrences.
+        """Find the longest end of ``context`` that occurs, by bisection, and its occurrences.
 
         Returns:
             Its length, 0 if even ``shortest`` tokens do not occur.
@@ -123,7 +123,7 @@ class Datastore:
 
 
 def sort_suffixes(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Positions [n] int32 in the order of the ``SORTED_DEPTH`` tokens that follow, ties by position.
+    """Return positions [n] int32 in the order of the ``SORTED_DEPTH`` tokens that follow, ties by position.
 
     Prefix doubling: ranks of length 2k come from pairs of ranks of length k.
     """
@@ -171,6 +171,6 @@ def write_datastore(texts: Iterable[Sequence[int]], out: Path, *, vocab_size: in
 
 
 def _packing(vocab_size: int) -> tuple[int, int]:
-    """Bits of one token, separators and the end included, and how many tokens a key holds."""
+    """Return the bits of one token, separators and the end included, and how many tokens a key holds."""
     bits = (vocab_size + 1).bit_length()
     return bits, min(KEY_BITS // bits, SORTED_DEPTH)

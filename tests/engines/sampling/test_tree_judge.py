@@ -11,10 +11,10 @@ from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.noise import Purpose
 from outrider.engines.sampling.tree_judge import judge
 from outrider.engines.trees import path_to
-from outrider.runtime.core.tree import merge_chains
 from outrider.runtime.oracle.tree_walks import match_walk
 from outrider.runtime.oracle.verification import completed, sequence_probs
 
+from tests.draft_trees import merge_chains, tokens_of
 from tests.engines.rows import row_for
 from tests.engines.sampling.chosen_noise import law_of
 from tests.runtime.oracle.laws import distance, random_row_of
@@ -32,7 +32,7 @@ def tree_row(tree, **changes):
 def logits_of(tree, row_of):
     """[N + 1, V] float32: what the target says after every node."""
     prefixes = [
-        tree.tokens_of(path_to(node, tree.parents)[1:]) for node in range(len(tree.tokens) + 1)
+        tokens_of(tree, path_to(node, tree.parents)[1:]) for node in range(len(tree.tokens) + 1)
     ]
     with np.errstate(divide="ignore"):
         return np.log(np.array([row_of(prefix) for prefix in prefixes])).astype(np.float32)
@@ -85,7 +85,7 @@ def test_the_law_of_a_round_is_the_targets(chains):
         assert {purpose for purpose, *_ in noise.addresses} == {Purpose.MATCH}
         positions = [position for _, position, _ in noise.addresses]
         assert positions == list(range(1, len(verdict.path) + 2))
-        return (*tree.tokens_of(verdict.path), verdict.next_token)
+        return (*tokens_of(tree, verdict.path), verdict.next_token)
 
     probs = law_of(emitted)
     assert max(map(len, probs)) > 1
@@ -117,7 +117,7 @@ def test_a_tree_answers_as_plain_decoding_does(name, mode):
         tree = merge_chains([tuple(map(int, chain)) for chain in chains])
         row = tree_row(tree, params=LAWS[name], mode=mode, lenience=0.5, seed=seed)
         verdict = judge(sampler_for(), logits_of(tree, target)[None], [row])[0]
-        run = (*tree.tokens_of(verdict.path), verdict.next_token)
+        run = (*tokens_of(tree, verdict.path), verdict.next_token)
         assert run == plain_tokens(row, target, len(run))
         assert verdict.num_accepted == len(verdict.path)
         num_kept += len(verdict.path)

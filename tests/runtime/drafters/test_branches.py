@@ -105,7 +105,7 @@ def test_what_a_node_costs_decides_which_are_worth_it() -> None:
 def rest(tmp_path: Path, **settings: object) -> DatastoreDrafter:
     write_datastore([[1, 2, 3, 1, 2, 4, 1, 2, 3]], tmp_path / "store", vocab_size=10)
     store = Datastore.open(tmp_path / "store", vocab_size=10)
-    return DatastoreDrafter(store, min_match=2, max_match=16, parts=parts(**settings))
+    return DatastoreDrafter(DraftingConfig(**settings), store)
 
 
 def test_the_hand_example_of_retrieval_as_a_tree(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_a_node_costs_in_this_step_decides_which_are_worth_it(tmp_path: Pat
 
 def test_a_suffix_tree_holds_what_else_followed_the_match() -> None:
     drafter = SuffixDrafter(
-        factor=2.0, min_prob=0.9, max_tokens=99, max_scopes=1, parts=parts(min_node_prob=0.2)
+        DraftingConfig(suffix_factor=2.0, min_prob=0.9, max_history_tokens=99, min_node_prob=0.2)
     )
     history = drafter._histories.of("s")
     for answer in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4]):
@@ -172,7 +172,7 @@ def test_a_suffix_tree_holds_what_else_followed_the_match() -> None:
 
 
 def test_the_hand_example_of_recycling_as_a_tree() -> None:
-    drafter = RecyclingDrafter(min_prob=0.0, max_scopes=2, parts=parts(min_node_prob=0.01))
+    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.0, max_scopes=2, min_node_prob=0.01))
     successors = drafter._successors.of("s")
     successors.learn(5, (6, 7))
     successors.learn(6, (8, 9))
@@ -190,7 +190,7 @@ def test_the_hand_example_of_recycling_as_a_tree() -> None:
 
 
 def test_ranks_that_proved_right_open_first() -> None:
-    drafter = RecyclingDrafter(min_prob=0.0, max_scopes=2, parts=parts(min_node_prob=0.01))
+    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.0, max_scopes=2, min_node_prob=0.01))
     successors = drafter._successors.of("s")
     choices = [(1, 2, 3), (3, 1, 2)]
     for number in range(12):

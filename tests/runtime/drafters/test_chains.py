@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.engines.base import BundleError
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.phrases.recycling import RecyclingDrafter
 from outrider.runtime.drafters.scopes import Scoped
 from outrider.runtime.drafters.text import automaton_loops as loops
 from outrider.runtime.drafters.text.automaton import ROOT, SuffixAutomaton
 from outrider.runtime.drafters.text.automaton_loops import MAX_CANDIDATES
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter, continuations
+from outrider.runtime.drafters.text.history import AnswerHistory
 from outrider.runtime.drafters.text.ngram import CorpusTable, NgramDrafter, NgramTable
 from outrider.runtime.drafters.text.reference import ReferenceDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 from outrider.runtime.drafters.text.suffix_array import Datastore, sort_suffixes, write_datastore
-from outrider.runtime.drafters.text.suffix_texts import AnswerHistory
 
 from tests.runtime.drafters.rows import draft, outcome, row
 
@@ -31,7 +32,7 @@ TEXTS = st.lists(st.integers(0, 2), max_size=40)
 
 
 def reference() -> ReferenceDrafter:
-    return ReferenceDrafter(min_ngram=2, max_ngram=4)
+    return ReferenceDrafter(DraftingConfig(lookup_min_ngram=2, lookup_max_ngram=4))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_the_hand_example_of_retrieval(tmp_path: Path) -> None:
     assert sorted(store.suffixes[found.start : found.stop].tolist()) == [0, 3, 6]
     rows = sorted(continuations(store, found, 2, 2))
     assert rows == [[3, 1], [3, 10], [4, 1]]
-    drafter = DatastoreDrafter(store, min_match=2, max_match=16)
+    drafter = DatastoreDrafter(DraftingConfig(lookup_min_ngram=2, datastore_max_match=16), store)
     assert draft(drafter, [7, 1, 2], gamma=1) == (3,)
     assert draft(drafter, [7, 1, 2], gamma=2, key="b") == (3, 1)
     assert draft(drafter, [9, 9], key="c") == ()
@@ -172,19 +173,6 @@ def test_a_datastore_of_another_vocabulary_or_a_damaged_one_is_refused(tmp_path:
 # --- suffix decoding
 
 
-class Automaton(SuffixAutomaton):
-    """With the loops that are otherwise called for many texts at once."""
-
-    def advance(self, state: int, matched: int, tokens: list[int]) -> tuple[int, int]:
-        return loops.advance(
-            self._states, self._edges, self._slots, state, matched, np.array(tokens, dtype=np.int64)
-        )
-
-    def suffix(self, state: int) -> tuple[int, int]:
-        link = max(int(self._states[loops.LINK, state]), ROOT)
-        return link, int(self._states[loops.LENGTH, link])
-
-
 def slow_count(texts: list[list[int]], pattern: tuple[int, ...]) -> int:
     size = len(pattern)
     return sum(
@@ -194,7 +182,7 @@ def slow_count(texts: list[list[int]], pattern: tuple[int, ...]) -> int:
 
 @given(st.lists(TEXTS, max_size=3), st.integers(0, 2))
 def test_the_automaton_counts_substrings(texts: list[list[int]], removed: int) -> None:
-    automaton = Automaton()
+    automaton = SuffixAutomaton()
     for text in texts:
         half = automaton.append(ROOT, text[: len(text) // 2])
         automaton.append(half, text[len(text) // 2 :])
@@ -211,7 +199,7 @@ def test_the_automaton_counts_substrings(texts: list[list[int]], removed: int) -
 
 @given(TEXTS, TEXTS)
 def test_a_match_is_the_longest_known_suffix(text: list[int], context: list[int]) -> None:
-    automaton = Automaton()
+    automaton = SuffixAutomaton()
     whole = ROOT
     state, matched = ROOT, 0
     for position, token in enumerate(context):
@@ -262,25 +250,24 @@ def slow_continuation(
 def test_a_continuation_is_the_best_scored_one(
     text: list[int], length: int, factor: float, min_prob: float
 ) -> None:
-    automaton = Automaton()
-    place = automaton.suffix(automaton.append(ROOT, text))
-    chains, figures = np.zeros((2, length), dtype=np.int64), np.zeros(4)
-    num = loops.continue_text(
-        automaton._states, automaton._edges, *place, factor, length, min_prob, True, chains, figures
+    automaton = SuffixAutomaton()
+    place = automaton.longest_earlier(automaton.append(ROOT, text))
+    found = automaton.continuation(
+        place, (), length, factor=factor, min_prob=min_prob, is_own_end=True
     )
     tokens, score = slow_continuation(text, length, factor, min_prob)
-    assert tuple(chains[0, :num].tolist()) == tokens
-    assert figures[loops.SCORE] == pytest.approx(score)
+    assert tuple(found.tokens.tolist()) == tokens
+    assert found.score == pytest.approx(score)
 
 
 def test_room_grows_with_the_texts_and_is_never_overrun() -> None:
-    automaton = Automaton()
+    automaton = SuffixAutomaton()
     numbers = np.random.default_rng(5)
     for _ in range(40):
         automaton.append(ROOT, numbers.integers(0, 2, size=50).tolist())
         automaton.append(ROOT, [1, *[0] * 49])
-        states, edges = automaton.used[[loops.STATES, loops.EDGES]].tolist()
-        num_tokens = automaton.used[loops.TOKENS]
+        states, edges = automaton._used.tolist()
+        num_tokens = automaton._num_tokens
         assert states <= 2 * num_tokens + 1
         assert edges <= 3 * num_tokens
     # Nothing is written beyond the tables, whoever counts wrongly.
@@ -292,7 +279,9 @@ def test_room_grows_with_the_texts_and_is_never_overrun() -> None:
 
 
 def suffix_drafter(min_prob: float, answers: list[list[int]]) -> SuffixDrafter:
-    drafter = SuffixDrafter(factor=1.0, min_prob=min_prob, max_tokens=1000, max_scopes=2)
+    drafter = SuffixDrafter(
+        DraftingConfig(suffix_factor=1.0, min_prob=min_prob, max_history_tokens=1000, max_scopes=2)
+    )
     for answer in answers:
         drafter._histories.of("s").add(answer)
     return drafter
@@ -311,7 +300,7 @@ def test_the_hand_example_of_suffix_decoding(min_prob: float, expected: tuple[in
 
 def test_evicting_an_answer_changes_the_share_of_the_others() -> None:
     history = AnswerHistory(1000)
-    history.automaton = automaton = Automaton()
+    automaton = history.automaton
     for answer in ANSWERS:
         history.add(answer)
     state, _ = automaton.advance(ROOT, 0, [2, 3])
@@ -357,7 +346,7 @@ def test_the_history_of_answers_is_bounded_and_survives_being_rebuilt() -> None:
 
 
 def test_the_hand_example_of_token_recycling() -> None:
-    drafter = RecyclingDrafter(min_prob=0.0, max_scopes=2)
+    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.0, max_scopes=2))
     successors = drafter._successors.of("s")
     successors.learn(5, (6, 7))
     successors.learn(6, (8, 9))
@@ -370,7 +359,7 @@ def test_the_hand_example_of_token_recycling() -> None:
 
 
 def test_recycled_chains_stop_where_successors_were_unstable() -> None:
-    drafter = RecyclingDrafter(min_prob=0.3, max_scopes=2)
+    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.3, max_scopes=2))
     successors = drafter._successors.of("s")
     for _ in range(9):
         successors.learn(5, (6,))
@@ -401,8 +390,13 @@ def test_scopes_are_bounded_and_separate() -> None:
 def drafters(tmp_path: Path) -> list[object]:
     return [
         NgramDrafter(order=3, min_prob=0.0),
-        DatastoreDrafter(store_of(tmp_path, [0, 1, 2, 3, 4, 5, 6]), min_match=2, max_match=8),
-        SuffixDrafter(factor=4.0, min_prob=0.1, max_tokens=99, max_scopes=1),
+        DatastoreDrafter(
+            DraftingConfig(lookup_min_ngram=2, datastore_max_match=8),
+            store_of(tmp_path, [0, 1, 2, 3, 4, 5, 6]),
+        ),
+        SuffixDrafter(
+            DraftingConfig(suffix_factor=4.0, min_prob=0.1, max_history_tokens=99, max_scopes=1)
+        ),
         reference(),
     ]
 

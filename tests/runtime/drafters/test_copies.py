@@ -7,7 +7,6 @@ from inspect import signature
 from typing import Any
 
 from outrider.engines.sampling.base import SamplingRow
-from outrider.runtime.drafters.base import DraftRow
 
 
 def marked(kind: type[Any]) -> Any:
@@ -22,8 +21,3 @@ def test_a_row_with_a_draft_keeps_all_that_is_no_part_of_a_draft() -> None:
     assert row.with_draft(**draft) == replace(row, **draft)
     bare = row.with_draft(())
     assert not any(getattr(bare, name) for name in parts)
-
-
-def test_a_row_after_a_commit_keeps_all_but_its_tokens() -> None:
-    row, sampling = marked(DraftRow), object()
-    assert row.after(sampling) == replace(row, sampling=sampling)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import Draft, DraftRow
 from outrider.runtime.drafters.fallback import FallbackDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
@@ -91,7 +92,9 @@ def test_rows_are_asked_for_one_by_one() -> None:
 
 
 def test_suffix_decoding_expects_the_sum_of_its_tokens_chances() -> None:
-    drafter = SuffixDrafter(factor=2.0, min_prob=0.1, max_tokens=99, max_scopes=1)
+    drafter = SuffixDrafter(
+        DraftingConfig(suffix_factor=2.0, min_prob=0.1, max_history_tokens=99, max_scopes=1)
+    )
     # 3 followed 1 2 twice in three times; behind 3 came 4 once in two times, then 5.
     text = [1, 2, 3, 4, 5, 1, 2, 3, 9, 1, 2, 8, 1, 2]
     (found,) = drafter.propose([row(text, gamma=3)], [0])

@@ -125,7 +125,7 @@ class Claiming(SuccessorDrafter):
         ("absent = acme_bad:Nothing", "class Drafter: ..."),
         ("broken = acme_bad:Drafter", "raise RuntimeError"),
         ("shapeless = acme_bad:Drafter", "class Drafter: ..."),
-        ("unbuilt = acme_bad:SuccessorDrafter", documented_example().replace("cls()", "cls(1)")),
+        ("unbuilt = acme_bad:SuccessorDrafter", documented_example().replace("cls()", "cls(1, 2)")),
     ],
 )
 def test_a_package_that_is_no_drafter_is_refused_at_start(
@@ -209,17 +209,17 @@ def test_without_a_draft_model_a_chain_is_what_remains_of_it() -> None:
 
 def test_nothing_is_kept_of_a_request_that_ended() -> None:
     harness = Harness("F3")
-    for index, name in enumerate(("lookup", "model/lookup", "reference", "lookup+reference")):
+    for index, name in enumerate(("ngram", "model/ngram", "reference", "ngram+reference")):
         harness.submit(str(index), [1, 2, 3, 1, 2], drafter=name, gamma=3)
-    harness.submit("cancelled", [1, 2, 3, 1, 2], drafter="lookup", gamma=3, max_tokens=50)
+    harness.submit("cancelled", [1, 2, 3, 1, 2], drafter="ngram", gamma=3, max_tokens=50)
     for _ in range(3):
         harness.worker.run_step()
-    assert harness.worker._parts.drafters["lookup"]._places
+    assert harness.worker._parts.drafters["ngram"]._states
     harness.worker.cancel("internal-cancelled", RuntimeError())
     harness.run()
-    assert not harness.worker._parts.drafters["lookup"]._places
-    assert not harness.worker._parts.drafters["reference"]._states
-    assert not harness.worker._parts.drafters["reference"]._num_seen
+    for name in ("ngram", "reference"):
+        assert not harness.worker._parts.drafters[name]._states
+        assert not harness.worker._parts.drafters[name]._num_seen
 
 
 def test_names_that_callers_compose_do_not_pile_up() -> None:

@@ -20,13 +20,13 @@ from outrider.engines.trees import chain_length
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import RequestFailed
 from outrider.runtime.core.params import FinishReason
-from outrider.runtime.core.tree import merge_chains
 from outrider.runtime.drafters import registry
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from outrider.runtime.gamma.costs import ModelCosts
 from outrider.runtime.serving import opening
 from outrider.runtime.serving.opening import ServeOptions
 
+from tests.draft_trees import merge_chains
 from tests.runtime.gamma.test_controller import table
 from tests.runtime.markov import PAIRS, Harness, limits
 

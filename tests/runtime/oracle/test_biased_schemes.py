@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 from outrider.engines.sampling.cpu_sampler import CpuSampler
-from outrider.runtime.core.tree import merge_chains
 from outrider.runtime.oracle.tree_walks import judge_candidates
 from outrider.runtime.oracle.verification import point_mass
 
+from tests.draft_trees import merge_chains
 from tests.runtime.oracle.test_tree import (
     coin_cells,
     first_token_law,

@@ -67,7 +67,9 @@ def row(
 
 
 def drafter(engine: Recorder, chunk: int = 4) -> ModelDrafter:
-    return ModelDrafter(engine, sampler(), target_vocab_size=VOCAB_SIZE, chunk=chunk)
+    return ModelDrafter(
+        DrafterParts(draft=engine, sampler=sampler(), vocab_size=VOCAB_SIZE, chunk=chunk)
+    )
 
 
 def test_a_row_alone_is_fed_all_it_misses_by_the_call_that_drafts() -> None:

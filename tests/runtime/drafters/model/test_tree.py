@@ -10,9 +10,9 @@ from outrider.engines.base import Engine
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.engines.trees import tree_layout
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.drafting_settings import parse_settings
+from outrider.runtime.core.drafting import DraftingConfig, parse_settings
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.params import Progressed, SpeculationParams
 from outrider.runtime.core.tree import DraftTree
@@ -69,7 +69,7 @@ def a_row(*, max_nodes=60, gamma=3, params=LAW, mode=ExactnessMode.MAX_ACCEPT, *
 def shape_of(draft) -> list[int]:
     """Distinct nodes per depth."""
     tree = DraftTree(tokens=draft.tokens, parents=draft.parents, candidates=draft.candidates)
-    return np.bincount(tree.depths)[1:].tolist()
+    return np.bincount(tree_layout(tree.parents).depths)[1:].tolist()
 
 
 # --- shapes

@@ -15,7 +15,6 @@ from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.phrases.lookahead import LookaheadDrafter
 from outrider.runtime.drafters.phrases.ouroboros import OuroborosDrafter
-from outrider.runtime.drafters.phrases.phrases import PhraseSettings
 from outrider.runtime.drafters.phrases.window import LookaheadWindow
 
 from tests.runtime.drafters.rows import outcome, row
@@ -73,7 +72,7 @@ def test_a_window_keeps_its_shape_and_finds_a_phrase_per_column(text, width, len
 
 
 def drafter(**settings: object) -> LookaheadDrafter:
-    return LookaheadDrafter(PhraseSettings(phrase_length=2, **settings), width=2, max_gamma=8)
+    return LookaheadDrafter(DraftingConfig(phrase_length=2, window=2, **settings), max_gamma=8)
 
 
 def test_a_window_fills_the_pool_from_which_the_next_draft_comes() -> None:

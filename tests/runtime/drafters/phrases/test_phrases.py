@@ -14,7 +14,6 @@ from outrider.runtime.drafters.phrases.ouroboros import OuroborosDrafter
 from outrider.runtime.drafters.phrases.phrases import (
     PhraseDrafter,
     PhrasePool,
-    PhraseSettings,
     corrected,
     matching_segments,
     windows,
@@ -105,7 +104,7 @@ class CountingDrafter(PhraseDrafter):
 
 def phrase_drafter(*, harvests_rejected: bool = True) -> CountingDrafter:
     return CountingDrafter(
-        PhraseSettings(
+        DraftingConfig(
             phrase_length=2,
             pool_size=4,
             pool_keys=64,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.text.lookup import LookupDrafter
 
 from tests.runtime.drafters.rows import row
@@ -13,7 +14,7 @@ from tests.runtime.drafters.rows import row
 def find(
     history: list[int], length: int, shortest: int, longest: int, drafted: tuple[int, ...] = ()
 ) -> tuple[int, ...]:
-    drafter = LookupDrafter(min_ngram=shortest, max_ngram=longest)
+    drafter = LookupDrafter(DraftingConfig(lookup_min_ngram=shortest, lookup_max_ngram=longest))
     return drafter.guess(row(history), drafted, length)
 
 
@@ -68,7 +69,9 @@ def test_it_finds_what_a_plain_search_finds(
 
 def test_a_draft_is_cut_after_its_first_end_token() -> None:
     one = row([2, 3, 9, 4, 5, 2, 3], gamma=4, end_tokens=(5, 4))
-    (draft,) = LookupDrafter(min_ngram=2, max_ngram=4).propose([one], [0])
+    (draft,) = LookupDrafter(DraftingConfig(lookup_min_ngram=2, lookup_max_ngram=4)).propose(
+        [one], [0]
+    )
     assert draft.tokens == (9, 4)
     assert not draft.is_sampled
     assert draft.num_computed is None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.drafting_settings import parse_settings, setting_names
+from outrider.runtime.core.drafting import DraftingConfig, parse_settings, setting_names
 from outrider.runtime.core.errors import ConfigError
 
 
