@@ -32,7 +32,7 @@ GAMMA = 4
 PROMPT = "def main() -> None:\n    for name in names:\n        print(name)\n\n\ndef"
 MAX_TOKENS = 200
 NUM_WARM_UP, NUM_COUNTED = 10, 60
-"""Steps of compilation and prefill, and steps at most of which one is shown; the first ending of an answer is the end."""
+"""Steps of compilation and prefill, and steps at most of which one is shown; an answer that ends is the end of them."""
 
 
 @dataclass(frozen=True, slots=True)
