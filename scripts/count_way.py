@@ -91,7 +91,7 @@ class Profiler:
 
 def ways(root: Path, batch: int, *, gamma: int | None, is_enabled: bool) -> list[Way]:
     """Return what steps of a bundle enter, those with the fewest calls first; gamma None is chosen by the server."""
-    config = ServerConfig(max_running=batch, default_gamma=gamma, message_interval_s=0.0)
+    config = ServerConfig(max_running=batch, default_gamma=gamma)
     serving = open_serving(root, ServeOptions(config=config))
     events: list[Event] = []
     for number in range(batch):

@@ -7,7 +7,7 @@ text, whatever tokens follow and however they were grouped into steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -142,17 +142,21 @@ class StopScanner:
 
 
 class CompletionText:
-    """The text of one answer, token by token."""
+    """The text of one answer, token by token.
+
+    Attributes:
+        push: takes a token and returns text that became safe to show, or the stop string that it completed.
+    """
 
     def __init__(self, decoder: IncrementalDecoder, scanner: StopScanner) -> None:
         self._decoder = decoder
         self._scanner = scanner
-        self._has_stops = scanner.has_stops
+        self.push: Callable[[int], str | StopMatch]
+        self.push = self._scan if scanner.has_stops else decoder.push
 
-    def push(self, token: int) -> str | StopMatch:
-        """Text that became safe to show, or the stop string that ``token`` completed."""
+    def _scan(self, token: int) -> str | StopMatch:
         text = self._decoder.push(token)
-        return self._scanner.push(text) if text and self._has_stops else text
+        return self._scanner.push(text) if text else text
 
     def finish(self) -> str:
         """The rest, once no token can follow."""

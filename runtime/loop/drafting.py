@@ -7,9 +7,9 @@ whose drafter failed go on with what is left of their chain of fallbacks, or pla
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from outrider.engines.base import EngineError, step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow, Verdict
@@ -17,13 +17,15 @@ from outrider.runtime.core.drafting import HistoryScope, scope_of
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.tree import DraftTree, leading_chain, pruned
-from outrider.runtime.drafters.base import Draft, DraftRow, Need, Outcome
+from outrider.runtime.drafters.base import Draft, DraftRow, Need, Outcome, Traits
 from outrider.runtime.drafters.registry import Drafters
 from outrider.runtime.gamma.tree_prices import TreePrices, affordable_nodes
 
 logger = logging.getLogger(__name__)
 
 NO_DRAFT = Draft(tokens=())
+_scope_of = lru_cache(maxsize=1024)(scope_of)
+"""Kept by tenant: every row of every step asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +75,19 @@ class Proposals:
         drafts: per live slot; None for rows that do not decode.
         rows: per live slot, as drafters saw it that want more than texts; empty when none was asked.
         asked: every drafter asked, by name, and what it raised, if it did.
+        num_choices: by drafter that saw ``rows`` and wants to learn from them, the likeliest target tokens it wants.
+        learners: drafters that saw ``rows`` and want to be told what came of their drafts.
         noted: slots by drafter that was asked for texts and is to be told that more of them is committed.
+        has_trees: whether any draft is a tree.
     """
 
     drafts: list[Draft | None]
     rows: Sequence[DraftRow] = ()
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
+    num_choices: Mapping[str, int] = field(default_factory=dict)
+    learners: Collection[str] = ()
     noted: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    has_trees: bool = False
 
 
 def propose(
@@ -107,13 +115,11 @@ def propose(
     noted = _propose_texts(drafters, live, gammas, rules, chosen, drafts, asked)
     if not chosen:
         return Proposals(drafts=drafts, asked=asked, noted=noted)
-    price = rules.price(gammas)
-    rows = [
-        draft_row(request, gamma or 0, rules, price)
-        for request, gamma in zip(live, gammas, strict=True)
-    ]
+    traits = {name: drafters.traits(name) for name in chosen}
+    rows = draft_rows(live, gammas, rules, traits.values())
+    has_trees = False
     for name, slots in chosen.items():
-        may_sample = drafters.traits(name).is_sampled
+        may_sample = traits[name].is_sampled
         try:
             proposed = [
                 _checked(draft, rows[slot], rules.vocab_size, may_sample=may_sample)
@@ -126,9 +132,18 @@ def propose(
             continue
         for slot, draft in zip(slots, proposed, strict=True):
             drafts[slot] = draft
+            has_trees = has_trees or draft.parents is not None
             if draft.num_computed is not None and len(chosen) > 1:
                 rows[slot] = replace(rows[slot], num_computed=draft.num_computed)
-    return Proposals(drafts=drafts, rows=rows, asked=asked, noted=noted)
+    return Proposals(
+        drafts=drafts,
+        rows=rows,
+        asked=asked,
+        num_choices={name: one.num_choices for name, one in traits.items() if one.num_choices},
+        learners=[name for name, one in traits.items() if one.wants_outcomes],
+        noted=noted,
+        has_trees=has_trees,
+    )
 
 
 def _propose_texts(
@@ -164,11 +179,6 @@ def _propose_texts(
     return noted
 
 
-def num_choices(drafters: Drafters, request: Request, gamma: int | None) -> int:
-    """Likeliest target tokens that the request's drafter wants to learn from in this step."""
-    return drafters.traits(request.speculation.drafter).num_choices if gamma else 0
-
-
 def tell(
     drafters: Drafters,
     live: Sequence[Request],
@@ -181,9 +191,7 @@ def tell(
     for slot, verdict in verdicts if rows else ():
         draft, row, request = proposals.drafts[slot], rows[slot], live[slot]
         name = request.speculation.drafter
-        if draft is None or not row.gamma or name in proposals.noted:
-            continue
-        if not drafters.traits(name).wants_outcomes:
+        if draft is None or not row.gamma or name not in proposals.learners:
             continue
         outcome = Outcome(
             row=row.after(request.undrafted),
@@ -219,29 +227,46 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
     )
 
 
-def draft_row(
-    request: Request, gamma: int, rules: DraftRules, price: float | None = None
-) -> DraftRow:
-    """The request's row as a drafter sees it.
+def draft_rows(
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    rules: DraftRules,
+    traits: Iterable[Traits] = (),
+) -> list[DraftRow]:
+    """Return the live rows as drafters see them.
 
     The size of trees follows what they cost beside the others only where gamma does, too: else a
     request's drafts, which decide what noise it uses, would depend on its neighbours.
+
+    Args:
+        live: request i holds slot i.
+        gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
+        rules: what may be proposed.
+        traits: of the drafters that are asked; trees are allowed where one of them proposes any.
     """
-    spec, is_adaptive = request.spec, request.speculation.is_adaptive
-    max_nodes, node_cost = rules.max_nodes_of(spec), rules.node_cost
-    if is_adaptive and price is not None:
-        max_nodes, node_cost = affordable_nodes(max_nodes, gamma, price), price
-    return DraftRow(
-        sampling=request.undrafted,
-        gamma=gamma,
-        num_computed=request.draft_computed,
-        key=spec.internal_id,
-        scope=scope_of(rules.scope, spec.tenant),
-        params=spec.speculation,
-        max_nodes=max_nodes,
-        node_cost=node_cost,
-        is_adaptive=is_adaptive,
-    )
+    takes_trees = rules.max_nodes > 0 and True in [one.proposes_trees for one in traits]
+    price = rules.price(gammas) if takes_trees else None
+    rows = []
+    for request, gamma in zip(live, gammas, strict=True):
+        spec, is_adaptive = request.spec, request.speculation.is_adaptive
+        max_nodes = rules.max_nodes_of(spec) if takes_trees else 0
+        node_cost = rules.node_cost
+        if is_adaptive and price is not None:
+            max_nodes, node_cost = affordable_nodes(max_nodes, gamma or 0, price), price
+        rows.append(
+            DraftRow(
+                sampling=request.undrafted,
+                gamma=gamma or 0,
+                num_computed=request.draft_computed,
+                key=spec.internal_id,
+                scope=_scope_of(rules.scope, spec.tenant),
+                params=spec.speculation,
+                max_nodes=max_nodes,
+                node_cost=node_cost,
+                is_adaptive=is_adaptive,
+            )
+        )
+    return rows
 
 
 def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) -> Draft:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.runtime.core.params import Progressed
 from outrider.runtime.gamma.report import ControlReport
+from outrider.runtime.loop.result import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,14 @@ class Totals:
     accepted_by_position: list[int] = field(default_factory=list)
     host_fallback_reasons: Counter[str] = field(default_factory=Counter)
 
-    def count(self, progressed: Progressed) -> None:
-        """Add one row's step; tokens after a cut count nowhere."""
-        num_accepted = min(progressed.trace.num_accepted, len(progressed.tokens))
-        self.num_emitted += len(progressed.tokens)
-        if progressed.trace.is_prompt:
-            return
-        self.count_pass(len(progressed.trace.draft_tokens), num_accepted)
+    def count(self, progressed: Sequence[Progress]) -> None:
+        """Add one step of some rows; tokens after a cut count nowhere."""
+        for _, told, _ in progressed:
+            trace, num_emitted = told.trace, len(told.tokens)
+            self.num_emitted += num_emitted
+            if not trace.is_prompt:
+                num_accepted = min(trace.num_accepted, num_emitted)
+                self.count_pass(len(trace.draft_tokens), num_accepted)
 
     def count_pass(self, num_drafted: int, num_accepted: int) -> None:
         """Add one pass of the target for one request; of a beam search, steps instead of tokens."""
