@@ -32,7 +32,6 @@ from outrider.runtime.core.text import (
     CompletionText,
     Decoder,
     IncrementalDecoder,
-    StopMatch,
     StopScanner,
 )
 
@@ -301,22 +300,14 @@ class Request:
 
     def _cut(self, run: tuple[int, ...], *, is_over: bool) -> tuple[str, int, Ending | None]:
         """Return text to show, tokens to keep, and the ending: a stop string, or one that is known already."""
-        pieces: list[str] = []
-        end_tokens = self._end_tokens
-        for num_kept, token in enumerate(run, start=1):
-            is_end = token in end_tokens
-            if is_end and not self.spec.include_stop:
-                continue
-            shown = self._text.push(token)
-            if isinstance(shown, StopMatch):
-                if not is_end:
-                    pieces.append(shown.text)
-                    ending = Ending(reason=FinishReason.STOP_STRING, stop=shown.stop, text="")
-                    return "".join(pieces), num_kept, ending
-                shown = shown.text
-            pieces.append(shown)
-        stop_token = run[-1] if run[-1] in end_tokens else None
-        return "".join(pieces), len(run), self._ending(stop_token) if is_over else None
+        is_stopped = run[-1] in self._end_tokens
+        shown = run[:-1] if is_stopped and not self.spec.include_stop else run
+        text, num_kept, stop = self._text.push(shown)
+        # An end token that is shown ends the answer by itself, whatever its text completes.
+        if stop is not None and not (is_stopped and num_kept == len(run)):
+            return text, num_kept, Ending(reason=FinishReason.STOP_STRING, stop=stop, text="")
+        stop_token = run[-1] if is_stopped else None
+        return text, len(run), self._ending(stop_token) if is_over else None
 
     def _ending(self, stop_token: int | None) -> Ending:
         reason = FinishReason.LENGTH if stop_token is None else FinishReason.STOP_TOKEN
@@ -330,14 +321,8 @@ def _emitted(
     was_rejected = verdict.num_accepted < num_drafted
     last = Provenance.RECOVERED if was_rejected else Provenance.BONUS
     logprobs: tuple[TokenLogprobs | None, ...] = verdict.logprobs or (None,) * len(tokens)
-    accepted, num_accepted = Provenance.ACCEPTED, verdict.num_accepted
-    return tuple(
-        [
-            EmittedToken(
-                token=token,
-                provenance=accepted if index < num_accepted else last,
-                logprobs=logprobs[index],
-            )
-            for index, token in enumerate(tokens)
-        ]
-    )
+    emitted: list[EmittedToken] = []
+    for index, token in enumerate(tokens):
+        provenance = Provenance.ACCEPTED if index < verdict.num_accepted else last
+        emitted.append(EmittedToken(token=token, provenance=provenance, logprobs=logprobs[index]))
+    return tuple(emitted)

@@ -23,7 +23,7 @@ from outrider.runtime.loop.drafting import (
     degrade,
     draft_rows,
     propose,
-    sampling_row,
+    row_to_judge,
 )
 from outrider.runtime.loop.parts import StepParts
 
@@ -153,7 +153,7 @@ def _round(
 ) -> Round:
     rows = [
         RoundRow(
-            sampling=sampling_row(
+            sampling=row_to_judge(
                 request,
                 draft,
                 num_choices=proposals.num_choices.get(_drafter(request), 0) if gamma else 0,

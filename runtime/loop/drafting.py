@@ -117,9 +117,15 @@ def propose(
         return Proposals(drafts=drafts, asked=asked, noted=noted)
     traits = {name: drafters.traits(name) for name in chosen}
     rows = draft_rows(live, gammas, rules, traits.values())
+    num_choices: dict[str, int] = {}
+    learners: list[str] = []
     has_trees = False
     for name, slots in chosen.items():
         may_sample = traits[name].is_sampled
+        if traits[name].num_choices:
+            num_choices[name] = traits[name].num_choices
+        if traits[name].wants_outcomes:
+            learners.append(name)
         try:
             proposed = [
                 _checked(draft, rows[slot], rules.vocab_size, may_sample=may_sample)
@@ -139,8 +145,8 @@ def propose(
         drafts=drafts,
         rows=rows,
         asked=asked,
-        num_choices={name: one.num_choices for name, one in traits.items() if one.num_choices},
-        learners=[name for name, one in traits.items() if one.wants_outcomes],
+        num_choices=num_choices,
+        learners=learners,
         noted=noted,
         has_trees=has_trees,
     )
@@ -213,11 +219,12 @@ def tell(
             logger.exception("drafter %s failed to learn", name)
 
 
-def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
-    """The request's row as a sampler sees it, with a draft to judge or none."""
+def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
+    """Return the request's row as a sampler sees it, with a draft to judge or none."""
+    row = request.undrafted
     if draft is NO_DRAFT and not num_choices:
-        return request.undrafted
-    return request.undrafted.with_draft(
+        return row
+    return row.with_draft(
         draft.tokens,
         parents=draft.parents,
         candidates=draft.candidates,

@@ -63,8 +63,6 @@ class Finisher:
         """Free the slots of what a step ended, then tell everyone."""
         if any(result.asked.values()) or self._policy.breakers:
             self._note_drafters(result)
-        if result.host_fallback_reason is not None:
-            self._totals.host_fallback_reasons[result.host_fallback_reason] += 1
         ended = [one for one in result.progressed if one[2] is not None]
         lost: list[tuple[Request, Exception]] = []
         if ended or result.failed or result.searched:
@@ -72,21 +70,43 @@ class Finisher:
             leaving += [request for request, _ in result.searched]
             leaving += [request for request, _ in result.failed]
             lost = self._free(leaving)
-        self._totals.count(result.progressed)
+        self._count(result)
         self._outbox.put([(request, progressed) for request, progressed, _ in result.progressed])
         for request, _, ending in ended:
             assert ending is not None
             self._end(request, _finished(request, ending))
-        for num_drafted, num_accepted in result.passes:
-            self._totals.count_pass(num_drafted, num_accepted)
         for request, finished in result.searched:
-            self._totals.num_emitted += finished.num_output
             self._end(request, finished)
-        self._totals.num_finished += len(ended) + len(result.searched)
         if result.failed:
             self.end_with_errors(self._explain(result))
         if lost:
             self.end_with_errors(lost)
+
+    def _count(self, result: StepResult) -> None:
+        """Add a step to the totals; tokens after a cut count nowhere, and of a beam search steps instead of tokens."""
+        totals = self._totals
+        totals.step_count += 1
+        totals.last_step_at = self._clock()
+        if result.host_fallback_reason is not None:
+            totals.host_fallback_reasons[result.host_fallback_reason] += 1
+        passes = list(result.passes)
+        for _, told, ending in result.progressed:
+            trace, num_emitted = told.trace, len(told.tokens)
+            totals.num_emitted += num_emitted
+            totals.num_finished += ending is not None
+            if not trace.is_prompt:
+                passes.append((len(trace.draft_tokens), min(trace.num_accepted, num_emitted)))
+        for _, finished in result.searched:
+            totals.num_emitted += finished.num_output
+            totals.num_finished += 1
+        by_position = totals.accepted_by_position
+        for num_drafted, num_accepted in passes:
+            totals.num_target_passes += 1
+            totals.num_drafted += num_drafted
+            totals.num_accepted += num_accepted
+            by_position.extend([0] * (num_accepted - len(by_position)))
+            for position in range(num_accepted):
+                by_position[position] += 1
 
     def _note_drafters(self, result: StepResult) -> None:
         self._policy.note(result.asked, self._clock())

@@ -17,7 +17,7 @@ from outrider.runtime.core.scheduler import plan_step
 from outrider.runtime.core.tree import num_leading, tried_chain
 from outrider.runtime.drafters.base import Draft
 from outrider.runtime.loop.device_step import HOST_STEP, take_round
-from outrider.runtime.loop.drafting import NO_DRAFT, Proposals, propose, sampling_row, tell
+from outrider.runtime.loop.drafting import NO_DRAFT, Proposals, propose, row_to_judge, tell
 from outrider.runtime.loop.parts import StepParts
 from outrider.runtime.loop.prefill import NOTHING_FED
 from outrider.runtime.loop.result import Progress, StepResult
@@ -91,7 +91,7 @@ def _to_verify(
             num_spans = slot + 1
             name = request.speculation.drafter
             wanted = drafted.num_choices.get(name, 0) if gammas[slot] else 0
-            rows.append(sampling_row(request, draft, num_choices=wanted))
+            rows.append(row_to_judge(request, draft, num_choices=wanted))
     return spans[:num_spans], rows
 
 

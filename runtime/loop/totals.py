@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider.runtime.gamma.report import ControlReport
-from outrider.runtime.loop.result import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class WorkerSnapshot:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start; its owner is the worker."""
+    """Counts since the start; ``runtime.loop.finish`` alone writes them."""
 
     step_count: int = 0
     last_step_at: float | None = None
@@ -65,25 +64,6 @@ class Totals:
     num_accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
     host_fallback_reasons: Counter[str] = field(default_factory=Counter)
-
-    def count(self, progressed: Sequence[Progress]) -> None:
-        """Add one step of some rows; tokens after a cut count nowhere."""
-        for _, told, _ in progressed:
-            trace, num_emitted = told.trace, len(told.tokens)
-            self.num_emitted += num_emitted
-            if not trace.is_prompt:
-                num_accepted = min(trace.num_accepted, num_emitted)
-                self.count_pass(len(trace.draft_tokens), num_accepted)
-
-    def count_pass(self, num_drafted: int, num_accepted: int) -> None:
-        """Add one pass of the target for one request; of a beam search, steps instead of tokens."""
-        self.num_target_passes += 1
-        self.num_drafted += num_drafted
-        self.num_accepted += num_accepted
-        missing = num_accepted - len(self.accepted_by_position)
-        self.accepted_by_position.extend([0] * missing)
-        for position in range(num_accepted):
-            self.accepted_by_position[position] += 1
 
     def snapshot(
         self,

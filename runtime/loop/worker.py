@@ -264,8 +264,6 @@ class Worker:
             result = run_step(self._parts, live) if live else NOTHING_DONE
             if rows.searches:
                 result = with_searches(result, run_searches(self._searching, rows.searches))
-            self._totals.step_count += 1
-            self._totals.last_step_at = self._clock()
             self._finisher.finish(result)
             # The next step follows at once, and will have time for this one's events.
             waits_for_device = result.host_fallback_reason == "" and bool(rows.requests)

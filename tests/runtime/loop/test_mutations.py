@@ -120,8 +120,8 @@ MUTANTS = {
     ),
     "tokens follow a stop string": (
         request,
-        "if not is_end:",
-        "if not is_end and num_kept == len(run):",
+        "return text, num_kept, Ending(",
+        "return text, len(run), Ending(",
         "a_run_is_cut",
     ),
     "one token more than max_tokens": (
