@@ -158,7 +158,7 @@ class CompletionText:
         self._has_stops = scanner.has_stops
 
     def push(self, tokens: Sequence[int]) -> tuple[str, int, str | None]:
-        """Return text that became safe to show, the tokens taken, and the stop string that the last of them completed."""
+        """Return text that became safe to show, the tokens taken, and the stop string that they completed."""
         if not self._has_stops:
             return self._decoder.push(*tokens), len(tokens), None
         pieces: list[str] = []
