@@ -8,9 +8,9 @@ makes (retrieved ones) go along as they are. What the host must see in between, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from outrider.engines.base import EngineError, step_value
+from outrider.engines.base import EngineError
 from outrider.engines.device.rounds import DraftError, Round, RoundAnswer, RoundRow, Rounds
 from outrider.engines.sampling.base import Verdict
 from outrider.runtime.core.request import Request
@@ -34,7 +34,7 @@ DRAFT_FAILED = "the draft model failed"
 _MODEL = "model"
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """How far the device took a step.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
-from outrider.engines.base import EngineError, step_value
+from outrider.engines.base import EngineError
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow, Verdict
 from outrider.runtime.core.drafting import HistoryScope, scope_of
 from outrider.runtime.core.params import RequestSpec
@@ -67,17 +67,16 @@ class DraftRules:
         return self.prices.of_step(gammas)
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
     """Drafts of one step.
 
     Attributes:
         drafts: per live slot; None for rows that do not decode.
-        rows: per live slot, as drafters saw it that want more than texts; empty when none was asked.
+        rows: per live slot, as drafters saw it; empty when none was asked.
         asked: every drafter asked, by name, and what it raised, if it did.
-        num_choices: by drafter that saw ``rows`` and wants to learn from them, the likeliest target tokens it wants.
-        learners: drafters that saw ``rows`` and want to be told what came of their drafts.
-        noted: slots by drafter that was asked for texts and is to be told that more of them is committed.
+        num_choices: likeliest target tokens wanted, by drafter that wants any.
+        learners: drafters that are to be told the outcomes of their drafts.
         has_trees: whether any draft is a tree.
     """
 
@@ -86,7 +85,6 @@ class Proposals:
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
     num_choices: Mapping[str, int] = field(default_factory=dict)
     learners: Collection[str] = ()
-    noted: Mapping[str, Sequence[int]] = field(default_factory=dict)
     has_trees: bool = False
 
 
@@ -112,9 +110,6 @@ def propose(
     if not chosen:
         return Proposals(drafts=drafts)
     asked: dict[str, Exception | None] = dict.fromkeys(chosen)
-    noted = _propose_texts(drafters, live, gammas, rules, chosen, drafts, asked)
-    if not chosen:
-        return Proposals(drafts=drafts, asked=asked, noted=noted)
     traits = {name: drafters.traits(name) for name in chosen}
     rows = draft_rows(live, gammas, rules, traits.values())
     num_choices: dict[str, int] = {}
@@ -147,42 +142,8 @@ def propose(
         asked=asked,
         num_choices=num_choices,
         learners=learners,
-        noted=noted,
         has_trees=has_trees,
     )
-
-
-def _propose_texts(
-    drafters: Drafters,
-    live: Sequence[Request],
-    gammas: Sequence[int | None],
-    rules: DraftRules,
-    chosen: dict[str, list[int]],
-    drafts: list[Draft | None],
-    asked: dict[str, Exception | None],
-) -> dict[str, list[int]]:
-    """Ask those who look at texts alone for chains; they leave ``chosen``. Returns whom to tell, and of which slots."""
-    noted: dict[str, list[int]] = {}
-    for name in list(chosen):
-        of_texts, traits, slots = drafters.of_texts(name), drafters.traits(name), chosen[name]
-        if of_texts is None:
-            continue
-        texts = [live[slot] for slot in slots]
-        if traits.proposes_trees and any(rules.max_nodes_of(text.spec) for text in texts):
-            continue
-        del chosen[name]
-        try:
-            found = of_texts.continue_texts(texts, [gammas[s] or 0 for s in slots], rules.scope)
-        except Exception as error:  # its rows go on without it
-            asked[name] = error
-            degrade(drafters, live, [], slots, error)
-            continue
-        for slot, tokens in zip(slots, found, strict=True):
-            if tokens:
-                drafts[slot] = Draft(tokens=tokens)
-        if traits.wants_outcomes:
-            noted[name] = slots
-    return noted
 
 
 def tell(
@@ -200,7 +161,7 @@ def tell(
         if draft is None or not row.gamma or name not in proposals.learners:
             continue
         outcome = Outcome(
-            row=row.after(request.undrafted),
+            row=replace(row, sampling=request.undrafted),
             num_fed=len(row.sampling.history),
             draft_tokens=draft.tokens,
             num_accepted=verdict.num_accepted,
@@ -209,12 +170,9 @@ def tell(
             path=verdict.path,
         )
         told.setdefault(name, []).append(outcome)
-    lessons = [(name, partial(drafters.observe, name, outcomes)) for name, outcomes in told.items()]
-    for name, slots in proposals.noted.items():
-        lessons.append((name, partial(drafters.note_texts, name, [live[slot] for slot in slots])))
-    for name, learn in lessons:
+    for name, outcomes in told.items():
         try:
-            learn()
+            drafters.observe(name, outcomes)
         except Exception:  # what it failed to learn harms nobody
             logger.exception("drafter %s failed to learn", name)
 
@@ -224,8 +182,9 @@ def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
     row = request.undrafted
     if draft is NO_DRAFT and not num_choices:
         return row
-    return row.with_draft(
-        draft.tokens,
+    return replace(
+        row,
+        draft_tokens=draft.tokens,
         parents=draft.parents,
         candidates=draft.candidates,
         is_without_replacement=draft.is_without_replacement,

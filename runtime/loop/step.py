@@ -58,7 +58,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         parts.target, live, drafted.drafts, [*fed.first_verdicts, *verdicts]
     )
     judged = [one for one in verdicts if one[1].next_token is not None] if failed else verdicts
-    if drafted.learners or drafted.noted:
+    if drafted.learners:
         tell(parts.drafters, live, drafted, judged)
     if steering is not None:
         steering.observe(live, drafted.drafts, judged)
