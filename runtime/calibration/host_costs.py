@@ -115,8 +115,7 @@ def _host_step_s(
         target=still,
         draft=still,
         sampler=sampler,
-        # Otherwise the first call would take all steps in a row, and the others none.
-        config=ServerConfig(max_running=rows, message_interval_s=0.0),
+        config=ServerConfig(max_running=rows),
         max_gamma=max(gamma, 1),
         decoder=decoder,
     )

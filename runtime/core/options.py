@@ -1,16 +1,16 @@
 """Options that change what kind of answer is given: refused where they cannot be had, beams where they can.
 
 A beam search ranks texts by the model's own probabilities and draws nothing, so whatever shapes a draw is refused with
-it by name. Bans (allowed_token_ids, bad_words, min_tokens) go along: what they ban is no continuation.
+it by name. Bans (allowed_token_ids, bad_words, min_tokens) go along: what they ban is no continuation. The rules that
+many fields share are here too; each refusal names the field and the rule, never the value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
-from outrider.runtime.core.checks import check_range
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.core.params import BeamParams, SpeculationParams
 
@@ -107,3 +107,31 @@ def check_ranked(
         raise RequestError("speculation.mode", "must not be LENIENT with num_beams")
     if speculation.drafter not in (None, "model", "none"):
         raise RequestError("speculation.drafter", "must be model or none with num_beams")
+
+
+def check_texts(name: str, texts: Collection[str], most: int, max_bytes: int) -> None:
+    """Refuse too many texts, an empty one, or one of more than ``max_bytes`` bytes of UTF-8."""
+    check_count(name, texts, most)
+    for text in texts:
+        if not 1 <= len(text.encode()) <= max_bytes:
+            raise RequestError(name, f"each must be 1..{max_bytes} bytes of UTF-8")
+
+
+def check_count(name: str, values: Collection[object], most: int) -> None:
+    """Refuse more than ``most`` entries."""
+    if len(values) > most:
+        raise RequestError(name, f"must have at most {most} entries")
+
+
+def check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse token ids outside the vocabulary."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise RequestError(name, f"token ids must be in [0, {vocab_size})")
+
+
+def check_range(
+    name: str, value: float, low: float, high: float, rule: str = "must be in {}"
+) -> None:
+    """Refuse a value outside [low, high]; NaN compares false with everything, so it is refused too."""
+    if not low <= value <= high:
+        raise RequestError(name, rule.format(f"[{low}, {high}]"))

@@ -7,35 +7,65 @@ Invariants between steps, where n is ``num_known``:
 * R2  ``draft_computed <= n - 1``.
 * R3  A request holds a slot exactly while it is prefilling or decoding.
 
-Only ``Request.advance`` changes tokens and pointers, and ``Request.account`` text and figures.
+Only ``Request.commit`` changes tokens, text and figures.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from outrider.engines.base import IntArray
-from outrider.engines.sampling.base import SamplingRow, Verdict
+from outrider.engines.sampling.base import SamplingRow, TokenLogprobs, Verdict
 from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
 from outrider.runtime.core.params import (
+    EmittedToken,
     FinishReason,
     Progressed,
+    Provenance,
     RequestSpec,
     SpeculationReport,
     StepTrace,
 )
-from outrider.runtime.core.request_values import Advance, Ending, Speculation, emitted
 from outrider.runtime.core.stats import DEGRADED, SpeculationStats
 from outrider.runtime.core.text import (
     CompletionText,
     Decoder,
     IncrementalDecoder,
-    StopMatch,
     StopScanner,
 )
 
-__all__ = ["Advance", "Ending", "Request", "Speculation"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a completion ended well, with the stop that did it and the text still held back."""
+
+    reason: FinishReason
+    stop: str | int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """How a request is drafted for, with defaults and availability resolved.
+
+    Attributes:
+        drafter: registry name.
+        gamma: draft tokens per step, at most.
+        off_reason: why speculation is off or degraded; None when it is on as asked.
+        is_adaptive: whether each step's draft tokens are chosen by what they are expected to gain.
+        verifies_block: whether sampled drafts are judged as whole blocks.
+        fixed_gamma: draft tokens per step while none can be chosen; None for ``gamma``.
+        chosen: the drafter that was chosen in place of "auto"; empty where one was asked for.
+    """
+
+    drafter: str
+    gamma: int
+    off_reason: str | None
+    is_adaptive: bool = False
+    verifies_block: bool = False
+    fixed_gamma: int | None = None
+    chosen: str = ""
 
 
 class Request:
@@ -50,6 +80,8 @@ class Request:
         tokens: [prompt + max_output] int64, the same array for life; the first ``num_known`` are committed.
         num_known: prompt and committed output tokens.
         last_token: the last of them.
+        speculation: changed through ``degrade`` only.
+        gamma: draft tokens per step wanted now, at most.
         num_computed: leading tokens valid in the target's cache.
         draft_computed: leading tokens valid in the draft's cache.
     """
@@ -66,6 +98,7 @@ class Request:
         num_prompt = len(spec.prompt_tokens)
         self.spec = spec
         self.speculation = speculation
+        self.gamma = speculation.gamma
         self.submitted_at = submitted_at
         self.state = State.QUEUED
         self.slot: int | None = None
@@ -109,7 +142,7 @@ class Request:
                 mode=spec.speculation.mode,
                 lenience=spec.speculation.lenience,
                 seed=spec.seed,
-                history=self.history,
+                history=self.tokens[: self.num_known],
                 num_prompt=self.num_prompt,
                 verifies_block=verifies_block,
                 num_logprobs=spec.num_logprobs,
@@ -125,16 +158,6 @@ class Request:
     def num_remaining(self) -> int:
         """Tokens that may still be emitted."""
         return self.max_output + self.num_prompt - self.num_known
-
-    @property
-    def gamma(self) -> int:
-        """Draft tokens per step wanted now."""
-        return self.speculation.gamma
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether nobody misses its tokens for a few steps: its first one was told, and no text can end it."""
-        return self.num_known > self.num_prompt and not self.spec.stop_strings
 
     @property
     def has_ended(self) -> bool:
@@ -182,18 +205,21 @@ class Request:
             off_reason=reason,
             is_adaptive=self.speculation.is_adaptive and fallback is not None,
         )
+        self.gamma = self.speculation.gamma
 
     def fail(self) -> None:
         """End with an error; the slot is the caller's to free."""
         self.transition(RequestEvent.ENDED_BY_ERROR)
 
-    def advance(
-        self, draft_tokens: tuple[int, ...], verdict: Verdict, *, num_drafted: int | None = None
-    ) -> Advance:
-        """Append what was verified, up to the first end token or the limit; everything after it is discarded.
-
-        What it means for text, figures and caller waits for ``account``: so soon after a pass over the target, which
-        pushes everything else out of the processor's caches, it would take several times as long.
+    def commit(
+        self,
+        draft_tokens: tuple[int, ...],
+        verdict: Verdict,
+        *,
+        num_drafted: int | None = None,
+        draft_computed: int | None = None,
+    ) -> tuple[Progressed, Ending | None]:
+        """Append what was verified, up to whatever ends the answer first; everything after it is discarded.
 
         A request that was prefilling has its first token now, and decodes; no round of speculation is counted.
 
@@ -201,65 +227,38 @@ class Request:
             draft_tokens: the whole draft; of a tree the chain that was tried.
             verdict: its judgement, with a next token.
             num_drafted: tokens of the whole tree; None for a chain.
-        """
-        assert verdict.next_token is not None
-        run = (*draft_tokens[: verdict.num_accepted], verdict.next_token)
-        cells, ends, start = self._cells, self._end_tokens, self.num_known
-        end, is_over = start, False
-        for token in run:
-            cells[end] = self.last_token = token
-            end += 1
-            is_over = token in ends or end == len(cells)
-            if is_over:
-                break
-        self.num_known, self.num_computed = end, end - 1
-        is_prompt = self.state is State.PREFILLING
-        if is_prompt:
-            self.transition(RequestEvent.PROMPT_COMPUTED)
-        if is_over:
-            self.transition(RequestEvent.STOPPED)
-        return Advance(
-            draft_tokens=draft_tokens,
-            verdict=verdict,
-            num_drafted=num_drafted,
-            run=run[: end - start],
-            is_over=is_over,
-            is_prompt=is_prompt,
-        )
-
-    def account(self, advance: Advance) -> tuple[Progressed, Ending | None]:
-        """Account for what was appended, in its order; a stop string in the text ends the request there.
-
-        No request that has stop strings may have advanced further meanwhile.
+            draft_computed: leading tokens that the draft's cache holds; None where the step left it alone.
 
         Returns:
             What to tell the caller, and the ending if this was it.
         """
-        draft_tokens, verdict, run = advance.draft_tokens, advance.verdict, advance.run
-        text, num_kept, ending = self._cut(run, is_over=advance.is_over)
+        is_prompt = self.state is State.PREFILLING
+        if is_prompt:
+            self.transition(RequestEvent.PROMPT_COMPUTED)
+        run, is_over = self._append(draft_tokens, verdict)
+        text, num_kept, ending = self._cut(run, is_over=is_over)
         if num_kept < len(run):
             self._take_back(len(run) - num_kept)
-        if ending is not None and not self.has_ended:
+        if ending is not None:
             self.transition(RequestEvent.STOPPED)
-        if not advance.is_prompt:
+        if draft_computed is not None:
+            self.commit_draft_cache(draft_computed)
+        if not is_prompt:
             self.stats.record(
                 gamma=len(draft_tokens),
                 num_accepted=verdict.num_accepted,
                 num_emitted=num_kept,
                 num_fallbacks=verdict.num_fallbacks,
-                num_drafted=advance.num_drafted,
+                num_drafted=num_drafted,
             )
-        progress = Progressed(
-            tokens=emitted(run[:num_kept], verdict, len(draft_tokens)),
-            text=text,
-            trace=StepTrace(
-                draft_tokens=draft_tokens,
-                num_accepted=verdict.num_accepted,
-                next_token=verdict.next_token,
-                is_prompt=advance.is_prompt,
-            ),
+        trace = StepTrace(
+            draft_tokens=draft_tokens,
+            num_accepted=verdict.num_accepted,
+            next_token=verdict.next_token,
+            is_prompt=is_prompt,
         )
-        return progress, ending
+        tokens = _emitted(run[:num_kept], verdict, len(draft_tokens))
+        return Progressed(tokens=tokens, text=text, trace=trace), ending
 
     def report(self) -> SpeculationReport:
         """Acceptance figures so far."""
@@ -275,32 +274,55 @@ class Request:
         if self.num_computed == self.num_known - 1:
             self.transition(RequestEvent.PROMPT_COMPUTED)
 
+    def _append(
+        self, draft_tokens: tuple[int, ...], verdict: Verdict
+    ) -> tuple[tuple[int, ...], bool]:
+        """Append tokens up to the first end token or the limit, and say whether one of these was met."""
+        assert verdict.next_token is not None
+        run = (*draft_tokens[: verdict.num_accepted], verdict.next_token)
+        cells, ends, start = self._cells, self._end_tokens, self.num_known
+        end, is_over = start, False
+        for token in run:
+            cells[end] = self.last_token = token
+            end += 1
+            is_over = token in ends or end == len(cells)
+            if is_over:
+                break
+        self.num_known, self.num_computed = end, end - 1
+        return run[: end - start], is_over
+
     def _take_back(self, num_tokens: int) -> None:
-        """Tokens behind a stop string were never said; the request has ended."""
+        """Remove tokens behind a stop string, which ends the request; they were never said."""
         self.num_known -= num_tokens
         self.num_computed -= num_tokens
         self.draft_computed = min(self.draft_computed, self.num_computed)
         self.last_token = int(self.tokens[self.num_computed])
 
     def _cut(self, run: tuple[int, ...], *, is_over: bool) -> tuple[str, int, Ending | None]:
-        """Text to show, tokens to keep, and the ending: a stop string, or what ``advance`` found."""
-        pieces: list[str] = []
-        end_tokens = self._end_tokens
-        for num_kept, token in enumerate(run, start=1):
-            is_end = token in end_tokens
-            if is_end and not self.spec.include_stop:
-                continue
-            shown = self._text.push(token)
-            if isinstance(shown, StopMatch):
-                if not is_end:
-                    pieces.append(shown.text)
-                    ending = Ending(reason=FinishReason.STOP_STRING, stop=shown.stop, text="")
-                    return "".join(pieces), num_kept, ending
-                shown = shown.text
-            pieces.append(shown)
-        stop_token = run[-1] if run[-1] in end_tokens else None
-        return "".join(pieces), len(run), self._ending(stop_token) if is_over else None
+        """Return text to show, tokens to keep, and the ending: a stop string, or one that is known already."""
+        is_stopped = run[-1] in self._end_tokens
+        shown = run[:-1] if is_stopped and not self.spec.include_stop else run
+        text, num_kept, stop = self._text.push(shown)
+        # An end token that is shown ends the answer by itself, whatever its text completes.
+        if stop is not None and not (is_stopped and num_kept == len(run)):
+            return text, num_kept, Ending(reason=FinishReason.STOP_STRING, stop=stop, text="")
+        stop_token = run[-1] if is_stopped else None
+        return text, len(run), self._ending(stop_token) if is_over else None
 
     def _ending(self, stop_token: int | None) -> Ending:
         reason = FinishReason.LENGTH if stop_token is None else FinishReason.STOP_TOKEN
         return Ending(reason=reason, stop=stop_token, text=self._text.finish())
+
+
+def _emitted(
+    tokens: tuple[int, ...], verdict: Verdict, num_drafted: int
+) -> tuple[EmittedToken, ...]:
+    """Return the kept tokens of a verification, at least one, as they are told."""
+    was_rejected = verdict.num_accepted < num_drafted
+    last = Provenance.RECOVERED if was_rejected else Provenance.BONUS
+    logprobs: tuple[TokenLogprobs | None, ...] = verdict.logprobs or (None,) * len(tokens)
+    emitted: list[EmittedToken] = []
+    for index, token in enumerate(tokens):
+        provenance = Provenance.ACCEPTED if index < verdict.num_accepted else last
+        emitted.append(EmittedToken(token=token, provenance=provenance, logprobs=logprobs[index]))
+    return tuple(emitted)

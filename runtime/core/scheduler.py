@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.engines.base import Span, step_value
-
 MOST_PADDING = 16
 """Tokens that a row is padded by at most to be fed in one call with others.
 
@@ -89,7 +87,7 @@ class Prefill:
         return self.lengths[index] if 0 <= index < len(self.lengths) else 0
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One step.
 
@@ -136,16 +134,11 @@ def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = F
     Returns:
         A plan in which a row that misses one token behind this step's chunk decodes in the same step.
     """
-    plan = _plan_decode(rows, limits, None)
-    # Steps between two prompts cost no second look.
-    if None not in plan.gammas or (has_fed and plan.has_decode):
-        return plan
-    return _plan_decode(rows, limits, plan_prefill(rows, limits))
-
-
-def next_gammas(rows: Sequence[Progress], limits: StepLimits) -> tuple[int, ...]:
-    """Per slot, draft tokens to verify at most, where all rows decode."""
-    return tuple([_gamma(row, limits) for row in rows])
+    gammas = _gammas(rows, limits, None)
+    if None not in gammas or (has_fed and gammas.count(None) < len(gammas)):
+        return StepPlan(prefill=None, gammas=gammas)
+    prefill = plan_prefill(rows, limits)
+    return StepPlan(prefill=prefill, gammas=_gammas(rows, limits, prefill))
 
 
 def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None:
@@ -202,57 +195,18 @@ def alike_neighbours(
     return taken
 
 
-def _plan_decode(rows: Sequence[Progress], limits: StepLimits, prefill: Prefill | None) -> StepPlan:
-    gammas = tuple(
-        [
-            _gamma(row, limits) if _num_missing(slot, row, prefill) == 1 else None
-            for slot, row in enumerate(rows)
-        ]
-    )
-    return StepPlan(prefill=prefill, gammas=gammas)
-
-
-def _num_missing(slot: int, row: Progress, prefill: Prefill | None) -> int:
-    fed = 0 if prefill is None else prefill.length_of(slot)
-    return row.num_known - row.num_computed - fed
-
-
-def _gamma(row: Progress, limits: StepLimits) -> int:
-    """Leave room for the token that every verification adds, in the answer and in the slot."""
-    gamma = row.gamma
-    if gamma == 0:
-        return 0
-    room = min(row.num_remaining - 1, limits.max_context - row.num_known)
-    return max(0, min(gamma, limits.max_gamma, room))
-
-
-def decode_spans(
-    starts: Sequence[int],
-    fed: Sequence[tuple[int, ...] | None],
-    *,
-    trees: Mapping[int, tuple[int, ...]] | None = None,
-) -> list[Span]:
-    """Spans over the live slots up to the last that takes part.
-
-    Args:
-        starts: per slot, the tokens that stay valid.
-        fed: per slot, the tokens to feed, all of whose logits are wanted; None takes no part.
-        trees: parents of the slots whose tokens form a tree.
-    """
-    parents = trees or {}
-    num_rows = len(fed)
-    while num_rows and not fed[num_rows - 1]:
-        num_rows -= 1
-    spans = []
-    for slot in range(num_rows):
-        tokens = fed[slot] or ()
-        spans.append(
-            Span(
-                slot=slot,
-                start=starts[slot],
-                tokens=tokens,
-                num_logits=len(tokens),
-                parents=parents.get(slot),
-            )
-        )
-    return spans
+def _gammas(
+    rows: Sequence[Progress], limits: StepLimits, prefill: Prefill | None
+) -> tuple[int | None, ...]:
+    """Return each row's gamma, which leaves room for the token that every verification adds; None where it waits."""
+    gammas: list[int | None] = []
+    for slot, row in enumerate(rows):
+        fed = 0 if prefill is None else prefill.length_of(slot)
+        if row.num_known - row.num_computed - fed != 1:
+            gammas.append(None)
+        elif row.gamma == 0:
+            gammas.append(0)
+        else:
+            room = min(row.num_remaining - 1, limits.max_context - row.num_known)
+            gammas.append(max(0, min(row.gamma, limits.max_gamma, room)))
+    return tuple(gammas)

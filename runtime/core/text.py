@@ -51,13 +51,21 @@ class IncrementalDecoder:
         self._num_clean = len(self._window)
         self._num_shown = len(self._decode(self._window))
 
-    def push(self, token: int) -> str:
-        """The characters that ``token`` completed."""
-        if self._piece is not None and self._num_clean == len(self._window):
-            piece = self._piece(token, self._skips_special)
-            if piece:
-                self._window, self._num_clean, self._num_shown = (token,), 1, len(piece)
-                return piece
+    def push(self, *tokens: int) -> str:
+        """Return the characters that these tokens completed, together."""
+        shown: list[str] = []
+        for token in tokens:
+            if self._piece is not None and self._num_clean == len(self._window):
+                piece = self._piece(token, self._skips_special)
+                if piece:
+                    self._window, self._num_clean, self._num_shown = (token,), 1, len(piece)
+                    shown.append(piece)
+                    continue
+            shown.append(self._decode_behind(token))
+        return "".join(shown)
+
+    def _decode_behind(self, token: int) -> str:
+        """Return the characters that a token completed, which may depend on those before it."""
         window = self._window = (*self._window, token)
         text, num_shown = self._decode(window), self._num_shown
         is_clean = not text.endswith(REPLACEMENT) or len(window) > MAX_WINDOW
@@ -142,17 +150,25 @@ class StopScanner:
 
 
 class CompletionText:
-    """The text of one answer, token by token."""
+    """The text of one answer, as its tokens come."""
 
     def __init__(self, decoder: IncrementalDecoder, scanner: StopScanner) -> None:
         self._decoder = decoder
         self._scanner = scanner
         self._has_stops = scanner.has_stops
 
-    def push(self, token: int) -> str | StopMatch:
-        """Text that became safe to show, or the stop string that ``token`` completed."""
-        text = self._decoder.push(token)
-        return self._scanner.push(text) if text and self._has_stops else text
+    def push(self, tokens: Sequence[int]) -> tuple[str, int, str | None]:
+        """Return text that became safe to show, the tokens taken, and the stop string that they completed."""
+        if not self._has_stops:
+            return self._decoder.push(*tokens), len(tokens), None
+        pieces: list[str] = []
+        for num_taken, token in enumerate(tokens, start=1):
+            text = self._decoder.push(token)
+            shown = self._scanner.push(text) if text else text
+            if isinstance(shown, StopMatch):
+                return "".join((*pieces, shown.text)), num_taken, shown.stop
+            pieces.append(shown)
+        return "".join(pieces), len(tokens), None
 
     def finish(self) -> str:
         """The rest, once no token can follow."""

@@ -12,10 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.checks import check_count, check_ids, check_range, check_texts
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
 from outrider.runtime.core.errors import ContextTooLong, ModelNotFound, RequestError
-from outrider.runtime.core.options import check_beams, check_options, check_ranked
+from outrider.runtime.core.options import (
+    check_beams,
+    check_count,
+    check_ids,
+    check_options,
+    check_range,
+    check_ranked,
+    check_texts,
+)
 from outrider.runtime.core.params import BeamParams, RequestSpec, SpeculationParams
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")

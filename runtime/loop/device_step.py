@@ -11,14 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.engines.base import EngineError
-from outrider.engines.device.rounds import (
-    DraftError,
-    Round,
-    RoundAnswer,
-    RoundRow,
-    Rounds,
-    do_nothing,
-)
+from outrider.engines.device.rounds import DraftError, Round, RoundAnswer, RoundRow, Rounds
 from outrider.engines.sampling.base import Verdict
 from outrider.runtime.core.request import Request
 from outrider.runtime.drafters.base import Draft, DraftRow
@@ -28,11 +21,11 @@ from outrider.runtime.loop.drafting import (
     DraftRules,
     Proposals,
     degrade,
-    draft_row,
-    num_choices,
+    draft_rows,
     propose,
-    sampling_row,
+    row_to_judge,
 )
+from outrider.runtime.loop.parts import StepParts
 
 HOST_SERVES = "the host samples"
 BLOCKS = "whole blocks are judged on the host"
@@ -42,16 +35,43 @@ _MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a step on the device came to.
+class Taken:
+    """How far the device took a step.
 
     Attributes:
-        proposals: of all rows.
-        verdicts: by slot; None where the draft model failed: the drafts left are still to verify.
+        host_fallback_reason: why the host has to go on; empty where it does not.
+        proposals: drafts of all rows; None where none were made.
+        verdicts: by slot; None where drafts, if there are any, are still to verify.
     """
 
-    proposals: Proposals
-    verdicts: list[tuple[int, Verdict]] | None
+    host_fallback_reason: str
+    proposals: Proposals | None = None
+    verdicts: list[tuple[int, Verdict]] | None = None
+
+
+HOST_STEP = Taken(host_fallback_reason=HOST_SERVES)
+"""Of a server that runs no rounds."""
+
+
+def take_round(
+    parts: StepParts, rounds: Rounds, live: Sequence[Request], gammas: Sequence[int | None]
+) -> Taken:
+    """Draft, verify and judge all decoding rows on the device, as far as it can.
+
+    Args:
+        parts: what the step runs on.
+        rounds: of the device.
+        live: request i holds slot i.
+        gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
+
+    Raises:
+        EngineError: the target or the sampler failed; the caches of all live rows are undefined.
+    """
+    reason = host_fallback_reason(rounds, parts.drafters, live, gammas, parts.rules)
+    if reason:
+        return Taken(host_fallback_reason=reason)
+    rules = replace(parts.rules, max_nodes=0)
+    return _on_device(rounds, parts.drafters, live, gammas, rules, parts.meanwhile)
 
 
 def host_fallback_reason(
@@ -83,38 +103,23 @@ def host_fallback_reason(
     return ""
 
 
-def on_device(
+def _on_device(
     rounds: Rounds,
     drafters: Drafters,
     live: Sequence[Request],
     gammas: Sequence[int | None],
     rules: DraftRules,
-    meanwhile: Callable[[], None] = do_nothing,
-) -> Outcome:
-    """Draft, verify and judge all decoding rows; trees are not proposed.
-
-    Args:
-        rounds: over the engines that the requests hold slots of.
-        drafters: by name.
-        live: request i holds slot i.
-        gammas: as for ``host_fallback_reason``, which was asked.
-        rules: what drafters may propose; chains only.
-        meanwhile: called while the device runs.
-
-    Raises:
-        EngineError: the target or the sampler failed; the caches of all live rows are undefined.
-    """
+    meanwhile: Callable[[], None],
+) -> Taken:
     modelled = [
         slot for slot, gamma in enumerate(gammas) if gamma and _drafter(live[slot]) == _MODEL
     ]
     guessed = [0 if slot in modelled else gamma for slot, gamma in enumerate(gammas)]
     proposals = propose(drafters, live, guessed, rules)
     if not modelled:
-        answers = rounds.run(_round(drafters, live, proposals, {}, gammas), meanwhile)
+        answers = rounds.run(_round(live, proposals, {}, gammas), meanwhile)
         return _outcome(live, proposals, answers, None)
-    rows = [
-        draft_row(request, gamma or 0, rules) for request, gamma in zip(live, gammas, strict=True)
-    ]
+    rows = draft_rows(live, gammas, rules)
     model = drafters[_MODEL]
     assert isinstance(model, ModelDrafter)
     asked = {**proposals.asked, _MODEL: None}
@@ -128,7 +133,7 @@ def on_device(
             tokens=(), is_sampled=is_sampled(rows[slot]), num_computed=ready.computed[slot]
         )
     try:
-        round_ = _round(drafters, live, proposals, ready.gammas, gammas, ready)
+        round_ = _round(live, proposals, ready.gammas, gammas, ready)
         answers = rounds.run(round_, meanwhile)
     except DraftError as error:
         return _without_model(drafters, live, proposals, modelled, error)
@@ -140,7 +145,6 @@ def _drafter(request: Request) -> str:
 
 
 def _round(
-    drafters: Drafters,
     live: Sequence[Request],
     proposals: Proposals,
     drafting: dict[int, int],
@@ -149,8 +153,10 @@ def _round(
 ) -> Round:
     rows = [
         RoundRow(
-            sampling=sampling_row(
-                request, draft, num_choices=num_choices(drafters, request, gamma)
+            sampling=row_to_judge(
+                request,
+                draft,
+                num_choices=proposals.num_choices.get(_drafter(request), 0) if gamma else 0,
             ),
             gamma=drafting.get(slot, 0),
         )
@@ -172,7 +178,7 @@ def _outcome(
     proposals: Proposals,
     answers: Sequence[RoundAnswer],
     ready: Ready | None,
-) -> Outcome:
+) -> Taken:
     verdicts: list[tuple[int, Verdict]] = []
     slots = [slot for slot, draft in enumerate(proposals.drafts) if draft is not None]
     for slot, answer in zip(slots, answers, strict=True):
@@ -187,7 +193,7 @@ def _outcome(
                 num_computed=live[slot].num_known + len(answer.draft_tokens) - 1,
             )
         verdicts.append((slot, answer.verdict))
-    return Outcome(proposals=proposals, verdicts=verdicts)
+    return Taken(host_fallback_reason="", proposals=proposals, verdicts=verdicts)
 
 
 def _cut_at_end(answer: RoundAnswer, end_token_ids: Sequence[int]) -> RoundAnswer:
@@ -217,7 +223,7 @@ def _without_model(
     proposals: Proposals,
     slots: Sequence[int],
     error: EngineError,
-) -> Outcome:
+) -> Taken:
     """The other rows' drafts; those of the model go on without it."""
     rows: list[DraftRow] = list(proposals.rows)
     degrade(drafters, live, rows, slots, error)
@@ -225,6 +231,7 @@ def _without_model(
     for slot in slots:
         drafts[slot] = Draft(tokens=())
     asked = {**proposals.asked, _MODEL: error}
-    return Outcome(
-        proposals=replace(proposals, drafts=drafts, rows=rows, asked=asked), verdicts=None
+    return Taken(
+        host_fallback_reason=DRAFT_FAILED,
+        proposals=replace(proposals, drafts=drafts, rows=rows, asked=asked),
     )

@@ -32,6 +32,10 @@ class SpeculationPolicy:
         can_adapt: whether gamma can be chosen step by step.
         elapsed: what requests are timed by where a drafter is chosen for them, only ever growing.
 
+    Attributes:
+        breakers: of the drafters that failed last time they were asked, by name.
+        has_chosen: whether a drafter was ever chosen for a request.
+
     Raises:
         ConfigError: a drafter of the configuration is not one this server could ever have.
     """
@@ -53,7 +57,8 @@ class SpeculationPolicy:
         self._config = config
         self._max_gamma = max_gamma
         self._can_adapt = can_adapt
-        self._breakers: dict[str, Breaker] = {}
+        self.breakers: dict[str, Breaker] = {}
+        self.has_chosen = False
         self._elapsed = elapsed
         usable = [drafters.usable(name) for name in config.auto_drafters]
         # In their order, each once: without a draft model several may be the same.
@@ -63,16 +68,17 @@ class SpeculationPolicy:
         self._began: dict[str, float] = {}
 
     def resolve_request(self, spec: RequestSpec) -> Speculation:
-        """As ``resolve``, with a drafter chosen where "auto" is asked for; ``ended`` must follow."""
+        """Return how a request is drafted for, by a drafter chosen where "auto" is asked for; ``ended`` must follow."""
         wanted = spec.speculation
         speculation = self.resolve(wanted)
         if (wanted.drafter or self._config.default_drafter) != AUTO or speculation.gamma == 0:
             return speculation
+        self.has_chosen = True
         name = self._choice.choose(_kind(spec, speculation))
         return replace(speculation, drafter=name, chosen=name)
 
     def resolve(self, wanted: SpeculationParams) -> Speculation:
-        """How a request is drafted for; callable from any thread."""
+        """Return how a request is drafted for; callable from any thread."""
         drafter = wanted.drafter or self._config.default_drafter
         drafter = self._choice.names[0] if drafter == AUTO else drafter
         gamma = self._config.default_gamma if wanted.gamma is None else wanted.gamma
@@ -95,7 +101,7 @@ class SpeculationPolicy:
         )
 
     def resolve_search(self, wanted: SpeculationParams) -> Speculation:
-        """How a beam search is drafted for: by the draft model, if at all; callable from any thread.
+        """Return how a beam search is drafted for: by the draft model, if at all; callable from any thread.
 
         A pass over drafted hypotheses is good for little more than one step (docs/beam-search.md), so a search is
         drafted for only where a request names gamma.
@@ -114,7 +120,7 @@ class SpeculationPolicy:
 
     @property
     def speeds(self) -> Mapping[str, float]:
-        """Of the drafters that were chosen, tokens per unit of time; callable from any thread."""
+        """Tokens per unit of time, of the drafters that were chosen; callable from any thread."""
         return self._choice.speeds()
 
     def begin(self, live: Sequence[Request]) -> None:
@@ -136,9 +142,7 @@ class SpeculationPolicy:
 
     def pause(self, live: Sequence[Request], now: float) -> None:
         """Have rows whose drafter is paused at ``now`` go on without it."""
-        if not self._breakers:
-            return
-        paused = {name for name, breaker in self._breakers.items() if breaker.is_paused(now)}
+        paused = {name for name, breaker in self.breakers.items() if breaker.is_paused(now)}
         for request in live if paused else ():
             while request.gamma and (name := request.speculation.drafter) in paused:
                 left = self._drafters.without_model(name)
@@ -148,19 +152,19 @@ class SpeculationPolicy:
         """Count what the drafters asked in a step raised; None where one worked."""
         for name, error in asked.items():
             if error is not None:
-                breaker = self._breakers.setdefault(name, Breaker(self._config.breaker))
+                breaker = self.breakers.setdefault(name, Breaker(self._config.breaker))
                 breaker.fail(now)
-            elif name in self._breakers:
-                del self._breakers[name]
+            elif name in self.breakers:
+                del self.breakers[name]
 
 
 def _kind(spec: RequestSpec, speculation: Speculation) -> Hashable:
-    """Requests that a drafter does alike for; the same however the request goes on."""
+    """Return what tells requests apart that a drafter serves differently well; it never changes for a request."""
     return (spec.params.is_greedy, spec.speculation.mode, speculation.fixed_gamma)
 
 
 def _check_known(key: str, name: str, drafters: Drafters) -> None:
-    """A bundle without a draft model may keep a name that needs one.
+    """Refuse an unknown name; a bundle without a draft model may keep one that needs it.
 
     Raises:
         ConfigError: the name is not one this server could ever have.

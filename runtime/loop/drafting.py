@@ -7,22 +7,25 @@ whose drafter failed go on with what is left of their chain of fallbacks, or pla
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from outrider.engines.base import EngineError, step_value
+from outrider.engines.base import EngineError
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow, Verdict
 from outrider.runtime.core.drafting import HistoryScope, scope_of
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.tree import DraftTree, leading_chain, pruned
-from outrider.runtime.drafters.base import Draft, DraftRow, Need, Outcome
+from outrider.runtime.drafters.base import Draft, DraftRow, Need, Outcome, Traits
 from outrider.runtime.drafters.registry import Drafters
 from outrider.runtime.loop.tree_prices import TreePrices, affordable_nodes
 
 logger = logging.getLogger(__name__)
 
 NO_DRAFT = Draft(tokens=())
+_scope_of = lru_cache(maxsize=1024)(scope_of)
+"""Kept by tenant: every row of every step asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ class DraftRules:
         return self.prices.of_step(gammas)
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
     """Drafts of one step.
 
@@ -72,11 +75,17 @@ class Proposals:
         drafts: per live slot; None for rows that do not decode.
         rows: per live slot, as drafters saw it; empty when none was asked.
         asked: every drafter asked, by name, and what it raised, if it did.
+        num_choices: likeliest target tokens wanted, by drafter that wants any.
+        learners: drafters that are to be told the outcomes of their drafts.
+        has_trees: whether any draft is a tree.
     """
 
     drafts: list[Draft | None]
     rows: Sequence[DraftRow] = ()
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
+    num_choices: Mapping[str, int] = field(default_factory=dict)
+    learners: Collection[str] = ()
+    has_trees: bool = False
 
 
 def propose(
@@ -101,13 +110,17 @@ def propose(
     if not chosen:
         return Proposals(drafts=drafts)
     asked: dict[str, Exception | None] = dict.fromkeys(chosen)
-    price = rules.price(gammas)
-    rows = [
-        draft_row(request, gamma or 0, rules, price)
-        for request, gamma in zip(live, gammas, strict=True)
-    ]
+    traits = {name: drafters.traits(name) for name in chosen}
+    rows = draft_rows(live, gammas, rules, traits.values())
+    num_choices: dict[str, int] = {}
+    learners: list[str] = []
+    has_trees = False
     for name, slots in chosen.items():
-        may_sample = drafters.traits(name).is_sampled
+        may_sample = traits[name].is_sampled
+        if traits[name].num_choices:
+            num_choices[name] = traits[name].num_choices
+        if traits[name].wants_outcomes:
+            learners.append(name)
         try:
             proposed = [
                 _checked(draft, rows[slot], rules.vocab_size, may_sample=may_sample)
@@ -120,14 +133,17 @@ def propose(
             continue
         for slot, draft in zip(slots, proposed, strict=True):
             drafts[slot] = draft
+            has_trees = has_trees or draft.parents is not None
             if draft.num_computed is not None and len(chosen) > 1:
                 rows[slot] = replace(rows[slot], num_computed=draft.num_computed)
-    return Proposals(drafts=drafts, rows=rows, asked=asked)
-
-
-def num_choices(drafters: Drafters, request: Request, gamma: int | None) -> int:
-    """Likeliest target tokens that the request's drafter wants to learn from in this step."""
-    return drafters.traits(request.speculation.drafter).num_choices if gamma else 0
+    return Proposals(
+        drafts=drafts,
+        rows=rows,
+        asked=asked,
+        num_choices=num_choices,
+        learners=learners,
+        has_trees=has_trees,
+    )
 
 
 def tell(
@@ -142,9 +158,7 @@ def tell(
     for slot, verdict in verdicts if rows else ():
         draft, row, request = proposals.drafts[slot], rows[slot], live[slot]
         name = request.speculation.drafter
-        if draft is None or not row.gamma:
-            continue
-        if not drafters.traits(name).wants_outcomes:
+        if draft is None or not row.gamma or name not in proposals.learners:
             continue
         outcome = Outcome(
             row=replace(row, sampling=request.undrafted),
@@ -163,12 +177,14 @@ def tell(
             logger.exception("drafter %s failed to learn", name)
 
 
-def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
-    """The request's row as a sampler sees it, with a draft to judge or none."""
+def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
+    """Return the request's row as a sampler sees it, with a draft to judge or none."""
+    row = request.undrafted
     if draft is NO_DRAFT and not num_choices:
-        return request.undrafted
-    return request.undrafted.with_draft(
-        draft.tokens,
+        return row
+    return replace(
+        row,
+        draft_tokens=draft.tokens,
         parents=draft.parents,
         candidates=draft.candidates,
         is_without_replacement=draft.is_without_replacement,
@@ -177,29 +193,46 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
     )
 
 
-def draft_row(
-    request: Request, gamma: int, rules: DraftRules, price: float | None = None
-) -> DraftRow:
-    """The request's row as a drafter sees it.
+def draft_rows(
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    rules: DraftRules,
+    traits: Iterable[Traits] = (),
+) -> list[DraftRow]:
+    """Return the live rows as drafters see them.
 
     The size of trees follows what they cost beside the others only where gamma does, too: else a
     request's drafts, which decide what noise it uses, would depend on its neighbours.
+
+    Args:
+        live: request i holds slot i.
+        gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
+        rules: what may be proposed.
+        traits: of the drafters that are asked; trees are allowed where one of them proposes any.
     """
-    spec, is_adaptive = request.spec, request.speculation.is_adaptive
-    max_nodes, node_cost = rules.max_nodes_of(spec), rules.node_cost
-    if is_adaptive and price is not None:
-        max_nodes, node_cost = affordable_nodes(max_nodes, gamma, price), price
-    return DraftRow(
-        sampling=request.undrafted,
-        gamma=gamma,
-        num_computed=request.draft_computed,
-        key=spec.internal_id,
-        scope=scope_of(rules.scope, spec.tenant),
-        params=spec.speculation,
-        max_nodes=max_nodes,
-        node_cost=node_cost,
-        is_adaptive=is_adaptive,
-    )
+    takes_trees = rules.max_nodes > 0 and True in [one.proposes_trees for one in traits]
+    price = rules.price(gammas) if takes_trees else None
+    rows = []
+    for request, gamma in zip(live, gammas, strict=True):
+        spec, is_adaptive = request.spec, request.speculation.is_adaptive
+        max_nodes = rules.max_nodes_of(spec) if takes_trees else 0
+        node_cost = rules.node_cost
+        if is_adaptive and price is not None:
+            max_nodes, node_cost = affordable_nodes(max_nodes, gamma or 0, price), price
+        rows.append(
+            DraftRow(
+                sampling=request.undrafted,
+                gamma=gamma or 0,
+                num_computed=request.draft_computed,
+                key=spec.internal_id,
+                scope=_scope_of(rules.scope, spec.tenant),
+                params=spec.speculation,
+                max_nodes=max_nodes,
+                node_cost=node_cost,
+                is_adaptive=is_adaptive,
+            )
+        )
+    return rows
 
 
 def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) -> Draft:

@@ -16,25 +16,25 @@ from outrider.runtime.core.request import Ending, Request
 from outrider.runtime.drafters.registry import Drafters
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
 from outrider.runtime.loop.inbox import Inbox
-from outrider.runtime.loop.outgoing import Outgoing
+from outrider.runtime.loop.outbox import Outbox
+from outrider.runtime.loop.result import StepResult
 from outrider.runtime.loop.rows import LiveRows
-from outrider.runtime.loop.step_parts import StepResult
 from outrider.runtime.loop.totals import Totals
 
 logger = logging.getLogger(__name__)
 
 
-class Settlement:
-    """Ends requests on the worker's thread.
+class Finisher:
+    """Ends requests, on the worker's thread.
 
     Args:
-        rows: who holds which slot.
-        inbox: who is to be told.
+        rows: requests that hold slots.
+        inbox: knows who awaits a terminal event.
         guard: lock of the inbox.
+        outbox: takes the events.
         policy: learns which drafters failed and which requests ended.
         drafters: forget what ended.
         totals: counted into.
-        outgoing: takes the events.
         clock: seconds.
     """
 
@@ -44,58 +44,75 @@ class Settlement:
         rows: LiveRows,
         inbox: Inbox,
         guard: threading.Condition,
+        outbox: Outbox,
         policy: SpeculationPolicy,
         drafters: Drafters,
         totals: Totals,
-        outgoing: Outgoing,
         clock: Callable[[], float],
     ) -> None:
         self._rows = rows
         self._inbox = inbox
         self._guard = guard
+        self._outbox = outbox
         self._policy = policy
         self._drafters = drafters
         self._totals = totals
-        self._outgoing = outgoing
         self._clock = clock
 
-    def settle(self, result: StepResult) -> None:
-        """Free the slots of what ended, then tell everyone."""
-        if result.asked:
-            self._policy.note(result.asked, self._clock())
-        if result.host_fallback_reason is not None:
-            self._totals.host_fallback_reasons[result.host_fallback_reason] += result.num_steps
-        for name, error in result.asked.items():
-            if error is not None:
-                logger.error("drafter %s failed; going on without", name, exc_info=error)
-        lost = self._free_ended(result)
-        with self._guard:
-            receivers = [self._inbox.deliver_to(request) for request, _, _ in result.progressed]
-        for (request, progressed, ending), deliver in zip(
-            result.progressed, receivers, strict=True
-        ):
-            self._totals.count(progressed)
-            self._outgoing.put(deliver, progressed)
-            if ending is not None:
-                self._totals.num_finished += 1
-                self._end(request, _finished(request, ending))
-        for num_drafted, num_accepted in result.passes:
-            self._totals.count_pass(num_drafted, num_accepted)
+    def finish(self, result: StepResult) -> None:
+        """Free the slots of what a step ended, then tell everyone."""
+        if any(result.asked.values()) or self._policy.breakers:
+            self._note_drafters(result)
+        ended = [one for one in result.progressed if one[2] is not None]
+        lost: list[tuple[Request, Exception]] = []
+        if ended or result.failed or result.searched:
+            leaving = [request for request, _, _ in ended]
+            leaving += [request for request, _ in result.searched]
+            leaving += [request for request, _ in result.failed]
+            lost = self._free(leaving)
+        self._count(result)
+        self._outbox.put([(request, progressed) for request, progressed, _ in result.progressed])
+        for request, _, ending in ended:
+            assert ending is not None
+            self._end(request, _finished(request, ending))
         for request, finished in result.searched:
-            self._totals.num_finished += 1
-            self._totals.num_emitted += finished.num_output
             self._end(request, finished)
         if result.failed:
             self.end_with_errors(self._explain(result))
         if lost:
             self.end_with_errors(lost)
 
-    def _free_ended(self, result: StepResult) -> list[tuple[Request, Exception]]:
-        """Give back the slots of what ended; the answer is that of ``_free``."""
-        ended = [request for request, _, ending in result.progressed if ending is not None]
-        ended += [request for request, _ in result.searched]
-        ended += [request for request, _ in result.failed]
-        return self._free(ended) if ended else []
+    def _count(self, result: StepResult) -> None:
+        """Add a step to the totals; tokens after a cut count nowhere, and of a beam search steps instead of tokens."""
+        totals = self._totals
+        totals.step_count += 1
+        totals.last_step_at = self._clock()
+        if result.host_fallback_reason is not None:
+            totals.host_fallback_reasons[result.host_fallback_reason] += 1
+        passes = list(result.passes)
+        for _, told, ending in result.progressed:
+            trace, num_emitted = told.trace, len(told.tokens)
+            totals.num_emitted += num_emitted
+            totals.num_finished += ending is not None
+            if not trace.is_prompt:
+                passes.append((len(trace.draft_tokens), min(trace.num_accepted, num_emitted)))
+        for _, finished in result.searched:
+            totals.num_emitted += finished.num_output
+            totals.num_finished += 1
+        by_position = totals.accepted_by_position
+        for num_drafted, num_accepted in passes:
+            totals.num_target_passes += 1
+            totals.num_drafted += num_drafted
+            totals.num_accepted += num_accepted
+            by_position.extend([0] * (num_accepted - len(by_position)))
+            for position in range(num_accepted):
+                by_position[position] += 1
+
+    def _note_drafters(self, result: StepResult) -> None:
+        self._policy.note(result.asked, self._clock())
+        for name, error in result.asked.items():
+            if error is not None:
+                logger.error("drafter %s failed; going on without", name, exc_info=error)
 
     def _explain(self, result: StepResult) -> list[tuple[Request, Exception]]:
         error_id = new_error_id()
@@ -129,10 +146,9 @@ class Settlement:
     def _end(self, request: Request, event: Event) -> None:
         """Forget the request before it is told, so that whoever is told may use its name again."""
         self._policy.ended(request)
+        self._outbox.close(request, event)
         with self._guard:
-            deliver = self._inbox.deliver_to(request)
             self._inbox.forget(request)
-        self._outgoing.put(deliver, event)
 
 
 def _finished(request: Request, ending: Ending) -> Finished:
@@ -147,5 +163,5 @@ def _finished(request: Request, ending: Ending) -> Finished:
 
 
 def new_error_id() -> str:
-    """A name under which the log and the caller's error speak of the same thing."""
+    """Return a name under which the log and the caller's error speak of the same thing."""
     return uuid.uuid4().hex[:16]

@@ -1,13 +1,16 @@
 """What has been asked of the worker: requests, cancellations, the end.
 
 Runs nothing, knows no thread and no clock; the worker guards it with its lock and asks it, between
-two steps, what is to be admitted and what must end.
+two steps, what is to be admitted and what must end. Invariant:
+
+* B1  Nothing is overdue before ``due_at``.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
@@ -18,31 +21,35 @@ from outrider.runtime.core.errors import (
     Overloaded,
     QueueTimeout,
 )
-from outrider.runtime.core.params import Event
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import num_to_admit
 from outrider.runtime.loop.slots import SlotAllocator
 
-Deliver = Callable[[Event], None]
-
 
 class Inbox:
-    """The bounded queue, and who is to be told what.
+    """The bounded queue, and all requests that await a terminal event.
 
     Args:
         config: bounds of the queue.
         slots: read to tell who waits from who only has to be picked up.
+
+    Attributes:
+        due_at: seconds on the worker's clock from which ``take_overdue`` has to be asked. May be read without the lock,
+            as may ``has_queued``: what is asked during a step is done before the next or the one after it.
+        has_queued: whether a request is queued.
     """
 
     def __init__(self, config: ServerConfig, slots: SlotAllocator) -> None:
         self._config = config
         self._slots = slots
         self._queue: deque[Request] = deque()
-        self._taken: dict[str, tuple[Request, Deliver]] = {}
+        self._taken: dict[str, Request] = {}
         self._request_ids: set[tuple[str, str]] = set()
         self._cancelled: dict[str, Exception] = {}
         self._is_draining = False
         self._stop_at: float | None = None
+        self.due_at = math.inf
+        self.has_queued = False
 
     @property
     def is_draining(self) -> bool:
@@ -53,7 +60,7 @@ class Inbox:
         """Requests that wait for a slot, and their prompt tokens together."""
         return len(self._queue), self._num_queued_tokens()
 
-    def put(self, request: Request, deliver: Deliver) -> None:
+    def put(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
@@ -63,43 +70,45 @@ class Inbox:
         """
         self._check_admission(request)
         self._queue.append(request)
-        self._taken[request.spec.internal_id] = (request, deliver)
+        self.has_queued = True
+        self.due_at = min(self.due_at, self._overdue_at(request))
+        self._taken[request.spec.internal_id] = request
         self._request_ids.add((request.spec.tenant, request.spec.request_id))
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """Have a request end with ``error``; the first one given wins."""
         if internal_id in self._taken:
             self._cancelled.setdefault(internal_id, error)
+            self.due_at = -math.inf
 
     def close(self, stop_at: float | None = None) -> None:
         """Refuse new requests; with a time, end whatever still runs then."""
         self._is_draining = True
         self._stop_at = stop_at if stop_at is not None else self._stop_at
+        self.due_at = -math.inf
 
     def admit(self, admit: Callable[[Request], None]) -> None:
         """Hand over queued requests, oldest first, as long as slots are free; while draining none."""
         for _ in range(self._num_fitting() if self._queue and not self._is_draining else 0):
             admit(self._queue.popleft())
+        self.has_queued = bool(self._queue)
 
-    def take_overdue(self, live: Sequence[Request], now: float) -> list[tuple[Request, Exception]]:
-        """Requests that must end before the next step, and why; no longer queued."""
+    def take_overdue(self, now: float) -> list[tuple[Request, Exception]]:
+        """Return requests that must end before the next step, and why; they are no longer queued."""
         cancelled, self._cancelled = self._cancelled, {}
-        requests = [*live, *self._queue]
+        requests = list(self._taken.values())
         endings = [(r, e) for r in requests if (e := self._overdue(r, cancelled, now))]
-        if not endings:
-            return endings
         ended = {id(request) for request, _ in endings}
         self._queue = deque(r for r in self._queue if id(r) not in ended)
+        self.has_queued = bool(self._queue)
+        left = [self._overdue_at(request) for request in requests if id(request) not in ended]
+        self.due_at = min(left, default=math.inf)
         return endings
 
     def admitted(self) -> list[Request]:
-        """Everyone no longer queued who awaits a terminal event, with a slot or without."""
+        """Return everyone no longer queued who awaits a terminal event, with a slot or without."""
         queued = {id(request) for request in self._queue}
-        return [request for request, _ in self._taken.values() if id(request) not in queued]
-
-    def deliver_to(self, request: Request) -> Deliver:
-        """Where a request's events go."""
-        return self._taken[request.spec.internal_id][1]
+        return [request for request in self._taken.values() if id(request) not in queued]
 
     def forget(self, request: Request) -> None:
         """A request ended; its name is free again."""
@@ -110,11 +119,6 @@ class Inbox:
     def has_work(self) -> bool:
         """Whether the worker has something to look at."""
         return bool(self._queue or self._cancelled)
-
-    @property
-    def is_pressing(self) -> bool:
-        """Whether somebody waits for the present steps alone to end; may be asked without the lock."""
-        return bool(self._cancelled or (self._queue and self._slots.num_free))
 
     @property
     def has_waiting(self) -> bool:
@@ -149,6 +153,13 @@ class Inbox:
         num_tokens = self._num_queued_tokens() + request.num_prompt
         if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
             raise Overloaded(self._config.retry_after_s)
+
+    def _overdue_at(self, request: Request) -> float:
+        """Return seconds before which only a cancellation can end a request here."""
+        times = [request.spec.deadline_s, self._stop_at]
+        if request.slot is None:
+            times.append(request.submitted_at + self._config.queue_timeout_s)
+        return min([time for time in times if time is not None], default=math.inf)
 
     def _overdue(
         self, request: Request, cancelled: dict[str, Exception], now: float

@@ -21,7 +21,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from outrider.engines.base import Engine, EngineError, Span
 from outrider.engines.sampling.base import Sampler, SamplingRow, Verdict
@@ -31,7 +31,7 @@ from outrider.runtime.core.scheduler import Prefill, StepLimits, plan_prefill
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillResult:
-    """What became of a chunk.
+    """What came of feeding a chunk.
 
     Attributes:
         first_verdicts: by slot, the verdicts on the first tokens of rows whose prompts it ended; still to commit.
@@ -39,11 +39,14 @@ class PrefillResult:
     """
 
     first_verdicts: Sequence[tuple[int, Verdict]] = ()
-    failed: Sequence[tuple[Request, EngineError]] = field(default_factory=list)
+    failed: Sequence[tuple[Request, EngineError]] = ()
+
+
+NOTHING_FED = PrefillResult()
 
 
 class PromptFeeder:
-    """One target's; the worker's thread owns it.
+    """Feeds the prompts of one target; the worker's thread owns it.
 
     Args:
         target: what is fed.
@@ -78,7 +81,7 @@ class PromptFeeder:
         )
 
     def _answered(self, spans: Sequence[Span], rows: Sequence[SamplingRow]) -> Sequence[Verdict]:
-        """Feed spans; what the sampler draws behind some of them.
+        """Feed spans, and return what the sampler draws behind some of them.
 
         Raises:
             EngineError: the target or the sampler failed.
@@ -98,7 +101,7 @@ class PromptFeeder:
             self._error = error
 
     def commit_ahead(self) -> list[tuple[Request, EngineError | None]]:
-        """The round went well: what was fed behind it counts.
+        """Count what was fed behind a round that went well.
 
         Returns:
             The requests whose prompts could not be fed, with the error.
@@ -113,7 +116,7 @@ class PromptFeeder:
         return []
 
     def take_fed(self) -> bool:
-        """Whether the step that begins has had its chunk; what belongs to no round is forgotten."""
+        """Return whether the step that begins has had its chunk; what belongs to no round is forgotten."""
         has_fed, self._has_fed = self._has_fed, False
         self._forget()
         return has_fed
@@ -123,7 +126,7 @@ class PromptFeeder:
 
     @staticmethod
     def _spans(live: Sequence[Request], planned: Prefill) -> list[Span]:
-        """Spans that are fed without a wait, but for those that end a prompt."""
+        """Return spans that are fed without a wait, but for those that end a prompt."""
         spans = []
         for slot, (request, end) in enumerate(_ends(live, planned), start=planned.slot):
             tokens = tuple(request.history[request.num_computed : end].tolist())
@@ -139,7 +142,7 @@ class PromptFeeder:
 
 
 def _ends(live: Sequence[Request], planned: Prefill) -> list[tuple[Request, int]]:
-    """Who is fed, and the leading tokens that are then computed."""
+    """Return the requests that are fed, each with its leading tokens that are then computed."""
     requests = live[planned.slot : planned.slot + len(planned.lengths)]
     return [
         (request, request.num_computed + length)

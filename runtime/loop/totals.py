@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outrider.runtime.core.params import Progressed
 from outrider.runtime.core.stats import ControlReport
 
 
@@ -53,7 +52,7 @@ class WorkerSnapshot:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start; its owner is the worker."""
+    """Counts since the start; ``runtime.loop.finish`` alone writes them."""
 
     step_count: int = 0
     last_step_at: float | None = None
@@ -65,24 +64,6 @@ class Totals:
     num_accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
     host_fallback_reasons: Counter[str] = field(default_factory=Counter)
-
-    def count(self, progressed: Progressed) -> None:
-        """Add one row's step; tokens after a cut count nowhere."""
-        num_accepted = min(progressed.trace.num_accepted, len(progressed.tokens))
-        self.num_emitted += len(progressed.tokens)
-        if progressed.trace.is_prompt:
-            return
-        self.count_pass(len(progressed.trace.draft_tokens), num_accepted)
-
-    def count_pass(self, num_drafted: int, num_accepted: int) -> None:
-        """Add one pass of the target for one request; of a beam search, steps instead of tokens."""
-        self.num_target_passes += 1
-        self.num_drafted += num_drafted
-        self.num_accepted += num_accepted
-        missing = num_accepted - len(self.accepted_by_position)
-        self.accepted_by_position.extend([0] * missing)
-        for position in range(num_accepted):
-            self.accepted_by_position[position] += 1
 
     def snapshot(
         self,

@@ -18,34 +18,37 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
 from outrider.engines.base import Engine
 from outrider.engines.device.rounds import Rounds
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.errors import InternalError, ServingError
+from outrider.runtime.core.errors import (
+    ContextTooLong,
+    InternalError,
+    RequestError,
+    ServingError,
+)
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
-from outrider.runtime.core.request import Speculation
+from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
-from outrider.runtime.loop.finish import Settlement, new_error_id
-from outrider.runtime.loop.inbox import Deliver, Inbox
-from outrider.runtime.loop.intake import new_request
-from outrider.runtime.loop.outgoing import Outgoing
+from outrider.runtime.loop.finish import Finisher, new_error_id
+from outrider.runtime.loop.inbox import Inbox
+from outrider.runtime.loop.outbox import Deliver, Outbox
+from outrider.runtime.loop.parts import step_parts
+from outrider.runtime.loop.result import NOTHING_DONE, with_searches
 from outrider.runtime.loop.rows import LiveRows
 from outrider.runtime.loop.step import run_step
-from outrider.runtime.loop.step_parts import StepResult, step_parts
 from outrider.runtime.loop.totals import Totals, WorkerSnapshot
 
 __all__ = ["Worker", "WorkerSnapshot"]
 
 logger = logging.getLogger(__name__)
 
-STRETCH_SHARE = 0.2
-"""Of the interval between a stream's messages: for so long steps follow each other before they are accounted for."""
 STOP_GRACE_S = 10.0
 """Seconds beyond its timeout that ``stop`` waits for a step that is under way."""
 
@@ -79,8 +82,7 @@ class Worker:
         self._config = config
         self._decoder = decoder
         self._clock = clock
-        self._stretch_s = STRETCH_SHARE * config.message_interval_s
-        self._outgoing = Outgoing()
+        self._outbox = Outbox()
         self._parts = step_parts(
             engines,
             sampler,
@@ -112,14 +114,14 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._inbox = Inbox(config, self._rows.slots)  # guarded by the condition
-        self._settlement = Settlement(
+        self._finisher = Finisher(
             rows=self._rows,
             inbox=self._inbox,
             guard=self._wake,
+            outbox=self._outbox,
             policy=self._policy,
             drafters=self._parts.drafters,
             totals=self._totals,
-            outgoing=self._outgoing,
             clock=clock,
         )
 
@@ -130,7 +132,7 @@ class Worker:
 
     def after_step(self, call: Callable[[], None]) -> None:
         """Call something on the worker's thread after each step's events; before ``start``."""
-        self._outgoing.after_sending(call)
+        self._outbox.after_sending(call)
 
     def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
         """Queue a request; its events go to ``deliver``, on the worker's thread.
@@ -142,21 +144,40 @@ class Worker:
             DuplicateRequestId: a request of this name is queued or running.
             Overloaded: the queue is full.
         """
-        request = new_request(
-            spec,
-            self._policy,
-            self._decoder,
-            max_context=self._limits.max_context,
-            num_slots=self._rows.slots.num_slots,
-            submitted_at=self._clock(),
-        )
+        request = self._new_request(spec)
         try:
             with self._wake:
-                self._inbox.put(request, deliver)
+                self._inbox.put(request)
+                self._outbox.open(request, deliver)
                 self._wake.notify_all()
         except ServingError:
             self._policy.ended(request)
             raise
+
+    def _new_request(self, spec: RequestSpec) -> Request:
+        """Return a request with its speculation resolved, or refuse what no step could ever serve."""
+        max_context, num_slots = self._limits.max_context, self._rows.slots.num_slots
+        needed = len(spec.prompt_tokens) + 1
+        if needed > max_context:
+            rule = "must leave room for one token"
+            raise ContextTooLong("prompt", rule, limit=max_context, given=needed)
+        if spec.beams is None:
+            speculation = self._policy.resolve_request(spec)
+        else:
+            speculation = self._policy.resolve_search(spec.speculation)
+            if speculation.gamma == 0:
+                # Nothing is drafted that further rows could hold.
+                spec = replace(spec, beams=replace(spec.beams, width=0))
+        if spec.num_slots > num_slots:
+            rule = f"must be at most {num_slots}, the slots of this server"
+            raise RequestError("num_beams", rule)
+        return Request(
+            spec,
+            speculation=speculation,
+            max_context=max_context,
+            decoder=self._decoder,
+            submitted_at=self._clock(),
+        )
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """End a request with ``error`` before the next step; one that has ended is left alone."""
@@ -226,32 +247,24 @@ class Worker:
         For the worker's thread, or for tests and benchmarks that never call ``start``.
         """
         waits_for_device = False
+        rows, policy = self._rows, self._policy
         try:
-            rows, began = self._rows, self._clock()
-            with self._wake:
-                overdue = self._inbox.take_overdue(rows.all_requests, began)
-                if not overdue:
-                    self._inbox.admit(rows.admit)
-            if overdue:
-                self._settlement.end_with_errors(overdue)
-                self._admit()
+            now = self._clock()
+            if now >= self._inbox.due_at:
+                self._end_overdue(now)
+            self._admit()
             if not rows.requests and not rows.searches:
                 return False
-            everyone = rows.all_requests
-            self._policy.begin(everyone)
-            self._policy.pause(everyone, began)
+            if policy.has_chosen:
+                policy.begin(rows.requests)
+            if policy.breakers:
+                policy.pause(rows.all_requests, now)
             # Of its own: whoever is let in meanwhile has no part in this step.
             live = tuple(rows.requests)
-            result = StepResult()
-            if live:
-                result = run_step(self._parts, live, may_go_on=partial(self._may_go_on, began))
+            result = run_step(self._parts, live) if live else NOTHING_DONE
             if rows.searches:
-                run_searches(self._searching, rows.searches, result)
-            self._totals.step_count += max(1, result.num_steps)
-            self._totals.last_step_at = self._clock()
-            self._settlement.settle(result)
-            if result.bug is not None:
-                raise result.bug
+                result = with_searches(result, run_searches(self._searching, rows.searches))
+            self._finisher.finish(result)
             # The next step follows at once, and will have time for this one's events.
             waits_for_device = result.host_fallback_reason == "" and bool(rows.requests)
         except Exception:  # the root of the thread: a bug ends requests, never the worker
@@ -259,27 +272,29 @@ class Worker:
             logger.exception("a step broke an invariant; error id %s", error_id)
             with self._wake:
                 unanswered = self._inbox.admitted()  # some may have lost their slots already
-            self._settlement.end_with_errors([(r, InternalError(error_id)) for r in unanswered])
+            self._finisher.end_with_errors([(r, InternalError(error_id)) for r in unanswered])
         finally:
             if not waits_for_device:
-                self._outgoing.send()
+                self._outbox.send()
         return True
 
-    def _may_go_on(self, began: float) -> bool:
-        """Whether steps that began at ``began`` may go on before anybody is told of them, or looked after."""
-        if self._rows.searches or self._inbox.is_pressing:
-            return False
-        return self._clock() - began < self._stretch_s
+    def _end_overdue(self, now: float) -> None:
+        """End whoever was cancelled or has no time left."""
+        with self._wake:
+            overdue = self._inbox.take_overdue(now)
+        self._finisher.end_with_errors(overdue)
 
     def _meanwhile(self) -> None:
         """What the host does while the device runs a round; the next step is spared it."""
-        self._outgoing.send()
+        self._outbox.send()
         self._admit()
         self._parts.prompts.feed_ahead(self._rows.requests)
 
     def _admit(self) -> None:
-        with self._wake:
-            self._inbox.admit(self._rows.admit)
+        """Let in queued requests as far as slots are free."""
+        if self._inbox.has_queued:
+            with self._wake:
+                self._inbox.admit(self._rows.admit)
 
     def _loop(self) -> None:
         while self.run_step() or self._wait():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -53,8 +53,8 @@ class TokenizersCodec:
         self._decode_short = lru_cache(_MOST_SHORT_TEXTS)(self._decode)
         # Tokens that stand for bytes are joined as they are; other decoders look at neighbours, or at the beginning.
         self._has_pieces = isinstance(self._tokenizer.decoder, decoders.ByteLevel)
-        # At most one of each token of the vocabulary.
-        self._pieces: tuple[dict[int, str | None], dict[int, str | None]] = ({}, {})
+        # Every step asks; at most one of each token of the vocabulary.
+        self.piece = cache(self._piece)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a text."""
@@ -65,13 +65,10 @@ class TokenizersCodec:
         decode = self._decode_short if len(ids) <= _SHORT else self._decode
         return decode(tuple(ids), skip_special_tokens)
 
-    def piece(self, token: int, skip_special_tokens: bool) -> str | None:
+    def _piece(self, token: int, skip_special_tokens: bool) -> str | None:
         """Text of a token of whole characters, the same behind any text; None for any other token."""
-        pieces = self._pieces[skip_special_tokens]
-        if token not in pieces:
-            text = self._decode((token,), skip_special_tokens) if self._has_pieces else REPLACEMENT
-            pieces[token] = None if REPLACEMENT in text else text
-        return pieces[token]
+        text = self._decode((token,), skip_special_tokens) if self._has_pieces else REPLACEMENT
+        return None if REPLACEMENT in text else text
 
     def _decode(self, ids: tuple[int, ...], skip_special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

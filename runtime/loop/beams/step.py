@@ -15,11 +15,13 @@ from itertools import pairwise
 from outrider.engines.base import Engine, EngineError, FloatArray
 from outrider.engines.sampling.base import Continuations
 from outrider.runtime.core.lifecycle import State
+from outrider.runtime.core.params import Finished
+from outrider.runtime.core.request import Request
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.loop.beams.beam import BeamDraft, chains_over, search
 from outrider.runtime.loop.beams.cache import Feed, feed_all
 from outrider.runtime.loop.beams.search import BeamSearch
-from outrider.runtime.loop.step_parts import StepResult
+from outrider.runtime.loop.result import StepResult
 
 _MODEL = "model"
 _TARGET, _DRAFT = 0, 1
@@ -47,79 +49,166 @@ class _NotFinite(Exception):  # noqa: N818 - reads as what was found
     """A row of the target's logits was not finite."""
 
 
-def run_searches(
-    parts: SearchParts, searches: Sequence[BeamSearch], result: StepResult
-) -> StepResult:
-    """Run one step of all searches.
-
-    Args:
-        parts: what to run on.
-        searches: all that hold slots.
-        result: of the same step's other requests; what happened is added to it.
-    """
-    _feed_prompt(parts, searches, result)
-    failed = {id(request) for request, _ in result.failed}
-    ready = [one for one in searches if one.is_searching and id(one.request) not in failed]
-    if not ready:
-        return result
-    drafts = _draft(parts, searches, ready, result)
-    try:
-        passes = _verify(parts, searches, ready, drafts, result)
-    except EngineError as error:
-        _lose_target(searches, error, result)
-        return result
-    for one, feeds, logits in passes:
-        _advance(one, feeds, logits, result)
-        if one.state.is_over and one.state.finished:
-            result.searched.append((one.request, one.finished(parts.decoder)))
-        elif one.state.is_over:
-            result.failed.append((one.request, None))
-    return result
+def run_searches(parts: SearchParts, searches: Sequence[BeamSearch]) -> StepResult:
+    """Run one step of all searches that hold slots, and return what it did."""
+    return _SearchStep(parts, searches).run()
 
 
-def _feed_prompt(parts: SearchParts, searches: Sequence[BeamSearch], result: StepResult) -> None:
-    """Feed a chunk of the oldest prompt that is not computed, all but its last token, to both models."""
-    waiting = [one for one in searches if one.request.state is State.PREFILLING]
-    if not waiting:
-        return
-    oldest = min(waiting, key=lambda one: one.request.order)
-    request = oldest.request
-    length = min(parts.chunk, request.num_prompt - 1 - request.num_computed)
-    end = request.num_computed + length
-    for index, cache in enumerate(oldest.caches[: 1 + oldest.can_draft]):
+class _SearchStep:
+    """One step, and what it did so far."""
+
+    def __init__(self, parts: SearchParts, searches: Sequence[BeamSearch]) -> None:
+        self._parts = parts
+        self._searches = searches
+        self._failed: list[tuple[Request, EngineError | None]] = []
+        self._asked: dict[str, Exception | None] = {}
+        self._searched: list[tuple[Request, Finished]] = []
+        self._passes: list[tuple[int, int]] = []
+
+    def run(self) -> StepResult:
+        """Take the step."""
+        self._feed_prompt()
+        failed = {id(request) for request, _ in self._failed}
+        ready = [
+            one for one in self._searches if one.is_searching and id(one.request) not in failed
+        ]
+        if ready:
+            self._search(ready)
+        return StepResult(
+            failed=self._failed, asked=self._asked, searched=self._searched, passes=self._passes
+        )
+
+    def _search(self, ready: Sequence[BeamSearch]) -> None:
+        drafts = self._draft(ready)
         try:
-            cache.engine.extend([cache.prompt_span(length)])
+            passes = self._verify(ready, drafts)
         except EngineError as error:
-            if index == _TARGET:
-                # Others may be fed beside its slots before they are given back.
-                cache.forget()
-                result.failed.append((request, error))
-                return
-            _degrade([oldest], error, result)
-            break
-        cache.note_fed(0, end, ())
-    request.commit_prefill(end)
+            self._lose_target(error)
+            return
+        for one, feeds, logits in passes:
+            self._advance(one, feeds, logits)
+            if one.state.is_over and one.state.finished:
+                self._searched.append((one.request, one.finished(self._parts.decoder)))
+            elif one.state.is_over:
+                self._failed.append((one.request, None))
 
+    def _feed_prompt(self) -> None:
+        """Feed a chunk of the oldest prompt that is not computed, all but its last token, to both models."""
+        waiting = [one for one in self._searches if one.request.state is State.PREFILLING]
+        if not waiting:
+            return
+        oldest = min(waiting, key=lambda one: one.request.order)
+        request = oldest.request
+        length = min(self._parts.chunk, request.num_prompt - 1 - request.num_computed)
+        end = request.num_computed + length
+        for index, cache in enumerate(oldest.caches[: 1 + oldest.can_draft]):
+            try:
+                cache.engine.extend([cache.prompt_span(length)])
+            except EngineError as error:
+                if index == _TARGET:
+                    # Others may be fed beside its slots before they are given back.
+                    cache.forget()
+                    self._failed.append((request, error))
+                    return
+                self._degrade([oldest], error)
+                break
+            cache.note_fed(0, end, ())
+        request.commit_prefill(end)
 
-def _draft(
-    parts: SearchParts,
-    searches: Sequence[BeamSearch],
-    ready: Sequence[BeamSearch],
-    result: StepResult,
-) -> list[BeamDraft]:
-    """Drafts of the searches that are ready, grown together; without any where the draft model fails."""
-    drafts = [one.draft(parts.max_gamma) for one in ready]
-    growing = [pair for pair in zip(ready, drafts, strict=True) if pair[1].is_growing]
-    if growing:
-        result.asked = {_MODEL: None, **result.asked}
-    try:
-        while growing:
-            _grow(growing, _lengths(searches, _DRAFT))
-            growing = [(one, draft) for one, draft in growing if draft.is_growing]
-    except EngineError as error:
-        _degrade([one for one in searches if one.request.gamma], error, result)
-        return [one.draft(0) for one in ready]
-    return drafts
+    def _draft(self, ready: Sequence[BeamSearch]) -> list[BeamDraft]:
+        """Drafts of the searches that are ready, grown together; without any where the draft model fails."""
+        drafts = [one.draft(self._parts.max_gamma) for one in ready]
+        growing = [pair for pair in zip(ready, drafts, strict=True) if pair[1].is_growing]
+        if growing:
+            self._asked.setdefault(_MODEL, None)
+        try:
+            while growing:
+                _grow(growing, _lengths(self._searches, _DRAFT))
+                growing = [(one, draft) for one, draft in growing if draft.is_growing]
+        except EngineError as error:
+            self._degrade([one for one in self._searches if one.request.gamma], error)
+            return [one.draft(0) for one in ready]
+        return drafts
+
+    def _verify(
+        self, ready: Sequence[BeamSearch], drafts: Sequence[BeamDraft]
+    ) -> list[tuple[BeamSearch, list[Feed], list[FloatArray]]]:
+        """One pass of the target over all chains; per search what was fed and the logits.
+
+        Raises:
+            EngineError: the target failed; the caches of all searches are undefined.
+        """
+        placed: list[tuple[BeamSearch, list[Feed]]] = []
+        for one, draft in zip(ready, drafts, strict=True):
+            num_live, length = len(one.state.live), len(one.state.live[0].tokens)
+            ends = chains_over(draft.wanted, num_live, len(one.slots), one.rules.num_beams)
+            try:
+                feeds = one.caches[_TARGET].place(ends, [len(end) - length + 1 for end in ends])
+            except EngineError as error:
+                self._failed.append((one.request, error))
+                continue
+            placed.append((one, feeds))
+        if not placed:
+            return []
+        engine = self._parts.engines[_TARGET]
+        every = [feed for _, feeds in placed for feed in feeds]
+        logits = feed_all(engine, every, _lengths(self._searches, _TARGET))
+        borders = [0]
+        for _, feeds in placed:
+            borders.append(borders[-1] + len(feeds))
+        return [
+            (one, feeds, logits[begin:end])
+            for (one, feeds), (begin, end) in zip(placed, pairwise(borders), strict=True)
+        ]
+
+    def _advance(
+        self, one: BeamSearch, feeds: Sequence[Feed], logits: Sequence[FloatArray]
+    ) -> None:
+        """As many steps of a search as the pass is good for; a row that is not finite ends the request."""
+        places: dict[Tail, tuple[int, int]] = {}
+        for index, feed in enumerate(feeds):
+            first = len(feed.tail) - feed.num_wanted + 1
+            for column in range(feed.num_wanted):
+                places.setdefault(feed.tail[: first + column], (index, column))
+
+        def row_after(tokens: Tail) -> Continuations | None:
+            if tokens not in places:
+                return None
+            index, column = places[tokens]
+            row = one.continuations(logits[index][column], tokens, one.rules.row_size)
+            if row is None:
+                raise _NotFinite
+            return row
+
+        try:
+            one.state, used = search(one.state, row_after, one.rules)
+        except _NotFinite:
+            self._failed.append((one.request, None))
+            return
+        num_steps = len({len(tokens) for tokens in used})
+        num_drafted = max(feed.num_wanted for feed in feeds) - 1
+        one.request.stats.record(
+            gamma=num_drafted, num_accepted=num_steps - 1, num_emitted=num_steps, num_fallbacks=0
+        )
+        self._passes.append((num_drafted, num_steps - 1))
+
+    def _degrade(self, searches: Sequence[BeamSearch], error: EngineError) -> None:
+        """Go on without the draft model, which failed and lost what it held of these."""
+        self._asked[_MODEL] = error
+        for one in searches:
+            one.caches[_DRAFT].forget()
+            one.request.degrade()
+
+    def _lose_target(self, error: EngineError) -> None:
+        """End the searches the target failed for; those whose prompt is being fed begin it anew."""
+        failed = {id(request) for request, _ in self._failed}
+        for one in self._searches:
+            if one.is_searching and id(one.request) not in failed:
+                self._failed.append((one.request, error))
+            elif one.request.state is State.PREFILLING:
+                one.request.lose_cache()
+                for cache in one.caches:
+                    cache.forget()
 
 
 def _grow(growing: Sequence[tuple[BeamSearch, BeamDraft]], lengths: dict[int, int]) -> None:
@@ -140,94 +229,6 @@ def _grow(growing: Sequence[tuple[BeamSearch, BeamDraft]], lengths: dict[int, in
             draft.grow(known)
         else:
             draft.stop()
-
-
-def _verify(
-    parts: SearchParts,
-    searches: Sequence[BeamSearch],
-    ready: Sequence[BeamSearch],
-    drafts: Sequence[BeamDraft],
-    result: StepResult,
-) -> list[tuple[BeamSearch, list[Feed], list[FloatArray]]]:
-    """One pass of the target over all chains; per search what was fed and the logits.
-
-    Raises:
-        EngineError: the target failed; the caches of all searches are undefined.
-    """
-    placed: list[tuple[BeamSearch, list[Feed]]] = []
-    for one, draft in zip(ready, drafts, strict=True):
-        num_live, length = len(one.state.live), len(one.state.live[0].tokens)
-        ends = chains_over(draft.wanted, num_live, len(one.slots), one.rules.num_beams)
-        try:
-            feeds = one.caches[_TARGET].place(ends, [len(end) - length + 1 for end in ends])
-        except EngineError as error:
-            result.failed.append((one.request, error))
-            continue
-        placed.append((one, feeds))
-    if not placed:
-        return []
-    engine = parts.engines[_TARGET]
-    every = [feed for _, feeds in placed for feed in feeds]
-    logits = feed_all(engine, every, _lengths(searches, _TARGET))
-    borders = [0]
-    for _, feeds in placed:
-        borders.append(borders[-1] + len(feeds))
-    return [
-        (one, feeds, logits[begin:end])
-        for (one, feeds), (begin, end) in zip(placed, pairwise(borders), strict=True)
-    ]
-
-
-def _advance(
-    one: BeamSearch, feeds: Sequence[Feed], logits: Sequence[FloatArray], result: StepResult
-) -> None:
-    """As many steps of a search as the pass is good for; a row that is not finite ends the request."""
-    places: dict[Tail, tuple[int, int]] = {}
-    for index, feed in enumerate(feeds):
-        first = len(feed.tail) - feed.num_wanted + 1
-        for column in range(feed.num_wanted):
-            places.setdefault(feed.tail[: first + column], (index, column))
-
-    def row_after(tokens: Tail) -> Continuations | None:
-        if tokens not in places:
-            return None
-        index, column = places[tokens]
-        row = one.continuations(logits[index][column], tokens, one.rules.row_size)
-        if row is None:
-            raise _NotFinite
-        return row
-
-    try:
-        one.state, used = search(one.state, row_after, one.rules)
-    except _NotFinite:
-        result.failed.append((one.request, None))
-        return
-    num_steps = len({len(tokens) for tokens in used})
-    num_drafted = max(feed.num_wanted for feed in feeds) - 1
-    one.request.stats.record(
-        gamma=num_drafted, num_accepted=num_steps - 1, num_emitted=num_steps, num_fallbacks=0
-    )
-    result.passes.append((num_drafted, num_steps - 1))
-
-
-def _degrade(searches: Sequence[BeamSearch], error: EngineError, result: StepResult) -> None:
-    """Go on without the draft model, which failed and lost what it held of these."""
-    result.asked = {**result.asked, _MODEL: error}
-    for one in searches:
-        one.caches[_DRAFT].forget()
-        one.request.degrade()
-
-
-def _lose_target(searches: Sequence[BeamSearch], error: EngineError, result: StepResult) -> None:
-    """End the searches the target failed for; those whose prompt is being fed begin it anew."""
-    failed = {id(request) for request, _ in result.failed}
-    for one in searches:
-        if one.is_searching and id(one.request) not in failed:
-            result.failed.append((one.request, error))
-        elif one.request.state is State.PREFILLING:
-            one.request.lose_cache()
-            for cache in one.caches:
-                cache.forget()
 
 
 def _lengths(searches: Sequence[BeamSearch], index: int) -> dict[int, int]:

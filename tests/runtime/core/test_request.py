@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 from outrider.engines.sampling.base import SamplingParams, TokenLogprobs, Verdict
 from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
-from outrider.runtime.core.params import FinishReason, Progressed, Provenance, RequestSpec
-from outrider.runtime.core.request import Ending, Request, Speculation
+from outrider.runtime.core.params import FinishReason, Provenance, RequestSpec
+from outrider.runtime.core.request import Request, Speculation
 
 
 class LetterDecoder:
@@ -38,13 +38,6 @@ def request(
         decoder=LetterDecoder(),
         submitted_at=0.0,
     )
-
-
-def commit(
-    made: Request, draft_tokens: tuple[int, ...], verdict: Verdict
-) -> tuple[Progressed, Ending | None]:
-    """A step's two halves, one right behind the other."""
-    return made.account(made.advance(draft_tokens, verdict))
 
 
 def decoding(**options: object) -> Request:
@@ -93,13 +86,13 @@ def test_a_first_token_out_of_the_prompts_pass_begins_decoding_and_counts_as_no_
     made.admit(slot=0, order=0)
     made.commit_prefill(3)
     assert made.state is State.PREFILLING
-    progressed, ending = commit(made, (), Verdict(num_accepted=0, next_token=8))
+    progressed, ending = made.commit((), Verdict(num_accepted=0, next_token=8))
     assert ending is None
     assert made.state is State.DECODING
     assert made.num_computed == 3 == made.num_known - 1
     assert progressed.trace.is_prompt
     assert (made.report().num_steps, made.report().num_emitted) == (0, 0)
-    progressed, _ = commit(made, (9,), Verdict(num_accepted=1, next_token=0))
+    progressed, _ = made.commit((9,), Verdict(num_accepted=1, next_token=0))
     assert not progressed.trace.is_prompt
     assert (made.report().num_steps, made.report().num_emitted) == (1, 2)
 
@@ -108,14 +101,14 @@ def test_a_first_token_that_stops_ends_the_request() -> None:
     made = request((5, 6, 7), end_tokens=(2,))
     made.admit(slot=0, order=0)
     made.commit_prefill(3)
-    _, ending = commit(made, (), Verdict(num_accepted=0, next_token=2))
+    _, ending = made.commit((), Verdict(num_accepted=0, next_token=2))
     assert ending is not None and ending.reason is FinishReason.STOP_TOKEN
     assert made.state is State.FINISHED
 
 
 def test_a_commit_moves_tokens_pointer_and_text() -> None:
     made = decoding()
-    progressed, ending = commit(made, (4, 5, 9), Verdict(num_accepted=2, next_token=6))
+    progressed, ending = made.commit((4, 5, 9), Verdict(num_accepted=2, next_token=6))
     assert ending is None
     assert made.history.tolist() == [1, 2, 3, 4, 5, 6]
     assert made.num_computed == made.num_known - 1 == 5
@@ -130,7 +123,7 @@ def test_a_commit_moves_tokens_pointer_and_text() -> None:
 
 
 def test_a_full_acceptance_ends_in_a_bonus_token() -> None:
-    progressed, _ = commit(decoding(), (4,), Verdict(num_accepted=1, next_token=6))
+    progressed, _ = decoding().commit((4,), Verdict(num_accepted=1, next_token=6))
     assert progressed.tokens[-1].provenance is Provenance.BONUS
 
 
@@ -138,8 +131,8 @@ def test_a_stop_token_cuts_the_run() -> None:
     """The hand example: run [17, 2, 5] and 9 with end token 2 emits [17, 2]."""
     made = decoding(end_tokens=(2,))
     entry = TokenLogprobs(logprob=-1.0, top=())
-    progressed, ending = commit(
-        made, (17, 2, 5), Verdict(num_accepted=3, next_token=9, logprobs=(entry,) * 4)
+    progressed, ending = made.commit(
+        (17, 2, 5), Verdict(num_accepted=3, next_token=9, logprobs=(entry,) * 4)
     )
     assert [t.token for t in progressed.tokens] == [17, 2]
     assert ending is not None
@@ -151,7 +144,7 @@ def test_a_stop_token_cuts_the_run() -> None:
 
 def test_a_stop_tokens_text_is_shown_on_request() -> None:
     made = decoding(end_tokens=(2,), include_stop=True, stop_strings=("rc",))
-    progressed, ending = commit(made, (17, 2), Verdict(num_accepted=2, next_token=9))
+    progressed, ending = made.commit((17, 2), Verdict(num_accepted=2, next_token=9))
     assert progressed.text == "rc"
     assert ending is not None
     assert ending.stop == 2
@@ -159,9 +152,9 @@ def test_a_stop_tokens_text_is_shown_on_request() -> None:
 
 def test_a_stop_string_may_span_two_steps() -> None:
     made = decoding(stop_strings=("fg",))
-    first, ending = commit(made, (4,), Verdict(num_accepted=1, next_token=5))
+    first, ending = made.commit((4,), Verdict(num_accepted=1, next_token=5))
     assert (first.text, ending) == ("e", None)
-    second, ending = commit(made, (6, 7), Verdict(num_accepted=2, next_token=8))
+    second, ending = made.commit((6, 7), Verdict(num_accepted=2, next_token=8))
     assert second.text == ""
     assert [t.token for t in second.tokens] == [6]
     assert ending is not None
@@ -170,7 +163,7 @@ def test_a_stop_string_may_span_two_steps() -> None:
 
 def test_max_tokens_cuts_a_run_of_four() -> None:
     made = decoding(max_tokens=2, stop_strings=("fz",))
-    progressed, ending = commit(made, (4, 5, 6), Verdict(num_accepted=3, next_token=7))
+    progressed, ending = made.commit((4, 5, 6), Verdict(num_accepted=3, next_token=7))
     assert [t.token for t in progressed.tokens] == [4, 5]
     assert ending is not None
     assert (ending.reason, ending.stop) == (FinishReason.LENGTH, None)

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.engines.base import Span
 from outrider.runtime.core.scheduler import (
     MOST_PADDING,
     Prefill,
     StepLimits,
     StepPlan,
-    decode_spans,
     num_to_admit,
     plan_prefill,
     plan_step,
@@ -102,13 +100,6 @@ def test_the_row_admitted_first_prefills_first() -> None:
 )
 def test_gamma_leaves_room_in_answer_and_context(row: Row, gamma: int) -> None:
     assert plan_step([row], LIMITS).gammas == (gamma,)
-
-
-def test_decode_spans_end_with_the_last_row_that_takes_part() -> None:
-    assert decode_spans([2, 4, 9], [None, (7, 8), None]) == [
-        Span(slot=0, start=2, tokens=(), num_logits=0),
-        Span(slot=1, start=4, tokens=(7, 8), num_logits=2),
-    ]
 
 
 MANY = replace(LIMITS, prefill_chunk=256, prefill_rows=8)

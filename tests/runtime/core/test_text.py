@@ -175,11 +175,21 @@ def test_the_text_does_not_depend_on_the_borders(
 @pytest.mark.parametrize(("stops", "rest"), [((), "\ufffd"), (("\ufffd",), "")])
 def test_finishing_shows_the_rest_up_to_a_stop_string(stops: Sequence[str], rest: str) -> None:
     text = completion(stops)
-    assert text.push(0xC3) == ""
+    assert text.push((0xC3,)) == ("", 1, None)
     assert text.finish() == rest
 
 
 def test_finishing_shows_what_was_held_back() -> None:
     text = completion(["abc"])
-    assert [text.push(byte) for byte in b"xab"] == ["x", "", ""]
+    assert [text.push((byte,))[0] for byte in b"xab"] == ["x", "", ""]
     assert text.finish() == "ab"
+
+
+@pytest.mark.parametrize(
+    ("stops", "pushed"),
+    [((), ("xabyz", 5, None)), (("ab",), ("x", 3, "ab")), (("q",), ("xabyz", 5, None))],
+)
+def test_tokens_of_a_step_are_taken_up_to_a_stop_string(
+    stops: Sequence[str], pushed: tuple[str, int, str | None]
+) -> None:
+    assert completion(stops).push(b"xabyz") == pushed

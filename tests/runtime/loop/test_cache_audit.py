@@ -44,9 +44,7 @@ def test_both_caches_are_those_of_the_committed_tokens_after_every_step(tiny_bun
     bundle = load_bundle(tiny_bundle)
     pair, clean = (open_pair(bundle, max_batch=3, with_trees=True) for _ in range(2))
     drafting = DraftingConfig(trees_may_round_differently=True, min_node_prob=0.02, min_prob=0.05)
-    harness = Harness(
-        target=pair.target, draft=pair.draft, max_batch=3, drafting=drafting, message_interval_s=0.0
-    )  # fmt: skip
+    harness = Harness(target=pair.target, draft=pair.draft, max_batch=3, drafting=drafting)
     waiting = [
         spec(
             str(number), (5 + number, 9, 5 + number, 9), max_tokens=24 + number, seed=number,

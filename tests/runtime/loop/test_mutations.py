@@ -14,7 +14,6 @@ from outrider.runtime.loop import step
 import tests.runtime.drafters.model.test_model as model_tests
 import tests.runtime.loop.test_first_tokens as first_token_tests
 import tests.runtime.loop.test_step as step_tests
-import tests.runtime.loop.test_steps_in_a_row as row_tests
 from tests.mutants import assert_caught, put_in
 
 
@@ -39,9 +38,6 @@ KILLERS = {
     "the_answer_ends_at_the_limit": step_tests.test_the_answer_ends_at_the_context_limit,
     "drafting_stops_after_an_end_token": step_tests.test_drafting_stops_after_an_end_token,
     "rows_in_lockstep": model_tests.test_rows_draft_in_lockstep_and_drop_out,
-    "text_is_looked_at": row_tests.test_text_that_may_end_an_answer_is_looked_at_after_every_step,
-    "first_tokens_are_told": row_tests.test_steps_follow_each_other_for_a_share_of_the_interval,
-    "told_the_same": lambda: row_tests.test_everyone_is_told_the_same_with_steps_in_a_row("F4"),
     "a_failing_verification_spares": (
         step_tests.test_a_failing_verification_spares_rows_that_still_prefill
     ),
@@ -82,14 +78,14 @@ MUTANTS = {
     ),
     "verification starts one token late": (
         step,
-        "[request.num_computed for request in live]",
-        "[request.num_computed + (request.num_output > 0) for request in live]",
+        "start=request.num_computed,",
+        "start=request.num_computed + (request.num_output > 0),",
         "seeded_answers_in_any_batch",
     ),
     "verification starts one token early": (
         step,
-        "[request.num_computed for request in live]",
-        "[request.num_computed - (request.num_output > 0) for request in live]",
+        "start=request.num_computed,",
+        "start=request.num_computed - (request.num_output > 0),",
         "seeded_answers_in_any_batch",
     ),
     "draft rollback keeps one token too many": (
@@ -124,8 +120,8 @@ MUTANTS = {
     ),
     "tokens follow a stop string": (
         request,
-        "if not is_end:",
-        "if not is_end and num_kept == len(run):",
+        "return text, num_kept, Ending(",
+        "return text, len(run), Ending(",
         "a_run_is_cut",
     ),
     "one token more than max_tokens": (
@@ -133,30 +129,6 @@ MUTANTS = {
         "or end == len(cells)",
         "",
         "the_answer_ends_at_the_limit",
-    ),
-    "a stop string is looked for after further steps": (
-        request,
-        " and not self.spec.stop_strings",
-        "",
-        "text_is_looked_at",
-    ),
-    "a first token waits for further steps": (
-        request,
-        "self.num_known > self.num_prompt and",
-        "",
-        "first_tokens_are_told",
-    ),
-    "steps go on behind a row that ended": (
-        step,
-        "return not any(advance.is_over for _, advance in latest)",
-        "return True",
-        "told_the_same",
-    ),
-    "of steps in a row the last is accounted for alone": (
-        step,
-        "advances += latest",
-        "advances = latest",
-        "told_the_same",
     ),
     "drafting goes on after an end token": (
         model,
@@ -194,10 +166,11 @@ MUTANTS = {
         "        return PrefillResult",
         "first_tokens_in_front",
     ),
-    "a first token is committed before its step went well": (
+    "a first token is committed though its step failed": (
         step,
-        "        first_verdicts = fed.first_verdicts\n",
-        "        _commit_firsts(parts.target, live, fed.first_verdicts, result)\n",
+        "        failed = _fail(live, gammas, error)\n",
+        "        _commit(parts.target, live, [None] * len(live), fed.first_verdicts)\n"
+        "        failed = _fail(live, gammas, error)\n",
         "prompts_are_read_again",
     ),
     "a first token counts as a pass": (

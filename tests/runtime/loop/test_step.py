@@ -135,7 +135,7 @@ def one_span(slot: int, tokens: tuple[int, ...]):
 
 def test_the_draft_cache_never_falls_behind_in_a_long_run() -> None:
     """T39: with constant gamma the deficit n - 1 - draft_computed stays in {0, 1}."""
-    harness = Harness("F4", message_interval_s=0.0)
+    harness = Harness("F4")
     harness.submit("a", max_tokens=80, drafter="model", gamma=2, temperature=1.0)
     deficits = set()
     while harness.worker.run_step():

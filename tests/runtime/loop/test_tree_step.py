@@ -351,7 +351,7 @@ def test_trees_of_adaptive_requests_follow_what_a_node_costs_beside_the_others()
         ),
     )
     for batch, node_cost in ((1, 0.02), (5, 1.0)):
-        harness = tree_harness("F3", costs=costs, message_interval_s=0.0)
+        harness = tree_harness("F3", costs=costs)
         for index in range(batch):
             gamma = {"gamma": 4} if index == 1 else {}
             harness.submit(str(index), (index, 1, 2), drafter="branches", max_tokens=40, **gamma)

@@ -1,17 +1,15 @@
-"""What steps run on, and what one did."""
+"""What steps run on, and how it is put together for a server."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from outrider.engines.base import Engine, EngineError
+from outrider.engines.base import Engine
 from outrider.engines.device.rounds import Rounds, do_nothing
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import Finished, Progressed
-from outrider.runtime.core.request import Ending, Request
 from outrider.runtime.core.scheduler import StepLimits
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.model.model import MAX_SHARED_MISSING
@@ -48,33 +46,6 @@ class StepParts:
     meanwhile: Callable[[], None] = do_nothing
 
 
-@dataclass(slots=True, kw_only=True)
-class StepResult:
-    """What a step did.
-
-    Attributes:
-        progressed: requests that emitted, and their ending if that was it.
-        failed: requests the engine could not serve, each with the error; None means its logits
-            were not finite.
-        asked: every drafter asked, by name, and what it raised, if it did.
-        host_fallback_reason: why the host took part between draft and judgement; empty where it did not,
-            None where nothing was decoded.
-        num_steps: of rows that decode.
-        bug: what a later one of several steps in a row raised, to be raised once this was told.
-        searched: beam searches that are over, and their answers.
-        passes: per pass of the target for a search, the steps drafted and those accepted.
-    """
-
-    progressed: list[tuple[Request, Progressed, Ending | None]] = field(default_factory=list)
-    failed: list[tuple[Request, EngineError | None]] = field(default_factory=list)
-    asked: Mapping[str, Exception | None] = field(default_factory=dict)
-    host_fallback_reason: str | None = None
-    num_steps: int = 0
-    bug: Exception | None = None
-    searched: list[tuple[Request, Finished]] = field(default_factory=list)
-    passes: list[tuple[int, int]] = field(default_factory=list)
-
-
 def step_parts(
     engines: Sequence[Engine],
     sampler: Sampler,
@@ -87,7 +58,7 @@ def step_parts(
     meanwhile: Callable[[], None] = do_nothing,
     are_waiting: Callable[[], bool] = lambda: False,
 ) -> StepParts:
-    """What steps of a server run on.
+    """Return what steps of a server run on.
 
     Args:
         engines: the target and, where there is one, the draft.

@@ -1,0 +1,54 @@
+"""What one step did: one value, built at the end of the step by whoever took it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.engines.base import EngineError
+from outrider.runtime.core.params import Finished, Progressed
+from outrider.runtime.core.request import Ending, Request
+
+Progress = tuple[Request, Progressed, Ending | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step did.
+
+    Attributes:
+        progressed: requests that emitted, and their ending if that was it.
+        failed: requests the engine could not serve, each with the error; None means its logits were not finite.
+        asked: every drafter asked, by name, and what it raised, if it did.
+        host_fallback_reason: why the host took part between draft and judgement; empty where it did not, None where
+            nothing was decoded.
+        searched: beam searches that are over, and their answers.
+        passes: per pass of the target for a search, the steps drafted and those accepted.
+    """
+
+    progressed: Sequence[Progress] = ()
+    failed: Sequence[tuple[Request, EngineError | None]] = ()
+    asked: Mapping[str, Exception | None] = field(default_factory=dict)
+    host_fallback_reason: str | None = None
+    searched: Sequence[tuple[Request, Finished]] = ()
+    passes: Sequence[tuple[int, int]] = ()
+
+
+NOTHING_DONE = StepResult()
+
+
+def with_searches(rows: StepResult, searches: StepResult) -> StepResult:
+    """Return what a step did for rows and for searches, as one result; a drafter that failed for either has failed."""
+    errors = {
+        name: error
+        for result in (rows, searches)
+        for name, error in result.asked.items()
+        if error is not None
+    }
+    return replace(
+        rows,
+        failed=[*rows.failed, *searches.failed],
+        asked={**rows.asked, **searches.asked, **errors},
+        searched=searches.searched,
+        passes=searches.passes,
+    )

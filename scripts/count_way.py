@@ -1,0 +1,158 @@
+"""How far it is through the code: what one decode step on the CPU enters, and how large each folder is.
+
+    python -m scripts.count_way BUNDLE
+
+A worker without a thread decodes greedily at batch 1 and 8; each of its steps is profiled by itself. Only files of this
+project count; a compiled function counts as one call. Steps that draft are compared by ``drafted``, the draft tokens
+of the step: each is a call of the draft model.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from outrider.engines.sampling.base import SamplingParams
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.params import Event, Progressed, RequestSpec, SpeculationParams
+from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.opening import ServeOptions, open_serving
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("engines", "export", "proto", "runtime", "scripts")
+BATCHES = (1, 8)
+GAMMA = 4
+PROMPT = "def main() -> None:\n    for name in names:\n        print(name)\n\n\ndef"
+MAX_TOKENS = 200
+NUM_WARM_UP, NUM_COUNTED = 10, 60
+"""Steps of compilation and prefill, and steps at most of which one is shown; an answer that ends is the end of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What one step entered.
+
+    Attributes:
+        drafted: draft tokens of all rows.
+        calls: by file, relative to the root, and function.
+    """
+
+    drafted: int
+    calls: Counter[tuple[str, str]]
+
+    @property
+    def num_calls(self) -> int:
+        """Python calls."""
+        return self.calls.total()
+
+    def __str__(self) -> str:
+        files = {file for file, _ in self.calls}
+        return f"{len(files):6} {len(self.calls):10} {self.num_calls:6} {self.drafted:8}"
+
+
+class Profiler:
+    """Counts calls of this project's functions; links are followed, so that a stage folder is this project too."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, str | None] = {}
+
+    def step(self, worker: Worker, events: list[Event]) -> Way:
+        """Run one step, whose events go to ``events``, and return what it entered."""
+        calls: Counter[tuple[str, str]] = Counter()
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            code = frame.f_code
+            if event == "call" and (file := self._file(code.co_filename)) is not None:
+                calls[file, code.co_qualname] += 1
+
+        events.clear()
+        sys.setprofile(note)
+        try:
+            worker.run_step()
+        finally:
+            sys.setprofile(None)
+        traces = [event.trace for event in events if isinstance(event, Progressed)]
+        return Way(sum(len(trace.draft_tokens) for trace in traces), calls)
+
+    def _file(self, name: str) -> str | None:
+        if name not in self._files:
+            path = Path(os.path.realpath(name))
+            is_ours = path.is_relative_to(ROOT) and path.is_file()
+            self._files[name] = str(path.relative_to(ROOT)) if is_ours else None
+        return self._files[name]
+
+
+def ways(root: Path, batch: int, *, gamma: int | None, is_enabled: bool) -> list[Way]:
+    """Return what steps of a bundle enter, those with the fewest calls first; gamma None is chosen by the server."""
+    config = ServerConfig(max_running=batch, default_gamma=gamma)
+    serving = open_serving(root, ServeOptions(config=config))
+    events: list[Event] = []
+    for number in range(batch):
+        spec = RequestSpec(
+            internal_id=str(number),
+            request_id=str(number),
+            prompt_tokens=tuple(serving.codec.encode(PROMPT)),
+            params=SamplingParams(temperature=0.0),
+            seed=number,
+            max_tokens=MAX_TOKENS,
+            speculation=SpeculationParams(is_enabled=is_enabled),
+        )
+        serving.worker.submit(spec, events.append)
+    for _ in range(NUM_WARM_UP):
+        serving.worker.run_step()
+    profiler = Profiler()
+    found: list[Way] = []
+    while len(found) < NUM_COUNTED:
+        way = profiler.step(serving.worker, events)
+        if not all(isinstance(event, Progressed) for event in events):
+            break
+        found.append(way)
+    return sorted(found, key=lambda way: way.num_calls)
+
+
+def rows(root: Path) -> Iterator[tuple[str, Way]]:
+    """Yield what is decoded, and the step in the middle of all; of a chosen gamma the step with the most calls too."""
+    for batch in BATCHES:
+        plain = ways(root, batch, gamma=0, is_enabled=False)
+        yield f"batch {batch}, plain", plain[len(plain) // 2]
+        fixed = ways(root, batch, gamma=GAMMA, is_enabled=True)
+        whole = [way for way in fixed if way.drafted == batch * GAMMA] or fixed
+        yield f"batch {batch}, gamma {GAMMA}", whole[len(whole) // 2]
+        chosen = ways(root, batch, gamma=None, is_enabled=True)
+        yield f"batch {batch}, auto", chosen[len(chosen) // 2]
+        yield f"batch {batch}, auto, deciding", chosen[-1]
+
+
+def sizes() -> None:
+    """Print files per folder and lines outside of tests."""
+    files = [path for name in FOLDERS for path in (ROOT / name).rglob("*.py")]
+    files = [path for path in files if "_pb2" not in path.name]
+    per_folder = Counter(path.parent for path in files if path.name != "__init__.py")
+    lines = {path: len(path.read_text().splitlines()) for path in files}
+    largest, count = per_folder.most_common(1)[0]
+    print(f"\nfiles {len(files)}, in the fullest folder {count} ({largest.relative_to(ROOT)})")
+    print(
+        f"lines outside of tests {sum(lines.values())}, in the longest file {max(lines.values())}"
+    )
+    for name in (*FOLDERS, "runtime/core", "runtime/loop", "runtime/gamma", "runtime/calibration"):
+        inside = [count for path, count in lines.items() if path.is_relative_to(ROOT / name)]
+        print(f"  {name:20} {len(inside):4} files {sum(inside):6} lines")
+
+
+def main(bundle: Annotated[Path, typer.Argument(help="folder of a bundle")]) -> None:
+    """Print what a step enters, and sizes."""
+    print(f"{'':24}{'files':>6} {'functions':>10} {'calls':>6} {'drafted':>8}")
+    for name, way in rows(bundle):
+        print(f"{name:24}{way}")
+    sizes()
+
+
+if __name__ == "__main__":
+    typer.run(main)
