@@ -1,15 +1,15 @@
 """How loops are compiled: by numba, when first imported on a machine, and from its cache after that.
 
-At every start where there is no folder to keep one in; anew where what was kept cannot be read, as after a copy that
-was cut short. What a compiled function calls is compiled into it, but numba's cache looks at the function's own file
-alone: functions that call each other belong into one file, unless what is called is fixed for ever.
+Loops are compiled at every start where there is no folder to keep them in, and anew where what was kept cannot be read,
+as after a copy that was cut short. What a compiled function calls is compiled into it, but numba's cache looks at the
+function's own file alone; here it also looks at the compiled files whose functions are called.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
@@ -62,11 +62,39 @@ def njit_exact(*signatures: object) -> Callable[[F], F]:
     return _compiled(signatures, False)
 
 
+# By name of a module with compiled functions: its file and those it calls, as they are.
+_STAMPS: dict[str, tuple[object, ...]] = {}
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """Keeps a function's code until its own file or one whose compiled functions it calls is another."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        values = function.__globals__.values()
+        used = {
+            getattr(value, "__module__", None) or getattr(value, "__name__", None)
+            for value in values
+        }
+        called = {name: _STAMPS[name] for name in _STAMPS.keys() & used - {function.__module__}}
+        self._called = tuple(sorted(called.items()))
+        _STAMPS[function.__module__] = (self._impl.locator.get_source_stamp(), self._called)
+
+    def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+        return (*super()._index_key(signature, codegen), self._called)
+
+
 def _compiled(signatures: tuple[object, ...], math: object) -> Callable[[F], F]:
     def compile_with(is_cached: bool) -> Callable[[F], F]:
-        compiled: Callable[[F], F] = numba.njit(
-            list(signatures), cache=is_cached, fastmath=math, error_model="numpy"
-        )
+        def compiled(function: F) -> F:
+            dispatcher: Any = numba.njit(fastmath=math, error_model="numpy")(function)
+            if is_cached:
+                dispatcher._cache = _Cache(function)
+            for signature in signatures:
+                dispatcher.compile(signature)
+            dispatcher.disable_compile()
+            return cast(F, dispatcher)
+
         return compiled
 
     def compile_or_load(function: F) -> F:

@@ -1,12 +1,14 @@
-"""The calls of a model on the CPU: bound once per shape and kept."""
+"""The calls of a model on the CPU: bound once per shape and kept; each run writes its numbers into bound arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import onnxruntime
-from outrider.engines.base import EngineLimits
+from outrider.engines.base import EngineLimits, FloatArray, Span
 from outrider.engines.buffers import int64_view
 from outrider.engines.bundle.manifest import (
     LOGIT_POSITIONS,
@@ -19,7 +21,6 @@ from outrider.engines.bundle.manifest import (
     value_name,
 )
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
-from outrider.engines.onnx.bound_call import PaddedCall
 from outrider.engines.onnx.packed_calls import (
     BoundCaches,
     KeptValues,
@@ -29,10 +30,72 @@ from outrider.engines.onnx.packed_calls import (
 )
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.trees import TreeGraphs
+from outrider.engines.tree_inputs import TreeInputs
 
 # A server sees few decode and verify shapes but many prefill tails and ragged batches; beyond this many the kept
 # calls are dropped and built anew.
 _MAX_CALLS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedCall:
+    """A call of B rows of T tokens and R wanted logits each; see ``engines.buffers.elements``.
+
+    Attributes:
+        run: runs the graph over what is bound.
+        num_tokens: T.
+        tokens: elements of [B, T] int64.
+        start: elements of [B] int64.
+        logit_positions: elements of [B, R] int64.
+        logits: [B, R, V] float32, where the answer will be.
+        wanted: per row its tokens and wanted logits when ``logit_positions`` was written.
+        last_position: greatest that the model knows.
+        tree: arrays of a call in which some row is a tree, else None.
+    """
+
+    run: Callable[[], object]
+    num_tokens: int
+    tokens: memoryview[int]
+    start: memoryview[int]
+    logit_positions: memoryview[int]
+    logits: FloatArray
+    wanted: list[tuple[int, int] | None]
+    last_position: int
+    tree: TreeInputs | None
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        """Write spans, each one's last token and last wanted position repeated as padding."""
+        for row, span in enumerate(spans):
+            self._fill_row(row, span)
+
+    def answer(self, spans: Sequence[Span]) -> FloatArray:
+        """[B, R, V] float32; padding columns repeat a column of the same row."""
+        return self.logits
+
+    def _fill_row(self, row: int, span: Span) -> None:
+        tokens, at = self.tokens, row * self.num_tokens
+        token = 0
+        for token in span.tokens:
+            tokens[at] = token
+            at += 1
+        for padding in range(at, (row + 1) * self.num_tokens):
+            tokens[padding] = token
+        self.start[row] = span.start
+        if self.tree is not None:
+            self.tree.fill_row(row, span, self.last_position)
+        wanted = (len(span.tokens), span.num_logits)
+        if self.wanted[row] != wanted:
+            self.wanted[row] = wanted
+            self._want(row, *wanted)
+
+    def _want(self, row: int, num_tokens: int, num_logits: int) -> None:
+        """Want the logits of a row's last ``num_logits`` of ``num_tokens`` tokens."""
+        positions = self.logit_positions
+        num_wanted = len(positions) // len(self.wanted)
+        last = max(0, num_tokens - 1)
+        for at in range(num_wanted):
+            positions[row * num_wanted + at] = min(num_tokens - num_logits + at, last)
+
 
 Call = PaddedCall | PackedCall
 

@@ -30,8 +30,7 @@ from outrider.engines.bundle.plans import (
     plan_capacities,
 )
 from outrider.engines.device.base import PlanDevice
-from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.row_buckets import row_sizes
+from outrider.engines.device.engine import PlanEngine, row_sizes
 from outrider.engines.device.tensors import ModelTensors
 from outrider.engines.device.tree_plans import keep_profile, tree_profile
 from outrider.engines.device.trees import PlanTrees

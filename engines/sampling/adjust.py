@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.sampling import kernels
+from outrider.engines.sampling import kernels, truncation
 from outrider.engines.sampling.base import SamplingParams, SamplingRow
 from outrider.engines.sampling.kernels import Row as Logits
 from outrider.engines.sampling.token_probs import TokenProbs
@@ -113,17 +113,19 @@ def adjusted_token_probs(
     if 0 < params.top_k < len(logits):
         if greatest_token(logits) is None:
             return None
-        ids = kernels.ranked_greatest(logits, params.top_k)
+        ids = truncation.ranked_greatest(logits, params.top_k)
         return _cut(ids, kernels.few_weights(logits, ids, inverse_temperature), params)
     if logits.itemsize == dense.itemsize:
         narrow = cast(FloatArray, logits)
-        mass = kernels.write_dense(narrow, inverse_temperature, params.top_p, params.min_p, dense)
+        mass = truncation.write_dense(
+            narrow, inverse_temperature, params.top_p, params.min_p, dense
+        )
         return TokenProbs(dense, None, mass) if mass > 0.0 else None
     token = greatest_token(logits)
     if token is None:
         return None
     kernels.write_weights(logits, float(logits[token]), inverse_temperature, dense)
-    mass = kernels.truncate(dense, logits, kernels.total(dense), params.top_p, params.min_p)
+    mass = truncation.truncate(dense, logits, kernels.total(dense), params.top_p, params.min_p)
     return TokenProbs(dense, None, mass)
 
 
@@ -131,7 +133,7 @@ def _cut(ids: IntArray, weights: npt.NDArray[np.float64], params: SamplingParams
     """What top-p and min-p leave of ids in descending order of weight; at least one."""
     num_kept = len(ids)
     if params.top_p < 1.0:
-        num_kept = kernels.nucleus_size(weights, params.top_p * kernels.total(weights))
+        num_kept = truncation.nucleus_size(weights, params.top_p * kernels.total(weights))
     if params.min_p > 0.0:
         num_kept = min(num_kept, int(np.count_nonzero(weights >= params.min_p)))
     return TokenProbs(weights[:num_kept], ids[:num_kept])

@@ -14,7 +14,8 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.sampling.adjust import process_logits
 from outrider.engines.sampling.base import Continuations, SamplingParams
 from outrider.engines.sampling.draws import in_place, log_norm
-from outrider.engines.sampling.kernels import Row, ranked_greatest
+from outrider.engines.sampling.kernels import Row
+from outrider.engines.sampling.truncation import ranked_greatest
 
 
 def continuations_of(

@@ -2,7 +2,7 @@
 
 Knows neither requests nor engines. Rows are adjusted one at a time and only as far as the judgement gets, so a
 rejection at the first position costs one softmax. Rows with a law over the whole vocabulary are proposed and judged in
-one compiled call each (``kernels.propose_token`` and on), all others step by step, by the same kernels; the answers
+one compiled call each (``engines.sampling.row_kernels``), all others step by step, by the same kernels; the answers
 are the same bit for bit. Invariants, which the exactness of the output rests on:
 
 * J1  A draft row kept by ``propose`` is the law the draft token was drawn from, bit for bit.
@@ -30,19 +30,19 @@ from outrider.engines.sampling.base import (
     are_plain_greedy,
 )
 from outrider.engines.sampling.block_judge import BlockDraft, judge_block
+from outrider.engines.sampling.candidates import RowCandidates
 from outrider.engines.sampling.compiled_rows import (
+    GreedyRows,
     Work,
     judge_compiled,
     match_compiled,
     propose_compiled,
 )
-from outrider.engines.sampling.draft_probs import DraftProbs
 from outrider.engines.sampling.draws import choices_of, in_place, raw_logprobs
-from outrider.engines.sampling.greedy_rows import GreedyRows
 from outrider.engines.sampling.kernels import is_kept
 from outrider.engines.sampling.noise import CounterNoise, NoiseSource, Purpose
-from outrider.engines.sampling.row_candidates import RowCandidates
 from outrider.engines.sampling.token_probs import (
+    DraftProbs,
     TokenProbs,
     point_mass,
     residual_probs,

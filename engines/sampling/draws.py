@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from outrider.engines.base import FloatArray
-from outrider.engines.sampling import kernels
+from outrider.engines.sampling import kernels, truncation
 from outrider.engines.sampling.base import TokenLogprobs
 from outrider.engines.sampling.kernels import Row
 
@@ -57,7 +57,7 @@ def raw_logprobs(logits: FloatArray, token: int, num_top: int) -> TokenLogprobs:
     norm = log_norm(logits)
     top: tuple[tuple[int, float], ...] = ()
     if num_top > 0:
-        ids = kernels.ranked_greatest(logits, min(num_top, len(logits)))
+        ids = truncation.ranked_greatest(logits, min(num_top, len(logits)))
         top = tuple((int(i), float(logits[i]) - norm) for i in ids)
     return TokenLogprobs(logprob=float(logits[token]) - norm, top=top)
 
@@ -82,4 +82,4 @@ def choices_of(logits: FloatArray, count: int) -> tuple[tuple[int, ...], ...]:
     if count == 1:
         return tuple((token,) for token in logits.argmax(axis=-1).tolist())
     count = min(count, logits.shape[-1])
-    return tuple(tuple(kernels.ranked_greatest(row, count).tolist()) for row in logits)
+    return tuple(tuple(truncation.ranked_greatest(row, count).tolist()) for row in logits)

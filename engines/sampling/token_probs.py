@@ -80,6 +80,36 @@ class TokenProbs:
         return index if self.ids is None else int(self.ids[index])
 
 
+class DraftProbs:
+    """The laws of one slot's draft, one per draft position.
+
+    Args:
+        max_gamma: positions G.
+        vocab_size: V of the target.
+
+    Attributes:
+        rows: [G, V] float32, weights of the laws over the whole vocabulary.
+        totals: [G] float64, their sums.
+    """
+
+    def __init__(self, max_gamma: int, vocab_size: int) -> None:
+        self.rows: FloatArray = np.zeros((max_gamma, vocab_size), dtype=np.float32)
+        self.totals: WideArray = np.zeros(max_gamma)
+        self._laws: list[TokenProbs | None] = [None] * max_gamma
+
+    def keep(self, index: int, probs: TokenProbs | None) -> None:
+        """Keep a law; None for the one that ``rows`` and ``totals`` hold."""
+        self._laws[index] = probs
+
+    def probs_at(self, index: int) -> TokenProbs:
+        """The law that was kept last at a position."""
+        kept = self._laws[index]
+        if kept is not None:
+            return kept
+        assert self.totals[index] > 0.0, "a law was kept at each position of the draft"
+        return TokenProbs(self.rows[index], None, float(self.totals[index]))
+
+
 def point_mass(token: int | None) -> TokenProbs:
     """All mass on one token; None, a token outside the vocabulary, is a law without mass."""
     ids = np.array([] if token is None else [token], dtype=np.int64)

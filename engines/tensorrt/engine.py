@@ -16,8 +16,7 @@ from outrider.engines.base import BundleError, EngineError, EngineLimits
 from outrider.engines.bundle.manifest import Bundle, Manifest, ModelEntry
 from outrider.engines.bundle.plans import PREFILL, PlanEntry, Shape, why_unfit
 from outrider.engines.device.cuda import CudaDevice, compute_capability
-from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.row_buckets import row_sizes
+from outrider.engines.device.engine import PlanEngine, row_sizes
 from outrider.engines.device.tensors import CACHE_DTYPES, ModelTensors
 from outrider.engines.device.tree_plans import tree_entries
 from outrider.engines.device.trees import PlanTrees

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider.engines.sampling import adjust, noise, row_candidates, tree_judge
-from outrider.engines.sampling import candidates as candidates
+from outrider.engines.sampling import adjust, candidates, noise, tree_judge
 
 import tests.engines.sampling.test_candidates as tests
 from tests.mutants import assert_caught
@@ -48,19 +47,19 @@ MUTANTS = {
         "addresses",
     ),
     "all nodes drafted with the root's numbers": (
-        row_candidates,
+        candidates,
         "Purpose.OFFER, len(path), point.node, index",
         "Purpose.OFFER, len(path), 0, index",
         "addresses",
     ),
     "coins are the numbers of the candidates": (
-        row_candidates,
+        candidates,
         "Purpose.OFFER_COIN, depth",
         "Purpose.OFFER, depth",
         "addresses",
     ),
     "noise of another round": (
-        row_candidates,
+        candidates,
         "round_start=start,\n",
         "round_start=0,\n",
         "addresses",
@@ -115,13 +114,13 @@ MUTANTS = {
         "deep",
     ),
     "target row of the parent": (
-        row_candidates,
+        candidates,
         "logits_at(logits[node], here",
         "logits_at(logits[max(node - 1, 0)], here",
         "deep",
     ),
     "penalties of the whole tree": (
-        row_candidates,
+        candidates,
         "here = replace(row, draft_tokens=path)",
         "here = row",
         "penalties",

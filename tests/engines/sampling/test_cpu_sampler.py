@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
+from outrider.engines.sampling.compiled_rows import GreedyRows
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.draws import draw_token, race_winner
-from outrider.engines.sampling.greedy_rows import GreedyRows
 from outrider.engines.sampling.noise import CounterNoise, Purpose
 from outrider.engines.sampling.token_probs import TokenProbs, residual_probs, shared_weights
 from outrider.runtime.oracle.verification import emitted_law, point_mass

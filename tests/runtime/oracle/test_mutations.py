@@ -112,7 +112,7 @@ SAMPLER_MUTANTS = {
     ),
     "top-k by id": (
         adjust,
-        "ids = kernels.ranked_greatest(logits, params.top_k)",
+        "ids = truncation.ranked_greatest(logits, params.top_k)",
         "ids = np.arange(params.top_k)",
         "a_truncated_round_has_the_truncated_targets_law",
     ),
