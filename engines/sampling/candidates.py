@@ -22,13 +22,11 @@ import numpy as np
 from outrider.engines.base import FloatArray
 from outrider.engines.sampling.adjust import adjusted_token_probs, logits_at
 from outrider.engines.sampling.base import CandidateNode, SamplingRow, Verdict
-from outrider.engines.sampling.kernels import is_kept
 from outrider.engines.sampling.noise import NoiseSource, Purpose
 from outrider.engines.sampling.token_probs import (
     TokenProbs,
+    judge_token,
     point_mass,
-    residual_probs,
-    shared_weights,
 )
 
 
@@ -182,18 +180,12 @@ class CandidateJudge:
             token = tree.tokens[child - 1]
             taken = tried if tree.is_without_replacement else ()
             proposal = without(draft, taken, self._draft)
-            if is_kept(
-                tree.coin(len(path), index),
-                tree.lenience,
-                probs.weight(token),
-                probs.total(),
-                proposal.weight(token),
-                proposal.total(),
-            ):
+            coin = tree.coin(len(path), index)
+            judged = judge_token(probs, proposal, token, coin, tree.lenience, self._next)
+            if judged.is_kept:
                 return child, probs, num_empty
-            shared, _ = shared_weights(probs, proposal, self._next)
-            probs, is_empty = residual_probs(probs, shared)
-            if is_empty:
+            probs = judged.left
+            if judged.is_fallback:
                 num_empty += 1
             else:
                 self._left, self._next = self._next, self._left

@@ -39,14 +39,12 @@ from outrider.engines.sampling.compiled_rows import (
     propose_compiled,
 )
 from outrider.engines.sampling.draws import choices_of, in_place, raw_logprobs
-from outrider.engines.sampling.kernels import is_kept
 from outrider.engines.sampling.noise import CounterNoise, NoiseSource, Purpose
 from outrider.engines.sampling.token_probs import (
     DraftProbs,
     TokenProbs,
+    judge_token,
     point_mass,
-    residual_probs,
-    shared_weights,
 )
 
 
@@ -209,7 +207,7 @@ class CpuSampler:
         return Verdict(num_accepted=index, next_token=drawn)
 
     def _judge_by_ratio(self, logits: FloatArray, row: SamplingRow, lenience: float) -> Verdict:
-        """Keep token x where u * l * q(x) < p(x); after a rejection draw from the residual norm((p - q)+)."""
+        """Judge the draft token by token (``token_probs.judge_token``), up to the first rejection."""
         start = len(row.history)
         overlaps: list[float] = []
         for index, token in enumerate(row.draft_tokens):
@@ -218,28 +216,18 @@ class CpuSampler:
             )
             if target is None:
                 return Verdict(num_accepted=0, next_token=None)
-            draft = self._draft_law(row, index)
-            target_total = target.total()
-            shared, shared_mass = shared_weights(target, draft, self._scratch)
-            if row.is_sampled_draft:
-                overlaps.append(shared_mass / target_total)
+            draft = self._draft_probs(row, index)
             coin = self._uniform(row, Purpose.ACCEPT, start + index)
-            if is_kept(
-                coin,
-                lenience,
-                target.weight(token),
-                target_total,
-                draft.weight(token),
-                draft.total(),
-            ):
+            judged = judge_token(target, draft, token, coin, lenience, self._scratch)
+            if row.is_sampled_draft:
+                overlaps.append(judged.overlap)
+            if judged.is_kept:
                 continue
-            residual, is_fallback = residual_probs(target, shared)
-            next_token = residual.draw(self._uniform(row, Purpose.RECOVER, start + index))
             return Verdict(
                 num_accepted=index,
-                next_token=next_token,
+                next_token=judged.left.draw(self._uniform(row, Purpose.RECOVER, start + index)),
                 overlaps=tuple(overlaps),
-                num_fallbacks=int(is_fallback),
+                num_fallbacks=int(judged.is_fallback),
             )
         gamma = len(row.draft_tokens)
         target = adjusted_token_probs(
@@ -261,13 +249,13 @@ class CpuSampler:
         draft = BlockDraft(
             tokens=row.draft_tokens,
             target_at=target_at,
-            draft_at=lambda index: self._draft_law(row, index),
+            draft_at=lambda index: self._draft_probs(row, index),
             uniform=lambda purpose, index: self._uniform(row, purpose, len(row.history) + index),
             scratch=self._scratch,
         )
         return judge_block(draft)
 
-    def _draft_law(self, row: SamplingRow, index: int) -> TokenProbs:
+    def _draft_probs(self, row: SamplingRow, index: int) -> TokenProbs:
         """Law of draft token ``index``: the kept one (J1), or a point mass."""
         if not row.is_sampled_draft:
             token = row.draft_tokens[index]

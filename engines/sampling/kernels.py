@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import boolean, float32, float64, int64, void
+from numba import boolean, float32, float64, int64, types, void
 from outrider.engines.jit import njit_exact, njit_fastmath
 
 FloatArray = npt.NDArray[np.float32]
@@ -275,3 +275,43 @@ def leave_residual(weights: Row, shared: Row, mass: float) -> float:
     """
     left = leave_rest(weights, shared)
     return left if left > SMALLEST_RESIDUAL * mass else 0.0
+
+
+@njit_exact(
+    types.Tuple((boolean, float64))(
+        float64, float64, float64, float64, float64, float64, ROW_TYPE, ROW_TYPE
+    ),
+    types.Tuple((boolean, float64))(
+        float64, float64, float64, float64, float64, float64, WIDE_TYPE, WIDE_TYPE
+    ),
+)
+def judge_token(
+    coin: float,
+    lenience: float,
+    target_weight: float,
+    target_total: float,
+    draft_weight: float,
+    draft_total: float,
+    weights: Row,
+    shared: Row,
+) -> tuple[bool, float]:
+    """Decide whether a draft token is kept, and leave the residual where it is not.
+
+    Every ratio test on the CPU is this one: of chains and trees, in compiled rounds and step by step.
+
+    Args:
+        coin: u in [0, 1).
+        lenience: l in (0, 1]; 1 is exact.
+        target_weight: p(x), as are the other three as ``is_kept`` takes them.
+        target_total: sum of ``weights``.
+        draft_weight: q(x).
+        draft_total: sum of q.
+        weights: [n] p.
+        shared: [n] min(p, q); overwritten by the residual if x is rejected.
+
+    Returns:
+        Whether it is kept, and the residual's mass; see ``leave_residual``.
+    """
+    if is_kept(coin, lenience, target_weight, target_total, draft_weight, draft_total):
+        return True, 0.0
+    return False, leave_residual(weights, shared, target_total)

@@ -16,8 +16,7 @@ from outrider.engines.sampling.kernels import (
     WideArray,
     draw,
     greatest,
-    is_kept,
-    leave_residual,
+    judge_token,
     write_shared,
 )
 from outrider.engines.sampling.truncation import write_dense
@@ -97,7 +96,7 @@ def judge_draft(
         inverse_temperature: of the target's law, as are
         top_p: and
         min_p: see ``write_dense``.
-        lenience: (0, 1]; see ``is_kept``.
+        lenience: (0, 1]; see ``kernels.is_kept``.
         seed: of the request, 64 bits.
         start: length of the sequence when the round began.
         weights: [V] to write in.
@@ -119,13 +118,15 @@ def judge_draft(
         if 0 <= token < weights.shape[0]:
             target_weight, draft_weight = float(weights[token]), float(drafts[i, token])
         coin = philox.uniform(seed, stream, philox.ACCEPT_WORD, start + i, round_number)
-        if is_kept(coin, lenience, target_weight, mass, draft_weight, draft_totals[i]):
+        is_kept, left = judge_token(
+            coin, lenience, target_weight, mass, draft_weight, draft_totals[i], weights, scratch
+        )
+        if is_kept:
             continue
         uniform = philox.uniform(seed, stream, philox.RECOVER_WORD, start + i, round_number)
-        rest = leave_residual(weights, scratch, mass)
-        if rest == 0.0:
+        if left == 0.0:
             return i, draw(weights, uniform * mass), 1
-        return i, draw(scratch, uniform * rest), 0
+        return i, draw(scratch, uniform * left), 0
     gamma = tokens.shape[0]
     mass = write_dense(logits[gamma], inverse_temperature, top_p, min_p, weights)
     if mass == 0.0:

@@ -8,7 +8,7 @@ its length alone decides: a row has the same bits alone and in any batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray
@@ -159,10 +159,67 @@ def residual_probs(target: TokenProbs, shared: Row) -> tuple[TokenProbs, bool]:
         target: p.
         shared: min(p, q), as ``shared_weights`` gives; overwritten.
     """
-    mass = kernels.leave_residual(target.weights, shared, target.total())
+    return _residual(target, shared, kernels.leave_residual(target.weights, shared, target.total()))
+
+
+class JudgedToken(NamedTuple):
+    """The outcome of the ratio test for one draft token.
+
+    Attributes:
+        is_kept: whether u * l * q(x) < p(x).
+        overlap: sum of min(p, q), in [0, 1].
+        left: of a rejected token, the distribution that the next one is drawn from: the residual norm((p - q)+).
+        is_fallback: whether p stands in for a residual without mass.
+    """
+
+    is_kept: bool
+    overlap: float
+    left: TokenProbs
+    is_fallback: bool
+
+
+def judge_token(
+    target: TokenProbs,
+    draft: TokenProbs,
+    token: int,
+    coin: float,
+    lenience: float,
+    scratch: FloatArray,
+) -> JudgedToken:
+    """Keep or reject one draft token by the ratio test (``kernels.judge_token``).
+
+    Args:
+        target: p.
+        draft: q, which the token was drawn from.
+        token: x.
+        coin: u in [0, 1).
+        lenience: l in (0, 1]; 1 is exact.
+        scratch: [at least V] float32 to write in; ``left`` may lie in it.
+
+    Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1 and appendix A.5.
+    """
+    shared, shared_mass = shared_weights(target, draft, scratch)
+    target_total = target.total()
+    is_kept, mass = kernels.judge_token(
+        coin,
+        lenience,
+        target.weight(token),
+        target_total,
+        draft.weight(token),
+        draft.total(),
+        target.weights,
+        shared,
+    )
+    overlap = shared_mass / target_total
+    if is_kept:
+        return JudgedToken(True, overlap, target, False)
+    return JudgedToken(False, overlap, *_residual(target, shared, mass))
+
+
+def _residual(target: TokenProbs, left: Row, mass: float) -> tuple[TokenProbs, bool]:
     if mass == 0.0:
         return target, True
-    return TokenProbs(shared, target.ids, mass), False
+    return TokenProbs(left, target.ids, mass), False
 
 
 def _weights_of(weights: Row, ids: IntArray) -> Row:

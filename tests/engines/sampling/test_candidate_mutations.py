@@ -11,8 +11,8 @@ from tests.mutants import assert_caught
 MUTANTS = {
     "<= for <": (
         candidates,
-        "if is_kept(",
-        "if probs.weight(token) == 0.0 == tree.coin(len(path), index) or is_kept(",
+        "if judged.is_kept:\n                return child",
+        "if probs.weight(token) == 0.0 == coin or judged.is_kept:\n                return child",
         "impossible",
     ),
     "siblings tested with the whole draft row": (
@@ -36,8 +36,8 @@ MUTANTS = {
     ),
     "one coin for all siblings": (
         candidates,
-        "tree.coin(len(path), index),",
-        "tree.coin(len(path), 0),",
+        "tree.coin(len(path), index)\n",
+        "tree.coin(len(path), 0)\n",
         "addresses",
     ),
     "one number drafts all siblings": (
@@ -78,8 +78,8 @@ MUTANTS = {
     ),
     "residual not updated": (
         candidates,
-        "            probs, is_empty = residual_probs(probs, shared)",
-        "            _, is_empty = residual_probs(probs, shared)",
+        "            probs = judged.left\n",
+        "",
         "acceptance",
     ),
     "what is left lies where the next is written": (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from outrider.engines.sampling import adjust, compiled_rows, cpu_sampler, token_probs
+from outrider.engines.sampling import adjust, compiled_rows, token_probs
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.noise import CounterNoise
@@ -202,7 +202,6 @@ def check_against(module, monkeypatch):
     monkeypatch.setattr(compiled_rows, "row_kernels", module)
     for user, name in ((adjust, "kernels"), (adjust, "truncation"), (token_probs, "kernels")):
         monkeypatch.setattr(user, name, module)
-    monkeypatch.setattr(cpu_sampler, "is_kept", module.is_kept)
     smaller = {"draft_size": 6}
     lenient = {"mode": LENIENT, "lenience": 0.5}
     with np.errstate(over="ignore"):  # unsigned words wrap
@@ -234,10 +233,13 @@ MUTANTS = {
     "shares of unnormalised laws": ("mass / draft_totals[i], scratch", "1.0, scratch"),
     "the target's weight for the draft's": ("float(drafts[i, token])", "float(weights[token])"),
     "a token of the end wrapped": ("if 0 <= token < weights.shape[0]:", "if token < 9:"),
-    "lenience of the ratio test left out": ("is_kept(coin, lenience,", "is_kept(coin, 1.0,"),
+    "lenience of the ratio test left out": (
+        "            coin, lenience, target_weight,",
+        "            coin, 1.0, target_weight,",
+    ),
     "the fallback from the residual": ("draw(weights, uniform * mass), 1", "draw(scratch, 0.0), 1"),
     "the target for the residual": (
-        "draw(scratch, uniform * rest), 0",
+        "draw(scratch, uniform * left), 0",
         "draw(weights, uniform * mass), 0",
     ),
     "the bonus from the row before": (
