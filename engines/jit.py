@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numba
 from numba import types
@@ -93,7 +93,8 @@ def _compiled(signatures: tuple[object, ...], math: object) -> Callable[[F], F]:
             for signature in signatures:
                 dispatcher.compile(signature)
             dispatcher.disable_compile()
-            return cast(F, dispatcher)
+            kept: F = dispatcher
+            return kept
 
         return compiled
 

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from outrider.engines.base import FloatArray, IntArray, step_value
+from outrider.engines.base import FloatArray, IntArray
 
 _SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
@@ -86,7 +86,7 @@ class SamplingParams:
         object.__setattr__(self, "inverse_temperature", inverse_temperature)
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRow:
     """One row to draw for or to judge.
 
@@ -132,39 +132,6 @@ class SamplingRow:
     parents: tuple[int, ...] | None = None
     candidates: tuple[tuple[int, ...], ...] | None = None
     is_without_replacement: bool = False
-
-    def with_draft(
-        self,
-        draft_tokens: Sequence[int],
-        *,
-        is_sampled_draft: bool = False,
-        num_choices: int = 0,
-        parents: tuple[int, ...] | None = None,
-        candidates: tuple[tuple[int, ...], ...] | None = None,
-        is_without_replacement: bool = False,
-    ) -> SamplingRow:
-        """The row with another draft; what is not given of it is as for none.
-
-        Takes 5 to 6 microseconds where ``dataclasses.replace`` takes 8 to 9; steps call it for every row.
-        """
-        return SamplingRow(
-            index=self.index,
-            slot=self.slot,
-            params=self.params,
-            mode=self.mode,
-            lenience=self.lenience,
-            seed=self.seed,
-            history=self.history,
-            num_prompt=self.num_prompt,
-            draft_tokens=draft_tokens,
-            is_sampled_draft=is_sampled_draft,
-            num_logprobs=self.num_logprobs,
-            num_choices=num_choices,
-            verifies_block=self.verifies_block,
-            parents=parents,
-            candidates=candidates,
-            is_without_replacement=is_without_replacement,
-        )
 
 
 def are_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
@@ -217,7 +184,7 @@ class Continuations:
     log_probs: npt.NDArray[np.float64]
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What one verification yields for one row.
 

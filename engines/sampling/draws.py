@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from outrider.engines.base import FloatArray
-from outrider.engines.sampling import kernels, truncation
+from outrider.engines.sampling import truncation
 from outrider.engines.sampling.base import TokenLogprobs
 from outrider.engines.sampling.kernels import Row
 
@@ -23,16 +23,6 @@ def in_place(logits: FloatArray) -> FloatArray:
     # In order, aligned and writable.
     are_readable = logits.dtype == np.float32 and logits.flags.carray
     return logits if are_readable else np.array(logits, dtype=np.float32, order="C")
-
-
-def draw_token(weights: Row, uniform: float) -> int:
-    """Index whose interval of the running sum of the weights holds ``uniform``; never one of weight 0.
-
-    Args:
-        weights: [V], non-negative with a positive sum; need not be normalised.
-        uniform: in [0, 1).
-    """
-    return kernels.draw(weights, uniform * kernels.total(weights))
 
 
 def race_winner(weights: Row, exponentials: FloatArray) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from outrider.engines.base import step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, TokenLogprobs
 
 
@@ -125,7 +124,7 @@ class RequestSpec:
         return 1 if self.beams is None else self.beams.num_slots
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmittedToken:
     """One token of the answer."""
 
@@ -134,7 +133,7 @@ class EmittedToken:
     logprobs: TokenLogprobs | None = None
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
     """One target pass of a request, for ``--trace``: what was drafted and how it was judged.
 
@@ -185,7 +184,7 @@ class SpeculationReport:
     verifies_block: bool = False
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
     """Event: a step emitted tokens. ``text`` is what became safe to show, possibly empty."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.engines.base import step_value
 from outrider.engines.sampling.base import TokenLogprobs, Verdict
 from outrider.runtime.core.params import EmittedToken, FinishReason, Provenance
 
@@ -41,7 +40,7 @@ class Speculation:
     chosen: str = ""
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
     """What a request was moved over by one verification.
 

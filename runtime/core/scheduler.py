@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.engines.base import Span, step_value
+from outrider.engines.base import Span
 
 MOST_PADDING = 16
 """Tokens that a row is padded by at most to be fed in one call with others.
@@ -89,7 +89,7 @@ class Prefill:
         return self.lengths[index] if 0 <= index < len(self.lengths) else 0
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One step.
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
-from outrider.engines.base import Engine, IntArray, step_value
+from outrider.engines.base import Engine, IntArray
 from outrider.engines.sampling.base import CandidateSampler, Sampler, SamplingRow
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
@@ -32,7 +32,6 @@ class Need(StrEnum):
 
     DRAFT_MODEL = "draft model"
     DRAFT_TREES = "draft model that takes trees, and a sampler that keeps their laws"
-    HIDDEN_STATE = "hidden state"
     CORPUS = "corpus"
 
 
@@ -57,7 +56,7 @@ class Traits:
     wants_outcomes: bool = False
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRow:
     """A live row as a drafter sees it.
 
@@ -101,7 +100,7 @@ class DraftRow:
         )
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """What a drafter proposes for one row.
 
@@ -128,7 +127,7 @@ class Draft:
     expected: float | None = None
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of one row's draft, after the commit.
 
@@ -187,7 +186,6 @@ class DrafterParts:
         if need is Need.DRAFT_TREES:
             has_trees = self.draft is not None and self.draft.limits.max_tree_nodes > 1
             return has_trees and isinstance(self.sampler, CandidateSampler)
-        # Engines return logits only so far: hidden states are nobody's to give.
         return need is Need.CORPUS and self.corpus is not None
 
 

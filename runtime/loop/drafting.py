@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from outrider.engines.base import EngineError, step_value
+from outrider.engines.base import EngineError
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow, Verdict
 from outrider.runtime.core.drafting import HistoryScope, scope_of
 from outrider.runtime.core.params import RequestSpec
@@ -65,7 +65,7 @@ class DraftRules:
         return self.prices.of_step(gammas)
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
     """Drafts of one step.
 
@@ -209,8 +209,9 @@ def sampling_row(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
     """The request's row as a sampler sees it, with a draft to judge or none."""
     if draft is NO_DRAFT and not num_choices:
         return request.undrafted
-    return request.undrafted.with_draft(
-        draft.tokens,
+    return replace(
+        request.undrafted,
+        draft_tokens=draft.tokens,
         parents=draft.parents,
         candidates=draft.candidates,
         is_without_replacement=draft.is_without_replacement,
