@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import onnxruntime
-from outrider.engines.base import EngineLimits, FloatArray, Span
+from outrider.engines.base import EngineLimits, FloatArray, IntArray, Span
 from outrider.engines.buffers import int64_view
 from outrider.engines.bundle.manifest import (
     LOGIT_POSITIONS,
@@ -21,13 +21,7 @@ from outrider.engines.bundle.manifest import (
     value_name,
 )
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
-from outrider.engines.onnx.packed_calls import (
-    BoundCaches,
-    KeptValues,
-    PackedCall,
-    PackedMemory,
-    value_over,
-)
+from outrider.engines.onnx.packed_calls import PackedCall, PackedMemory
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.trees import TreeGraphs
 from outrider.engines.tree_inputs import TreeInputs
@@ -98,6 +92,7 @@ class PaddedCall:
 
 
 Call = PaddedCall | PackedCall
+Run = Callable[[], object]
 
 
 class OnnxCalls:
@@ -127,7 +122,6 @@ class OnnxCalls:
         self._past_names = cache_names(num_layers, key_name, value_name)
         self._present_names = cache_names(num_layers, new_key_name, new_value_name)
         self._calls: dict[tuple[int, bool, PackedShape], Call] = {}
-        self._caches = KeptValues[tuple[int, int], BoundCaches](lambda slots: self._cached(*slots))
         self._logits = zeros((MIN_SPAN, limits.vocab_size))
         self._memory = None if packed is None else PackedMemory(packed, limits, least_rows=1)
 
@@ -140,7 +134,6 @@ class OnnxCalls:
     def clear(self) -> None:
         """Forget all calls, whose memory is about to go."""
         self._calls.clear()
-        self._caches.clear()
 
     def sizes(self) -> list[PackedShape]:
         """Of the calls that are kept."""
@@ -158,30 +151,29 @@ class OnnxCalls:
         return call
 
     def _bound(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
-        memory, caches = self._memory, self._caches[slot, sizes.num_rows]
+        memory = self._memory
         if memory is None or is_tree:
-            return self._padded_call(caches, sizes, self._trees if is_tree else None)
+            return self._padded_call(slot, sizes, self._trees if is_tree else None)
         if memory.reserve(sizes):
             self._calls.clear()
-        return PackedCall(self._session, caches, memory, sizes, capacity=self._cache.capacity)
 
-    def _padded_call(
-        self, caches: BoundCaches, sizes: PackedShape, trees: TreeGraphs | None
-    ) -> PaddedCall:
+        def bind(inputs: Mapping[str, IntArray | FloatArray], logits: FloatArray) -> Run:
+            binding = self._bind(self._session, slot, sizes.num_rows, inputs, logits)
+            return partial(self._session.run_with_iobinding, binding)
+
+        return PackedCall(memory, sizes, self._cache.capacity, bind)
+
+    def _padded_call(self, slot: int, sizes: PackedShape, trees: TreeGraphs | None) -> PaddedCall:
         self._reserve_logits(sizes)
         session = self._session if trees is None else trees.session
-        binding = session.io_binding()
         num_rows, num_tokens, num_wanted, _, _ = sizes
         inputs = {
             TOKENS: np.zeros((num_rows, num_tokens), dtype=np.int64),
             START: np.zeros(num_rows, dtype=np.int64),
             LOGIT_POSITIONS: np.zeros((num_rows, num_wanted), dtype=np.int64),
         }
-        for name, array in inputs.items():
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        caches.bind(binding)
         logits = self._logits[: num_rows * num_wanted].reshape(num_rows, num_wanted, -1)
-        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        binding = self._bind(session, slot, num_rows, inputs, logits)
         return PaddedCall(
             run=partial(session.run_with_iobinding, binding),
             num_tokens=num_tokens,
@@ -194,12 +186,26 @@ class OnnxCalls:
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
         )
 
-    def _cached(self, slot: int, num_rows: int) -> BoundCaches:
-        values = [value_over(array) for array in self._cache.arrays(slot, num_rows)]
-        return BoundCaches(
-            past=list(zip(self._past_names, values, strict=True)),
-            present=list(zip(self._present_names, values, strict=True)),
-        )
+    def _bind(
+        self,
+        session: onnxruntime.InferenceSession,
+        slot: int,
+        num_rows: int,
+        inputs: Mapping[str, IntArray | FloatArray],
+        logits: FloatArray,
+    ) -> onnxruntime.IOBinding:
+        """Bind arrays, which the caller keeps, and the caches of slots: one memory as past and as present."""
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        rows = self._cache.slots_shape(num_rows)
+        for past, present, pointer in zip(
+            self._past_names, self._present_names, self._cache.pointers(slot), strict=True
+        ):
+            binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
+            binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
+        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        return binding
 
     def _reserve_logits(self, sizes: PackedShape) -> None:
         """Make the buffer of logits large enough for a call that packs no rows."""
