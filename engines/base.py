@@ -41,7 +41,7 @@ class EngineError(SpeculativeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What an engine can hold and run.
+    """Capacities of an engine.
 
     Attributes:
         max_batch: slots.
@@ -92,12 +92,12 @@ class Engine(Protocol):
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether this backend promises I2."""
+        """True if this backend promises I2."""
         ...
 
     @property
     def packs_rows(self) -> bool:
-        """Whether weights multiply a batch's own tokens alone, and no padding to its longest span."""
+        """True if weights multiply a batch's own tokens alone, and no padding to its longest span."""
         ...
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:

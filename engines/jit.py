@@ -1,4 +1,4 @@
-"""How loops are compiled: by numba, when first imported on a machine, and from its cache after that.
+"""Compiles loops with numba when they are first imported on a machine; later they come from its cache.
 
 Loops are compiled at every start where there is no folder to keep them in, and anew where what was kept cannot be read,
 as after a copy that was cut short. What a compiled function calls is compiled into it, but numba's cache looks at the
@@ -25,7 +25,7 @@ _MATH = {"reassoc", "contract", "nsz"}
 
 
 def _can_cache() -> bool:
-    """Whether compiled code can be kept; numba refuses to cache where it may write nowhere."""
+    """Say whether compiled code can be kept; numba refuses to cache where it may write nowhere."""
     try:
         numba.njit(cache=True)(_can_cache)
     except RuntimeError as error:
@@ -112,7 +112,7 @@ def _compiled(signatures: tuple[object, ...], math: object) -> Callable[[F], F]:
 
 
 def _forget(function: Callable[..., Any]) -> bool:
-    """Drop what is kept of a function; whether anything can be kept of it again."""
+    """Drop what is kept of a function; True if code of it can be kept again."""
     try:
         FunctionCache(function).flush()
     except OSError as error:

@@ -34,7 +34,7 @@ class Range(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What one call of a graph fixes: B rows, T tokens a row, R logits a row."""
+    """Shape of one call: B rows, T tokens a row, R logits a row."""
 
     batch: int
     tokens: int
@@ -176,7 +176,7 @@ def profile_for(profiles: Sequence[Profile], shape: Shape) -> int:
 
 
 def why_unfit(plan: PlanEntry, *, flavour: str, version: str, compute_capability: str) -> str:
-    """Why a plan does not run with a library on a GPU, in words; empty where it does."""
+    """Say why a plan does not run with a library on a GPU; empty where it does."""
     for name, declared, found in (
         ("flavour", plan.flavour, flavour),
         ("version", plan.version, version),
@@ -188,7 +188,7 @@ def why_unfit(plan: PlanEntry, *, flavour: str, version: str, compute_capability
 
 
 def rows_of_longest(profiles: Sequence[Profile]) -> int:
-    """Rows that some profile runs together whatever their length: those of the longest spans."""
+    """Return how many rows of the longest spans some profile runs together."""
     longest = max(profile.tokens.most for profile in profiles)
     return max(profile.batch.most for profile in profiles if profile.tokens.most == longest)
 

@@ -111,7 +111,7 @@ class PlanEngine:
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether I2 of ``engines.base`` holds."""
+        """True if I2 of ``engines.base`` holds."""
         return self._is_row_invariant
 
     @property

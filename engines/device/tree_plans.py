@@ -1,4 +1,4 @@
-"""Plans that verify trees and keep their paths: what they are called and which shapes they are for.
+"""Plans that verify trees and keep their paths: their names and shapes.
 
 Pure; what a plan is, ``engines.bundle.plans`` says.
 """

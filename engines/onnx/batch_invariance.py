@@ -1,4 +1,4 @@
-"""Whether a backend gives a token fed alone the bits that it has beside others.
+"""Tests whether a backend gives a token fed alone the bits that it has beside others.
 
 ONNX Runtime's CPU provider multiplies a single row by float32 weights with the kernel that it uses for many rows where
 they were packed when the model was opened, and with another where they were not, as in attention; for weights in blocks

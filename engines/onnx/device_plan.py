@@ -209,7 +209,7 @@ def _any_shape(limits: EngineLimits, is_row_invariant: bool) -> Profile:
 
 
 def _entry(profile: Profile, precision: str, capacity: int) -> PlanEntry:
-    """What the manifest would say of a plan for these shapes."""
+    """Return the entry that a manifest would have for these shapes."""
     return PlanEntry(
         path="",
         part=_ANY,

@@ -118,12 +118,12 @@ class OnnxEngine:
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether I2 holds: measured for the CPU's kernels of every operator that the export admits."""
+        """True: I2 was measured for the CPU's kernels of every operator that the export admits."""
         return True
 
     @property
     def packs_rows(self) -> bool:
-        """Where the bundle's graph does (``engines.onnx.packed_inputs``)."""
+        """True if the bundle's graph does (``engines.onnx.packed_inputs``)."""
         return self._packed is not None
 
     @property
@@ -226,7 +226,7 @@ class OnnxEngine:
 def _packed_graph(
     session: onnxruntime.InferenceSession, entry: ModelEntry, path: Path, limits: EngineLimits
 ) -> PackedGraph | None:
-    """What a graph that packs its rows asks for; None for the canonical one.
+    """Return the inputs that a graph with packed rows takes; None for the canonical graph.
 
     Raises:
         BundleError: the graph shares cache heads but packs no rows, as before outrider could.

@@ -26,7 +26,7 @@ class PackedMemory:
     Args:
         graph: which asks for them.
         limits: of the engine.
-        least_rows: packed rows, and wanted ones, are at least so many: the rest is padding.
+        least_rows: packed rows, and wanted ones, are at least so many; what is missing is padding.
 
     Attributes:
         inputs: of all calls.

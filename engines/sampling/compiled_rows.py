@@ -21,7 +21,7 @@ _SEED_MASK = (1 << 64) - 1
 
 
 class Work(NamedTuple):
-    """What a judgement writes in.
+    """Memory that a judgement writes in.
 
     Attributes:
         weights: [V] float32.
@@ -37,11 +37,11 @@ class Work(NamedTuple):
 
 
 def propose_compiled(logits: FloatArray, row: SamplingRow, kept: DraftProbs) -> int:
-    """Draw a draft token and keep its law.
+    """Draw a draft token and keep its probabilities.
 
     Args:
         logits: [n] float32 of the draft model, n at most V.
-        row: neither greedy nor of shared noise, its law dense.
+        row: neither greedy nor of shared noise; its params are dense.
         kept: of its slot.
     """
     params = row.params
@@ -66,8 +66,8 @@ def judge_compiled(
 
     Args:
         logits: [R, V] float32 of the row.
-        row: a sampled draft, its law dense.
-        kept: the laws of the draft.
+        row: a sampled draft; its params are dense.
+        kept: probabilities of the draft.
         lenience: (0, 1].
         work: overwritten.
     """
@@ -103,7 +103,7 @@ def match_compiled(logits: FloatArray, row: SamplingRow, work: Work) -> Verdict:
 
     Args:
         logits: [R, V] float32 of the row.
-        row: of no shared noise, its law dense.
+        row: of no shared noise; its params are dense.
         work: overwritten.
     """
     params = row.params
@@ -138,7 +138,7 @@ class GreedyRows:
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
     ) -> list[int]:
-        """The greatest token of column 0 of each row's logits [B, R, V], below ``vocab_size``; 0 where not finite."""
+        """Return each row's greatest token below ``vocab_size``; 0 where its logits [B, R, V] are not finite."""
         cells, width, count = self._elements, self._width, len(rows)
         for at, row in enumerate(rows):
             cells[at * width + ROW] = row.index

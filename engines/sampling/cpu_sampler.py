@@ -1,11 +1,11 @@
 """The sampler of CPU engines: draws draft tokens and judges drafts with compiled loops over the logits where they lie.
 
 Knows neither requests nor engines. Rows are adjusted one at a time and only as far as the judgement gets, so a
-rejection at the first position costs one softmax. Rows with a law over the whole vocabulary are proposed and judged in
-one compiled call each (``engines.sampling.row_kernels``), all others step by step, by the same kernels; the answers
-are the same bit for bit. Invariants, which the exactness of the output rests on:
+rejection at the first position costs one softmax. Rows whose distribution covers the whole vocabulary are proposed and
+judged in one compiled call each (``engines.sampling.row_kernels``). All others take steps in Python over the same
+kernels; the answers are the same bit for bit. The exactness of the output rests on these invariants:
 
-* J1  A draft row kept by ``propose`` is the law the draft token was drawn from, bit for bit.
+* J1  A draft row kept by ``propose`` is the distribution the draft token was drawn from, bit for bit.
 * J2  The target row at draft position i is adjusted with the history plus the first i draft tokens.
 * J3  Every token emitted by a judgement has a positive probability in its adjusted target row (mode lenient excepted).
 * J4  A row of logits that is not finite stops its own judgement and touches no other.
@@ -77,7 +77,7 @@ class CpuSampler:
         # are 300 MB that greedy and retrieved drafts never need.
         self._draft_shape = (max_gamma, vocab_size)
         self._kept: list[DraftProbs | None] = [None] * max_batch
-        self._offers = RowCandidates(self._noise, max_batch, vocab_size)
+        self._candidates = RowCandidates(self._noise, max_batch, vocab_size)
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
@@ -101,11 +101,11 @@ class CpuSampler:
     ) -> list[tuple[int, ...]]:
         """Draw the children of some nodes; see ``engines.sampling.base.CandidateSampler``.
 
-        A draft row that is not finite offers token 0 as a point mass, as in ``propose``.
+        A draft row that is not finite proposes token 0 as a point mass, as in ``propose``.
         """
         logits = in_place(logits)
         return [
-            self._offers.draw(logits[point.row.index, point.column, :vocab_size], point)
+            self._candidates.draw(logits[point.row.index, point.column, :vocab_size], point)
             for point in points
         ]
 
@@ -153,7 +153,7 @@ class CpuSampler:
     def _judge_row(self, logits: FloatArray, row: SamplingRow) -> Verdict:
         is_lenient = row.mode is ExactnessMode.LENIENT and row.lenience != 1.0
         if row.candidates is not None:
-            return self._offers.judge(logits, row, row.lenience if is_lenient else 1.0)
+            return self._candidates.judge(logits, row, row.lenience if is_lenient else 1.0)
         if row.params.is_greedy:
             return self._judge_greedy(logits, row, row.lenience if is_lenient else 1.0)
         is_compiled = self._is_compiled and row.params.is_dense
@@ -192,7 +192,7 @@ class CpuSampler:
         """Draw the target's own token at each position and keep the draft as long as it agrees.
 
         The token is drawn once per position and emitted at the first disagreement, so the draft never influences what
-        is emitted: exact whatever the draft's law was.
+        is emitted: exact whatever the draft was drawn from.
         """
         start = len(row.history)
         for index in range(len(row.draft_tokens) + 1):
@@ -256,7 +256,7 @@ class CpuSampler:
         return judge_block(draft)
 
     def _draft_probs(self, row: SamplingRow, index: int) -> TokenProbs:
-        """Law of draft token ``index``: the kept one (J1), or a point mass."""
+        """Return the distribution of draft token ``index``: the kept one (J1), or a point mass."""
         if not row.is_sampled_draft:
             token = row.draft_tokens[index]
             return point_mass(token if _is_token(token, self._vocab_size) else None)

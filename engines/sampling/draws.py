@@ -1,4 +1,4 @@
-"""Drawing one index from a row of weights, and reporting raw log-probabilities.
+"""Races over a row of weights, and raw log-probabilities.
 
 Pure functions of rows and numbers; no noise is drawn here.
 """
@@ -13,7 +13,7 @@ from outrider.engines.sampling.kernels import Row
 
 
 def in_place(logits: FloatArray) -> FloatArray:
-    """Logits as the compiled loops take them: where they lie if they can be read there, else a copy.
+    """Return logits as the compiled loops take them: where they lie if they can be read there, else a copy.
 
     The loops write to no logits, but they are compiled for float32 without gaps, in memory that may be written to.
 
@@ -26,7 +26,7 @@ def in_place(logits: FloatArray) -> FloatArray:
 
 
 def race_winner(weights: Row, exponentials: FloatArray) -> int:
-    """Index x of least E(x) / w(x), which has the law of the weights; ties by lower index.
+    """Return the index x of least E(x) / w(x), which is distributed as the weights are; ties by lower index.
 
     Args:
         weights: [V], non-negative with a positive sum.
@@ -37,7 +37,7 @@ def race_winner(weights: Row, exponentials: FloatArray) -> int:
 
 
 def raw_logprobs(logits: FloatArray, token: int, num_top: int) -> TokenLogprobs:
-    """Log-softmax of one unadjusted row at ``token`` and at its ``num_top`` greatest entries, ties by lower id.
+    """Return one unadjusted row's log-softmax at ``token`` and at its ``num_top`` greatest entries, ties by lower id.
 
     Args:
         logits: [V] float32, finite maximum.
@@ -53,7 +53,7 @@ def raw_logprobs(logits: FloatArray, token: int, num_top: int) -> TokenLogprobs:
 
 
 def log_norm(logits: FloatArray) -> float:
-    """Logarithm of the sum of the exponentials: a token's log-probability is its logit less this.
+    """Return the logarithm of the sum of the exponentials: a token's log-probability is its logit less this.
 
     Args:
         logits: [V] float32, finite maximum.
@@ -63,7 +63,7 @@ def log_norm(logits: FloatArray) -> float:
 
 
 def choices_of(logits: FloatArray, count: int) -> tuple[tuple[int, ...], ...]:
-    """Per row the ``count`` tokens of greatest logit, greatest first, ties by lower id.
+    """Return per row the ``count`` tokens of greatest logit, greatest first, ties by lower id.
 
     Args:
         logits: [R, V] float32.

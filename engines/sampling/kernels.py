@@ -246,7 +246,7 @@ def is_kept(
     draft_weight: float,
     draft_total: float,
 ) -> bool:
-    """Whether u l q(x) < p(x), each law as the weight of x and the sum of all weights.
+    """Say whether u l q(x) < p(x), each probability as the weight of x and the sum of all weights.
 
     Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1 and, for the lenience l, appendix A.5.
     """

@@ -40,13 +40,13 @@ def propose_token(
     drafts: FloatArray,
     totals: WideArray,
 ) -> int:
-    """Write the law of a draft token where it is kept, and draw from it.
+    """Write the weights of a draft token where they are kept, and draw from them.
 
     Args:
-        logits: [n] of the draft, n at most V; where they are not finite, the law is a point mass on token 0.
-        inverse_temperature: of the law, as are
-        top_p: and
-        min_p: see ``write_dense``.
+        logits: [n] of the draft, n at most V; where they are not finite, all mass is on token 0.
+        inverse_temperature: 1 / temperature.
+        top_p: see ``write_dense``.
+        min_p: likewise.
         seed: of the request, 64 bits.
         start: length of the sequence when the round began.
         depth: tokens drafted before.
@@ -93,9 +93,9 @@ def judge_draft(
         tokens: [G] the draft.
         drafts: [at least G, V] q of each, as ``propose_token`` wrote them.
         draft_totals: [at least G] their sums.
-        inverse_temperature: of the target's law, as are
-        top_p: and
-        min_p: see ``write_dense``.
+        inverse_temperature: 1 / temperature of the target.
+        top_p: see ``write_dense``.
+        min_p: likewise.
         lenience: (0, 1]; see ``kernels.is_kept``.
         seed: of the request, 64 bits.
         start: length of the sequence when the round began.
@@ -153,9 +153,9 @@ def match_draft(
     Args:
         logits: [at least G + 1, V] of the target.
         tokens: [G] the draft.
-        inverse_temperature: of the target's law, as are
-        top_p: and
-        min_p: see ``write_dense``.
+        inverse_temperature: 1 / temperature of the target.
+        top_p: see ``write_dense``.
+        min_p: likewise.
         seed: of the request, 64 bits.
         start: length of the sequence.
         weights: [V] to write in.

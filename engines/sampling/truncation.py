@@ -80,7 +80,7 @@ def ranked_greatest(logits: Row, count: int) -> IdArray:
 
 @njit_fastmath(int64(WIDE_TYPE, float64))
 def nucleus_size(weights: WideArray, mass_wanted: float) -> int:
-    """How many leading weights [n] have less than ``mass_wanted`` before them."""
+    """Count the leading weights [n] that have less than ``mass_wanted`` before them."""
     mass, size = 0.0, 0
     while size < weights.shape[0] and mass < mass_wanted:
         mass += weights[size]
@@ -186,10 +186,10 @@ def truncate(weights: FloatArray, logits: Row, mass: float, top_p: float, min_p:
 def write_dense(
     logits: FloatArray, inverse_temperature: float, top_p: float, min_p: float, weights: FloatArray
 ) -> float:
-    """Write the law of a row at a temperature, cut by top-p and min-p.
+    """Write the weights of a row at a temperature, cut by top-p and min-p.
 
     Returns:
-        The sum of its weights [V]; 0 where there is no law, see ``write_softmax``.
+        The sum of the weights [V]; 0 where the logits are not finite, see ``write_softmax``.
     """
     mass = write_softmax(logits, inverse_temperature, weights)
     return truncate(weights, logits, mass, top_p, min_p) if mass > 0.0 else 0.0

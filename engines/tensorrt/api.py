@@ -48,12 +48,12 @@ class TensorRtApi:
 
     @property
     def builds_ahead_of_time(self) -> bool:
-        """Whether plans for a GPU that is not there can be built."""
+        """True if plans for a GPU that is not there can be built."""
         return self.flavour == RTX
 
     @property
     def has_timing_cache(self) -> bool:
-        """Whether measured kernel choices can be kept for the next build."""
+        """True if measured kernel choices can be kept for the next build."""
         return self.flavour == TENSORRT
 
     def make_context(self, engine: trt.ICudaEngine) -> trt.IExecutionContext | None:
@@ -133,7 +133,7 @@ def installed_apis() -> list[TensorRtApi]:
 
 
 def make_logger(trt: Any, report: Callable[[str], None]) -> Any:
-    """A TensorRT logger that passes errors on as text and drops the rest."""
+    """A TensorRT logger that passes errors on as text and drops other messages."""
 
     class ErrorLogger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:

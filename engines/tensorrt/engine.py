@@ -118,7 +118,7 @@ def choose_engine_plans(
     version: str,
     compute_capability: str,
 ) -> EnginePlans:
-    """What an engine of a part runs on a machine.
+    """Choose the plans that an engine of a part runs on a machine.
 
     Trees are taken where the largest cache has plans for them; smaller caches without are then left
     aside, since a tree may come at any time.

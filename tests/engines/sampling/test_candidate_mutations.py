@@ -48,14 +48,14 @@ MUTANTS = {
     ),
     "all nodes drafted with the root's numbers": (
         candidates,
-        "Purpose.OFFER, len(path), point.node, index",
-        "Purpose.OFFER, len(path), 0, index",
+        "Purpose.CANDIDATE, len(path), point.node, index",
+        "Purpose.CANDIDATE, len(path), 0, index",
         "addresses",
     ),
     "coins are the numbers of the candidates": (
         candidates,
-        "Purpose.OFFER_COIN, depth",
-        "Purpose.OFFER, depth",
+        "Purpose.CANDIDATE_COIN, depth",
+        "Purpose.CANDIDATE, depth",
         "addresses",
     ),
     "noise of another round": (
