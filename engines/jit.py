@@ -1,7 +1,7 @@
 """Compiles loops with numba when they are first imported on a machine; later they come from its cache.
 
-Loops are compiled at every start where there is no folder to keep them in, and anew where what was kept cannot be read,
-as after a copy that was cut short. What a compiled function calls is compiled into it, but numba's cache looks at the
+Without a folder to keep them in they are compiled at every start. Kept code that cannot be read, as after a copy that
+was cut short, is compiled anew. What a compiled function calls is compiled into it, but numba's cache looks at the
 function's own file alone; here it also looks at the compiled files whose functions are called.
 """
 

@@ -11,8 +11,8 @@ Addresses decide whether the output keeps the target's distribution:
 
 * N1  Draws of different purposes are never shared: a draft draw, the coin that judges it and the draw after a
   rejection are independent.
-* N2  A draw whose number is revealed without its token being emitted (a draft, a coin) is keyed by the round as
-  well, so the same position is drafted afresh in a later round.
+* N2  A draw whose number is revealed without its token being emitted (a draft, a coin) is keyed by the round as well.
+  So the same position is drafted afresh in a later round.
 * N3  ``MATCH`` and ``RACE`` are keyed by the position alone: what they yield at a position is emitted there whatever
   the draft was, so the same seed gives the same tokens with and without a draft.
 

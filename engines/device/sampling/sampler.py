@@ -2,8 +2,8 @@
 
 The same distributions, modes and noise as ``engines.sampling.cpu_sampler``. Greedy and ``seed_stable`` tokens are the
 same from both, unless float32 rounding reverses two that are nearly equal. Where a number draws a
-token, the graphs lay the tokens out by id and that sampler by rank, so the distribution is the same and the
-tokens of a seed are not. What reaches the host per step is one tensor of integers per row.
+token, the graphs lay the tokens out by id and that sampler lays them out by rank. So the distribution is the
+same and the tokens of a seed are not. What reaches the host per step is one tensor of integers per row.
 
 ``Sampler``'s two methods hand their answers to the host at once. A ``DeviceRound`` takes the same
 steps without: gamma proposals and the judgement follow one another on the device, each reading what
