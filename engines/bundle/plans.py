@@ -33,6 +33,14 @@ class Range(NamedTuple):
     most: int
 
 
+class Machine(NamedTuple):
+    """The library and the GPU that plans run on; fields as in ``PlanEntry``."""
+
+    flavour: str
+    version: str
+    compute_capability: str
+
+
 class Shape(NamedTuple):
     """Shape of one call: B rows, T tokens a row, R logits a row."""
 
@@ -175,12 +183,12 @@ def profile_for(profiles: Sequence[Profile], shape: Shape) -> int:
     raise EngineError(f"no plan profile fits: {reasons}")
 
 
-def why_unfit(plan: PlanEntry, *, flavour: str, version: str, compute_capability: str) -> str:
+def why_unfit(plan: PlanEntry, machine: Machine) -> str:
     """Say why a plan does not run with a library on a GPU; empty where it does."""
     for name, declared, found in (
-        ("flavour", plan.flavour, flavour),
-        ("version", plan.version, version),
-        ("compute capability", plan.compute_capability, compute_capability),
+        ("flavour", plan.flavour, machine.flavour),
+        ("version", plan.version, machine.version),
+        ("compute capability", plan.compute_capability, machine.compute_capability),
     ):
         if declared != found:
             return f"{plan.path}: built for {name} {declared}, this machine has {found}"

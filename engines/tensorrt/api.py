@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from outrider.engines.base import EngineError
+from outrider.engines.bundle.plans import Machine
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -55,6 +56,10 @@ class TensorRtApi:
     def has_timing_cache(self) -> bool:
         """True if measured kernel choices can be kept for the next build."""
         return self.flavour == TENSORRT
+
+    def machine(self, compute_capability: str) -> Machine:
+        """Return what plans must be built for to run with this library on a GPU."""
+        return Machine(self.flavour, self.version, compute_capability)
 
     def make_context(self, engine: trt.ICudaEngine) -> trt.IExecutionContext | None:
         """A context whose scratch memory is the caller's; None where the library refuses.
