@@ -18,25 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, dataclass_transform
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-
-T = TypeVar("T")
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def step_value(cls: type[T]) -> type[T]:
-    """A frozen dataclass for what is made anew in every step; it has slots and takes keywords only.
-
-    Type checkers refuse to write to it. At run time nothing does: what refuses it (``frozen=True``) makes a row of a
-    batch cost three times as much to create, and a step on one row creates a dozen such objects.
-    """
-    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
 
 
 class SpeculativeError(Exception):
@@ -53,7 +41,7 @@ class EngineError(SpeculativeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """What an engine can hold and run.
+    """Capacities of an engine.
 
     Attributes:
         max_batch: slots.
@@ -72,7 +60,7 @@ class EngineLimits:
     max_prompt_rows: int = 0
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """Tokens to append to one slot.
 
@@ -104,12 +92,12 @@ class Engine(Protocol):
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether this backend promises I2."""
+        """True if this backend promises I2."""
         ...
 
     @property
     def packs_rows(self) -> bool:
-        """Whether weights multiply a batch's own tokens alone, and no padding to its longest span."""
+        """True if weights multiply a batch's own tokens alone, and no padding to its longest span."""
         ...
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Which device serves: how it is named, and the order in which ``auto`` looks for one.
+"""Names of devices, and the order in which ``auto`` looks for one.
 
 Pure; what is present is asked through the probes that ``engines`` gives.
 """

@@ -2,7 +2,7 @@
 
 Measured on two cores under a hypervisor, whose look-ups are nested, one target step of 10M parameters over memory of
 4 KiB pages and of 2 MiB pages in turns: about 13 % less time in float32, a few per cent in int8. Linux gives them to
-who asks ("madvise", the default of most distributions), and no allocator here does. Nothing is promised: where the
+those who ask ("madvise", the default of most distributions), and no allocator here does. Nothing is promised: where the
 system has none, memory stays as it is.
 
 Source: madvise(2), MADV_HUGEPAGE and (from Linux 6.1 on) MADV_COLLAPSE; Documentation/admin-guide/mm/transhuge.rst.
@@ -53,14 +53,14 @@ def private_blocks(page_bytes: int) -> set[int]:
 
 
 class HugePages:
-    """Puts what is allocated from its creation on onto huge pages, when told to."""
+    """Moves memory that was allocated since its creation onto huge pages."""
 
     def __init__(self) -> None:
         self._page_bytes = huge_page_bytes()
         self._before = private_blocks(self._page_bytes)
 
     def use(self) -> int:
-        """Move what was allocated meanwhile.
+        """Move the memory that was allocated since the creation.
 
         Returns:
             Blocks that lie on huge pages now.
@@ -72,8 +72,8 @@ class HugePages:
 def use_everywhere() -> int:
     """Move all the process has allocated so far; see ``HugePages.use``.
 
-    A model's weights push everything else out of the processor's caches, the addresses of pages too, so that what the
-    host does after a pass takes five times as long as alone; on huge pages a fifth less.
+    A model's weights push everything else out of the processor's caches, the addresses of pages too. The host's work
+    after a pass then takes five times as long as alone; on huge pages it takes a fifth less than that.
     """
     page_bytes = huge_page_bytes()
     blocks = private_blocks(page_bytes)

@@ -1,8 +1,8 @@
-"""How loops are compiled: by numba, when first imported on a machine, and from its cache after that.
+"""Compiles loops with numba when they are first imported on a machine; later they come from its cache.
 
-At every start where there is no folder to keep one in; anew where what was kept cannot be read, as after a copy that
-was cut short. What a compiled function calls is compiled into it, but numba's cache looks at the function's own file
-alone: functions that call each other belong into one file, unless what is called is fixed for ever.
+Without a folder to keep them in they are compiled at every start. Kept code that cannot be read, as after a copy that
+was cut short, is compiled anew. What a compiled function calls is compiled into it, but numba's cache looks at the
+function's own file alone; here it also looks at the compiled files whose functions are called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MATH = {"reassoc", "contract", "nsz"}
 
 
 def _can_cache() -> bool:
-    """Whether compiled code can be kept; numba refuses to cache where it may write nowhere."""
+    """Say whether compiled code can be kept; numba refuses to cache where it may write nowhere."""
     try:
         numba.njit(cache=True)(_can_cache)
     except RuntimeError as error:
@@ -48,11 +48,40 @@ def njit_exact(*signatures: object) -> Callable[[F], F]:
     return _compiled(signatures, False)
 
 
+# By name of a module with compiled functions: its file and those it calls, as they are.
+_STAMPS: dict[str, tuple[object, ...]] = {}
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """Keeps a function's code until its own file or one whose compiled functions it calls is another."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        values = function.__globals__.values()
+        used = {
+            getattr(value, "__module__", None) or getattr(value, "__name__", None)
+            for value in values
+        }
+        called = {name: _STAMPS[name] for name in _STAMPS.keys() & used - {function.__module__}}
+        self._called = tuple(sorted(called.items()))
+        _STAMPS[function.__module__] = (self._impl.locator.get_source_stamp(), self._called)
+
+    def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+        return (*super()._index_key(signature, codegen), self._called)
+
+
 def _compiled(signatures: tuple[object, ...], math: object) -> Callable[[F], F]:
     def compile_with(is_cached: bool) -> Callable[[F], F]:
-        compiled: Callable[[F], F] = numba.njit(
-            list(signatures), cache=is_cached, fastmath=math, error_model="numpy"
-        )
+        def compiled(function: F) -> F:
+            dispatcher: Any = numba.njit(fastmath=math, error_model="numpy")(function)
+            if is_cached:
+                dispatcher._cache = _Cache(function)
+            for signature in signatures:
+                dispatcher.compile(signature)
+            dispatcher.disable_compile()
+            kept: F = dispatcher
+            return kept
+
         return compiled
 
     def compile_or_load(function: F) -> F:
@@ -89,7 +118,7 @@ def watch_compiling(begin: Callable[[], None]) -> contextlib.AbstractContextMana
 
 
 def _forget(function: Callable[..., Any]) -> bool:
-    """Drop what is kept of a function; whether anything can be kept of it again."""
+    """Drop what is kept of a function; True if code of it can be kept again."""
     try:
         FunctionCache(function).flush()
     except OSError as error:

@@ -124,10 +124,6 @@ class KvCache:
         first = self._values.ctypes.data + slot * row_bytes
         return [first + index * buffer_bytes for index in range(self._num_buffers)]
 
-    def arrays(self, slot: int, num_slots: int) -> list[FloatArray]:
-        """[num_slots, H, S, D] of slots from one on: key.0, value.0, key.1, value.1 ..."""
-        return list(self._values[:, slot : slot + num_slots])
-
     def reserve(self, num_tokens: int) -> bool:
         """Make S at least ``num_tokens``; True if the memory was replaced.
 

@@ -188,7 +188,7 @@ def _open_memory(chosen: Device) -> Any:
 
 
 def _why_no_sampler(bundle: Bundle, chosen: Device) -> str:
-    """Why a bundle's sampler does not run on a device, in words; empty where it does."""
+    """Say why a bundle's sampler does not run on a device; empty where it does."""
     from outrider.engines.pair import why_no_graphs
 
     if reason := why_no_graphs(bundle):
@@ -230,7 +230,7 @@ def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
 
 
 def _why_no_sampler_plans(bundle: Bundle, index: int) -> str:
-    """Why TensorRT does not run the sampler itself; ONNX Runtime's CUDA provider may instead."""
+    """Say why TensorRT does not run the sampler itself; ONNX Runtime's CUDA provider may instead."""
     from outrider.engines.tensorrt.sampler import check_sampler_plans
 
     try:

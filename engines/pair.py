@@ -27,7 +27,7 @@ PLACES = (AUTO, HOST, DEVICE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What a worker runs on; the opener's to close.
+    """Engines and sampler that a worker runs on; the opener closes them.
 
     Attributes:
         target: of the bundle.
@@ -116,14 +116,14 @@ def _host_sampler(bundle: Bundle, max_batch: int) -> CpuSampler:
 
 
 def why_no_graphs(bundle: Bundle) -> str:
-    """Why a bundle's rounds cannot be sampled on a device, in words; empty where they can."""
+    """Say why a bundle's rounds cannot be sampled on a device; empty where they can."""
     if (bundle.root / SAMPLER_FOLDER).is_dir():
         return ""
     return f"the bundle has no {SAMPLER_FOLDER}/; export it again"
 
 
 def choose_place(wanted: str, *, is_accelerator: bool, missing: str) -> tuple[str, str]:
-    """Where rounds are sampled, and why.
+    """Choose where rounds are sampled, and say why.
 
     Args:
         wanted: one of ``PLACES``.

@@ -1,4 +1,4 @@
-"""What every backend checks of a list of spans before it computes anything.
+"""Checks of a list of spans, made by every backend before it computes anything.
 
 A span that breaks a limit is a bug of the caller, not of the backend; refusing it before the first
 write keeps the caches of all slots as they were.

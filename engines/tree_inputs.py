@@ -1,4 +1,4 @@
-"""What a graph that verifies trees is told beside what every graph is: positions and ancestors.
+"""Inputs of a graph that verifies trees beside those of every graph: positions and ancestors.
 
 Pure: numpy alone; knows no inference library.
 """
@@ -14,7 +14,7 @@ from outrider.engines.trees import BoolArray, tree_layout
 
 @dataclass(frozen=True, slots=True)
 class TreeInputs:
-    """What a call of ``tree.onnx`` binds beside the inputs of ``model.onnx``.
+    """Inputs of ``tree.onnx`` beside those of ``model.onnx``.
 
     Attributes:
         positions: [B, T] int64.
@@ -33,7 +33,7 @@ class TreeInputs:
         )
 
     def fill_row(self, row: int, span: Span, last_position: int) -> None:
-        """Write one row's shape; padded columns see themselves and stand at a lawful position."""
+        """Write one row's shape; padded columns see themselves and stand at a valid position."""
         num_tokens = len(span.tokens)
         positions, ancestors = self.positions[row], self.ancestors[row]
         positions.fill(min(span.start, last_position))

@@ -1,4 +1,4 @@
-"""The shape of a tree of tokens: who stands behind whom, and who follows what.
+"""The shape of a tree of tokens: parents, depths and ancestors.
 
 A tree is a span whose tokens need not follow one another. Token 0, the root, follows the cached
 text; the parent of token i + 1 is token ``parents[i]``, an index in 0..i, so a parent always stands
@@ -26,7 +26,7 @@ _MAX_LAYOUTS = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeLayout:
-    """What attention needs to know of a tree of n tokens. Read-only: layouts are shared.
+    """Inputs of attention over a tree of n tokens. Read-only: layouts are shared.
 
     Attributes:
         depths: [n] int64, edges to the root; a token's position is its root's plus its depth.

@@ -1,4 +1,4 @@
-"""The files of a bundle: which there are, and whether they are what the manifest says."""
+"""The files of a bundle, checked against its manifest."""
 
 from __future__ import annotations
 

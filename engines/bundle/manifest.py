@@ -111,7 +111,7 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a bundle declares of itself.
+    """Contents of ``manifest.json``.
 
     Attributes:
         max_context: tokens of one slot that may ever be valid.
@@ -215,7 +215,7 @@ class Bundle:
         return self.root / entry.path / KEEP_PATH_FILE
 
     def limits(self) -> EngineLimits:
-        """What an engine over the target may hold at most."""
+        """Greatest limits of an engine over the target."""
         return EngineLimits(
             max_batch=self.manifest.max_batch,
             max_context=self.manifest.max_context,

@@ -1,4 +1,4 @@
-"""Which external data files an ONNX model refers to, read without the onnx package.
+"""Lists the external data files of an ONNX model, without the onnx package.
 
 A server must know this before an inference library opens whatever path a graph names. Only the
 protobuf wire format and four field numbers of ``onnx.proto`` are needed: ModelProto.graph = 7,

@@ -33,8 +33,16 @@ class Range(NamedTuple):
     most: int
 
 
+class Machine(NamedTuple):
+    """The library and the GPU that plans run on; fields as in ``PlanEntry``."""
+
+    flavour: str
+    version: str
+    compute_capability: str
+
+
 class Shape(NamedTuple):
-    """What one call of a graph fixes: B rows, T tokens a row, R logits a row."""
+    """Shape of one call: B rows, T tokens a row, R logits a row."""
 
     batch: int
     tokens: int
@@ -175,12 +183,12 @@ def profile_for(profiles: Sequence[Profile], shape: Shape) -> int:
     raise EngineError(f"no plan profile fits: {reasons}")
 
 
-def why_unfit(plan: PlanEntry, *, flavour: str, version: str, compute_capability: str) -> str:
-    """Why a plan does not run with a library on a GPU, in words; empty where it does."""
+def why_unfit(plan: PlanEntry, machine: Machine) -> str:
+    """Say why a plan does not run with a library on a GPU; empty where it does."""
     for name, declared, found in (
-        ("flavour", plan.flavour, flavour),
-        ("version", plan.version, version),
-        ("compute capability", plan.compute_capability, compute_capability),
+        ("flavour", plan.flavour, machine.flavour),
+        ("version", plan.version, machine.version),
+        ("compute capability", plan.compute_capability, machine.compute_capability),
     ):
         if declared != found:
             return f"{plan.path}: built for {name} {declared}, this machine has {found}"
@@ -188,7 +196,7 @@ def why_unfit(plan: PlanEntry, *, flavour: str, version: str, compute_capability
 
 
 def rows_of_longest(profiles: Sequence[Profile]) -> int:
-    """Rows that some profile runs together whatever their length: those of the longest spans."""
+    """Return how many rows of the longest spans some profile runs together."""
     longest = max(profile.tokens.most for profile in profiles)
     return max(profile.batch.most for profile in profiles if profile.tokens.most == longest)
 

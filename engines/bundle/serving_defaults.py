@@ -1,4 +1,4 @@
-"""What a bundle says about how it is best served, found by measuring it: part of its manifest."""
+"""Drafting defaults of a bundle, found by measuring it: part of its manifest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.engines.bundle.fields import FieldReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingDefaults:
-    """How requests that do not say are drafted for, where the operator does not say either.
+    """Drafting of requests for which neither the request nor the operator chooses.
 
     Attributes:
         drafter: name; "none" where drafting was not found to pay.
@@ -29,7 +29,7 @@ class ServingDefaults:
 
 
 def read_serving_defaults(reader: FieldReader) -> ServingDefaults | None:
-    """Those of a manifest; bundles that were never tuned have none.
+    """Return those of a manifest; None for a bundle that was never tuned.
 
     Raises:
         BundleError: a field is missing or of the wrong kind, named.

@@ -1,4 +1,4 @@
-"""What an engine over plans asks of a device: bytes, copies, zeros, and one wait.
+"""The device contract of engines over plans: bytes, copies, zeros, and one wait.
 
 Addresses are integers. Everything is enqueued in order; only ``wait`` returns when it is done, up to a
 mark or altogether, so that the device may have work beyond what the host waits for.
@@ -62,7 +62,7 @@ class Call:
 
 @dataclass(slots=True)
 class CopyCounters:
-    """What crossed between host and device since the counters were made.
+    """Counts of waits and copies between host and device since the counters were made.
 
     Attributes:
         num_marked: marks set so far; see ``PlanDevice.mark``.
@@ -109,7 +109,7 @@ class PlanDevice(Protocol):
 
     @property
     def index(self) -> int:
-        """Which of the devices of its kind."""
+        """Number among the devices of its kind."""
         ...
 
     @property

@@ -178,7 +178,7 @@ class CudaDevice:
         self.traffic.reach(mark)
 
     def capture(self, enqueue: Callable[[], None]) -> RecordedWork:
-        """What ``enqueue`` puts on the stream, recorded and not run.
+        """Record what ``enqueue`` puts on the stream, without running it.
 
         Raises:
             EngineError: it does something that cannot be recorded; the stream is usable again.

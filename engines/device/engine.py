@@ -28,11 +28,10 @@ from outrider.engines.bundle.manifest import (
     new_value_name,
     value_name,
 )
-from outrider.engines.bundle.plans import Shape, profile_for, rows_of_longest
+from outrider.engines.bundle.plans import Profile, Shape, profile_for, rows_of_longest
 from outrider.engines.device.base import DeviceTensor, PlanDevice
 from outrider.engines.device.kv_cache import PlanCache
 from outrider.engines.device.plan import LoadedPlan
-from outrider.engines.device.row_buckets import padding_rows
 from outrider.engines.device.tensors import CACHE_DTYPES, feeds_of
 from outrider.engines.device.transfers import (
     DeviceTokens,
@@ -47,6 +46,8 @@ from outrider.engines.kv_cache import GROWTH_ROOM, cache_names
 from outrider.engines.spans import check_move, check_spans, num_valid
 
 _FLOAT32 = np.dtype(np.float32)
+# A step is padded by less than half; on a GPU, where reading the weights takes the time, that is little.
+_ROW_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 class PlanEngine:
@@ -110,7 +111,7 @@ class PlanEngine:
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether I2 of ``engines.base`` holds."""
+        """True if I2 of ``engines.base`` holds."""
         return self._is_row_invariant
 
     @property
@@ -308,3 +309,38 @@ class PlanEngine:
             return np.zeros((logits.shape[0], 0, logits.shape[2]), dtype=np.float32)
         found: FloatArray = self._downloads.get([logits])[0]
         return found
+
+
+def row_sizes(max_batch: int) -> tuple[int, ...]:
+    """Ascending numbers of rows of an engine with so many slots; the last is all of them."""
+    return (*(size for size in _ROW_SIZES if size < max_batch), max_batch)
+
+
+def padding_rows(
+    spans: Sequence[Span],
+    shape: Shape,
+    *,
+    sizes: Sequence[int],
+    lengths: Sequence[int],
+    capacity: int,
+    profile: Profile,
+) -> list[Span]:
+    """Rows to run behind the spans; none where no size fits.
+
+    Args:
+        spans: of neighbouring slots.
+        shape: of the call without padding.
+        sizes: numbers of rows, ascending; empty for any.
+        lengths: valid tokens of every slot.
+        capacity: S of the cache, in which padded rows need room too.
+        profile: that holds the shape; it must hold the padded one.
+    """
+    size = next((size for size in sizes if size >= len(spans)), len(spans))
+    first = spans[0].slot + len(spans)
+    slots = range(first, spans[0].slot + size)
+    has_room = slots.stop <= len(lengths) and all(
+        lengths[slot] + shape.tokens <= capacity for slot in slots
+    )
+    if not has_room or profile.broken_limits(shape._replace(batch=size)):
+        return []
+    return [Span(slot=slot, start=lengths[slot], tokens=(), num_logits=0) for slot in slots]

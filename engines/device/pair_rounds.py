@@ -41,7 +41,7 @@ class DeviceRounds:
         self._sampler = sampler
 
     def why_not(self, params: SamplingParams) -> str:
-        """Why rows of a law cannot be judged here; see ``Rounds.why_not``."""
+        """Say why rows with these parameters cannot be judged here; see ``Rounds.why_not``."""
         return self._sampler.why_not(params)
 
     def run(self, asked: Round, meanwhile: Callable[[], None] = do_nothing) -> list[RoundAnswer]:
@@ -96,7 +96,7 @@ class DeviceRounds:
 
 
 def _fed(row: RoundRow, starts: Sequence[int], depth: int) -> tuple[int, ...]:
-    """What the draft model is fed: first what it misses, then the token just drawn."""
+    """Tokens for the draft model: first those it misses, then the one just drawn."""
     if depth:
         return (_ANY_TOKEN,)
     return tuple(row.sampling.history[starts[row.sampling.slot] :].tolist())

@@ -1,4 +1,4 @@
-"""What an engine over plans asks of one plan, whatever library runs it."""
+"""The plan contract: one plan of an engine, whatever library runs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LoadedPlan(Protocol):
 
     @property
     def entry(self) -> PlanEntry:
-        """What the manifest says of it."""
+        """Entry of the plan in the manifest."""
         ...
 
     def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:

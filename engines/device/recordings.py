@@ -1,4 +1,4 @@
-"""Which runs are recorded: those that come again. Knows nothing of how a run is recorded."""
+"""Records runs that come again. Knows nothing of how a run is recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Memory that graphs write on a device: a piece per call, free again after a wait.
 
-As with uploads (``engines.device.transfers``), pieces are handed out in the order of calls, so that the
-same step finds its tensors at the same addresses again and a recording of it stays good.
+Pieces are handed out in the order of calls, as with uploads (``engines.device.transfers``). So the same step finds its
+tensors at the same addresses again, and a recording of it stays good.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A round of speculation that stays on the device: what goes in, and the little that comes back.
+"""A round of speculation that stays on the device: its rows and their answers.
 
 Pure value types and one protocol; ``engines.device.pair_rounds`` implements it.
 """
@@ -38,7 +38,7 @@ class RoundRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What is to be drafted, verified and judged in one go.
+    """Rows to draft, verify and judge in one go.
 
     Attributes:
         rows: decoding rows, by ascending slot; at least one.
@@ -54,7 +54,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundAnswer:
-    """What became of one row.
+    """Draft and verdict of one row.
 
     Attributes:
         draft_tokens: the whole draft. Where the model drafted, it may go on behind an end token,
@@ -67,18 +67,18 @@ class RoundAnswer:
 
 
 def do_nothing() -> None:
-    """What a host does that has nothing to do."""
+    """Default of ``meanwhile``: nothing."""
 
 
 class Rounds(Protocol):
     """Runs rounds over a target, its draft and a sampler that share a device."""
 
     def why_not(self, params: SamplingParams) -> str:
-        """Why rows of a law cannot be judged on the device, in words; empty where they can."""
+        """Say why rows with these parameters cannot be judged on the device; empty where they can."""
         ...
 
     def run(self, asked: Round, meanwhile: Callable[[], None] = do_nothing) -> list[RoundAnswer]:
-        """One answer per row, in their order.
+        """Return one answer per row, in their order.
 
         Args:
             asked: the round.

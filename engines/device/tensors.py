@@ -1,4 +1,4 @@
-"""The tensors of one call of a model's graph: what lies at which address, of which shape and type."""
+"""The tensors of one call of a model's graph: addresses, shapes and types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crosses the border between the host and a device: arrays in, one piece at a time, and out.
+"""Copies between the host and a device: arrays in, one piece at a time, and out.
 
 Copies are enqueued, so what they read must stay as it is until the device has been waited for. Each
 upload therefore takes memory of its own, which is free again once a mark behind it has been waited for:
@@ -125,7 +125,7 @@ class Uploads:
 
 
 class InputPlace:
-    """Where a graph reads what was uploaded: always at one address, for every size.
+    """Memory that a graph reads its uploads from: always at one address, for every size.
 
     Copies into it follow the graph that read the last content, as all is enqueued in order.
     """
@@ -159,7 +159,7 @@ class InputPlace:
 
 
 class OutputPlace:
-    """Where a graph writes what is read before it writes again: at one address while it is large enough."""
+    """Memory for a graph's output, read before the next run: at one address while it is large enough."""
 
     def __init__(self, device: PlanDevice) -> None:
         self._device = device

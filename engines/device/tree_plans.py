@@ -1,4 +1,4 @@
-"""Plans that verify trees and keep their paths: what they are called and which shapes they are for.
+"""Plans that verify trees and keep their paths: their names and shapes.
 
 Pure; what a plan is, ``engines.bundle.plans`` says.
 """
@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engines.bundle.manifest import KEEP_PATH_FILE, TREE_FILE, Manifest, ModelEntry
-from outrider.engines.bundle.plans import DEFAULT_OPT_BATCH, PlanEntry, Profile, Range, why_unfit
+from outrider.engines.bundle.plans import (
+    DEFAULT_OPT_BATCH,
+    Machine,
+    PlanEntry,
+    Profile,
+    Range,
+    why_unfit,
+)
 
 TREE, KEEP = "tree", "keep"
 # Where the kernels are tuned: tokens of a tree, and tokens of a path that have to be moved.
@@ -63,9 +70,7 @@ def tree_entries(
     part: str,
     *,
     precision: str,
-    flavour: str,
-    version: str,
-    compute_capability: str,
+    machine: Machine,
 ) -> tuple[list[PlanEntry], list[PlanEntry]]:
     """Plans of a bundle that take trees beside a model's plans of one precision.
 
@@ -73,14 +78,11 @@ def tree_entries(
         Those that verify and those that keep, by ascending capacity, of the same capacities; none
         where the bundle has none that run here.
     """
-    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
     found = [
         {
             plan.capacity: plan
             for plan in plans
-            if plan.part == wanted
-            and plan.precision == precision
-            and not why_unfit(plan, **machine)
+            if plan.part == wanted and plan.precision == precision and not why_unfit(plan, machine)
         }
         for wanted in (tree_part(part), keep_part(part))
     ]

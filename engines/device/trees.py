@@ -33,7 +33,7 @@ from outrider.engines.tree_inputs import TreeInputs
 
 
 class PlanTrees:
-    """What an engine over plans needs to take trees.
+    """Plans and memory with which an engine over plans takes trees.
 
     Args:
         verify: plans of ``tree.onnx``, distinct capacities.
@@ -79,7 +79,7 @@ class PlanTrees:
                 raise BundleError(f"no plan takes trees in a cache of {capacity} tokens")
 
     def plan(self, capacity: int) -> LoadedPlan:
-        """What verifies trees in a cache of a capacity that was checked."""
+        """Return the plan that verifies trees in a cache of a capacity that was checked."""
         return self._verify[capacity]
 
     def feeds(self, spans: Sequence[Span], shape: Shape) -> Mapping[str, HostArray]:
@@ -143,5 +143,5 @@ class PlanTrees:
 
 
 def has_tree(spans: Sequence[Span]) -> bool:
-    """Whether a call of these spans needs a plan that takes trees."""
+    """Say whether a call of these spans needs a plan that takes trees."""
     return any(span.parents is not None for span in spans)

@@ -1,8 +1,9 @@
-"""Whether a backend gives a token fed alone the bits that it has beside others.
+"""Tests whether a backend gives a token fed alone the bits that it has beside others.
 
-ONNX Runtime's CPU provider multiplies a single row by float32 weights with the kernel that it uses for many rows where
-they were packed when the model was opened, and with another where they were not, as in attention; for weights in blocks
-it depends on the machine. Which kernels run depends on library, machine and shapes, not on values: a few tokens tell.
+ONNX Runtime's CPU provider has one kernel for products of many rows. A single row takes the same kernel where the
+float32 weights were packed when the model was opened, and another one where they were not, as in attention; for weights
+in blocks it depends on the machine. Which kernels run depends on library, machine and shapes, not on values, so a few
+tokens decide it.
 
 Source: onnxruntime, core/mlas/lib/sgemm.cpp, MlasSgemmOperation and MlasSgemmPackedOperation.
 """

@@ -1,12 +1,14 @@
-"""The calls of a model on the CPU: bound once per shape and kept."""
+"""The calls of a model on the CPU: bound once per shape and kept; each run writes its numbers into bound arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import onnxruntime
-from outrider.engines.base import EngineLimits
+from outrider.engines.base import EngineLimits, FloatArray, IntArray, Span
 from outrider.engines.buffers import int64_view
 from outrider.engines.bundle.manifest import (
     LOGIT_POSITIONS,
@@ -19,22 +21,78 @@ from outrider.engines.bundle.manifest import (
     value_name,
 )
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
-from outrider.engines.onnx.bound_call import PaddedCall
-from outrider.engines.onnx.packed_calls import (
-    BoundCaches,
-    KeptValues,
-    PackedCall,
-    PackedMemory,
-    value_over,
-)
+from outrider.engines.onnx.packed_calls import PackedCall, PackedMemory
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.trees import TreeGraphs
+from outrider.engines.tree_inputs import TreeInputs
 
 # A server sees few decode and verify shapes but many prefill tails and ragged batches; beyond this many the kept
 # calls are dropped and built anew.
 _MAX_CALLS = 512
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedCall:
+    """A call of B rows of T tokens and R wanted logits each; see ``engines.buffers.elements``.
+
+    Attributes:
+        run: runs the graph over what is bound.
+        num_tokens: T.
+        tokens: elements of [B, T] int64.
+        start: elements of [B] int64.
+        logit_positions: elements of [B, R] int64.
+        logits: [B, R, V] float32, where the answer will be.
+        wanted: per row its tokens and wanted logits when ``logit_positions`` was written.
+        last_position: greatest that the model knows.
+        tree: arrays of a call in which some row is a tree, else None.
+    """
+
+    run: Callable[[], object]
+    num_tokens: int
+    tokens: memoryview[int]
+    start: memoryview[int]
+    logit_positions: memoryview[int]
+    logits: FloatArray
+    wanted: list[tuple[int, int] | None]
+    last_position: int
+    tree: TreeInputs | None
+
+    def fill(self, spans: Sequence[Span]) -> None:
+        """Write spans, each one's last token and last wanted position repeated as padding."""
+        for row, span in enumerate(spans):
+            self._fill_row(row, span)
+
+    def answer(self, spans: Sequence[Span]) -> FloatArray:
+        """[B, R, V] float32; padding columns repeat a column of the same row."""
+        return self.logits
+
+    def _fill_row(self, row: int, span: Span) -> None:
+        tokens, at = self.tokens, row * self.num_tokens
+        token = 0
+        for token in span.tokens:
+            tokens[at] = token
+            at += 1
+        for padding in range(at, (row + 1) * self.num_tokens):
+            tokens[padding] = token
+        self.start[row] = span.start
+        if self.tree is not None:
+            self.tree.fill_row(row, span, self.last_position)
+        wanted = (len(span.tokens), span.num_logits)
+        if self.wanted[row] != wanted:
+            self.wanted[row] = wanted
+            self._want(row, *wanted)
+
+    def _want(self, row: int, num_tokens: int, num_logits: int) -> None:
+        """Want the logits of a row's last ``num_logits`` of ``num_tokens`` tokens."""
+        positions = self.logit_positions
+        num_wanted = len(positions) // len(self.wanted)
+        last = max(0, num_tokens - 1)
+        for at in range(num_wanted):
+            positions[row * num_wanted + at] = min(num_tokens - num_logits + at, last)
+
+
 Call = PaddedCall | PackedCall
+Run = Callable[[], object]
 
 
 class OnnxCalls:
@@ -64,7 +122,6 @@ class OnnxCalls:
         self._past_names = cache_names(num_layers, key_name, value_name)
         self._present_names = cache_names(num_layers, new_key_name, new_value_name)
         self._calls: dict[tuple[int, bool, PackedShape], Call] = {}
-        self._caches = KeptValues[tuple[int, int], BoundCaches](lambda slots: self._cached(*slots))
         self._logits = zeros((MIN_SPAN, limits.vocab_size))
         self._memory = None if packed is None else PackedMemory(packed, limits, least_rows=1)
 
@@ -77,7 +134,6 @@ class OnnxCalls:
     def clear(self) -> None:
         """Forget all calls, whose memory is about to go."""
         self._calls.clear()
-        self._caches.clear()
 
     def sizes(self) -> list[PackedShape]:
         """Of the calls that are kept."""
@@ -95,30 +151,29 @@ class OnnxCalls:
         return call
 
     def _bound(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
-        memory, caches = self._memory, self._caches[slot, sizes.num_rows]
+        memory = self._memory
         if memory is None or is_tree:
-            return self._padded_call(caches, sizes, self._trees if is_tree else None)
+            return self._padded_call(slot, sizes, self._trees if is_tree else None)
         if memory.reserve(sizes):
             self._calls.clear()
-        return PackedCall(self._session, caches, memory, sizes, capacity=self._cache.capacity)
 
-    def _padded_call(
-        self, caches: BoundCaches, sizes: PackedShape, trees: TreeGraphs | None
-    ) -> PaddedCall:
+        def bind(inputs: Mapping[str, IntArray | FloatArray], logits: FloatArray) -> Run:
+            binding = self._bind(self._session, slot, sizes.num_rows, inputs, logits)
+            return partial(self._session.run_with_iobinding, binding)
+
+        return PackedCall(memory, sizes, self._cache.capacity, bind)
+
+    def _padded_call(self, slot: int, sizes: PackedShape, trees: TreeGraphs | None) -> PaddedCall:
         self._reserve_logits(sizes)
         session = self._session if trees is None else trees.session
-        binding = session.io_binding()
         num_rows, num_tokens, num_wanted, _, _ = sizes
         inputs = {
             TOKENS: np.zeros((num_rows, num_tokens), dtype=np.int64),
             START: np.zeros(num_rows, dtype=np.int64),
             LOGIT_POSITIONS: np.zeros((num_rows, num_wanted), dtype=np.int64),
         }
-        for name, array in inputs.items():
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        caches.bind(binding)
         logits = self._logits[: num_rows * num_wanted].reshape(num_rows, num_wanted, -1)
-        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        binding = self._bind(session, slot, num_rows, inputs, logits)
         return PaddedCall(
             run=partial(session.run_with_iobinding, binding),
             num_tokens=num_tokens,
@@ -131,12 +186,26 @@ class OnnxCalls:
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
         )
 
-    def _cached(self, slot: int, num_rows: int) -> BoundCaches:
-        values = [value_over(array) for array in self._cache.arrays(slot, num_rows)]
-        return BoundCaches(
-            past=list(zip(self._past_names, values, strict=True)),
-            present=list(zip(self._present_names, values, strict=True)),
-        )
+    def _bind(
+        self,
+        session: onnxruntime.InferenceSession,
+        slot: int,
+        num_rows: int,
+        inputs: Mapping[str, IntArray | FloatArray],
+        logits: FloatArray,
+    ) -> onnxruntime.IOBinding:
+        """Bind arrays, which the caller keeps, and the caches of slots: one memory as past and as present."""
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        rows = self._cache.slots_shape(num_rows)
+        for past, present, pointer in zip(
+            self._past_names, self._present_names, self._cache.pointers(slot), strict=True
+        ):
+            binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
+            binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
+        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        return binding
 
     def _reserve_logits(self, sizes: PackedShape) -> None:
         """Make the buffer of logits large enough for a call that packs no rows."""

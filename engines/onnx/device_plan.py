@@ -30,8 +30,7 @@ from outrider.engines.bundle.plans import (
     plan_capacities,
 )
 from outrider.engines.device.base import PlanDevice
-from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.row_buckets import row_sizes
+from outrider.engines.device.engine import PlanEngine, row_sizes
 from outrider.engines.device.tensors import ModelTensors
 from outrider.engines.device.tree_plans import keep_profile, tree_profile
 from outrider.engines.device.trees import PlanTrees
@@ -210,7 +209,7 @@ def _any_shape(limits: EngineLimits, is_row_invariant: bool) -> Profile:
 
 
 def _entry(profile: Profile, precision: str, capacity: int) -> PlanEntry:
-    """What the manifest would say of a plan for these shapes."""
+    """Return the entry that a manifest would have for these shapes."""
     return PlanEntry(
         path="",
         part=_ANY,

@@ -4,15 +4,15 @@ The cache's memory is bound both as the graph's past and as its present, so that
 few new keys and values in place. What a call costs beside the graph is Python, so everything that
 depends on shapes only (a ``Call``) is built once per shape and kept.
 
-Bits: products of one row may take other kernels than products of many. Attention's are per row, and
-the graph sees to them (``ModelEntry.narrowest_span``), or else every call has two columns. Whether
-those with weights do is found out when a model is opened (``engines.onnx.batch_invariance``); if so, a row
-alone is padded to two. Where rows are packed (``engines.onnx.packed_inputs``) that is all the padding that weights
-multiply. Above that ONNX Runtime's CPU kernels give a row the same bits whatever is
-beside it (I2), since the export admits no operator that rounds by an element's place in
-its tensor (``export.graph.to_onnx``), and in all graphs: causal (``model.onnx``), the same with packed rows and
-shared cache heads read once (``grouped.onnx``, run instead where the bundle has it) and masked
-(``tree.onnx``, run only where a row is a tree).
+Bits: products of one row may take other kernels than products of many. Attention's are per row, and the graph sees to
+them (``ModelEntry.narrowest_span``), or else every call has two columns. Products with weights are tested when a model
+is opened (``engines.onnx.batch_invariance``); where they differ, a row alone is padded to two. Where rows are packed
+(``engines.onnx.packed_inputs``), that is all the padding that weights multiply. From two rows on, ONNX Runtime's CPU
+kernels give a row the same bits whatever is beside it (I2): the export admits no operator that rounds by an element's
+place in its tensor (``export.graph.to_onnx``).
+
+Graphs: ``model.onnx`` is causal. ``grouped.onnx`` packs rows and reads shared cache heads once; it runs instead where
+the bundle has it. ``tree.onnx`` is masked and runs where a row is a tree. All three give a row the same bits.
 
 Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
 columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay sound.
@@ -118,12 +118,12 @@ class OnnxEngine:
 
     @property
     def is_row_invariant(self) -> bool:
-        """Whether I2 holds: measured for the CPU's kernels of every operator that the export admits."""
+        """True: I2 was measured for the CPU's kernels of every operator that the export admits."""
         return True
 
     @property
     def packs_rows(self) -> bool:
-        """Where the bundle's graph does (``engines.onnx.packed_inputs``)."""
+        """True if the bundle's graph does (``engines.onnx.packed_inputs``)."""
         return self._packed is not None
 
     @property
@@ -226,7 +226,7 @@ class OnnxEngine:
 def _packed_graph(
     session: onnxruntime.InferenceSession, entry: ModelEntry, path: Path, limits: EngineLimits
 ) -> PackedGraph | None:
-    """What a graph that packs its rows asks for; None for the canonical one.
+    """Return the inputs that a graph with packed rows takes; None for the canonical graph.
 
     Raises:
         BundleError: the graph shares cache heads but packs no rows, as before outrider could.

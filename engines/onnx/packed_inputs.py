@@ -1,12 +1,12 @@
-"""What ``grouped.onnx`` is told: tokens as packed rows, where they stand, and which columns the cache has.
+"""Inputs of ``grouped.onnx``: tokens as packed rows, their places, and the columns of the cache.
 
 Rows of B spans of up to T tokens, of which N are real, one behind the other in the order of the spans:
 
     spans    [a0 a1 a2] [b0] [] [d0 d1]        B = 4, T = 3, N = 6
     packed   [a0 a1 a2   b0      d0 d1]
 
-Attention sees the rectangle [B, T]; what stands where follows from the spans' lengths, and a graph that works
-it out by itself runs a dozen nodes per call on a few numbers each, a tenth of a small model's call (python -m
+Attention sees the rectangle [B, T]. The places of rows follow from the spans' lengths; a graph that works them out by
+itself runs a dozen nodes per call on a few numbers each, a tenth of a small model's call (python -m
 scripts.bench.graph). Padding of a row repeats its last token; a row without tokens shows any, which nobody reads: what
 it writes to its slot lies behind the slot's end, and is overwritten or zeroed by the slot's next extend.
 
@@ -67,13 +67,13 @@ class PackedShape(NamedTuple):
 
     @property
     def is_even(self) -> bool:
-        """Whether all spans want R logits."""
+        """True if all spans want R logits."""
         return self.all_wanted == self.num_rows * self.num_wanted
 
 
 @dataclass(frozen=True, slots=True)
 class PackedGraph:
-    """What a ``grouped.onnx`` asks for.
+    """Inputs that a ``grouped.onnx`` takes.
 
     Attributes:
         head_counts: h of each input ``head_rows_name(h)``.
@@ -148,7 +148,7 @@ class PackedInputs:
 
     Args:
         graph: which will read them.
-        least_rows: packed rows, and wanted ones, are at least so many: the rest is padding.
+        least_rows: packed rows, and wanted ones, are at least so many; what is missing is padding.
         room: packed rows, wanted ones and places of the rectangle that are expected.
 
     Attributes:
@@ -182,12 +182,12 @@ class PackedInputs:
 
     def fill(self, spans: Sequence[Span], shape: PackedShape) -> None:
         """Write spans of a shape that there is room for."""
-        told, tokens = self._told, self._tokens
+        cells, tokens = self._cells, self._tokens
         at = end = 0
         for span in spans:
-            told[at] = len(span.tokens)
-            told[at + 1] = span.num_logits
-            told[at + 2] = span.start
+            cells[at] = len(span.tokens)
+            cells[at + 1] = span.num_logits
+            cells[at + 2] = span.start
             at += 3
             for token in span.tokens:
                 tokens[end] = token
@@ -230,7 +230,7 @@ class PackedInputs:
         self._room = room
         self.arrays: dict[str, IntArray | FloatArray] = {**integers, QUERY_POSITIONS: places}
         self.spans: IntArray = spans
-        self._told, self._tokens = int64_view(spans), int64_view(integers[TOKENS])
+        self._cells, self._tokens = int64_view(spans), int64_view(integers[TOKENS])
         row_heads, wanted_heads = (
             integers[name].reshape(-1, graph.num_heads, 3) for name in (ROW_HEADS, WANTED_HEADS)
         )
@@ -247,7 +247,7 @@ class PackedInputs:
 def packed_feeds(
     graph: PackedGraph, tokens: IntArray, start: IntArray, *, capacity: int
 ) -> Mapping[str, IntArray | FloatArray]:
-    """Inputs of one call in which all logits are wanted, for who binds none.
+    """Inputs of one call in which all logits are wanted, for callers that bind none.
 
     Args:
         graph: to be fed.

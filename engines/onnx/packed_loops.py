@@ -1,6 +1,4 @@
-"""Where the rows of ragged spans stand, worked out in compiled loops.
-
-Of a few numbers each, which Python would take as long over as a small draft's call takes.
+"""Compiled loops that work out the places of ragged rows; Python would take as long as a small draft's call.
 
 Source: the arrays are those of ``engines.onnx.packed_inputs``.
 """

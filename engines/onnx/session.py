@@ -1,4 +1,4 @@
-"""How graphs are opened on ONNX Runtime, and whether they are the declared ones."""
+"""Opens graphs on ONNX Runtime, and checks that they are the declared ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _LOG_ERRORS = 3
 
 
 def why_unavailable(device: str) -> str:
-    """Why a provider cannot run here, in words; empty where it can."""
+    """Say why a provider cannot run here; empty where it can."""
     if device not in _PROVIDERS:
         return f"must be one of {', '.join(_PROVIDERS)}"
     if _PROVIDERS[device] not in onnxruntime.get_available_providers():
@@ -149,7 +149,7 @@ def enqueue(
 
 
 def records_graphs(provider_options: Mapping[str, str]) -> bool:
-    """Whether a provider opened with these options records CUDA graphs."""
+    """Return whether a provider opened with these options records CUDA graphs."""
     return provider_options.get(_RECORDS, "0").lower() in ("1", "true")
 
 

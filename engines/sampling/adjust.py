@@ -1,4 +1,4 @@
-"""Adjusted probabilities, fast: a row of logits and a sampling law in, the law of the next token out.
+"""Adjusted probabilities, fast: a row of logits and sampling parameters in, the next token's distribution out.
 
 The numpy implementation that serves on the CPU; the slow oracle it is held to is ``runtime.oracle.sampling``. Draft and
 target rows pass through these same functions. Rows without processors stay float32; rows with processors are float64,
@@ -13,14 +13,14 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.sampling import kernels
+from outrider.engines.sampling import kernels, truncation
 from outrider.engines.sampling.base import SamplingParams, SamplingRow
 from outrider.engines.sampling.kernels import Row as Logits
 from outrider.engines.sampling.token_probs import TokenProbs
 
 
 def logits_at(logits: FloatArray, row: SamplingRow, num_drafted: int) -> Logits:
-    """One row of logits after bans, bias and penalties, for history plus ``num_drafted`` draft tokens (J2)."""
+    """Return one row of logits after bans, bias and penalties, for history plus ``num_drafted`` draft tokens (J2)."""
     if not row.params.has_processors:
         return logits
     tentative = np.array(row.draft_tokens[:num_drafted], dtype=np.int64)
@@ -31,18 +31,18 @@ def logits_at(logits: FloatArray, row: SamplingRow, num_drafted: int) -> Logits:
 def process_logits(
     logits: FloatArray, params: SamplingParams, history: IntArray, num_prompt: int
 ) -> Logits:
-    """Logits after bans, bias and penalties, computed afresh for exactly this prefix.
+    """Return logits after bans, bias and penalties, computed afresh for exactly this prefix.
 
     No state is carried between rows, so a rejected draft token leaves nothing behind.
 
     Args:
         logits: [V] float32, left unchanged.
-        params: ids at or beyond V are ignored, so that a smaller draft vocabulary may share the target's law.
+        params: ids at or beyond V are ignored, so that a smaller draft vocabulary may share the target's parameters.
         history: [n] int64, prompt, output and the draft tokens before this position.
         num_prompt: leading tokens of ``history`` that are prompt.
 
     Returns:
-        [V] float64, or ``logits`` itself when the law has no processors.
+        [V] float64, or ``logits`` itself where there are no processors.
     """
     if not params.has_processors:
         return logits
@@ -91,7 +91,7 @@ def _penalise(
 
 
 def greatest_token(logits: Logits) -> int | None:
-    """Lowest id of the greatest logit; None where the row holds NaN, +inf or nothing but -inf."""
+    """Return the lowest id of the greatest logit; None where the row holds NaN, +inf or nothing but -inf."""
     token = int(logits.argmax())
     return token if math.isfinite(logits[token]) else None
 
@@ -99,12 +99,12 @@ def greatest_token(logits: Logits) -> int | None:
 def adjusted_token_probs(
     logits: Logits, params: SamplingParams, row: FloatArray
 ) -> TokenProbs | None:
-    """The law of the next token at a temperature above 0.
+    """Return the distribution of the next token at a temperature above 0.
 
     Args:
         logits: [V] float32 or float64, after ``process_logits``; -inf bans.
         params: temperature, top-k, top-p and min-p are applied, in this order.
-        row: [at least V] float32, overwritten; a dense law lies in it.
+        row: [at least V] float32, overwritten; dense weights lie in it.
 
     Returns:
         None where the logits hold NaN, +inf or nothing but -inf.
@@ -113,25 +113,27 @@ def adjusted_token_probs(
     if 0 < params.top_k < len(logits):
         if greatest_token(logits) is None:
             return None
-        ids = kernels.ranked_greatest(logits, params.top_k)
+        ids = truncation.ranked_greatest(logits, params.top_k)
         return _cut(ids, kernels.few_weights(logits, ids, inverse_temperature), params)
     if logits.itemsize == dense.itemsize:
         narrow = cast(FloatArray, logits)
-        mass = kernels.write_dense(narrow, inverse_temperature, params.top_p, params.min_p, dense)
+        mass = truncation.write_dense(
+            narrow, inverse_temperature, params.top_p, params.min_p, dense
+        )
         return TokenProbs(dense, None, mass) if mass > 0.0 else None
     token = greatest_token(logits)
     if token is None:
         return None
     kernels.write_weights(logits, float(logits[token]), inverse_temperature, dense)
-    mass = kernels.truncate(dense, logits, kernels.total(dense), params.top_p, params.min_p)
+    mass = truncation.truncate(dense, logits, kernels.total(dense), params.top_p, params.min_p)
     return TokenProbs(dense, None, mass)
 
 
 def _cut(ids: IntArray, weights: npt.NDArray[np.float64], params: SamplingParams) -> TokenProbs:
-    """What top-p and min-p leave of ids in descending order of weight; at least one."""
+    """Cut ids in descending order of weight by top-p and min-p; at least one is left."""
     num_kept = len(ids)
     if params.top_p < 1.0:
-        num_kept = kernels.nucleus_size(weights, params.top_p * kernels.total(weights))
+        num_kept = truncation.nucleus_size(weights, params.top_p * kernels.total(weights))
     if params.min_p > 0.0:
         num_kept = min(num_kept, int(np.count_nonzero(weights >= params.min_p)))
     return TokenProbs(weights[:num_kept], ids[:num_kept])

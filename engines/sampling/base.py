@@ -1,7 +1,7 @@
-"""The sampler contract: which law a token is drawn from, and what a verification answers.
+"""The sampler contract: parameters of sampling, rows to draw for or to judge, and verdicts.
 
-Pure value types and one protocol. The numpy oracle in ``runtime.core`` and every device sampler implement the same
-laws; nothing here draws a random number or knows an engine.
+Pure value types and two protocols. The numpy oracle in ``runtime.oracle`` and every sampler implement the same
+distributions; nothing here draws a random number or knows an engine.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from outrider.engines.base import FloatArray, IntArray, step_value
+from outrider.engines.base import FloatArray, IntArray
 
 _SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
 
 class ExactnessMode(StrEnum):
-    """How a draft token is judged.
+    """Rule by which a draft token is judged.
 
-    MAX_ACCEPT: ratio test with residual for sampled drafts, sample and match for point masses; the target's law.
+    MAX_ACCEPT: ratio test with residual for sampled drafts, sample and match for point masses; exact.
     SEED_STABLE: draft and target share Gumbel noise keyed by (seed, position, token); the very tokens of plain seeded
         sampling, for any drafter.
     LENIENT: Leviathan et al. 2023, appendix A.5; not exact, no token above p / lenience.
@@ -34,7 +34,7 @@ class ExactnessMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Everything that turns a row of logits into the law of the next token.
+    """Parameters that turn a row of logits into the distribution of the next token.
 
     Applied in this order: allowed ids and bad words, logit bias, repetition penalty (prompt and output), presence and
     frequency penalties (output only), min_tokens ban of ``end_token_ids``; temperature; top-k (exactly k, ties by lower
@@ -47,7 +47,7 @@ class SamplingParams:
         end_token_ids: EOS (unless ignored) and stop ids.
         is_greedy: whether it is a point mass on the greatest logit.
         has_processors: whether anything but temperature and truncation changes the logits.
-        is_dense: whether it is one over the whole vocabulary: temperature above 0, no processors, no top-k.
+        is_dense: whether the distribution covers the whole vocabulary: temperature above 0, no processors, no top-k.
         inverse_temperature: 1 / temperature, finite at any temperature.
     """
 
@@ -69,7 +69,7 @@ class SamplingParams:
     inverse_temperature: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Say once what every step asks of every row."""
+        """Work out once the properties that every step asks for."""
         is_greedy = self.temperature == 0.0
         has_processors = (
             bool(self.allowed_token_ids or self.bad_words or self.logit_bias)
@@ -86,7 +86,7 @@ class SamplingParams:
         object.__setattr__(self, "inverse_temperature", inverse_temperature)
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRow:
     """One row to draw for or to judge.
 
@@ -105,13 +105,12 @@ class SamplingRow:
         num_logprobs: top entries wanted beside each emitted token's logprob; None for no logprobs.
         num_choices: judge only; most likely tokens wanted at every position of the draft, whether kept or not.
         verifies_block: judge only; whether a sampled draft of a max_accept row is judged as a whole instead of token by
-            token (``engines.sampling.block_judge``): the same law, and never fewer tokens in expectation.
+            token (``engines.sampling.block_judge``): the same distribution, and never fewer tokens in expectation.
         parents: judge only; None for a chain. For a tree, draft token i is node i + 1 and stands behind node
             ``parents[i]``, one of 0..i, where node 0 is the last token of ``history`` (``engines.trees``); column n of
             the row's logits follows node n. Trees are judged by ``engines.sampling.tree_judge``.
         candidates: judge only, of a sampled tree: per node 0..N its children in the order they were drawn, one drawn
-        twice
-            named twice; their laws were kept by ``CandidateSampler.propose_children``. Without them a tree holds
+            twice named twice; ``CandidateSampler.propose_children`` kept their probabilities. Without them a tree holds
             point masses.
         is_without_replacement: of a sampled tree, whether siblings were drawn without replacement.
     """
@@ -133,42 +132,9 @@ class SamplingRow:
     candidates: tuple[tuple[int, ...], ...] | None = None
     is_without_replacement: bool = False
 
-    def with_draft(
-        self,
-        draft_tokens: Sequence[int],
-        *,
-        is_sampled_draft: bool = False,
-        num_choices: int = 0,
-        parents: tuple[int, ...] | None = None,
-        candidates: tuple[tuple[int, ...], ...] | None = None,
-        is_without_replacement: bool = False,
-    ) -> SamplingRow:
-        """The row with another draft; what is not given of it is as for none.
-
-        Takes 5 to 6 microseconds where ``dataclasses.replace`` takes 8 to 9; steps call it for every row.
-        """
-        return SamplingRow(
-            index=self.index,
-            slot=self.slot,
-            params=self.params,
-            mode=self.mode,
-            lenience=self.lenience,
-            seed=self.seed,
-            history=self.history,
-            num_prompt=self.num_prompt,
-            draft_tokens=draft_tokens,
-            is_sampled_draft=is_sampled_draft,
-            num_logprobs=self.num_logprobs,
-            num_choices=num_choices,
-            verifies_block=self.verifies_block,
-            parents=parents,
-            candidates=candidates,
-            is_without_replacement=is_without_replacement,
-        )
-
 
 def are_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
-    """Whether the position of its greatest raw logit decides every row."""
+    """Say whether every row is decided by its greatest raw logit."""
     for row in rows:
         params = row.params
         if not params.is_greedy or params.has_processors:
@@ -210,16 +176,16 @@ class Continuations:
 
     Attributes:
         tokens: [K] int64.
-        log_probs: [K] float64, their log-probabilities under the same law as ``TokenLogprobs``; no NaN.
+        log_probs: [K] float64, their log-probabilities, defined as in ``TokenLogprobs``; no NaN.
     """
 
     tokens: IntArray
     log_probs: npt.NDArray[np.float64]
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one verification yields for one row.
+    """Outcome of one verification for one row.
 
     Attributes:
         num_accepted: leading draft tokens kept, 0..gamma.
@@ -248,7 +214,7 @@ class Sampler(Protocol):
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
     ) -> list[int]:
-        """Draw one draft token per row and keep its law for ``judge`` where the mode needs it.
+        """Draw one draft token per row and keep its probabilities for ``judge`` where the mode needs them.
 
         Args:
             logits: [B, R, V_draft] float32 of the draft model; column 0 of each row is used.
@@ -270,12 +236,12 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class CandidateSampler(Sampler, Protocol):
-    """A sampler that also draws trees of candidates, and judges them by the laws they were drawn from."""
+    """A sampler that also draws trees of candidates, and judges them by the probabilities they were drawn with."""
 
     def propose_children(
         self, logits: FloatArray, points: Sequence[CandidateNode], *, vocab_size: int
     ) -> list[tuple[int, ...]]:
-        """Draw the children of some nodes, in the order they will be tested, and keep their laws for ``judge``.
+        """Draw children of nodes, in the order they will be tested, and keep their probabilities for ``judge``.
 
         Drawing at the root of a row forgets what was kept of its last tree.
 

@@ -1,4 +1,4 @@
-"""Judges a sampled draft as a whole, on the unnormalised laws of the CPU sampler.
+"""Judges a sampled draft as a whole, on the unnormalised weights of the CPU sampler.
 
 The definition, with the proof, is ``runtime.oracle.block``; letters are as there. One row is adjusted at a time and
 none is kept, so the row after the kept run is adjusted twice. A run of weight 0 ends the judgement: nothing behind it
@@ -17,20 +17,20 @@ from outrider.engines.sampling.base import Verdict
 from outrider.engines.sampling.noise import Purpose
 from outrider.engines.sampling.token_probs import TokenProbs, residual_probs, shared_weights
 
-# A run of less weight is rejected unasked: dividing float32 laws by its weight could overflow.
+# A run of less weight is rejected unasked: dividing float32 weights by its weight could overflow.
 _SMALLEST_WEIGHT = 1e-30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDraft:
-    """A sampled draft and where its laws and coins come from.
+    """A sampled draft, with the sources of its probabilities and coins.
 
     Attributes:
         tokens: the draft, at least one.
-        target_at: p of index 0..gamma, None where the logits are not finite; a law is valid until the next call.
+        target_at: p of index 0..gamma, None where the logits are not finite; valid until the next call.
         draft_at: q of index 0..gamma - 1.
         uniform: fresh number in [0, 1) of a purpose, by index of the token it decides.
-        scratch: [V] float32 to write in, as long as the longest law.
+        scratch: [V] float32 to write in, as long as the longest row.
     """
 
     tokens: Sequence[int]
@@ -41,7 +41,7 @@ class BlockDraft:
 
 
 def judge_block(draft: BlockDraft) -> Verdict:
-    """The longest run of draft tokens whose coin is below its threshold, and the token after it."""
+    """Return the longest run of draft tokens whose coin is below its threshold, and the token after it."""
     weights = _Weights()
     for index, token in enumerate(draft.tokens):
         target = draft.target_at(index)
@@ -91,7 +91,7 @@ class _Weights:
         self.of_runs.append(weight if weight > _SMALLEST_WEIGHT else 0.0)
 
     def is_below_threshold(self, coin: float, length: int) -> bool:
-        """Whether a coin keeps the run of ``length`` tokens when no longer one is kept."""
+        """Say whether a coin keeps the run of ``length`` tokens when no longer one is kept."""
         weight = self.of_runs[length]
         if length > len(self.excesses) or weight == 1.0:  # nothing comes behind it; 0/0 is 1
             return coin < weight

@@ -1,33 +1,38 @@
-"""Candidates of the nodes of a tree: drawn from the draft model's laws, and judged one after another.
+"""Candidates of the nodes of a tree: drawn from the draft model and judged one after another.
 
 At a node the candidates are tested in the order they were drawn, each by the ratio test against what is left of the
-target's law: kept where u * l * q_k(x_k) < cur(x_k), else cur becomes the residual norm((cur - q_k)+). A candidate that
-was kept is the next node; where none was, the token is drawn from what is left. q_k is the law that candidate k was
-drawn from given its siblings before it: the draft row itself with replacement, so that a token drawn twice is tested
-twice; without replacement that row less the siblings' tokens, renormalised.
+target's distribution. A candidate is kept where u * l * q_k(x_k) < cur(x_k), else cur becomes the residual
+norm((cur - q_k)+). A kept candidate is the next node; where none was kept, the token is drawn from what is left. q_k is
+the distribution that candidate k was drawn from, given its siblings before it. With replacement that is the draft row
+itself, so a token drawn twice is tested twice; without replacement it is that row less the siblings' tokens,
+renormalised.
 
 The definition, with the proof, is ``runtime.oracle.tree_walks.node_wise_walk``. A walk visits one node per depth, so
 its coins and its last draw are addressed by position.
 
 Source: Miao et al. 2023 (arXiv:2305.09781) with replacement; Jeon et al. 2024 (arXiv:2402.14160) without. p is the
-target row, q_k the law of candidate k.
+target row, q_k the distribution of candidate k.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from outrider.engines.base import FloatArray
-from outrider.engines.sampling.base import Verdict
-from outrider.engines.sampling.kernels import is_kept
-from outrider.engines.sampling.noise import Purpose
-from outrider.engines.sampling.token_probs import TokenProbs, residual_probs, shared_weights
+from outrider.engines.sampling.adjust import adjusted_token_probs, logits_at
+from outrider.engines.sampling.base import CandidateNode, SamplingRow, Verdict
+from outrider.engines.sampling.noise import NoiseSource, Purpose
+from outrider.engines.sampling.token_probs import (
+    TokenProbs,
+    judge_token,
+    point_mass,
+)
 
 
 class CandidateProbs:
-    """Draft laws of the nodes of each slot's tree, by the tokens that lead to a node.
+    """Draft probabilities of the nodes of each slot's tree, by the tokens that lead to a node.
 
     Rows are made when first needed and kept for the slot's next trees.
 
@@ -39,24 +44,24 @@ class CandidateProbs:
     def __init__(self, max_batch: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rows: list[list[FloatArray]] = [[] for _ in range(max_batch)]
-        self._laws: list[dict[tuple[int, ...], TokenProbs]] = [{} for _ in range(max_batch)]
+        self._kept: list[dict[tuple[int, ...], TokenProbs]] = [{} for _ in range(max_batch)]
 
     def row(self, slot: int, path: tuple[int, ...]) -> FloatArray:
-        """[V] float32 to write the law of a new node in; the root's forgets the tree before."""
+        """Return the row [V] float32 that a new node's probabilities go to; the root's row forgets the tree before."""
         if not path:
-            self._laws[slot].clear()
+            self._kept[slot].clear()
         rows = self._rows[slot]
-        if len(self._laws[slot]) == len(rows):
+        if len(self._kept[slot]) == len(rows):
             rows.append(np.zeros(self._vocab_size, dtype=np.float32))
-        return rows[len(self._laws[slot])]
+        return rows[len(self._kept[slot])]
 
     def keep(self, slot: int, path: tuple[int, ...], probs: TokenProbs) -> None:
-        """Keep a node's law; it may lie in the row that was just given for it."""
-        self._laws[slot][path] = probs
+        """Keep a node's probabilities; they may lie in the row that was just given for it."""
+        self._kept[slot][path] = probs
 
     def probs_at(self, slot: int, path: tuple[int, ...]) -> TokenProbs:
-        """The law that a node's candidates were drawn from."""
-        return self._laws[slot][path]
+        """Return the distribution that a node's candidates were drawn from."""
+        return self._kept[slot][path]
 
 
 def draw_candidates(
@@ -67,7 +72,7 @@ def draw_candidates(
     is_without_replacement: bool,
     scratch: FloatArray,
 ) -> tuple[int, ...]:
-    """Candidates of one node, in order; fewer than wanted where nothing is left to draw.
+    """Draw the candidates of one node, in order; fewer than wanted where nothing is left to draw.
 
     Args:
         probs: q.
@@ -86,7 +91,7 @@ def draw_candidates(
 
 
 def without(probs: TokenProbs, tokens: Sequence[int], scratch: FloatArray) -> TokenProbs:
-    """A law less some of its tokens; not normalised, as laws are.
+    """Return a distribution without some of its tokens, unnormalised.
 
     Args:
         probs: q.
@@ -106,7 +111,7 @@ def without(probs: TokenProbs, tokens: Sequence[int], scratch: FloatArray) -> To
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateTree:
-    """A sampled tree, and where its laws and coins come from.
+    """A sampled tree, with the sources of its probabilities and coins.
 
     Attributes:
         tokens: of nodes 1, 2, ...
@@ -138,11 +143,11 @@ class CandidateJudge:
     """
 
     def __init__(self, vocab_size: int) -> None:
-        # What is left of the target's law lies in one row while the next is written to the other.
+        # What is left of the target's row lies in one row while the next is written to the other.
         self._left, self._next, self._draft = np.zeros((3, vocab_size), dtype=np.float32)
 
     def judge(self, tree: CandidateTree) -> Verdict:
-        """The path that is kept, and the token after it."""
+        """Return the path that is kept and the token after it."""
         path: list[int] = []
         num_fallbacks = 0
         while True:
@@ -168,7 +173,7 @@ class CandidateJudge:
     def _test(
         self, tree: CandidateTree, node: int, path: tuple[int, ...], probs: TokenProbs
     ) -> tuple[int | None, TokenProbs, int]:
-        """The child that is kept, or None and the law that is left; and how many residuals had no mass."""
+        """Return the child that is kept, or None and the distribution left; and how many residuals had no mass."""
         draft = tree.draft_at(path)
         tried: list[int] = []
         num_empty = 0
@@ -176,20 +181,99 @@ class CandidateJudge:
             token = tree.tokens[child - 1]
             taken = tried if tree.is_without_replacement else ()
             proposal = without(draft, taken, self._draft)
-            if is_kept(
-                tree.coin(len(path), index),
-                tree.lenience,
-                probs.weight(token),
-                probs.total(),
-                proposal.weight(token),
-                proposal.total(),
-            ):
+            coin = tree.coin(len(path), index)
+            judged = judge_token(probs, proposal, token, coin, tree.lenience, self._next)
+            if judged.is_kept:
                 return child, probs, num_empty
-            shared, _ = shared_weights(probs, proposal, self._next)
-            probs, is_empty = residual_probs(probs, shared)
-            if is_empty:
+            probs = judged.left
+            if judged.is_fallback:
                 num_empty += 1
             else:
                 self._left, self._next = self._next, self._left
             tried.append(token)
         return None, probs, num_empty
+
+
+class RowCandidates:
+    """Draws and judges sampled trees of rows, and keeps their draft probabilities in between.
+
+    Target rows are adjusted node by node, each with the tokens of its own path, and only where the walk comes by.
+
+    Args:
+        noise: where random numbers come from.
+        max_batch: slots, an upper bound of ``SamplingRow.slot``.
+        vocab_size: V of the target.
+    """
+
+    def __init__(self, noise: NoiseSource, max_batch: int, vocab_size: int) -> None:
+        self._noise = noise
+        self._vocab_size = vocab_size
+        self._draft_probs = CandidateProbs(max_batch, vocab_size)
+        self._judge: CandidateJudge | None = None
+        self._row: FloatArray = np.zeros(0, dtype=np.float32)
+
+    def draw(self, logits: FloatArray, point: CandidateNode) -> tuple[int, ...]:
+        """Draw the children of one node; logits [V] of the draft model behind it."""
+        row, path = point.row, tuple(point.row.draft_tokens)
+        probs = adjusted_token_probs(
+            logits_at(logits, row, len(path)), row.params, self._draft_probs.row(row.slot, path)
+        )
+        probs = point_mass(0) if probs is None else probs
+        self._draft_probs.keep(row.slot, path, probs)
+        return draw_candidates(
+            probs,
+            point.count,
+            lambda index: self._of_sibling(row, Purpose.CANDIDATE, len(path), point.node, index),
+            is_without_replacement=row.is_without_replacement,
+            scratch=self._target_row(),
+        )
+
+    def judge(self, logits: FloatArray, row: SamplingRow, lenience: float) -> Verdict:
+        """Return the kept path of a row's tree and the token after it; logits [N + 1, V], row n behind node n."""
+        scratch = self._target_row()
+
+        def target_at(node: int, path: tuple[int, ...]) -> TokenProbs | None:
+            here = replace(row, draft_tokens=path)
+            return adjusted_token_probs(
+                logits_at(logits[node], here, len(path)), row.params, scratch
+            )
+
+        assert row.candidates is not None
+        if self._judge is None:
+            self._judge = CandidateJudge(self._vocab_size)
+        start = len(row.history)
+        return self._judge.judge(
+            CandidateTree(
+                tokens=row.draft_tokens,
+                candidates=row.candidates,
+                is_without_replacement=row.is_without_replacement,
+                lenience=lenience,
+                target_at=target_at,
+                draft_at=lambda path: self._draft_probs.probs_at(row.slot, path),
+                coin=lambda depth, index: self._of_sibling(
+                    row, Purpose.CANDIDATE_COIN, depth, 0, index
+                ),
+                uniform=lambda purpose, depth: self._noise.uniform(
+                    row.seed, purpose=purpose, position=start + depth, round_start=start
+                ),
+            )
+        )
+
+    def _target_row(self) -> FloatArray:
+        """[V] float32, made when the first tree comes."""
+        if not len(self._row):
+            self._row = np.zeros(self._vocab_size, dtype=np.float32)
+        return self._row
+
+    def _of_sibling(
+        self, row: SamplingRow, purpose: Purpose, depth: int, node: int, index: int
+    ) -> float:
+        start = len(row.history)
+        return self._noise.of_sibling(
+            row.seed,
+            purpose=purpose,
+            position=start + depth,
+            round_start=start,
+            node=node,
+            index=index,
+        )

@@ -1,8 +1,7 @@
-"""The likeliest continuations of a text, read from a row of logits where it lies: what beam search takes of a pass.
+"""The likeliest continuations of a text, read from a row of logits where it lies; beam search uses them.
 
-A row leaves a few numbers, not its vocabulary. Log-probabilities are those of
-``engines.sampling.draws.raw_logprobs``, the law of the option ``logprobs``. Bans (allowed ids, bad words, min_tokens)
-leave tokens out and change no other number.
+A row leaves a few numbers, not its vocabulary. Log-probabilities are those of ``engines.sampling.draws.raw_logprobs``.
+Bans (allowed ids, bad words, min_tokens) leave tokens out and change no other number.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.sampling.adjust import process_logits
 from outrider.engines.sampling.base import Continuations, SamplingParams
 from outrider.engines.sampling.draws import in_place, log_norm
-from outrider.engines.sampling.kernels import Row, ranked_greatest
+from outrider.engines.sampling.kernels import Row
+from outrider.engines.sampling.truncation import ranked_greatest
 
 
 def continuations_of(
     logits: FloatArray, count: int, params: SamplingParams, history: IntArray, num_prompt: int
 ) -> Continuations | None:
-    """The ``count`` likeliest tokens of one row, of equals the lower ids; fewer where fewer can follow.
+    """Return the ``count`` likeliest tokens of one row, of equals the lower ids; fewer where fewer can follow.
 
     Args:
         logits: [V] float32.

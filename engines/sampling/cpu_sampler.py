@@ -1,11 +1,11 @@
 """The sampler of CPU engines: draws draft tokens and judges drafts with compiled loops over the logits where they lie.
 
 Knows neither requests nor engines. Rows are adjusted one at a time and only as far as the judgement gets, so a
-rejection at the first position costs one softmax. Rows with a law over the whole vocabulary are proposed and judged in
-one compiled call each (``kernels.propose_token`` and on), all others step by step, by the same kernels; the answers
-are the same bit for bit. Invariants, which the exactness of the output rests on:
+rejection at the first position costs one softmax. Rows whose distribution covers the whole vocabulary are proposed and
+judged in one compiled call each (``engines.sampling.row_kernels``). All others take steps in Python over the same
+kernels; the answers are the same bit for bit. The exactness of the output rests on these invariants:
 
-* J1  A draft row kept by ``propose`` is the law the draft token was drawn from, bit for bit.
+* J1  A draft row kept by ``propose`` is the distribution the draft token was drawn from, bit for bit.
 * J2  The target row at draft position i is adjusted with the history plus the first i draft tokens.
 * J3  Every token emitted by a judgement has a positive probability in its adjusted target row (mode lenient excepted).
 * J4  A row of logits that is not finite stops its own judgement and touches no other.
@@ -30,23 +30,21 @@ from outrider.engines.sampling.base import (
     are_plain_greedy,
 )
 from outrider.engines.sampling.block_judge import BlockDraft, judge_block
+from outrider.engines.sampling.candidates import RowCandidates
 from outrider.engines.sampling.compiled_rows import (
+    GreedyRows,
     Work,
     judge_compiled,
     match_compiled,
     propose_compiled,
 )
-from outrider.engines.sampling.draft_probs import DraftProbs
 from outrider.engines.sampling.draws import choices_of, in_place, raw_logprobs
-from outrider.engines.sampling.greedy_rows import GreedyRows
-from outrider.engines.sampling.kernels import is_kept
 from outrider.engines.sampling.noise import CounterNoise, NoiseSource, Purpose
-from outrider.engines.sampling.row_candidates import RowCandidates
 from outrider.engines.sampling.token_probs import (
+    DraftProbs,
     TokenProbs,
+    judge_token,
     point_mass,
-    residual_probs,
-    shared_weights,
 )
 
 
@@ -79,7 +77,7 @@ class CpuSampler:
         # are 300 MB that greedy and retrieved drafts never need.
         self._draft_shape = (max_gamma, vocab_size)
         self._kept: list[DraftProbs | None] = [None] * max_batch
-        self._offers = RowCandidates(self._noise, max_batch, vocab_size)
+        self._candidates = RowCandidates(self._noise, max_batch, vocab_size)
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
@@ -103,11 +101,11 @@ class CpuSampler:
     ) -> list[tuple[int, ...]]:
         """Draw the children of some nodes; see ``engines.sampling.base.CandidateSampler``.
 
-        A draft row that is not finite offers token 0 as a point mass, as in ``propose``.
+        A draft row that is not finite proposes token 0 as a point mass, as in ``propose``.
         """
         logits = in_place(logits)
         return [
-            self._offers.draw(logits[point.row.index, point.column, :vocab_size], point)
+            self._candidates.draw(logits[point.row.index, point.column, :vocab_size], point)
             for point in points
         ]
 
@@ -155,7 +153,7 @@ class CpuSampler:
     def _judge_row(self, logits: FloatArray, row: SamplingRow) -> Verdict:
         is_lenient = row.mode is ExactnessMode.LENIENT and row.lenience != 1.0
         if row.candidates is not None:
-            return self._offers.judge(logits, row, row.lenience if is_lenient else 1.0)
+            return self._candidates.judge(logits, row, row.lenience if is_lenient else 1.0)
         if row.params.is_greedy:
             return self._judge_greedy(logits, row, row.lenience if is_lenient else 1.0)
         is_compiled = self._is_compiled and row.params.is_dense
@@ -194,7 +192,7 @@ class CpuSampler:
         """Draw the target's own token at each position and keep the draft as long as it agrees.
 
         The token is drawn once per position and emitted at the first disagreement, so the draft never influences what
-        is emitted: exact whatever the draft's law was.
+        is emitted: exact whatever the draft was drawn from.
         """
         start = len(row.history)
         for index in range(len(row.draft_tokens) + 1):
@@ -209,7 +207,7 @@ class CpuSampler:
         return Verdict(num_accepted=index, next_token=drawn)
 
     def _judge_by_ratio(self, logits: FloatArray, row: SamplingRow, lenience: float) -> Verdict:
-        """Keep token x where u * l * q(x) < p(x); after a rejection draw from the residual norm((p - q)+)."""
+        """Judge the draft token by token (``token_probs.judge_token``), up to the first rejection."""
         start = len(row.history)
         overlaps: list[float] = []
         for index, token in enumerate(row.draft_tokens):
@@ -218,28 +216,18 @@ class CpuSampler:
             )
             if target is None:
                 return Verdict(num_accepted=0, next_token=None)
-            draft = self._draft_law(row, index)
-            target_total = target.total()
-            shared, shared_mass = shared_weights(target, draft, self._scratch)
-            if row.is_sampled_draft:
-                overlaps.append(shared_mass / target_total)
+            draft = self._draft_probs(row, index)
             coin = self._uniform(row, Purpose.ACCEPT, start + index)
-            if is_kept(
-                coin,
-                lenience,
-                target.weight(token),
-                target_total,
-                draft.weight(token),
-                draft.total(),
-            ):
+            judged = judge_token(target, draft, token, coin, lenience, self._scratch)
+            if row.is_sampled_draft:
+                overlaps.append(judged.overlap)
+            if judged.is_kept:
                 continue
-            residual, is_fallback = residual_probs(target, shared)
-            next_token = residual.draw(self._uniform(row, Purpose.RECOVER, start + index))
             return Verdict(
                 num_accepted=index,
-                next_token=next_token,
+                next_token=judged.left.draw(self._uniform(row, Purpose.RECOVER, start + index)),
                 overlaps=tuple(overlaps),
-                num_fallbacks=int(is_fallback),
+                num_fallbacks=int(judged.is_fallback),
             )
         gamma = len(row.draft_tokens)
         target = adjusted_token_probs(
@@ -261,14 +249,14 @@ class CpuSampler:
         draft = BlockDraft(
             tokens=row.draft_tokens,
             target_at=target_at,
-            draft_at=lambda index: self._draft_law(row, index),
+            draft_at=lambda index: self._draft_probs(row, index),
             uniform=lambda purpose, index: self._uniform(row, purpose, len(row.history) + index),
             scratch=self._scratch,
         )
         return judge_block(draft)
 
-    def _draft_law(self, row: SamplingRow, index: int) -> TokenProbs:
-        """Law of draft token ``index``: the kept one (J1), or a point mass."""
+    def _draft_probs(self, row: SamplingRow, index: int) -> TokenProbs:
+        """Return the distribution of draft token ``index``: the kept one (J1), or a point mass."""
         if not row.is_sampled_draft:
             token = row.draft_tokens[index]
             return point_mass(token if _is_token(token, self._vocab_size) else None)

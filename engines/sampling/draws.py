@@ -1,4 +1,4 @@
-"""Drawing one index from a row of weights, and reporting raw log-probabilities.
+"""Races over a row of weights, and raw log-probabilities.
 
 Pure functions of rows and numbers; no noise is drawn here.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 from outrider.engines.base import FloatArray
-from outrider.engines.sampling import kernels
+from outrider.engines.sampling import truncation
 from outrider.engines.sampling.base import TokenLogprobs
 from outrider.engines.sampling.kernels import Row
 
 
 def in_place(logits: FloatArray) -> FloatArray:
-    """Logits as the compiled loops take them: where they lie if they can be read there, else a copy.
+    """Return logits as the compiled loops take them: where they lie if they can be read there, else a copy.
 
     The loops write to no logits, but they are compiled for float32 without gaps, in memory that may be written to.
 
@@ -25,18 +25,8 @@ def in_place(logits: FloatArray) -> FloatArray:
     return logits if are_readable else np.array(logits, dtype=np.float32, order="C")
 
 
-def draw_token(weights: Row, uniform: float) -> int:
-    """Index whose interval of the running sum of the weights holds ``uniform``; never one of weight 0.
-
-    Args:
-        weights: [V], non-negative with a positive sum; need not be normalised.
-        uniform: in [0, 1).
-    """
-    return kernels.draw(weights, uniform * kernels.total(weights))
-
-
 def race_winner(weights: Row, exponentials: FloatArray) -> int:
-    """Index x of least E(x) / w(x), which has the law of the weights; ties by lower index.
+    """Return the index x of least E(x) / w(x), which is distributed as the weights are; ties by lower index.
 
     Args:
         weights: [V], non-negative with a positive sum.
@@ -47,7 +37,7 @@ def race_winner(weights: Row, exponentials: FloatArray) -> int:
 
 
 def raw_logprobs(logits: FloatArray, token: int, num_top: int) -> TokenLogprobs:
-    """Log-softmax of one unadjusted row at ``token`` and at its ``num_top`` greatest entries, ties by lower id.
+    """Return one unadjusted row's log-softmax at ``token`` and at its ``num_top`` greatest entries, ties by lower id.
 
     Args:
         logits: [V] float32, finite maximum.
@@ -57,13 +47,13 @@ def raw_logprobs(logits: FloatArray, token: int, num_top: int) -> TokenLogprobs:
     norm = log_norm(logits)
     top: tuple[tuple[int, float], ...] = ()
     if num_top > 0:
-        ids = kernels.ranked_greatest(logits, min(num_top, len(logits)))
+        ids = truncation.ranked_greatest(logits, min(num_top, len(logits)))
         top = tuple((int(i), float(logits[i]) - norm) for i in ids)
     return TokenLogprobs(logprob=float(logits[token]) - norm, top=top)
 
 
 def log_norm(logits: FloatArray) -> float:
-    """Logarithm of the sum of the exponentials: a token's log-probability is its logit less this.
+    """Return the logarithm of the sum of the exponentials: a token's log-probability is its logit less this.
 
     Args:
         logits: [V] float32, finite maximum.
@@ -73,7 +63,7 @@ def log_norm(logits: FloatArray) -> float:
 
 
 def choices_of(logits: FloatArray, count: int) -> tuple[tuple[int, ...], ...]:
-    """Per row the ``count`` tokens of greatest logit, greatest first, ties by lower id.
+    """Return per row the ``count`` tokens of greatest logit, greatest first, ties by lower id.
 
     Args:
         logits: [R, V] float32.
@@ -82,4 +72,4 @@ def choices_of(logits: FloatArray, count: int) -> tuple[tuple[int, ...], ...]:
     if count == 1:
         return tuple((token,) for token in logits.argmax(axis=-1).tolist())
     count = min(count, logits.shape[-1])
-    return tuple(tuple(kernels.ranked_greatest(row, count).tolist()) for row in logits)
+    return tuple(tuple(truncation.ranked_greatest(row, count).tolist()) for row in logits)

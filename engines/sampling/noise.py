@@ -7,12 +7,12 @@ fully accepted draft. Matched draws and races have streams of their own, and so 
 their coins: there the counter also counts siblings and nodes. A request's tokens therefore depend neither on its
 batch neighbours nor on how much noise others used.
 
-Which address a draw has decides whether the output keeps the target's law:
+Addresses decide whether the output keeps the target's distribution:
 
 * N1  Draws of different purposes are never shared: a draft draw, the coin that judges it and the draw after a
   rejection are independent.
-* N2  A draw whose number is revealed without its token being emitted (a draft, a coin) is keyed by the round as
-  well, so the same position is drafted afresh in a later round.
+* N2  A draw whose number is revealed without its token being emitted (a draft, a coin) is keyed by the round as well.
+  So the same position is drafted afresh in a later round.
 * N3  ``MATCH`` and ``RACE`` are keyed by the position alone: what they yield at a position is emitted there whatever
   the draft was, so the same seed gives the same tokens with and without a draft.
 
@@ -38,12 +38,12 @@ _MOST_RACES = 512
 
 
 class Purpose(IntEnum):
-    """What a number is drawn for; part of its address (N1).
+    """Purpose of a random number; part of its address (N1).
 
     DRAFT: a draft token. ACCEPT: the coin that judges one, or the run that ends with it. RECOVER: the token after a
     rejection. BONUS: the token after a fully accepted draft. MATCH: a token drawn from the target and compared with the
-    draft, or plain decoding. RACE: the exponentials that draft and target share. OFFER: a candidate of a node of a
-    tree. OFFER_COIN: the coin that judges one.
+    draft, or plain decoding. RACE: the exponentials that draft and target share. CANDIDATE: a candidate of a node
+    of a tree. CANDIDATE_COIN: the coin that judges one.
     """
 
     DRAFT = 1
@@ -52,8 +52,8 @@ class Purpose(IntEnum):
     BONUS = 4
     MATCH = 5
     RACE = 6
-    OFFER = 7
-    OFFER_COIN = 8
+    CANDIDATE = 7
+    CANDIDATE_COIN = 8
 
 
 _PLACES = {
@@ -66,7 +66,7 @@ _PLACES = {
 
 
 class NoiseSource(Protocol):
-    """Where a sampler takes its random numbers from; tests pass numbers of their choice."""
+    """Source of a sampler's random numbers; tests pass numbers of their choice."""
 
     def uniform(
         self, seed: int, *, purpose: Purpose, position: int, round_start: int | None
@@ -103,7 +103,7 @@ class CounterNoise:
     def uniform(
         self, seed: int, *, purpose: Purpose, position: int, round_start: int | None
     ) -> float:
-        """The number at an address.
+        """Return the number at an address.
 
         Args:
             seed: 64-bit seed of the request; higher bits are ignored.
@@ -122,7 +122,7 @@ class CounterNoise:
     def of_sibling(
         self, seed: int, *, purpose: Purpose, position: int, round_start: int, node: int, index: int
     ) -> float:
-        """The number of one candidate of one node of a round's tree (N2).
+        """Return the number of one candidate of one node of a round's tree (N2).
 
         Args:
             seed: as for ``uniform``.
@@ -140,7 +140,7 @@ class CounterNoise:
         return philox.number(seed & _WORD_MASK, int(purpose), word, *counter)
 
     def exponentials(self, seed: int, position: int, size: int) -> FloatArray:
-        """Standard exponentials, one per token id, that draft and target share at one position.
+        """Return standard exponentials, one per token id, that draft and target share at one position.
 
         Entry x is the same for every ``size`` > x, so models of different vocabularies share the noise too.
 
@@ -191,8 +191,3 @@ class CounterNoise:
             "has_uint32": 0,
             "uinteger": 0,
         }
-
-
-def exponentials(seed: int, position: int, size: int) -> FloatArray:
-    """[size] float32 standard exponentials; see ``CounterNoise.exponentials``."""
-    return CounterNoise().exponentials(seed, position, size)

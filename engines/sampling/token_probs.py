@@ -1,4 +1,4 @@
-"""The law of one token: unnormalised weights, over the whole vocabulary or over the few ids that a truncation kept.
+"""One token's distribution: unnormalised weights over the whole vocabulary, or over the few ids a truncation kept.
 
 Rows stay unnormalised because most are asked for one token's probability or one draw, and stay where they were written
 because a row of a large vocabulary is 600 KB. Every operation is a function of the one row, with sums in an order that
@@ -8,7 +8,7 @@ its length alone decides: a row has the same bits alone and in any batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray
@@ -32,33 +32,33 @@ class TokenProbs:
 
     @property
     def dense(self) -> FloatArray:
-        """The weights of a law without ids."""
+        """Weights of a distribution without ids."""
         return cast(FloatArray, self.weights)
 
     @property
     def few(self) -> WideArray:
-        """The weights of a law with ids."""
+        """Weights of a distribution with ids."""
         return cast(WideArray, self.weights)
 
     def total(self) -> float:
-        """Sum of the weights, which must not change after the first call."""
+        """Return the sum of the weights, which must not change after the first call."""
         if self._total is None:
             self._total = kernels.total(self.weights)
         return self._total
 
     def weight(self, token: int) -> float:
-        """Weight of one token; 0 outside the vocabulary."""
+        """Return the weight of one token; 0 outside the vocabulary."""
         if self.ids is None:
             return float(self.weights[token]) if 0 <= token < len(self.weights) else 0.0
         at = (self.ids == token).nonzero()[0]
         return float(self.weights[at[0]]) if len(at) else 0.0
 
     def draw(self, uniform: float) -> int:
-        """Token drawn by a uniform in [0, 1); never one of weight 0."""
+        """Draw a token by a uniform in [0, 1); never one of weight 0."""
         return self._token(kernels.draw(self.weights, uniform * self.total()))
 
     def race(self, exponentials: FloatArray) -> int:
-        """Winner of the exponential race; see ``engines.sampling.draws.race_winner``.
+        """Return the winner of the exponential race; see ``engines.sampling.draws.race_winner``.
 
         Args:
             exponentials: [V] float32, at least as many as the greatest id.
@@ -68,7 +68,7 @@ class TokenProbs:
         return self._token(race_winner(self.weights, exponentials[self.ids]))
 
     def probs(self, vocab_size: int) -> FloatArray:
-        """[V] float32, sums to 1 up to rounding: the law written out, a copy."""
+        """[V] float32, sums to 1 up to rounding: all probabilities, a copy."""
         row = np.zeros(vocab_size, dtype=np.float32)
         if self.ids is None:
             row[: len(self.weights)] = self.weights / self.total()
@@ -80,8 +80,38 @@ class TokenProbs:
         return index if self.ids is None else int(self.ids[index])
 
 
+class DraftProbs:
+    """Draft probabilities of one slot between proposal and judgement, one distribution per draft position.
+
+    Args:
+        max_gamma: positions G.
+        vocab_size: V of the target.
+
+    Attributes:
+        rows: [G, V] float32, weights over the whole vocabulary.
+        totals: [G] float64, their sums.
+    """
+
+    def __init__(self, max_gamma: int, vocab_size: int) -> None:
+        self.rows: FloatArray = np.zeros((max_gamma, vocab_size), dtype=np.float32)
+        self.totals: WideArray = np.zeros(max_gamma)
+        self._kept: list[TokenProbs | None] = [None] * max_gamma
+
+    def keep(self, index: int, probs: TokenProbs | None) -> None:
+        """Keep a distribution; None for the one that ``rows`` and ``totals`` hold."""
+        self._kept[index] = probs
+
+    def probs_at(self, index: int) -> TokenProbs:
+        """Return the distribution that was kept last at a position."""
+        kept = self._kept[index]
+        if kept is not None:
+            return kept
+        assert self.totals[index] > 0.0, "probabilities were kept at each position of the draft"
+        return TokenProbs(self.rows[index], None, float(self.totals[index]))
+
+
 def point_mass(token: int | None) -> TokenProbs:
-    """All mass on one token; None, a token outside the vocabulary, is a law without mass."""
+    """Put all mass on one token; None, a token outside the vocabulary, gives no mass at all."""
     ids = np.array([] if token is None else [token], dtype=np.int64)
     return TokenProbs(np.ones(len(ids)), ids)
 
@@ -89,7 +119,7 @@ def point_mass(token: int | None) -> TokenProbs:
 def shared_weights(
     target: TokenProbs, draft: TokenProbs, scratch: FloatArray, *, weight: float = 1.0
 ) -> tuple[Row, float]:
-    """min(p, q) on the target's support, in units of the target's weights, and its sum.
+    """Return min(p, q) on the target's support, in units of the target's weights, and its sum.
 
     The sum over the target's total is the overlap.
 
@@ -123,16 +153,73 @@ def shared_weights(
 
 
 def residual_probs(target: TokenProbs, shared: Row) -> tuple[TokenProbs, bool]:
-    """Unnormalised (p - q)+, or p itself, and whether p had to stand in for a residual without mass.
+    """Return the unnormalised (p - q)+, or p and True where the residual has no mass.
 
     Args:
         target: p.
         shared: min(p, q), as ``shared_weights`` gives; overwritten.
     """
-    mass = kernels.leave_residual(target.weights, shared, target.total())
+    return _residual(target, shared, kernels.leave_residual(target.weights, shared, target.total()))
+
+
+class JudgedToken(NamedTuple):
+    """The outcome of the ratio test for one draft token.
+
+    Attributes:
+        is_kept: whether u * l * q(x) < p(x).
+        overlap: sum of min(p, q), in [0, 1].
+        left: of a rejected token, the distribution that the next one is drawn from: the residual norm((p - q)+).
+        is_fallback: whether p stands in for a residual without mass.
+    """
+
+    is_kept: bool
+    overlap: float
+    left: TokenProbs
+    is_fallback: bool
+
+
+def judge_token(
+    target: TokenProbs,
+    draft: TokenProbs,
+    token: int,
+    coin: float,
+    lenience: float,
+    scratch: FloatArray,
+) -> JudgedToken:
+    """Keep or reject one draft token by the ratio test (``kernels.judge_token``).
+
+    Args:
+        target: p.
+        draft: q, which the token was drawn from.
+        token: x.
+        coin: u in [0, 1).
+        lenience: l in (0, 1]; 1 is exact.
+        scratch: [at least V] float32 to write in; ``left`` may lie in it.
+
+    Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1 and appendix A.5.
+    """
+    shared, shared_mass = shared_weights(target, draft, scratch)
+    target_total = target.total()
+    is_kept, mass = kernels.judge_token(
+        coin,
+        lenience,
+        target.weight(token),
+        target_total,
+        draft.weight(token),
+        draft.total(),
+        target.weights,
+        shared,
+    )
+    overlap = shared_mass / target_total
+    if is_kept:
+        return JudgedToken(True, overlap, target, False)
+    return JudgedToken(False, overlap, *_residual(target, shared, mass))
+
+
+def _residual(target: TokenProbs, left: Row, mass: float) -> tuple[TokenProbs, bool]:
     if mass == 0.0:
         return target, True
-    return TokenProbs(shared, target.ids, mass), False
+    return TokenProbs(left, target.ids, mass), False
 
 
 def _weights_of(weights: Row, ids: IntArray) -> Row:

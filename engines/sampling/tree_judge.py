@@ -6,7 +6,7 @@ it is the very answer of plain decoding under the same seed (``runtime.oracle.tr
 definition). There is one draw per position, since a walk visits one node per depth. All walks of a batch go down
 together, one call of the sampler per depth.
 
-Sampled candidates are judged by the laws they were drawn from (``engines.sampling.candidates``), but for greedy and
+Sampled candidates are judged by ratio (``engines.sampling.candidates``), but for greedy and
 seed_stable rows and samplers that cannot: matching is exact for them too.
 """
 
@@ -42,7 +42,7 @@ def judge(sampler: Sampler, logits: FloatArray, rows: Sequence[SamplingRow]) -> 
     if all(row.parents is None for row in rows):
         return sampler.judge(logits, rows)
     logits = in_place(logits)
-    are_walked = [row.parents is not None and not _is_offered(sampler, row) for row in rows]
+    are_walked = [row.parents is not None and not _has_draft_probs(sampler, row) for row in rows]
     whole = [row for row, is_walked in zip(rows, are_walked, strict=True) if not is_walked]
     walked = [row for row, is_walked in zip(rows, are_walked, strict=True) if is_walked]
     of_whole = iter(sampler.judge(logits, whole) if whole else [])
@@ -50,8 +50,8 @@ def judge(sampler: Sampler, logits: FloatArray, rows: Sequence[SamplingRow]) -> 
     return [next(of_walked if is_walked else of_whole) for is_walked in are_walked]
 
 
-def _is_offered(sampler: Sampler, row: SamplingRow) -> bool:
-    """Whether a tree is judged by the laws of its candidates."""
+def _has_draft_probs(sampler: Sampler, row: SamplingRow) -> bool:
+    """Say whether a tree is judged by the probabilities of its candidates."""
     return (
         row.candidates is not None
         and not row.params.is_greedy
@@ -61,7 +61,7 @@ def _is_offered(sampler: Sampler, row: SamplingRow) -> bool:
 
 
 class _Walk:
-    """Where the judgement of one tree stands."""
+    """State of one tree's judgement."""
 
     def __init__(self, row: SamplingRow) -> None:
         self.row = row
@@ -71,7 +71,7 @@ class _Walk:
         self._logprobs: list[TokenLogprobs] = []
 
     def row_here(self, index: int) -> SamplingRow:
-        """Plain decoding behind the path so far, on row ``index`` of the logits passed along."""
+        """Return a row of plain decoding behind the path so far, for row ``index`` of the logits passed along."""
         kept = np.array([self.row.draft_tokens[node - 1] for node in self.path], dtype=np.int64)
         return replace(
             self.row,
@@ -102,7 +102,7 @@ class _Walk:
         return False
 
     def verdict(self, logits: FloatArray) -> Verdict:
-        """What the finished walk yields; logits [R, V] of the row."""
+        """Return the verdict of a finished walk; logits [R, V] of the row."""
         if self.next_token is None:
             return Verdict(num_accepted=0, next_token=None)
         nodes = logits[: len(self.row.draft_tokens) + 1]

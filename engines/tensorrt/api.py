@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from outrider.engines.base import EngineError
+from outrider.engines.bundle.plans import Machine
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -48,13 +49,17 @@ class TensorRtApi:
 
     @property
     def builds_ahead_of_time(self) -> bool:
-        """Whether plans for a GPU that is not there can be built."""
+        """True if plans for a GPU that is not there can be built."""
         return self.flavour == RTX
 
     @property
     def has_timing_cache(self) -> bool:
-        """Whether measured kernel choices can be kept for the next build."""
+        """True if measured kernel choices can be kept for the next build."""
         return self.flavour == TENSORRT
+
+    def machine(self, compute_capability: str) -> Machine:
+        """Return what plans must be built for to run with this library on a GPU."""
+        return Machine(self.flavour, self.version, compute_capability)
 
     def make_context(self, engine: trt.ICudaEngine) -> trt.IExecutionContext | None:
         """A context whose scratch memory is the caller's; None where the library refuses.
@@ -133,7 +138,7 @@ def installed_apis() -> list[TensorRtApi]:
 
 
 def make_logger(trt: Any, report: Callable[[str], None]) -> Any:
-    """A TensorRT logger that passes errors on as text and drops the rest."""
+    """A TensorRT logger that passes errors on as text and drops other messages."""
 
     class ErrorLogger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:

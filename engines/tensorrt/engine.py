@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from outrider.engines.base import BundleError, EngineError, EngineLimits
 from outrider.engines.bundle.manifest import Bundle, Manifest, ModelEntry
-from outrider.engines.bundle.plans import PREFILL, PlanEntry, Shape, why_unfit
+from outrider.engines.bundle.plans import PREFILL, Machine, PlanEntry, Shape, why_unfit
 from outrider.engines.device.cuda import CudaDevice, compute_capability
-from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.row_buckets import row_sizes
+from outrider.engines.device.engine import PlanEngine, row_sizes
 from outrider.engines.device.tensors import CACHE_DTYPES, ModelTensors
 from outrider.engines.device.tree_plans import tree_entries
 from outrider.engines.device.trees import PlanTrees
@@ -61,14 +60,8 @@ def open_tensorrt(
     api = serving_api(installed_apis(), manifest, device.compute_capability)
     if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
         raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
-    chosen = choose_engine_plans(
-        manifest,
-        part,
-        with_trees=with_trees,
-        flavour=api.flavour,
-        version=api.version,
-        compute_capability=device.compute_capability,
-    )
+    machine = api.machine(device.compute_capability)
+    chosen = choose_engine_plans(manifest, part, machine, with_trees=with_trees)
 
     def load(entry: PlanEntry) -> TensorRtPlan:
         return TensorRtPlan(api, device, bundle, model, entry)
@@ -113,13 +106,11 @@ class EnginePlans(NamedTuple):
 def choose_engine_plans(
     manifest: Manifest,
     part: str,
+    machine: Machine,
     *,
     with_trees: bool,
-    flavour: str,
-    version: str,
-    compute_capability: str,
 ) -> EnginePlans:
-    """What an engine of a part runs on a machine.
+    """Choose the plans that an engine of a part runs on a machine.
 
     Trees are taken where the largest cache has plans for them; smaller caches without are then left
     aside, since a tree may come at any time.
@@ -127,12 +118,11 @@ def choose_engine_plans(
     Raises:
         EngineError: no plan fits; says why for each one.
     """
-    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
-    chains = choose_plans(manifest.plans, part, **machine)
+    chains = choose_plans(manifest.plans, part, machine)
     if not with_trees:
         return EnginePlans(chains)
     precision = chains[0].precision
-    verify, keep = tree_entries(manifest.plans, part, precision=precision, **machine)
+    verify, keep = tree_entries(manifest.plans, part, precision=precision, machine=machine)
     sizes = {plan.capacity for plan in verify}
     if max(plan.capacity for plan in chains) not in sizes:
         log.info("%s: no plan takes trees; drafts are chains", part)
@@ -154,9 +144,7 @@ def check_plans(bundle: Bundle, index: int) -> None:
     """
     manifest, capability = bundle.manifest, compute_capability(index)
     api = serving_api(installed_apis(), manifest, capability)
-    smallest = smallest_plan(
-        manifest, flavour=api.flavour, version=api.version, compute_capability=capability
-    )
+    smallest = smallest_plan(manifest, api.machine(capability))
     device = CudaDevice(index)
     try:
         TensorRtProgram(api, device, bundle, smallest).close()
@@ -164,12 +152,9 @@ def check_plans(bundle: Bundle, index: int) -> None:
         device.close()
 
 
-def smallest_plan(
-    manifest: Manifest, *, flavour: str, version: str, compute_capability: str
-) -> PlanEntry:
+def smallest_plan(manifest: Manifest, machine: Machine) -> PlanEntry:
     """Of the plans that fit a machine, of which there must be one, the one with the smallest file."""
-    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
-    fitting = [plan for plan in manifest.plans if not why_unfit(plan, **machine)]
+    fitting = [plan for plan in manifest.plans if not why_unfit(plan, machine)]
     return min(fitting, key=lambda plan: manifest.files[plan.path].size)
 
 
@@ -185,13 +170,7 @@ def serving_api(
     for api in apis:
         try:
             for part in ("target",) if manifest.draft is None else ("target", "draft"):
-                choose_plans(
-                    manifest.plans,
-                    part,
-                    flavour=api.flavour,
-                    version=api.version,
-                    compute_capability=compute_capability,
-                )
+                choose_plans(manifest.plans, part, api.machine(compute_capability))
         except EngineError as error:
             reasons.append(str(error))
         else:
@@ -199,25 +178,18 @@ def serving_api(
     raise EngineError("; ".join(reasons))
 
 
-def choose_plans(
-    plans: tuple[PlanEntry, ...],
-    part: str,
-    *,
-    flavour: str,
-    version: str,
-    compute_capability: str,
-) -> list[PlanEntry]:
+def choose_plans(plans: tuple[PlanEntry, ...], part: str, machine: Machine) -> list[PlanEntry]:
     """Plans of a part that run here, all of one precision: the first of ``PRECISIONS``.
 
     Raises:
         EngineError: there is none; says why each one was left aside.
     """
-    machine = {"flavour": flavour, "version": version, "compute_capability": compute_capability}
     ours = [plan for plan in plans if plan.part == part]
-    reasons = [why_unfit(plan, **machine) for plan in ours]
+    reasons = [why_unfit(plan, machine) for plan in ours]
     fitting = [plan for plan, reason in zip(ours, reasons, strict=True) if not reason]
     if not fitting:
-        advice = f"outrider build --flavour {flavour} --compute-capability {compute_capability}"
+        flavour, _, capability = machine
+        advice = f"outrider build --flavour {flavour} --compute-capability {capability}"
         text = "; ".join(reasons) or "the bundle has none"
         raise EngineError(f"no TensorRT plan of the {part} fits: {text}; run {advice}")
     order = {precision: rank for rank, precision in enumerate(PRECISIONS)}

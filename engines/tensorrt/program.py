@@ -175,7 +175,7 @@ class TensorRtProgram:
         return frozenset(inputs), tuple(name for name in names if name not in inputs)
 
     def _check_profiles(self, engine: trt.ICudaEngine) -> None:
-        """Compare rows and tokens; the rest was derived from them."""
+        """Compare rows and tokens; the other axes were derived from them."""
         entry = self.entry
         if engine.num_optimization_profiles != len(entry.profiles):
             raise BundleError(f"{entry.path}: its profiles are not those of the manifest")

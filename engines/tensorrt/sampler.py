@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.manifest import Bundle
-from outrider.engines.bundle.plans import PlanEntry
+from outrider.engines.bundle.plans import Machine, PlanEntry
 from outrider.engines.device.base import Call, DeviceTensor
 from outrider.engines.device.cuda import CudaDevice, compute_capability
 from outrider.engines.device.sampling.lists import LIST_LIMITS
@@ -51,12 +51,7 @@ def open_tensorrt_sampler(bundle: Bundle, device: CudaDevice, *, max_batch: int)
         EngineError: a graph has no plan that fits; says why for each plan.
     """
     api = serving_api(installed_apis(), bundle.manifest, device.compute_capability)
-    entries = sampler_entries(
-        bundle,
-        flavour=api.flavour,
-        version=api.version,
-        compute_capability=device.compute_capability,
-    )
+    entries = sampler_entries(bundle, api.machine(device.compute_capability))
     programs = {
         part: TensorRtProgram(api, device, bundle, entry) for part, entry in entries.items()
     }
@@ -93,12 +88,10 @@ def check_sampler_plans(bundle: Bundle, index: int) -> None:
     """
     capability = compute_capability(index)
     api = serving_api(installed_apis(), bundle.manifest, capability)
-    sampler_entries(bundle, flavour=api.flavour, version=api.version, compute_capability=capability)
+    sampler_entries(bundle, api.machine(capability))
 
 
-def sampler_entries(
-    bundle: Bundle, *, flavour: str, version: str, compute_capability: str
-) -> dict[str, PlanEntry]:
+def sampler_entries(bundle: Bundle, machine: Machine) -> dict[str, PlanEntry]:
     """The plan of each sampler graph, by the graph's file name.
 
     Raises:
@@ -106,12 +99,5 @@ def sampler_entries(
     """
     manifest = bundle.manifest
     return {
-        part: choose_plans(
-            manifest.plans,
-            part,
-            flavour=flavour,
-            version=version,
-            compute_capability=compute_capability,
-        )[0]
-        for part in sampler_parts(manifest)
+        part: choose_plans(manifest.plans, part, machine)[0] for part in sampler_parts(manifest)
     }

@@ -99,3 +99,36 @@ def test_a_function_that_cannot_be_compiled_is_an_error(load: Load, tmp_path: Pa
     (tmp_path / f"{NAME}.py").write_text(SOURCE.replace("2 * number", "number.nothing"))
     with pytest.raises(numba.TypingError):
         load()
+
+
+CALLER = """
+from numba import int64
+
+from outrider.engines.jit import njit_exact
+from {module} import {name}
+
+
+@njit_exact(int64(int64))
+def {caller}(number: int) -> int:
+    return 1 + {name}(number)
+"""
+
+
+def test_a_function_is_compiled_anew_where_another_file_that_it_calls_has_changed(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    names = (NAME, "kept_callers", "kept_callers_of_callers")
+    called = ("doubled", "more", "still_more")
+    for at in (1, 2):
+        text = CALLER.format(module=names[at - 1], name=called[at - 1], caller=called[at])
+        (tmp_path / f"{names[at]}.py").write_text(text)
+
+    def loaded() -> int:
+        for name in names:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        return int(importlib.import_module(names[2]).still_more(5))
+
+    assert loaded() == 12
+    (tmp_path / f"{NAME}.py").write_text(SOURCE.replace("2 * number", "300 * number"))
+    assert loaded() == 1502
+    assert loaded() == 1502

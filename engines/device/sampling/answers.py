@@ -1,4 +1,4 @@
-"""What the sampler's graphs answered, as verdicts. Pure numpy."""
+"""Turns the answers of the sampler's graphs into verdicts. Pure numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.engines.sampling.base import SamplingRow, TokenLogprobs, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tops:
-    """What the log-probability graph found.
+    """Outputs of the log-probability graph.
 
     Attributes:
         logprobs: [B, R] float32, of the emitted tokens.
@@ -27,7 +27,7 @@ class Tops:
 
 
 def read_answer(row: SamplingRow, answer: list[int], gamma: int) -> Verdict:
-    """The verdict on a draft of ``gamma`` tokens; ``answer`` is a row of ``sampler_tensors.ANSWERS``."""
+    """The verdict on a draft of ``gamma`` tokens; ``answer`` is a row of ``tensors.ANSWERS``."""
     if not answer[Answer.IS_FINITE]:
         return Verdict(num_accepted=0, next_token=None)
     num_accepted = answer[Answer.NUM_ACCEPTED]

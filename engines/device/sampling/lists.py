@@ -1,8 +1,8 @@
-"""The lists of sampling laws and histories as padded arrays; see ``engines.device.sampling.tensors``.
+"""The lists of sampling parameters and histories as padded arrays; see ``engines.device.sampling.tensors``.
 
 Every list is at least one entry long, so that no array is empty, and as long as a power of two, so
 that the shapes of steps repeat; ids at or beyond V are left out, so that a smaller draft vocabulary
-may share the target's law.
+may share the target's parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Pairs = list[tuple[int, float]]
 
 
 def describe_lists(rows: Sequence[SamplingRow], num_rows: int, *, vocab_size: int) -> _Lists:
-    """All of ``sampler_tensors.LISTS`` for a batch; rows not among ``rows`` have empty lists."""
+    """All of ``tensors.LISTS`` for a batch; rows not among ``rows`` have empty lists."""
     seen: list[_Pairs] = [[] for _ in range(num_rows)]
     biases: list[_Pairs] = [[] for _ in range(num_rows)]
     allowed: list[Sequence[int]] = [()] * num_rows
@@ -64,7 +64,7 @@ def padded_length(length: int) -> int:
 
 
 def why_too_long(params: SamplingParams, limits: Mapping[str, int]) -> str:
-    """Which list of a law is longer than the limits, in words; empty where none is."""
+    """Name the list that is longer than the limits; empty where none is."""
     lengths = {
         "num_biases": len(params.logit_bias),
         "num_allowed": len(params.allowed_token_ids),

@@ -1,4 +1,4 @@
-"""A sampler of two: what the device's graphs cannot judge, the host's judges.
+"""A sampler of two: the host's sampler judges the rows that the device's graphs cannot.
 
 Which of them serves a row depends on that row alone, so no token of it depends on its neighbours.
 """
@@ -17,8 +17,8 @@ class MixedSampler:
 
     Args:
         graphs: serves all rows but those below.
-        host: serves the rows whose drafts are judged as whole blocks, and whose laws the graphs
-            do not take.
+        host: serves the rows whose drafts are judged as whole blocks, and whose parameters
+            the graphs do not take.
     """
 
     def __init__(self, graphs: GraphSampler, host: Sampler) -> None:

@@ -38,7 +38,7 @@ class DeviceRound:
         race_noise: where shared exponentials come from; None for the graph that draws them.
 
     Raises:
-        EngineError: more draft tokens than laws can be kept for.
+        EngineError: more draft tokens than probabilities can be kept for.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class DeviceRound:
         return outputs[names.ANSWERS]
 
     def verdicts(self, answers: DeviceTensor, gammas: IntArray) -> list[Verdict]:
-        """What ``judge`` answered, copied to the host: a round's one synchronisation."""
+        """Copy what ``judge`` answered to the host: a round's one synchronisation."""
         return self._read(self._runner.read([answers])[0], gammas)
 
     def send(self, answers: DeviceTensor) -> PendingDownload:
-        """Send what ``judge`` answered to the host, and what was drafted in the same copy."""
+        """Send the answers of ``judge`` to the host, and the drafted tokens in the same copy."""
         drafted = self._draft_tokens
         return self._runner.send(
             [answers] if isinstance(drafted, np.ndarray) else [answers, drafted]
@@ -111,7 +111,7 @@ class DeviceRound:
     def receive(
         self, coming: PendingDownload, gammas: IntArray
     ) -> list[tuple[tuple[int, ...], Verdict]]:
-        """Each row's draft and verdict, once they are there: a round's one synchronisation."""
+        """Return each row's draft and verdict, once they are there: a round's one synchronisation."""
         drafted = self._draft_tokens
         arrays = coming.arrays()
         found, tokens = (*arrays, drafted) if isinstance(drafted, np.ndarray) else arrays

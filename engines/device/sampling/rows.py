@@ -35,14 +35,14 @@ class Shape:
 
 
 def proposal_rule(row: SamplingRow) -> Rule:
-    """How a draft token is chosen."""
+    """Return the rule that chooses a draft token."""
     if row.params.is_greedy:
         return Rule.GREEDY
     return Rule.RACE if row.mode is ExactnessMode.SEED_STABLE else Rule.MATCH
 
 
 def judgement_rule(row: SamplingRow, gamma: int) -> Rule:
-    """How a draft of ``gamma`` tokens is judged and the token after it chosen."""
+    """Return the rule that judges a draft of ``gamma`` tokens and chooses the token after it."""
     if row.params.is_greedy:
         return Rule.GREEDY
     if row.mode is ExactnessMode.SEED_STABLE:
@@ -52,7 +52,7 @@ def judgement_rule(row: SamplingRow, gamma: int) -> Rule:
 
 
 def variant_for(rows: Sequence[SamplingRow], *, vocab_size: int) -> Variant:
-    """The least graph that can serve all rows."""
+    """Return the smallest graph that can serve all rows."""
     if any(_has_race(row) for row in rows):
         return Variant.RACE
     if any(row.params.has_processors or _is_truncated(row.params, vocab_size) for row in rows):
@@ -63,7 +63,7 @@ def variant_for(rows: Sequence[SamplingRow], *, vocab_size: int) -> Variant:
 
 
 def describe(rows: Sequence[SamplingRow], shape: Shape, variant: Variant) -> Feeds:
-    """What a graph is told about its rows, except for what ``propose`` and ``judge`` add.
+    """Return a graph's inputs for its rows, except for those that ``propose`` and ``judge`` add.
 
     Rows of the batch that are not among ``rows`` are greedy, draft nothing, and write what they keep
     to the last position of their slot, which no draft token has.
@@ -81,7 +81,7 @@ def describe(rows: Sequence[SamplingRow], shape: Shape, variant: Variant) -> Fee
         feeds[names.SETTINGS] = _settings(rows, shape)
     if variant.is_full:
         for row in rows:
-            _count_law(counts[row.index], row, shape.vocab_size)
+            _count_cuts(counts[row.index], row, shape.vocab_size)
         feeds.update(describe_lists(rows, shape.num_rows, vocab_size=shape.vocab_size))
     return feeds
 
@@ -150,7 +150,7 @@ def races(
 def race_addresses(
     rows: Sequence[SamplingRow], shape: Shape, spans: Sequence[range], width: int
 ) -> Feeds:
-    """What the noise graph is told to draw ``races`` itself; address 0 where no row races."""
+    """Return the noise graph's inputs, with which it draws ``races`` itself; address 0 where no row races."""
     seeds = np.zeros((shape.num_rows, names.SEED_LIMBS), dtype=np.int64)
     positions = np.zeros((shape.num_rows, width), dtype=np.int64)
     for row, span in zip(rows, spans, strict=True):
@@ -192,8 +192,8 @@ def _settings(rows: Sequence[SamplingRow], shape: Shape) -> FloatArray:
     return settings
 
 
-def _count_law(counts: IntArray, row: SamplingRow, vocab_size: int) -> None:
-    """Fill the columns that say what of its law a row truncates and bans."""
+def _count_cuts(counts: IntArray, row: SamplingRow, vocab_size: int) -> None:
+    """Fill the columns that say what a row truncates and bans."""
     params = row.params
     if not params.is_greedy:
         if 0 < params.top_k < vocab_size:

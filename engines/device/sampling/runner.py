@@ -1,7 +1,7 @@
 """Runs the sampler's graphs, whatever library they are loaded in, and owns all of their memory.
 
 Inputs of the host are uploaded in one piece per call, outputs are written to memory of the device,
-and nothing waits but ``read``. Laws of sampled drafts stay, one row of memory per slot:
+and nothing waits but ``read``. Probabilities of sampled drafts stay, one row of memory per slot:
 
     kept[slot]    [position 0 | position 1 | ... | position max_gamma - 1 | nobody reads this]
 
@@ -55,7 +55,7 @@ class SamplerRunner:
     Args:
         open_graph: loads the graph of a file name.
         max_batch: slots.
-        depth: positions of a slot that laws are kept for.
+        depth: positions of a slot that probabilities are kept for.
         vocab_size: V of the target.
         device: where they run.
     """
@@ -151,7 +151,7 @@ class SamplerRunner:
             self._kept = None
 
     def _kept_rows(self, slot: int, num_rows: int) -> DeviceTensor:
-        """Where the laws of slots ``slot ...`` are kept, [B, 1, D, V] float32."""
+        """Return the kept probabilities of slots ``slot ...``, [B, 1, D, V] float32."""
         slot_bytes = _FLOAT32.itemsize * self.depth * self.vocab_size
         if self._kept is None:
             self._kept = self.device.allocate(self._max_batch * slot_bytes)

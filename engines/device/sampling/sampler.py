@@ -1,9 +1,9 @@
 """The sampler of accelerators: ONNX graphs over logits that stay where they are.
 
-The same laws, modes and noise as ``engines.sampling.cpu_sampler``. Greedy and ``seed_stable`` tokens are the
+The same distributions, modes and noise as ``engines.sampling.cpu_sampler``. Greedy and ``seed_stable`` tokens are the
 same from both, unless float32 rounding reverses two that are nearly equal. Where a number draws a
-token, the graphs lay the tokens out by id and that sampler by rank, so the law is the same and the
-tokens of a seed are not. What reaches the host per step is one tensor of integers per row.
+token, the graphs lay the tokens out by id and that sampler lays them out by rank. So the distribution is the
+same and the tokens of a seed are not. What reaches the host per step is one tensor of integers per row.
 
 ``Sampler``'s two methods hand their answers to the host at once. A ``DeviceRound`` takes the same
 steps without: gamma proposals and the judgement follow one another on the device, each reading what
@@ -42,7 +42,7 @@ class GraphSampler:
         draws_races: whether the noise of shared races, V numbers per position, is drawn by a graph
             instead of ``noise``, whose words it has to the bit, and is never uploaded. None: except
             on the host, where the graph takes 385 ms at V = 151,936 and numpy 0.4.
-        list_limits: longest lists of a law that the graphs take, by axis; empty for any.
+        list_limits: longest lists of parameters that the graphs take, by axis; empty for any.
         scratch: memory of the device that the graphs share, freed with the sampler; None for none.
     """
 
@@ -72,7 +72,7 @@ class GraphSampler:
         self._draws_races = device.kind != "cpu" if draws_races is None else draws_races
 
     def why_not(self, params: SamplingParams) -> str:
-        """Why rows of a law cannot be sampled here, in words; empty where they can."""
+        """Say why rows with these parameters cannot be sampled here; empty where they can."""
         return why_too_long(params, self._list_limits)
 
     def propose(
@@ -126,7 +126,7 @@ class GraphSampler:
             gamma: draft tokens that will be proposed at most, 0..max_gamma.
 
         Raises:
-            EngineError: rows and slots do not lie alike, or ``gamma`` is too large.
+            EngineError: rows and slots are not in the same order, or ``gamma`` is too large.
         """
         if len({row.slot - row.index for row in rows}) != 1:
             raise EngineError("rows of a round on the device must lie as their slots do")

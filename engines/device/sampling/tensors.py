@@ -1,4 +1,4 @@
-"""What the graphs of a device sampler are called and made of; exporter and sampler read it here.
+"""Names, shapes and codes of a device sampler's graphs, shared by exporter and sampler.
 
 Letters: B rows, R positions of a row (its draft tokens and one more), V the target's vocabulary,
 D positions that the memory of kept draft rows has room for. Lists are padded: ids with V, counts and
@@ -30,7 +30,7 @@ NO_HISTORY: Final = -2
 
 
 class Variant(StrEnum):
-    """How much a graph can do; a row gets the same answer from every graph that can serve it.
+    """Abilities of a graph; a row gets the same answer from every graph that can serve it.
 
     GREEDY: argmax of raw logits. PLAIN: temperature and min-p. FULL: also top-k, top-p and all that
     changes logits. RACE: also shared noise.
@@ -43,17 +43,17 @@ class Variant(StrEnum):
 
     @property
     def has_rows(self) -> bool:
-        """Whether the graph knows probabilities at all."""
+        """True if the graph knows probabilities at all."""
         return self is not Variant.GREEDY
 
     @property
     def is_full(self) -> bool:
-        """Whether processors and truncation are in the graph."""
+        """True if processors and truncation are in the graph."""
         return self in (Variant.FULL, Variant.RACE)
 
 
 class Rule(IntEnum):
-    """How a row's token is chosen and its draft judged; the values of ``Count.RULE``."""
+    """Rule by which a row's token is chosen and its draft judged; the values of ``Count.RULE``."""
 
     MATCH = 0
     RATIO = 1
@@ -86,7 +86,7 @@ TOP_P_OFF: Final = 1 << TOP_P_BITS
 class Flag(IntEnum):
     """Values of ``Count.FLAGS``.
 
-    NONE. POINT_MASS: the draft was not sampled, so its law is a point mass. ALLOWED: the list of
+    NONE. POINT_MASS: the draft was not sampled, so all its mass is on one token. ALLOWED: the list of
     allowed ids counts. POINT_MASS_ALLOWED: both.
     """
 
@@ -137,7 +137,7 @@ SETTINGS: Final = "settings"
 COINS: Final = "coins"  # [B, R] int64, uniforms of acceptance in units of 2 ** -53
 DRAWS: Final = "draws"  # [B, R] int64 (propose: [B, 1]), uniforms of draws
 RACES: Final = "races"  # [B, R, V] float32 (propose: [B, 1, V]), standard exponentials
-KEPT_ROWS: Final = "kept_rows"  # [B, 1, D, V] float32, laws of the draft tokens
+KEPT_ROWS: Final = "kept_rows"  # [B, 1, D, V] float32, probabilities of the draft tokens
 SEEN_IDS: Final = "seen_ids"  # [B, any] int64, distinct tokens of the history
 SEEN_COUNTS: Final = "seen_counts"  # [B, any] float32, 1 + how often each is in the output
 BIAS_IDS: Final = "bias_ids"  # [B, any] int64, distinct
@@ -191,7 +191,7 @@ def judge_file(variant: Variant) -> str:
 
 
 def keeps_rows(file: str) -> bool:
-    """Whether a graph writes laws that are kept."""
+    """Say whether a graph writes probabilities that are kept."""
     return file in {propose_file(variant) for variant in Variant if variant.has_rows}
 
 

@@ -12,9 +12,10 @@ that enter come one chunk of the target's per step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from outrider.engines.base import Span, step_value
+from outrider.engines.base import Span
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.scheduler import alike_neighbours
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
@@ -23,7 +24,7 @@ MAX_SHARED_MISSING = 2
 """Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
 
 
-@step_value
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The rows as they are before a model drafts for them.
 
@@ -150,7 +151,10 @@ class ModelDrafter:
     ) -> dict[int, list[int]]:
         drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
         # The lists grow under the rows: building a row anew for every token costs 2 % of a step.
-        rows = {slot: live[slot].sampling.with_draft(tokens) for slot, tokens in drafted.items()}
+        rows = {
+            slot: replace(live[slot].sampling, draft_tokens=tokens)
+            for slot, tokens in drafted.items()
+        }
         fed = {
             slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
         }

@@ -6,6 +6,7 @@ from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.files import FileEntry
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.plans import (
+    Machine,
     PlanEntry,
     Profile,
     Range,
@@ -102,8 +103,7 @@ def test_a_shape_outside_every_profile_is_refused_by_name(shape: Shape, reason: 
 def test_a_plan_of_another_machine_is_left_aside_with_the_reason(
     changed: dict[str, str], reason: str
 ) -> None:
-    machine = {"flavour": "rtx", "version": "1", "compute_capability": "8.0"} | changed
-    found = why_unfit(PLAN, **machine)
+    found = why_unfit(PLAN, Machine("rtx", "1", "8.0")._replace(**changed))
     assert found.endswith(reason)
     assert bool(found) == bool(reason)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider.engines.sampling import adjust, noise, row_candidates, tree_judge
-from outrider.engines.sampling import candidates as candidates
+from outrider.engines.sampling import adjust, candidates, noise, tree_judge
 
 import tests.engines.sampling.test_candidates as tests
 from tests.mutants import assert_caught
@@ -12,8 +11,8 @@ from tests.mutants import assert_caught
 MUTANTS = {
     "<= for <": (
         candidates,
-        "if is_kept(",
-        "if probs.weight(token) == 0.0 == tree.coin(len(path), index) or is_kept(",
+        "if judged.is_kept:\n                return child",
+        "if probs.weight(token) == 0.0 == coin or judged.is_kept:\n                return child",
         "impossible",
     ),
     "siblings tested with the whole draft row": (
@@ -37,8 +36,8 @@ MUTANTS = {
     ),
     "one coin for all siblings": (
         candidates,
-        "tree.coin(len(path), index),",
-        "tree.coin(len(path), 0),",
+        "tree.coin(len(path), index)\n",
+        "tree.coin(len(path), 0)\n",
         "addresses",
     ),
     "one number drafts all siblings": (
@@ -48,19 +47,19 @@ MUTANTS = {
         "addresses",
     ),
     "all nodes drafted with the root's numbers": (
-        row_candidates,
-        "Purpose.OFFER, len(path), point.node, index",
-        "Purpose.OFFER, len(path), 0, index",
+        candidates,
+        "Purpose.CANDIDATE, len(path), point.node, index",
+        "Purpose.CANDIDATE, len(path), 0, index",
         "addresses",
     ),
     "coins are the numbers of the candidates": (
-        row_candidates,
-        "Purpose.OFFER_COIN, depth",
-        "Purpose.OFFER, depth",
+        candidates,
+        "Purpose.CANDIDATE_COIN, depth",
+        "Purpose.CANDIDATE, depth",
         "addresses",
     ),
     "noise of another round": (
-        row_candidates,
+        candidates,
         "round_start=start,\n",
         "round_start=0,\n",
         "addresses",
@@ -79,8 +78,8 @@ MUTANTS = {
     ),
     "residual not updated": (
         candidates,
-        "            probs, is_empty = residual_probs(probs, shared)",
-        "            _, is_empty = residual_probs(probs, shared)",
+        "            probs = judged.left\n",
+        "",
         "acceptance",
     ),
     "what is left lies where the next is written": (
@@ -115,13 +114,13 @@ MUTANTS = {
         "deep",
     ),
     "target row of the parent": (
-        row_candidates,
+        candidates,
         "logits_at(logits[node], here",
         "logits_at(logits[max(node - 1, 0)], here",
         "deep",
     ),
     "penalties of the whole tree": (
-        row_candidates,
+        candidates,
         "here = replace(row, draft_tokens=path)",
         "here = row",
         "penalties",

@@ -179,13 +179,13 @@ def test_a_draft_row_that_is_not_finite_offers_token_0_once_or_repeated():
 def test_every_candidate_and_coin_has_an_address_of_its_own():
     noise = Recording()
     one_round(lambda _: F1_DRAFT, lambda _: F1_TARGET, (3, 2), noise, history=np.arange(4))
-    drafted = [a for a in noise.addresses if a[0] is Purpose.OFFER]
+    drafted = [a for a in noise.addresses if a[0] is Purpose.CANDIDATE]
     assert len(set(noise.addresses)) == len(noise.addresses)
     assert {a[1:3] for a in drafted} == {(4, 4), (5, 4)}  # position, and where the round began
     roots = [a for a in drafted if a[1] == 4]
     assert [a[3:] for a in roots] == [(0, 0), (0, 1), (0, 2)]
     assert len({a[3] for a in drafted if a[1] == 5}) > 1
-    coins = [a for a in noise.addresses if a[0] is Purpose.OFFER_COIN]
+    coins = [a for a in noise.addresses if a[0] is Purpose.CANDIDATE_COIN]
     assert all(a[2] == 4 for a in coins)
 
 
@@ -198,14 +198,14 @@ class Recording(ChosenNoise):
 
     def of_sibling(self, seed, *, purpose, position, round_start, node, index):
         self.addresses.append((purpose, position, round_start, node, index))
-        return 0.5 + 0.1 * index if purpose is Purpose.OFFER else 0.7
+        return 0.5 + 0.1 * index if purpose is Purpose.CANDIDATE else 0.7
 
 
 def test_numbers_of_siblings_differ_in_every_part_of_their_address():
     noise = CounterNoise()
-    base = {"purpose": Purpose.OFFER, "position": 9, "round_start": 7, "node": 3, "index": 1}
+    base = {"purpose": Purpose.CANDIDATE, "position": 9, "round_start": 7, "node": 3, "index": 1}
     others = [
-        {"purpose": Purpose.OFFER_COIN}, {"position": 10}, {"round_start": 8}, {"node": 4},
+        {"purpose": Purpose.CANDIDATE_COIN}, {"position": 10}, {"round_start": 8}, {"node": 4},
         {"index": 2}, {"index": 5}, {"node": 0},
     ]  # fmt: skip
     numbers = [noise.of_sibling(1, **base | other) for other in ({}, *others)]
@@ -390,7 +390,7 @@ def test_equal_rows_leave_the_target_behind_and_say_so():
 
     class Ones(Recording):
         def of_sibling(self, seed, *, purpose, position, round_start, node, index):
-            return 0.5 if purpose is Purpose.OFFER else 1.0
+            return 0.5 if purpose is Purpose.CANDIDATE else 1.0
 
     _, verdict = one_round(lambda _: F1_TARGET, lambda _: F1_TARGET, (2,), Ones())
     assert (verdict.path, verdict.num_fallbacks) == ((), 2)

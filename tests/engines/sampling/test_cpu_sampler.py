@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
+from outrider.engines.sampling.compiled_rows import GreedyRows
 from outrider.engines.sampling.cpu_sampler import CpuSampler
-from outrider.engines.sampling.draws import draw_token, race_winner
-from outrider.engines.sampling.greedy_rows import GreedyRows
+from outrider.engines.sampling.draws import race_winner
 from outrider.engines.sampling.noise import CounterNoise, Purpose
 from outrider.engines.sampling.token_probs import TokenProbs, residual_probs, shared_weights
 from outrider.runtime.oracle.verification import emitted_probs, point_mass
@@ -239,7 +239,7 @@ def test_a_draw_never_yields_a_token_without_mass():
     for probs in ([0.0, 1.0, 0.0], [0.3, 0.7, 0.0, 0.0], [1e-30, 0.0]):
         row = np.array(probs, dtype=np.float32)
         for uniform in (0.0, 0.5, largest, 1.0):
-            assert row[draw_token(row, uniform)] > 0.0
+            assert row[TokenProbs(row).draw(uniform)] > 0.0
 
 
 @pytest.mark.parametrize("size", [3, 64, 500, 704, 4096])
@@ -249,7 +249,7 @@ def test_every_token_owns_an_interval_as_long_as_its_probability(size):
     weights[generator.random(size) < 0.4] = 0.0
     num_points = 20_000
     points = (np.arange(num_points) + 0.5) / num_points
-    drawn = [draw_token(weights, float(point)) for point in points]
+    drawn = [TokenProbs(weights).draw(float(point)) for point in points]
     shares = np.bincount(drawn, minlength=size) / num_points
     probs = weights.astype(np.float64) / weights.sum(dtype=np.float64)
     assert abs(shares - probs).max() < 1.0 / num_points + MAX_ERROR

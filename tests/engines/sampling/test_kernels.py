@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 import types
 
 import numpy as np
 import pytest
-from outrider.engines.sampling import kernels
+from outrider.engines.sampling import kernels as row_loops
+from outrider.engines.sampling import row_kernels, truncation
 
+# Each may call the ones before it.
+MODULES = (row_loops, truncation, row_kernels)
+
+
+def together(modules):
+    """Everything the modules define, under one name."""
+    return types.SimpleNamespace(
+        **{name: value for one in modules for name, value in vars(one).items()}
+    )
+
+
+kernels = together(MODULES)
 SIZES = [1, 2, 63, 64, 65, 700, 4096]
 SCALES = [0.0, 1.0, 5.0, 40.0]
 
@@ -46,7 +60,7 @@ def test_weights_are_those_of_the_softmax(size, scale, dtype):
 def test_a_law_is_written_behind_the_rows_own_peak(size, scale):
     logits = row_of(size, scale) - 3.0
     probs = np.empty(size, dtype=np.float32)
-    mass = kernels.write_law(logits, 0.5, probs)
+    mass = kernels.write_softmax(logits, 0.5, probs)
     assert probs.tolist() == weights_of(logits, 2.0).tolist()
     assert mass == kernels.total(probs)
 
@@ -58,9 +72,9 @@ def test_a_row_that_is_not_finite_has_no_law(size, bad):
         logits = row_of(size, 2.0)
         logits[at] = bad
         probs = np.full(size, 7.0, dtype=np.float32)
-        assert kernels.write_law(logits, 1.0, probs) == 0.0
+        assert kernels.write_softmax(logits, 1.0, probs) == 0.0
         assert (probs == 7.0).all()
-    assert kernels.write_law(np.full(size, -np.inf, dtype=np.float32), 1.0, probs) == 0.0
+    assert kernels.write_softmax(np.full(size, -np.inf, dtype=np.float32), 1.0, probs) == 0.0
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -86,7 +100,7 @@ def test_peaks_of_either_sign():
     for peak in (-5.0, -0.0, 0.0, 1e-40, 3e38):
         logits = np.array([-np.inf, peak - 1.0, peak, -3e38], dtype=np.float32)
         probs = np.empty(4, dtype=np.float32)
-        assert kernels.write_law(logits, 1.0, probs) >= 1.0
+        assert kernels.write_softmax(logits, 1.0, probs) >= 1.0
         assert probs[2] == 1.0
         assert probs[0] == 0.0
 
@@ -328,27 +342,31 @@ MUTANTS = {
 }
 
 
-COMPILER = "from outrider.engines.jit import njit_exact, njit_fastmath\n"
+COMPILER = re.compile("from outrider.engines.jit import .*\n")
 NO_COMPILER = "njit_fastmath = njit_exact = lambda *_: lambda function: function\n"
 
 
-def interpreted(source):
-    """A module of kernels without the compiler."""
-    assert source.count(COMPILER) == 1
-    module = types.ModuleType("interpreted_kernels")
-    plain = source.replace(COMPILER, NO_COMPILER)
-    exec(compile(plain, module.__name__, "exec"), module.__dict__)
-    return module
+def interpreted(old="", new=""):
+    """The kernels without the compiler, with one text replaced, which must stand in one place."""
+    sources = {one.__name__: inspect.getsource(one) for one in MODULES}
+    assert not old or sum(map(str.count, sources.values(), [old] * len(MODULES))) == 1, old
+    built = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, source in sources.items():
+            plain, num_replaced = COMPILER.subn(NO_COMPILER, source)
+            assert num_replaced == 1
+            built.append(types.ModuleType(name))
+            patch.setitem(sys.modules, name, built[-1])  # for those that import from it
+            exec(compile(plain.replace(old, new) if old else plain, name, "exec"), vars(built[-1]))
+    return together(built)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_is_caught(name):
     old, new, check = MUTANTS[name]
-    source = inspect.getsource(kernels)
-    assert source.count(old) == 1, f"the mutation must hit one place: {old}"
-    check(interpreted(source))
+    check(interpreted())
     with pytest.raises(AssertionError):
-        check(interpreted(source.replace(old, new)))
+        check(interpreted(old, new))
 
 
 def test_kernels_are_compiled_where_no_folder_may_be_written_to():

@@ -8,14 +8,14 @@ import pytest
 from cuda.bindings import runtime as cudart
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
-from outrider.engines.bundle.plans import PlanEntry
+from outrider.engines.bundle.plans import Machine, PlanEntry
 from outrider.engines.device import cuda as cuda_device
 from outrider.engines.tensorrt.api import TensorRtApi
 from outrider.engines.tensorrt.engine import choose_engine_plans, choose_plans, serving_api
 
 from tests.engines.bundle.test_plans import PLAN
 
-MACHINE = {"flavour": "rtx", "version": "1", "compute_capability": "8.0"}
+MACHINE = Machine("rtx", "1", "8.0")
 
 
 def test_plans_that_fit_are_taken_and_the_others_are_not() -> None:
@@ -27,18 +27,18 @@ def test_plans_that_fit_are_taken_and_the_others_are_not() -> None:
         replace(PLAN, part="draft"),
         replace(PLAN, precision="float32"),
     )
-    assert choose_plans((*others, PLAN, small), "target", **MACHINE) == [PLAN, small]
+    assert choose_plans((*others, PLAN, small), "target", MACHINE) == [PLAN, small]
 
 
 def test_a_wider_precision_serves_where_no_narrow_one_was_built() -> None:
     wide = replace(PLAN, precision="float32")
-    assert choose_plans((wide,), "target", **MACHINE) == [wide]
+    assert choose_plans((wide,), "target", MACHINE) == [wide]
 
 
 def test_without_a_fitting_plan_every_reason_is_given() -> None:
     plans = (replace(PLAN, version="2"), replace(PLAN, compute_capability="8.6"))
     with pytest.raises(EngineError) as caught:
-        choose_plans(plans, "target", **MACHINE)
+        choose_plans(plans, "target", MACHINE)
     text = str(caught.value)
     assert "built for version 2, this machine has 1" in text
     assert "built for compute capability 8.6, this machine has 8.0" in text
@@ -81,7 +81,7 @@ def test_of_two_flavours_the_one_with_plans_serves() -> None:
 
 def test_a_bundle_without_plans_says_how_to_build_them() -> None:
     with pytest.raises(EngineError, match="of the draft fits: the bundle has none; run outrider"):
-        choose_plans((PLAN,), "draft", **MACHINE)
+        choose_plans((PLAN,), "draft", MACHINE)
 
 
 def for_trees(plan: PlanEntry) -> list[PlanEntry]:
@@ -91,9 +91,9 @@ def for_trees(plan: PlanEntry) -> list[PlanEntry]:
 def test_plans_for_trees_are_taken_with_those_for_chains() -> None:
     verify, keep = for_trees(PLAN)
     manifest = manifest_with(PLAN, verify, keep)
-    chosen = choose_engine_plans(manifest, "target", with_trees=True, **MACHINE)
+    chosen = choose_engine_plans(manifest, "target", MACHINE, with_trees=True)
     assert chosen == ([PLAN], [verify], [keep])
-    chosen = choose_engine_plans(manifest, "target", with_trees=False, **MACHINE)
+    chosen = choose_engine_plans(manifest, "target", MACHINE, with_trees=False)
     assert chosen == ([PLAN], (), ())
 
 
@@ -101,11 +101,11 @@ def test_with_trees_only_caches_are_used_that_take_them() -> None:
     small = replace(PLAN, capacity=128)
     verify, keep = for_trees(PLAN)
     chosen = choose_engine_plans(
-        manifest_with(small, PLAN, verify, keep), "target", with_trees=True, **MACHINE
+        manifest_with(small, PLAN, verify, keep), "target", MACHINE, with_trees=True
     )
     assert chosen == ([PLAN], [verify], [keep])
     only_small = manifest_with(small, PLAN, *for_trees(small))
-    chosen = choose_engine_plans(only_small, "target", with_trees=True, **MACHINE)
+    chosen = choose_engine_plans(only_small, "target", MACHINE, with_trees=True)
     assert chosen == ([small, PLAN], (), ())
 
 
@@ -114,7 +114,7 @@ def test_with_trees_only_caches_are_used_that_take_them() -> None:
 )
 def test_plans_for_trees_that_do_not_match_leave_chains(change: dict[str, str]) -> None:
     manifest = manifest_with(PLAN, *(replace(plan, **change) for plan in for_trees(PLAN)))
-    chosen = choose_engine_plans(manifest, "target", with_trees=True, **MACHINE)
+    chosen = choose_engine_plans(manifest, "target", MACHINE, with_trees=True)
     assert chosen == ([PLAN], (), ())
 
 

@@ -10,6 +10,7 @@ from outrider.engines import opening
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.files import fingerprint
 from outrider.engines.bundle.manifest import Manifest, load_bundle, write_manifest
+from outrider.engines.bundle.plans import Machine
 from outrider.engines.device.cuda import num_devices
 from outrider.engines.device.sampling.plans import sampler_profile
 from outrider.engines.devices import Device
@@ -52,13 +53,13 @@ def copy(built: Path, tmp_path: Path) -> Path:
 
 def test_each_sampler_graph_is_given_its_plan_or_the_reason(built: Path) -> None:
     bundle = load_bundle(built)
-    machine = {"flavour": RTX, "version": VERSION, "compute_capability": "8.0"}
-    found = sampler_entries(bundle, **machine)
+    machine = Machine(RTX, VERSION, "8.0")
+    found = sampler_entries(bundle, machine)
     assert found.keys() == {path.name for path in (built / "sampler").iterdir()}
     assert all(entry.part == part for part, entry in found.items())
     assert all(len(read_plan(bundle, one)) > 1000 for one in found.values())
     with pytest.raises(EngineError, match=r"judge_full.*capability 8\.0, this machine"):
-        sampler_entries(bundle, **machine | {"compute_capability": "8.9"})
+        sampler_entries(bundle, machine._replace(compute_capability="8.9"))
 
 
 def test_a_plan_is_read_only_by_the_hash_of_the_manifest(copy: Path) -> None:
@@ -147,8 +148,8 @@ def test_trees_have_plans_of_their_own_where_they_are_asked_for(copy: Path) -> N
         assert keep.profiles[0].tokens == (1, 4, most - 1)
         # The weights once more; a path's plan has none.
         assert manifest.files[tree.path].size > 2 * manifest.files[keep.path].size
-        machine = {"flavour": RTX, "version": VERSION, "compute_capability": "8.0"}
-        chosen = choose_engine_plans(manifest, part, with_trees=True, **machine)
+        machine = Machine(RTX, VERSION, "8.0")
+        chosen = choose_engine_plans(manifest, part, machine, with_trees=True)
         assert chosen == ([chain], [tree], [keep])
 
 
@@ -232,8 +233,8 @@ def test_an_impossible_build_is_refused_and_changes_nothing(
 @pytest.mark.skipif(not has_no_gpu(), reason="a GPU is here, so the plan would be loaded")
 def test_a_plan_that_the_driver_refuses_is_refused_in_the_librarys_words(built: Path) -> None:
     bundle, api = load_bundle(built), find_api(RTX)
-    machine = {"flavour": RTX, "version": VERSION, "compute_capability": "8.0"}
-    plan = smallest_plan(bundle.manifest, **machine)
+    machine = Machine(RTX, VERSION, "8.0")
+    plan = smallest_plan(bundle.manifest, machine)
     sizes = [bundle.manifest.files[one.path].size for one in bundle.manifest.plans]
     assert bundle.manifest.files[plan.path].size == min(sizes)
     # Without a GPU nothing gets as far as the device.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider.engines.sampling import adjust, cpu_sampler
-from outrider.engines.sampling import token_probs as token_law
+from outrider.engines.sampling import adjust, cpu_sampler, token_probs
 from outrider.runtime.oracle import verification
 
 import tests.engines.sampling.test_cpu_sampler as sampler_tests
@@ -56,34 +55,34 @@ ORACLE_MUTANTS = {
 
 SAMPLER_MUTANTS = {
     "<= for <": (
-        cpu_sampler,
-        "if is_kept(",
-        "if coin * draft.weight(token) * target_total <= target.weight(token) * draft.total() or is_kept(",
+        token_probs,
+        "    if is_kept:\n",
+        "    if is_kept or coin * draft.weight(token) * target_total <= target.weight(token) * draft.total():\n",
         "the_coin_at_the_ratio_itself_rejects",
     ),
     "accept test in float16": (
-        cpu_sampler,
-        "coin,\n                lenience,",
-        "float(np.float16(coin)), lenience,",
+        token_probs,
+        "        coin,\n        lenience,",
+        "        float(np.float16(coin)), lenience,",
         "the_coin_at_the_ratio_itself_rejects",
     ),
     "residual is the target": (
-        token_law,
-        "return TokenProbs(shared, target.ids, mass), False",
+        token_probs,
+        "return TokenProbs(left, target.ids, mass), False",
         "return TokenProbs(target.weights, target.ids), False",
         "the_four_token_pair_has_the_oracles_law",
     ),
     "residual skipped": (
         cpu_sampler,
-        "residual, is_fallback = residual_probs(target, shared)",
-        "residual, is_fallback = target, False",
+        "judged.left.draw(",
+        "target.draw(",
         "the_lenient_round_at_0_8",
     ),
     "bonus from the residual": (
         cpu_sampler,
         "target.draw(self._uniform(row, Purpose.BONUS",
-        "residual_probs(target, shared_weights(target, self._draft_law(row, gamma - 1), "
-        "self._scratch)[0])[0].draw(self._uniform(row, Purpose.BONUS",
+        "judge_token(target, self._draft_probs(row, gamma - 1), 0, 2.0, 1.0, self._scratch)"
+        ".left.draw(self._uniform(row, Purpose.BONUS",
         "the_run_law_of_the_markov_pair",
     ),
     "target row off by one": (
@@ -100,8 +99,8 @@ SAMPLER_MUTANTS = {
     ),
     "draft row off by one": (
         cpu_sampler,
-        "draft = self._draft_law(row, index)",
-        "draft = self._draft_law(row, max(index - 1, 0))",
+        "draft = self._draft_probs(row, index)",
+        "draft = self._draft_probs(row, max(index - 1, 0))",
         "the_run_law_of_the_markov_pair",
     ),
     "temperature on the target only": (
@@ -112,7 +111,7 @@ SAMPLER_MUTANTS = {
     ),
     "top-k by id": (
         adjust,
-        "ids = kernels.ranked_greatest(logits, params.top_k)",
+        "ids = truncation.ranked_greatest(logits, params.top_k)",
         "ids = np.arange(params.top_k)",
         "a_truncated_round_has_the_truncated_targets_law",
     ),

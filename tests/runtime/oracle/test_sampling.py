@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from outrider.engines.sampling.adjust import adjusted_token_probs, greatest_token, process_logits
 from outrider.engines.sampling.base import SamplingParams
-from outrider.engines.sampling.kernels import ranked_greatest
+from outrider.engines.sampling.truncation import ranked_greatest
 from outrider.runtime.oracle.sampling import adjusted_probs, processed_scores, softmax
 
 EMPTY = np.zeros(0, dtype=np.int64)
