@@ -33,7 +33,7 @@ RULES = {
     "runtime.gamma": f"{CORE} runtime.drafters engines.jit",
     "runtime.drafters": f"{CORE} engines.jit",
     "runtime.loop": f"{CORE} runtime.gamma runtime.drafters engines.sampling",
-    "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache",
+    "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.verify": f"{ENGINES} engines.opening engines.pair engines.sampling runtime",

@@ -1,1 +1,1 @@
-"""Engines for tests: PyTorch, and one that answers by a function."""
+"""Engines for tests and calibration: PyTorch, one that answers by a function, and one that computes nothing."""

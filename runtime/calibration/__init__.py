@@ -1,1 +1,1 @@
-"""Measures what steps cost on this machine, and keeps the table."""
+"""What steps cost on this machine: measured on the first start, and kept."""

@@ -1,49 +1,42 @@
 """Measures what the steps of a bundle cost on this machine.
 
-Times are those of real calls of the engines over the shapes that occur when requests are served.
-Calls of target and draft alternate as they do in service, where each pushes the other's weights out
-of the processor's caches. Rounds over all calls are interleaved, so that whatever else the machine does
-meets all alike; where two halves of the rounds disagree all the same, more are made, and a table that
-stays in doubt says so. The engines measured here are the caller's to close: a cache that grew for a
-long context never shrinks, so they must not serve afterwards.
+Times are those of real calls of the engines over the shapes that occur when requests are served. Calls of target and
+draft alternate as they do in service, where each pushes the other's weights out of the processor's caches. All calls
+are made in rounds; where two halves of the rounds disagree, more are made, and a table that stays unsettled says so.
+The engines are the caller's to close and must not serve: a cache that grew for a long context makes calls slower.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from outrider.engines.base import Engine, Span
-from outrider.engines.kv_cache import FIRST_CAPACITY, MIN_SPAN, capacities
+from outrider.engines.kv_cache import MIN_SPAN, capacities
 from outrider.engines.sampling.base import Sampler
-from outrider.runtime.calibration.fitting import monotone, proportional
-from outrider.runtime.calibration.host_costs import measure_host
-from outrider.runtime.calibration.tree_costs import time_trees
+from outrider.runtime.calibration import timing
+from outrider.runtime.calibration.fitting import fit_model
+from outrider.runtime.calibration.host import measure_host
+from outrider.runtime.calibration.timing import Call, Clock, extend_call, typical, typical_s
+from outrider.runtime.calibration.trees import measure_trees
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import MOST_DISAGREEMENT, CostTable, ModelCosts
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-SPANS = (1, 2, 3, 5, 9, 17)
-DRAFT_SPANS = (1, 2, 5)
-# Draft calls in a row between two of the target.
-DRAFT_CALLS = 2
-CATCH_UP_SPANS = (2, 16, 64, 256)
-# Context of the second point of the line through capacity; long enough to lie above its noise.
-LONG_CONTEXT = 480
-LONG_ROWS = 8
-# Shares of the time: larger batches are begun until the first is spent on one call each; trees may take the second.
-WARM_SHARE = 0.3
-TREE_SHARE = 0.2
-LEAST_ROUNDS = 2
-"""Rounds that are made however long they take: fewer could not disagree."""
-TYPICAL = 0.25
-"""Quantile of a call's times. Whatever else runs on the machine only ever adds time, so that the lower
-quartile is closer to the call's own cost than the median is."""
-
-
-Call = Callable[[], object]
+# Rows, and tokens per row (drafts of 0, 1, 2, 4, 8 and 16): between them times are nearly linear.
+BATCHES, SPANS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 5, 9, 17)
+DRAFT_CALLS = 2  # behind one of the target: the first finds the target's weights in the caches, the next its own
+CATCH_UP_SPANS = (2, 16, 64, 256)  # tokens that a draft model missed, up to all that one call takes
+LONG_CONTEXT, LONG_ROWS = (
+    480,
+    8,
+)  # of the second point of the line through capacity: beyond the noise
+WARM_SHARE = 0.3  # of the time, for one call of every shape; larger batches are extrapolated, as two rounds follow
+TREE_SHARE = 0.2  # of the time, after which passes over trees begin no second number of rows
+LEAST_ROUNDS = 2  # made however long they take: fewer could not disagree
+AGREEING = 0.8  # share of the calls that must agree: fitting corrects a few disturbed ones by their neighbours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,53 +46,12 @@ class Budget:
     Attributes:
         total_s: after this many seconds no further batch size, and no further round, is begun.
         repeats: rounds at most, before it is asked whether they agree.
-        attempts: times that so many rounds are made where they do not.
+        attempts: times so many rounds or seconds at most, where they do not.
     """
 
     total_s: float = 6.0
     repeats: int = 8
     attempts: int = 3
-
-
-@dataclass(slots=True, kw_only=True)
-class _Model:
-    """One model's calls by batch and tokens, and their times.
-
-    Attributes:
-        times: by (batch, tokens), seconds of every round.
-    """
-
-    engine: Engine
-    spans: tuple[int, ...]
-    calls_at_once: int = 1
-    times: dict[tuple[int, int], list[float]] = field(default_factory=dict)
-
-    def call(self, batch: int, tokens: int) -> None:
-        """One call, as often as it is made at once."""
-        extend = _extend_call(self.engine, batch, tokens)
-        for _ in range(self.calls_at_once):
-            extend()
-
-    @property
-    def batches(self) -> list[int]:
-        """Rows that were measured, ascending."""
-        return sorted({batch for batch, _ in self.times})
-
-    def costs(self, position_s: float) -> ModelCosts:
-        """What was measured, made monotone."""
-        batches = self.batches
-        typical = [
-            [_typical(self.times[batch, tokens]) / self.calls_at_once for tokens in self.spans]
-            for batch in batches
-        ]
-        grid = monotone(proportional(np.array(typical), batches, self.spans))
-        return ModelCosts(
-            batches=tuple(batches),
-            tokens=self.spans,
-            seconds=tuple(tuple(row) for row in grid.tolist()),
-            capacity=capacities(self.engine.limits)[0],
-            position_s=position_s,
-        )
 
 
 def calibrate(
@@ -110,29 +62,21 @@ def calibrate(
     decoder: Decoder,
     max_gamma: int,
     budget: Budget | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Clock = time.perf_counter,
 ) -> CostTable:
-    """Measure everything a choice of gamma needs.
+    """Measure everything a choice of gamma needs, with engines whose slots are free.
 
-    Args:
-        target: engine whose slots are free.
-        draft: likewise, or None.
-        sampler: the one that will serve.
-        decoder: the one that will serve.
-        max_gamma: widest verification less one.
-        budget: how long to take.
-        clock: seconds.
+    Sampler and decoder are those that will serve; ``max_gamma`` is the widest verification less one.
     """
     budget = budget or Budget()
-    widest = max(MIN_SPAN, min(max_gamma + 1, target.limits.max_extend))
-    spans = (*(n for n in SPANS if n < widest), widest)
-    models = [_Model(engine=target, spans=spans)]
-    if draft is not None:
-        models.append(_Model(engine=draft, spans=DRAFT_SPANS, calls_at_once=DRAFT_CALLS))
-    disagreement = _measure_grids(models, budget, clock)
-    trees = time_trees(target, models[0].batches, TREE_SHARE * budget.total_s, clock)
+    engines = [target] if draft is None else [target, draft]
+    costs, disagreement = _measure_grids(engines, max_gamma, budget, clock)
+    trees = measure_trees(target, costs[0], TREE_SHARE * budget.total_s, clock)
     # From here on the caches grow.
-    costs = [model.costs(_position_s(model.engine, budget.repeats, clock)) for model in models]
+    costs = [
+        replace(of_model, position_s=_position_s(engine, budget.repeats, clock))
+        for of_model, engine in zip(costs, engines, strict=True)
+    ]
     return CostTable(
         target=costs[0],
         draft=None if draft is None else costs[1],
@@ -140,119 +84,85 @@ def calibrate(
         host=measure_host(target.limits, sampler, decoder, max_gamma, clock),
         capacities=capacities(target.limits),
         disagreement=disagreement,
-        trees=trees.costs(costs[0]),
+        trees=trees,
     )
 
 
-def _measure_grids(models: Sequence[_Model], budget: Budget, clock: Callable[[], float]) -> float:
-    """Time every call in rounds; how far two halves of the rounds disagree."""
+def _measure_grids(
+    engines: Sequence[Engine], max_gamma: int, budget: Budget, clock: Clock
+) -> tuple[list[ModelCosts], float]:
+    """Return the costs of target and draft, and the share by which two halves of the rounds disagree."""
     began = clock()
-    order = _order(models, began + WARM_SHARE * budget.total_s, clock)
-    disagreement = np.inf
-    for attempt in range(1, budget.attempts + 1):
-        for number in range(max(budget.repeats, LEAST_ROUNDS)):
-            is_late = clock() > began + attempt * budget.total_s
-            if is_late and (number >= LEAST_ROUNDS or attempt > 1):
+    widest = max(MIN_SPAN, min(max_gamma + 1, engines[0].limits.max_extend))
+    spans = (*(n for n in SPANS if n < widest), widest)
+    most = min(engine.limits.max_batch for engine in engines)
+    batches: list[int] = []
+    calls: list[Call] = []
+    for rows in (*(n for n in BATCHES if n < most), most):
+        if batches and clock() > began + WARM_SHARE * budget.total_s:
+            break
+        turns = [call for tokens in spans for call in _turn(engines, rows, tokens)]
+        timing.time_round(turns, clock)
+        batches.append(rows)
+        calls += turns
+    rounds: list[list[float]] = []
+    while True:
+        rounds.append(timing.time_round(calls, clock))
+        spent = max(len(rounds) / budget.repeats, (clock() - began) / budget.total_s)
+        if len(rounds) >= LEAST_ROUNDS and spent >= 1.0:
+            disagreement = _disagreement(rounds)
+            if disagreement <= MOST_DISAGREEMENT or spent >= budget.attempts:
                 break
-            for model, batch, tokens in order:
-                call_began = clock()
-                model.call(batch, tokens)
-                # A clock too coarse for the call must not make it free.
-                taken_s = max(clock() - call_began, 1e-9)
-                model.times.setdefault((batch, tokens), []).append(taken_s)
-        disagreement = _disagreement([one for model in models for one in model.times.values()])
-        if disagreement <= MOST_DISAGREEMENT:
-            break
-    return disagreement
+    grid = typical(rounds).reshape(len(batches), len(spans), len(engines))
+    sizes = [capacities(engine.limits)[0] for engine in engines]
+    costs = [fit_model(grid[:, :, 0], batches, spans, sizes[0])]
+    if len(engines) > 1:
+        draft_s = grid[:, :, 1].mean(axis=1, keepdims=True) / DRAFT_CALLS
+        costs.append(fit_model(draft_s, batches, (1,), sizes[1]))
+    return costs, disagreement
 
 
-def _order(
-    models: Sequence[_Model], warm_until: float, clock: Callable[[], float]
-) -> list[tuple[_Model, int, int]]:
-    """Calls of one round, after one call each: the target's and the draft's in turns.
-
-    Small batches come first; those whose turn is after ``warm_until`` are left to extrapolation.
-    """
-    most = min(model.engine.limits.max_batch for model in models)
-    order: list[tuple[_Model, int, int]] = []
-    for batch in (*(one for one in BATCHES if one < most), most):
-        if order and clock() > warm_until:
-            break
-        calls: list[tuple[_Model, int, int]] = []
-        for index, tokens in enumerate(models[0].spans):
-            calls.append((models[0], batch, tokens))
-            calls += [(one, batch, one.spans[index % len(one.spans)]) for one in models[1:]]
-        # A model with more lengths than the target has the rest at the end.
-        seen = {(id(model), tokens) for model, _, tokens in calls}
-        for model in models[1:]:
-            calls += [(model, batch, n) for n in model.spans if (id(model), n) not in seen]
-        for model, rows, tokens in calls:
-            model.call(rows, tokens)
-        order += calls
-    return order
+def _turn(engines: Sequence[Engine], rows: int, tokens: int) -> list[Call]:
+    """Return a call of the target, and one that drafts behind it: some calls of one token per row."""
+    target, *drafts = engines
+    calls = [extend_call(target, rows, tokens)]
+    return calls + [extend_call(draft, rows, 1, times=DRAFT_CALLS) for draft in drafts]
 
 
-def _disagreement(times: Sequence[Sequence[float]]) -> float:
-    """How far apart every other round is from those between, as a share that four of five calls keep.
+def _disagreement(rounds: Sequence[Sequence[float]]) -> float:
+    """Return the share by which every other round is apart from those between, for most of the calls.
 
     A machine that was slower in one half altogether misleads no choice, and is left out.
     """
-    halves = np.array([[_typical(one[0::2]), _typical(one[1::2])] for one in times])
-    apart = np.log(halves[:, 0] / halves[:, 1])
-    return float(np.quantile(np.abs(apart - np.median(apart)), 0.8))
+    apart = np.log(typical(rounds[0::2]) / typical(rounds[1::2]))
+    return float(np.quantile(np.abs(apart - np.median(apart)), AGREEING))
 
 
-def _typical(times: Sequence[float]) -> float:
-    return float(np.quantile(times, TYPICAL))
-
-
-def _time(call: Call, repeats: int, clock: Callable[[], float]) -> float:
-    """Typical seconds of one call; one more goes before and is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        began = clock()
-        call()
-        times.append(max(clock() - began, 1e-9))
-    return _typical(times[1:])
-
-
-def _position_s(engine: Engine, repeats: int, clock: Callable[[], float]) -> float:
-    """What a further cache position costs a row: the same call before and after the cache grew."""
-    limits = engine.limits
-    start = min(LONG_CONTEXT, limits.max_context - MIN_SPAN)
-    sizes = capacities(limits)
-    grown = next(size for size in sizes if size >= start + MIN_SPAN) - sizes[0]
+def _position_s(engine: Engine, repeats: int, clock: Clock) -> float:
+    """Return what a further cache position costs a row: the same call before and after the cache grew."""
+    limits, sizes = engine.limits, capacities(engine.limits)
+    length = min(LONG_CONTEXT, limits.max_context)
+    grown = next(size for size in sizes if size >= length) - sizes[0]
     if grown <= 0:
         return 0.0
     rows = min(LONG_ROWS, limits.max_batch)
-    call = _extend_call(engine, rows, MIN_SPAN)
-    short_s = _time(call, repeats, clock)
-    for first in range(0, start, limits.max_extend):
-        tokens = (0,) * min(limits.max_extend, start - first)
+    calls = [extend_call(engine, rows, MIN_SPAN)]
+    short_s = typical_s(calls, repeats, clock)
+    for first in range(0, length, limits.max_extend):
+        tokens = (0,) * min(limits.max_extend, length - first)
         engine.extend([Span(slot=0, start=first, tokens=tokens, num_logits=0)])
-    engine.extend([Span(slot=0, start=start, tokens=(0,) * MIN_SPAN, num_logits=0)])
-    long_s = _time(call, repeats, clock)
-    return max(0.0, long_s - short_s) / (grown * rows)
+    long_s = typical_s(calls, repeats, clock)
+    return max(0.0, float(long_s[0] - short_s[0])) / (grown * rows)
 
 
-def _measure_catch_up(engine: Engine, repeats: int, clock: Callable[[], float]) -> ModelCosts:
-    longest = min(engine.limits.max_extend, engine.limits.max_context)
+def _measure_catch_up(draft: Engine, repeats: int, clock: Clock) -> ModelCosts:
+    """Return the costs of one row of many tokens whose logits nobody wants."""
+    longest = min(draft.limits.max_extend, draft.limits.max_context)
     spans = (*(n for n in CATCH_UP_SPANS if n < longest), longest)
-    times = [_time(_extend_call(engine, 1, n, is_judged=False), repeats, clock) for n in spans]
-    grid = monotone(proportional(np.array([times]), (1,), spans))
-    return ModelCosts(
-        batches=(1,),
-        tokens=spans,
-        seconds=(tuple(grid[0].tolist()),),
-        capacity=FIRST_CAPACITY,
-        position_s=0.0,
-    )
-
-
-def _extend_call(engine: Engine, batch: int, tokens: int, *, is_judged: bool = True) -> Call:
-    num_logits = tokens if is_judged else 0
-    spans = [
-        Span(slot=slot, start=0, tokens=(0,) * tokens, num_logits=num_logits)
-        for slot in range(batch)
+    calls = [
+        partial(draft.extend, [Span(slot=0, start=0, tokens=(0,) * tokens, num_logits=0)])
+        for tokens in spans
     ]
-    return lambda: engine.extend(spans)
+    return fit_model(
+        typical_s(calls, repeats, clock)[None], (1,), spans, capacities(draft.limits)[0]
+    )

@@ -6,19 +6,29 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from outrider.runtime.gamma.costs import HostCosts, RowCosts, RowKind
+from outrider.runtime.gamma.costs import HostCosts, ModelCosts, RowCosts, RowKind
 
 Seconds = npt.NDArray[np.float64]
 
 
+def fit_model(
+    measured: Seconds, batches: Sequence[int], tokens: Sequence[int], capacity: int
+) -> ModelCosts:
+    """Return a model's costs, monotone, from [B, T] float64 seconds at one capacity."""
+    grid = monotone(proportional(measured, batches, tokens))
+    return ModelCosts(
+        batches=tuple(batches),
+        tokens=tuple(tokens),
+        seconds=tuple(tuple(row) for row in grid.tolist()),
+        capacity=capacity,
+        position_s=0.0,
+    )
+
+
 def monotone(measured: Seconds) -> Seconds:
-    """A grid near the measured one that falls along neither axis.
+    """Return a grid near the measured one, [B, T] float64 seconds, that falls along neither axis.
 
-    The middle between the least monotone grid above and the greatest one below; a grid that is
-    monotone already is left as it is.
-
-    Args:
-        measured: [B, T] or [T] float64 seconds.
+    It is the middle between the least monotone grid above and the greatest one below; a monotone grid stays as it is.
     """
     above, below = measured, measured
     for axis in range(measured.ndim):
@@ -28,49 +38,34 @@ def monotone(measured: Seconds) -> Seconds:
 
 
 def proportional(measured: Seconds, batches: Sequence[int], tokens: Sequence[int]) -> Seconds:
-    """A grid in which nothing costs more per row and token than something smaller does.
+    """Return a grid in which nothing costs more per row and token than something smaller does.
 
-    Larger calls only ever share what calls cost anyway, and whatever disturbs a measurement adds to
-    it, so that a time above that was disturbed.
+    A larger call shares the fixed cost among more tokens, and other work only adds time: any longer time was disturbed.
 
     Args:
         measured: [B, T] float64 seconds.
-        batches: ascending rows.
-        tokens: ascending tokens per row.
+        batches: [B] ascending rows.
+        tokens: [T] ascending tokens per row.
     """
-    sizes = np.outer(np.asarray(batches, dtype=np.float64), np.asarray(tokens, dtype=np.float64))
-    per_token = measured / sizes
-    for axis in range(2):
-        per_token = np.minimum.accumulate(per_token, axis=axis)
+    sizes = np.outer(batches, tokens).astype(np.float64)
+    per_token = np.minimum.accumulate(np.minimum.accumulate(measured / sizes, axis=0), axis=1)
     fitted: Seconds = per_token * sizes
     return fitted
 
 
 def fit_host(samples: Sequence[tuple[RowKind, int, int, float]]) -> HostCosts:
-    """Least squares with coefficients that are not negative, relative to what was measured.
+    """Return the host's costs by least squares of relative errors; a cost that noise made negative is 0.
 
     Args:
-        samples: kind, rows, draft tokens per row and seconds of a step outside the engines; every
-            kind with at least two numbers of rows and two of draft tokens.
+        samples: kind, rows, draft tokens per row and seconds of a step outside the engines.
     """
     kinds = list(RowKind)
     design = np.zeros((len(samples), 2 + 2 * len(kinds)))
-    measured = np.array([seconds for *_, seconds in samples])
-    for index, (kind, rows, gamma, _) in enumerate(samples):
-        place = 2 + 2 * kinds.index(kind)
-        design[index, [0, 1, place, place + 1]] = 1.0, gamma, rows, rows * gamma
-    # A percent of a short step counts as much as a percent of a long one.
-    scaled = design / measured[:, None]
-    fitted = np.zeros(design.shape[1])
-    kept = np.arange(design.shape[1])
-    while len(kept):
-        solution = np.linalg.lstsq(scaled[:, kept], np.ones(len(samples)), rcond=None)[0]
-        if (solution >= 0.0).all():
-            fitted[kept] = solution
-            break
-        kept = kept[solution >= 0.0]
-    rows_of = {
-        kind: RowCosts(row_s=float(fitted[2 + 2 * i]), token_s=float(fitted[3 + 2 * i]))
-        for i, kind in enumerate(kinds)
-    }
-    return HostCosts(step_s=float(fitted[0]), call_s=float(fitted[1]), rows=rows_of)
+    for line, (kind, rows, gamma, seconds) in zip(design, samples, strict=True):
+        of_kind = 2 + 2 * kinds.index(kind)
+        # A percent of a short step counts as much as a percent of a long one.
+        line[[0, 1, of_kind, of_kind + 1]] = np.array([1.0, gamma, rows, rows * gamma]) / seconds
+    fitted = np.linalg.lstsq(design, np.ones(len(samples)), rcond=None)[0]
+    (step_s, call_s), *of_kinds = np.maximum(fitted, 0.0).reshape(-1, 2).tolist()
+    costs = [RowCosts(row_s=row_s, token_s=token_s) for row_s, token_s in of_kinds]
+    return HostCosts(step_s=step_s, call_s=call_s, rows=dict(zip(kinds, costs, strict=True)))

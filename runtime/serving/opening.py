@@ -17,7 +17,7 @@ from outrider.engines.opening import choose_device, open_pair
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.calibration.calibrate import calibrate
-from outrider.runtime.calibration.cost_store import load_or_measure, table_name
+from outrider.runtime.calibration.store import load_or_measure, table_name
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.text import Decoder

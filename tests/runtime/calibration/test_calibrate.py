@@ -13,9 +13,10 @@ from outrider.engines.base import EngineLimits, FloatArray, Span
 from outrider.engines.sampling.base import SamplingRow, Verdict
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.calibration.calibrate import Budget, calibrate
-from outrider.runtime.calibration.cost_store import load_or_measure, table_name
-from outrider.runtime.calibration.host_costs import measure_host
+from outrider.runtime.calibration.host import measure_host
+from outrider.runtime.calibration.store import load_or_measure, table_name
 from outrider.runtime.gamma.costs import CostTable, RowKind
+from outrider.runtime.loop.tree_prices import node_cost
 
 from tests.runtime.markov import LetterDecoder
 
@@ -97,7 +98,7 @@ def test_the_table_gives_back_what_the_engines_took() -> None:
             )
     assert table.target.extend_s(4, 1, 128) == pytest.approx(5.0)  # as wide as two
     assert table.target.extend_s(4, 2, 512) == pytest.approx(5.0 + 0.001 * 4 * 384)
-    assert table.draft.extend_s(2, 2, 512) == pytest.approx(1.2)
+    assert table.draft.extend_s(2, 1, 512) == pytest.approx(1.2)
     assert table.catch_up.extend_s(1, 40, 128) == pytest.approx(3.0)
     assert table.capacities == (128, 192, 256, 384, 512, 768, 900)
     assert set(table.host.rows) == set(RowKind)
@@ -265,7 +266,7 @@ def test_passes_over_trees_are_measured_as_what_they_are() -> None:
         for tokens in (3, 17, 25):
             found = table.trees.extend_s(rows, tokens, 128)
             assert found == pytest.approx(1.0 + 0.4 * rows * tokens)
-    assert table.node_cost(16, 8) == pytest.approx(
+    assert node_cost(table, 16, 8) == pytest.approx(
         (0.4 * 8 * 17 - 0.3 * 8 * 2) / 16 / (1.0 + 0.3 * 8 * 2 + table.host.step_s)
     )
     assert measured(ticker, PricedEngine(ticker, 0.3, 0.0), None, budget).trees is None
@@ -289,5 +290,5 @@ def test_a_machine_that_slows_down_makes_trees_no_dearer_beside_chains() -> None
         measured(ticker, kind(ticker, 0.3, 0.0), None, budget)
         for kind, ticker in ((TreeEngine, Ticker()), (Slowing, Ticker()))
     ]
-    steady, slowed = (table.node_cost(16, 8) for table in tables)
+    steady, slowed = (node_cost(table, 16, 8) for table in tables)
     assert slowed == pytest.approx(steady)

@@ -19,6 +19,7 @@ from outrider.runtime.drafters.phrases.recycling import RecyclingDrafter
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 from outrider.runtime.drafters.text.suffix_array import Datastore, write_datastore
+from outrider.runtime.loop.tree_prices import node_cost
 
 from tests.runtime.drafters.rows import outcome, row
 from tests.runtime.gamma.test_controller import table
@@ -92,7 +93,7 @@ def test_what_a_node_costs_decides_which_are_worth_it() -> None:
     assert least_prob(0.25) == 0.25
     assert least_prob(0.0) == LEAST_NODE_PROB
     assert least_prob(7.0) == 1.0
-    cheap, dear = (table(c=0.1, slope=slope).node_cost(8) for slope in (0.01, 0.3))
+    cheap, dear = (node_cost(table(c=0.1, slope=slope), 8) for slope in (0.01, 0.3))
     assert 0.0 < cheap < dear
     for name in ("min_node_prob", "tree_nodes"):
         with pytest.raises(ConfigError, match=name):

@@ -23,6 +23,7 @@ from outrider.runtime.core.params import FinishReason
 from outrider.runtime.drafters import registry
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from outrider.runtime.gamma.costs import ModelCosts
+from outrider.runtime.loop.tree_prices import node_cost
 from outrider.runtime.serving import opening
 from outrider.runtime.serving.opening import ServeOptions
 
@@ -350,7 +351,7 @@ def test_trees_of_adaptive_requests_follow_what_a_node_costs_beside_the_others()
             position_s=0.0,
         ),
     )
-    for batch, node_cost in ((1, 0.02), (5, 1.0)):
+    for batch, expected in ((1, 0.02), (5, 1.0)):
         harness = tree_harness("F3", costs=costs)
         for index in range(batch):
             gamma = {"gamma": 4} if index == 1 else {}
@@ -366,10 +367,10 @@ def test_trees_of_adaptive_requests_follow_what_a_node_costs_beside_the_others()
         assert len(drafter.rows) == batch
         for row in drafter.rows:
             if row.is_adaptive:
-                assert row.node_cost == pytest.approx(node_cost)
+                assert row.node_cost == pytest.approx(expected)
                 assert row.max_nodes == (MAX_NODES - 1 if batch == 1 else 0)
             else:
-                alone = costs.node_cost(DraftingConfig().tree_nodes)
+                alone = node_cost(costs, DraftingConfig().tree_nodes)
                 assert (row.node_cost, row.max_nodes) == (alone, MAX_NODES - 1)
         of_adaptive = [one for one in drafter.outcomes if one.row.is_adaptive]
         assert all((one.parents is None) is (batch > 1) for one in of_adaptive)

@@ -1,4 +1,4 @@
-"""Where cost tables are kept: by models, hardware and version, so that each is measured once."""
+"""Keeps cost tables, named by models, hardware and versions, so that each is measured once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from outrider.runtime.gamma.costs import CostTable
 
-SCHEMA = 6
+SCHEMA = 7  # rises with what is measured and how: an older table has another name, and is not found
+PACKAGES = ("outrider-server", "onnxruntime")  # a new version of these may run at another speed
 
 log = logging.getLogger(__name__)
 
@@ -21,21 +22,16 @@ log = logging.getLogger(__name__)
 def load_or_measure(
     paths: Sequence[Path], measure: Callable[[], CostTable], *, is_refreshed: bool = False
 ) -> CostTable:
-    """The table kept at the first of the paths that has one, or a measured one, which is kept.
+    """Return the table kept at the first of the paths that has one, else a measured one, which is then kept.
 
-    A kept table whose measurements disagreed is measured again, and the better of the two is taken.
-
-    Args:
-        paths: where it may lie, in order of preference; the first that can be written keeps it.
-        measure: takes seconds.
-        is_refreshed: measure even if there is one.
+    A kept table whose measurements disagreed is measured again, and the better of the two is taken. The first of the
+    paths that can be written keeps the table. ``is_refreshed`` measures even if there is one.
     """
     kept = None if is_refreshed else _kept(paths)
     if kept is not None and kept.is_settled:
         return kept
-    table = measure()
-    if kept is not None and kept.disagreement < table.disagreement:
-        table = kept
+    measured = measure()
+    table = min(measured, kept or measured, key=lambda one: one.disagreement)
     if not table.is_settled:
         log.warning(
             "measurements of what steps cost disagree by %.0f %%: something else uses this machine; "
@@ -70,39 +66,13 @@ def _keep(paths: Sequence[Path], table: CostTable) -> None:
 
 
 def table_name(*, files: Sequence[str], device: str, num_threads: int, max_batch: int) -> str:
-    """File name of the table of these models on this machine.
-
-    Args:
-        files: digests of everything the engines run.
-        device: "cpu" or "cuda".
-        num_threads: of a CPU backend.
-        max_batch: slots.
-    """
-    facts = {
-        "schema": SCHEMA,
-        "files": sorted(files),
-        "device": device,
-        "num_threads": num_threads,
-        "max_batch": max_batch,
-        "hardware": _hardware(),
-        "versions": [_version("outrider-server"), _version("onnxruntime")],
-    }
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    """Return the file name of the table of these models on this machine; ``files`` are digests of all that they run."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text(encoding="utf-8").splitlines() if cpu_info.exists() else []
+    processor = next((one for one in lines if one.startswith("model name")), platform.processor())
+    installed = [found for name in PACKAGES for found in metadata.distributions(name=name)]
+    versions = sorted({f"{found.name} {found.version}" for found in installed})
+    hardware = [platform.machine(), processor, os.cpu_count()]
+    facts = [SCHEMA, sorted(files), device, num_threads, max_batch, hardware, versions]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return f"{digest[:16]}.json"
-
-
-def _hardware() -> list[str]:
-    processor = platform.processor()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        processor = next(line for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return [platform.machine(), processor, str(os.cpu_count())]
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""

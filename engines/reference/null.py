@@ -1,0 +1,54 @@
+"""An engine that computes nothing: what a step takes with it is the host's time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from outrider.engines.base import EngineLimits, FloatArray, Span
+
+
+class NullEngine:
+    """An engine whose logits are the same row at every position.
+
+    Args:
+        limits: capacities.
+        row: [V] float32.
+        max_wanted: most logits that one span may want.
+    """
+
+    def __init__(self, limits: EngineLimits, row: FloatArray, *, max_wanted: int) -> None:
+        self._limits = limits
+        self._logits = np.tile(row, (limits.max_batch, max_wanted, 1))
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities."""
+        return self._limits
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """True: every row is the same."""
+        return True
+
+    @property
+    def packs_rows(self) -> bool:
+        """False: it multiplies nothing."""
+        return False
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """Return [B, R, V] float32, the same row everywhere."""
+        wanted = max(span.num_logits for span in spans)
+        return self._logits[: len(spans), :wanted]
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Do nothing: no tokens are held."""
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Do nothing: no tokens are held."""
+
+    def trim(self, lengths: Sequence[int]) -> None:
+        """Do nothing: no tokens are held."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""

@@ -1,0 +1,51 @@
+"""Times calls in turns, so that whatever else the machine does meets all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from outrider.engines.base import Engine, Span
+from outrider.runtime.calibration.fitting import Seconds
+
+Call = Callable[[], object]
+Clock = Callable[[], float]
+
+TYPICAL = 0.25  # quantile of a call's times: other work only adds time, so that it is nearer than the median
+LEAST_S = 1e-9  # of a call: a clock that is too coarse for it must not make it free
+
+
+def extend_call(
+    engine: Engine, rows: int, tokens: int, *, times: int = 1, is_tree: bool = False
+) -> Call:
+    """Return a call that extends so many free slots by so many tokens each, all logits wanted, ``times`` times.
+
+    The tokens of a tree are all children of its root: a pass costs by its width alone.
+    """
+    parents = (0,) * (tokens - 1) if is_tree else None
+    spans = [
+        Span(slot=slot, start=0, tokens=(0,) * tokens, num_logits=tokens, parents=parents)
+        for slot in range(rows)
+    ]
+    return lambda: [engine.extend(spans) for _ in range(times)]
+
+
+def time_round(calls: Sequence[Call], clock: Clock) -> list[float]:
+    """Return the seconds of each call, made once in this order."""
+    times = []
+    for call in calls:
+        began = clock()
+        call()
+        times.append(max(clock() - began, LEAST_S))
+    return times
+
+
+def typical(rounds: Sequence[Sequence[float]]) -> Seconds:
+    """Return [calls] float64 typical seconds of [rounds][calls]."""
+    return np.asarray(np.quantile(rounds, TYPICAL, axis=0), dtype=np.float64)
+
+
+def typical_s(calls: Sequence[Call], num_rounds: int, clock: Clock) -> Seconds:
+    """Return [calls] float64 typical seconds; a round that allocates and plans goes before."""
+    time_round(calls, clock)
+    return typical([time_round(calls, clock) for _ in range(num_rounds)])
