@@ -62,6 +62,11 @@ PAIRS = {
         target=Size(hidden=384, layers=5, intermediate=1152, heads=6, kv_heads=2),
         draft=Size(hidden=256, layers=4, intermediate=768, heads=8, kv_heads=4),
     ),
+    # A pair on which no constant of the controller was chosen.
+    "unseen-21m-2m": PairSize(
+        target=Size(hidden=512, layers=6, intermediate=1792, heads=8, kv_heads=4),
+        draft=Size(hidden=192, layers=3, intermediate=512, heads=6, kv_heads=2),
+    ),
     "1b-50m": PairSize(
         target=Size(hidden=2048, layers=16, intermediate=8192, heads=32, kv_heads=8),
         draft=Size(hidden=768, layers=6, intermediate=2688, heads=24, kv_heads=8),
