@@ -64,6 +64,14 @@ def test_one_row_gets_the_gamma_of_the_formula(
     assert found.gammas[expected] == [expected]
 
 
+def test_a_draft_that_gains_nothing_is_not_used() -> None:
+    """alpha = c = .5: gamma 1 gains exactly nothing."""
+    found = options(table(c=0.5), 0.5)
+    assert found.rates[1] == pytest.approx(found.rates[0])
+    assert best(found) == [0]
+    assert best(options(table(c=0.3), 0.05)) == [0]
+
+
 def test_expected_tokens_and_seconds_are_those_of_the_sum() -> None:
     found = options(table(c=0.1, slope=0.2, token_s=0.01), 0.5, 0.8)
     assert found.tokens[2] == pytest.approx(2 + 0.5 + 0.25 + 0.8 + 0.64)

@@ -103,7 +103,12 @@ def test_what_cannot_be_widened_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("name", list(PAIRS))
 def test_shipped_pairs_fit_the_demo_pair_and_have_their_size(name: str) -> None:
-    sizes = {"gptlike-125m-6m": (125, 6), "demo-dear-draft": (10.2, 4.2), "1b-50m": (1000, 50)}
+    sizes = {
+        "gptlike-125m-6m": (125, 6),
+        "demo-dear-draft": (10.2, 4.2),
+        "unseen-22m-2m": (22.5, 2),
+        "1b-50m": (1000, 50),
+    }
     wanted = sizes[name]
     for part, millions in zip(("target", "draft"), wanted, strict=True):
         size = getattr(PAIRS[name], part)
