@@ -10,21 +10,17 @@ from outrider.engines.kv_cache import MIN_SPAN
 from outrider.engines.reference.null import NullEngine
 from outrider.engines.sampling.base import ExactnessMode, Sampler, SamplingParams
 from outrider.runtime.calibration.fitting import fit_host
-from outrider.runtime.calibration.timing import Clock, typical_s
+from outrider.runtime.calibration.timing import Clock, time_calls
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import HostCosts, RowKind
 from outrider.runtime.loop.worker import Worker
 
-ROWS, GAMMA = (
-    (1, 16),
-    4,
-)  # with 1 row and with gamma 0 the two points of each line that the host's time is taken for
+# The host's time is taken as linear in rows and in draft tokens: two points of each, gamma 0 being one.
+ROWS, GAMMA = (1, 16), 4
 STEPS = 5  # timed of each kind, rows and gamma: 60 in all, which take far less time than the engines' calls
-LOGITS_STD = (
-    3.0  # spread of the logits: about a trained model's, so that sampling keeps as many candidates
-)
+LOGITS_STD = 3.0  # about a trained model's, so that as many candidates are kept
 KINDS = {  # temperature and mode of a request of the kind
     RowKind.GREEDY: (0.0, ExactnessMode.MAX_ACCEPT),
     RowKind.SAMPLED: (1.0, ExactnessMode.MAX_ACCEPT),
@@ -58,7 +54,7 @@ def measure_host(
         for index in range(rows):
             worker.submit(_spec(kind, index, gamma), lambda event: None)
         # The first step, which is not counted, reads the prompts.
-        (seconds,) = typical_s([worker.run_step], STEPS, clock).tolist()
+        (seconds,) = time_calls([worker.run_step], STEPS, clock).tolist()
         samples.append((kind, rows, gamma, seconds))
     return fit_host(samples)
 

@@ -67,8 +67,10 @@ def _keep(paths: Sequence[Path], table: CostTable) -> None:
 
 def table_name(*, files: Sequence[str], device: str, num_threads: int, max_batch: int) -> str:
     """Return the file name of the table of these models on this machine; ``files`` are digests of all that they run."""
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text(encoding="utf-8").splitlines() if cpu_info.exists() else []
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
     processor = next((one for one in lines if one.startswith("model name")), platform.processor())
     installed = [found for name in PACKAGES for found in metadata.distributions(name=name)]
     versions = sorted({f"{found.name} {found.version}" for found in installed})

@@ -30,7 +30,7 @@ def extend_call(
     return lambda: [engine.extend(spans) for _ in range(times)]
 
 
-def time_round(calls: Sequence[Call], clock: Clock) -> list[float]:
+def timed(calls: Sequence[Call], clock: Clock) -> list[float]:
     """Return the seconds of each call, made once in this order."""
     times = []
     for call in calls:
@@ -45,7 +45,7 @@ def typical(rounds: Sequence[Sequence[float]]) -> Seconds:
     return np.asarray(np.quantile(rounds, TYPICAL, axis=0), dtype=np.float64)
 
 
-def typical_s(calls: Sequence[Call], num_rounds: int, clock: Clock) -> Seconds:
+def time_calls(calls: Sequence[Call], num_rounds: int, clock: Clock) -> Seconds:
     """Return [calls] float64 typical seconds; a round that allocates and plans goes before."""
-    time_round(calls, clock)
-    return typical([time_round(calls, clock) for _ in range(num_rounds)])
+    timed(calls, clock)
+    return typical([timed(calls, clock) for _ in range(num_rounds)])

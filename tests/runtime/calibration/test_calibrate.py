@@ -292,3 +292,25 @@ def test_a_machine_that_slows_down_makes_trees_no_dearer_beside_chains() -> None
     ]
     steady, slowed = (node_cost(table, 16, 8) for table in tables)
     assert slowed == pytest.approx(steady)
+
+
+def test_a_plain_pass_that_is_slow_behind_the_widest_tree_makes_trees_no_cheaper() -> None:
+    """Caches are cold behind a wide pass: a plain pass of 10M parameters then takes up to twice as long."""
+
+    class ColdBehindTrees(TreeEngine):
+        is_cold = False
+
+        def extend(self, spans: Sequence[Span]) -> FloatArray:
+            self._ticker.now += 5.0 * self.is_cold
+            self.is_cold = len(spans[0].tokens) == 33
+            return super().extend(spans)
+
+    budget = Budget(total_s=1e9, repeats=2)
+    tables = [
+        measured(ticker, kind(ticker, 0.3, 0.0), None, budget)
+        for kind, ticker in ((TreeEngine, Ticker()), (ColdBehindTrees, Ticker()))
+    ]
+    warm, cold = (table.trees for table in tables)
+    assert warm is not None
+    assert cold is not None
+    assert np.array(cold.seconds) == pytest.approx(np.array(warm.seconds))
