@@ -1,4 +1,4 @@
-"""How likely the next draft tokens are to be kept, from what verifications have revealed.
+"""Estimates how likely the next draft tokens are to be kept, from the verifications so far.
 
 Per request and draft position: hits over trials of the positions that were reached, with the overlap sum of
 min(p, q) in place of the hit where the sampler had both distributions (a Rao-Blackwell estimate, Leviathan et al. 2023,
@@ -22,17 +22,11 @@ Rates = npt.NDArray[np.float64]
 # Chosen on the demo pair's cells of scripts/bench/builds.py, judged on 125M parameters.
 REQUEST_DECAY = 0.96  # of a request's evidence per round: about 25 rounds count
 GROUP_DECAY = 0.998  # of a group's evidence per round of any request: about 500 count
-FIRST_RATE, FIRST_WEIGHT = (
-    0.7,
-    4.0,
-)  # expected before anything was seen (the demo pair: .7 to .8), in trials
-POSITION_WEIGHT = (
-    12.0  # trials that the rate over all positions weighs against those of one position
-)
+FIRST_RATE = 0.7  # expected before anything was seen: of the demo pair .7 to .8
+FIRST_WEIGHT = 4.0  # trials that the first rate weighs
+POSITION_WEIGHT = 12.0  # trials that the rate over all positions weighs against those of one
 GROUP_WEIGHT = 8.0  # trials that the group weighs against a request's own
-OLD_TRIALS = (
-    32.0  # trials that old evidence weighs at most in a try: 8 new ones must be able to turn it
-)
+OLD_TRIALS = 32.0  # that old evidence weighs at most in a try: 8 new ones must be able to turn it
 LEAST_RATE, MOST_RATE = 0.01, 0.99  # bounds of every estimate, so that odds stay finite
 MOST_GROUPS = 64  # groups that are kept apart; further ones share one
 HITS, TRIALS, ASKED, PROPOSED, CALLED = range(5)
@@ -66,11 +60,7 @@ class Expected(NamedTuple):
 
 
 class Acceptance:
-    """Evidence per request and per group; its owner is the worker's thread.
-
-    Args:
-        max_gamma: G, draft positions.
-    """
+    """Evidence per request and per group, on G = ``max_gamma`` positions; its owner is the worker's thread."""
 
     def __init__(self, max_gamma: int) -> None:
         self._max_gamma = max_gamma
@@ -88,34 +78,28 @@ class Acceptance:
         evidence *= min(1.0, OLD_TRIALS / max(1.0, float(evidence[TRIALS].max())))
 
     def record(self, rounds: Sequence[Round]) -> None:
-        """Count what verifications revealed; a round that asked for nothing reveals nothing."""
+        """Count the positions that verifications reached; a round that asked for nothing reached none."""
         for one in rounds:
-            if one.num_asked:
-                own = self._requests.setdefault(one.request, self._empty())
-                self._count(one, self._of_group(one.group), GROUP_DECAY)
-                self._count(one, own, REQUEST_DECAY)
-
-    @staticmethod
-    def _count(one: Round, evidence: Rates, decay: float) -> None:
-        evidence *= decay
-        if one.overlaps:
-            evidence[HITS, : len(one.overlaps)] += one.overlaps
-        else:
-            evidence[HITS, : one.num_accepted] += 1.0
-        # The position after the last kept one was tried too: rejected, or asked for and not proposed.
-        evidence[TRIALS, : min(one.num_accepted + 1, one.num_asked)] += 1.0
-        evidence[ASKED, : one.num_asked] += 1.0
-        evidence[PROPOSED, : one.num_drafted] += 1.0
-        evidence[CALLED, : one.num_called] += 1.0
+            if not one.num_asked:
+                continue
+            own = self._requests.setdefault(one.request, self._empty())
+            for evidence, decay in (self._of_group(one.group), GROUP_DECAY), (own, REQUEST_DECAY):
+                evidence *= decay
+                if one.overlaps:
+                    evidence[HITS, : len(one.overlaps)] += one.overlaps
+                else:
+                    evidence[HITS, : one.num_accepted] += 1.0
+                # The position after the last kept one was tried too: rejected, or asked for and not proposed.
+                evidence[TRIALS, : min(one.num_accepted + 1, one.num_asked)] += 1.0
+                evidence[ASKED, : one.num_asked] += 1.0
+                evidence[PROPOSED, : one.num_drafted] += 1.0
+                evidence[CALLED, : one.num_called] += 1.0
 
     def expect(self, rows: Sequence[tuple[str, Hashable]]) -> Expected:
-        """Return what the next draft tokens of some rows will do.
+        """Return the probabilities of the next draft tokens, for the request and group of each row.
 
         A request that does better or worse than its group does so at every position: its odds are the group's times
         one factor, pulled towards 1 while the request knows little.
-
-        Args:
-            rows: request and group of each row.
         """
         nothing = self._empty()
         own = np.array([self._requests.get(name, nothing) for name, _ in rows])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from outrider.runtime.gamma.acceptance import Expected
-from outrider.runtime.gamma.prices import RowPrices, StepPrices
+from outrider.runtime.gamma.costs import RowPrices
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -46,46 +46,25 @@ class Rows(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What every longest draft L = 0..G would bring.
+    """Gammas [G + 1, n] int64 for every longest draft 0..G, and the tokens and seconds of such a step.
 
-    Attributes:
-        gammas: [G + 1, n] int64.
-        tokens: [G + 1] expected tokens of a step.
-        seconds: [G + 1] expected time of it.
+    Both are expectations, [G + 1] float64.
     """
 
     gammas: Ints
     tokens: Floats
     seconds: Floats
 
-    @property
-    def rates(self) -> Floats:
-        """[G + 1] tokens per second."""
-        rates: Floats = self.tokens / self.seconds
-        return rates
-
 
 def options_of(
-    rows: Rows,
-    expected: Expected,
-    step_prices: StepPrices,
-    prices: RowPrices,
-    ratios: Sequence[float],
+    rows: Rows, expected: Expected, prices: RowPrices, ratios: Sequence[float]
 ) -> Options:
-    """Return what every longest draft would bring.
-
-    Args:
-        rows: of the step.
-        expected: of their drafts.
-        step_prices: of the server.
-        prices: of steps over these rows.
-        ratios: [G + 1] measured over tabled seconds, by longest draft.
-    """
+    """Return the choice for every longest draft; ``ratios`` [G + 1] are measured over tabled seconds."""
     num_rows, most = expected.survival.shape
     survival, scales = expected.survival, np.array(ratios)
     longest = np.arange(most + 1)
     called = expected.called * rows.uses_model[:, None]
-    plain_rate = num_rows / (scales[0] * step_prices.step_s(prices, 0.0, 0.0, (), rows.row_s))
+    plain_rate = num_rows / (scales[0] * (rows.row_s + prices.verify_s[0]))
     # [G + 1, 1, 1]: what one more draft token costs to verify, on average over the positions up to here.
     each_s = np.array(prices.verify_s[::num_rows]) - prices.verify_s[0]
     each_s = (each_s / (num_rows * np.maximum(longest, 1)))[:, None, None]
@@ -103,9 +82,7 @@ def options_of(
     calls = np.where(taken, called, 0.0).sum(axis=1).tolist()
     host_s = (rows.row_s + lengths @ rows.token_s).tolist()
     totals, widest = lengths.sum(axis=1).tolist(), lengths.max(axis=1).tolist()
-    step_s = [
-        step_prices.step_s(prices, *one) for one in zip(totals, widest, calls, host_s, strict=True)
-    ]
+    step_s = list(map(prices.step_s, totals, widest, calls, host_s))
     caught_s = ((gammas > 0) * rows.catch_up_s * (1.0 + gained)).sum(axis=1)
     return Options(gammas, num_rows + gained.sum(axis=1), np.array(step_s) * scales + caught_s)
 

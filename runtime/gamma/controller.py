@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
-from enum import Enum, auto
 from functools import cache
 
 import numpy as np
@@ -25,12 +24,12 @@ from outrider.runtime.drafters.base import Draft
 from outrider.runtime.gamma import guard
 from outrider.runtime.gamma.acceptance import Acceptance, Round
 from outrider.runtime.gamma.choose import Options, Rows, options_of
-from outrider.runtime.gamma.costs import CostTable, RowKind
-from outrider.runtime.gamma.prices import StepPrices
-from outrider.runtime.gamma.report import Ledger, Served
+from outrider.runtime.gamma.costs import CostTable, RowKind, StepPrices
+from outrider.runtime.gamma.report import Ledger
 
 logger = logging.getLogger(__name__)
 
+Gammas = tuple[int | None, ...]  # per slot; None for rows that do not decode
 MARGIN = 0.02  # share that another length must promise more: less is within the error of ratios (1 to 2 % at 125M)
 LEAD = 0.06
 """Share that drafts must promise where several rows decode and nobody waits for their slots: rows that run ahead leave
@@ -43,24 +42,16 @@ HORIZON = 128  # tokens of an answer over which feeding the draft model what it 
 RETRY_S = 60.0  # seconds that gammas stay fixed after choosing them failed
 
 
-class StepKind(Enum):
-    """What a step is for."""
-
-    DECIDED = auto()
-    PROBE = auto()
-    TRY = auto()
-
-
 class Controller:
     """Gammas for the adaptive requests of a worker.
 
     Args:
         table: measured costs of the worker's engines.
-        max_gamma: draft tokens of one row at most.
+        max_gamma: G, draft tokens of one row at most.
         max_shared_missing: tokens a row may miss and still be fed with the others.
-        uses_model: whether a drafter, by name, calls the draft model.
-        packs_rows: whether the engines' calls cost by the total of their tokens.
-        are_waiting: whether requests wait for the slots of those that end.
+        uses_model: returns True for the name of a drafter that calls the draft model.
+        packs_rows: True where the engines' calls cost by the total of their tokens.
+        are_waiting: returns True while requests wait for the slots of those that end.
         clock: seconds; deadlines are on it, and steps are timed by it.
     """
 
@@ -76,8 +67,9 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._prices = StepPrices(table, max_gamma=max_gamma, packs_rows=packs_rows)
+        self._host = table.host.rows
         self._acceptance = Acceptance(max_gamma)
-        self._ratios = guard.Ratios(max_gamma)
+        self._ratios = guard.Ratios()
         self._budgets = guard.Budgets()
         self._ledger = Ledger(max_gamma)
         self._max_gamma, self._most_missing = max_gamma, max_shared_missing
@@ -89,30 +81,27 @@ class Controller:
         self._is_due, self._load = True, (0, set[Hashable]())
         self._since, self._owed_s, self._decide_by_s = 0, 0.0, np.inf
         self._rounds: list[Round] = []
-        # The step under way, and how many more of its kind follow.
-        self._kind, self._left = StepKind.DECIDED, 0
-        self._asked: tuple[int | None, ...] = ()
+        # The step under way is a plain one of a probe, tries drafts of one row, or does what was decided.
+        self._is_probe, self._num_left = False, 0
+        self._tried_row: int | None = None
+        self._asked: Gammas = ()
         self._catch_up_s = self._began_s = 0.0
         self._is_choosing = False
         self._until_probe, self._num_plain = guard.FIRST_PROBE, 0
-        self._tried_row, self._num_tries = 0, dict[Hashable, int]()
-        self._try_at_s = 0.0
-        self._retry_at_s: float | None = None
+        self._num_tries, self._try_at_s = dict[Hashable, int](), 0.0
+        self._fixed_until_s = -np.inf
         self._elapsed = 0.0
 
-    def choose(
-        self, live: Sequence[Request], caps: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def choose(self, live: Sequence[Request], caps: Gammas) -> Gammas:
         """Return the gammas of the next step.
 
         Args:
             live: request i holds slot i.
-            caps: per slot, the most draft tokens it may take; None for rows that do not decode.
+            caps: the most draft tokens that each slot may take.
         """
         self._began_s = self._clock()
         self._is_choosing = False
-        if self._retry_at_s is None or self._began_s >= self._retry_at_s:
-            self._retry_at_s = None
+        if self._began_s >= self._fixed_until_s:
             try:
                 return self._choose(live, caps)
             except Exception as error:  # whatever is wrong with the choice, rows do without
@@ -153,9 +142,7 @@ class Controller:
         """Return what the choices brought; callable from any thread."""
         return self._ledger.report()
 
-    def _choose(
-        self, live: Sequence[Request], caps: tuple[int | None, ...]
-    ) -> tuple[int | None, ...]:
+    def _choose(self, live: Sequence[Request], caps: Gammas) -> Gammas:
         self._align(live)
         if not any(row.speculation.is_adaptive for row in self._rows):
             return caps
@@ -173,7 +160,7 @@ class Controller:
                 continue
             if row.speculation.is_adaptive:
                 gamma = chosen[slot] = min(cap, self._gamma_of(slot))
-                row.stats.num_off += gamma == 0 and self._kind is not StepKind.PROBE
+                row.stats.num_off += gamma == 0 and not self._is_probe
             if chosen[slot]:
                 self._catch_up_s += self._missed_s(row)
         self._asked = tuple(chosen)
@@ -181,9 +168,9 @@ class Controller:
         return self._asked
 
     def _gamma_of(self, slot: int) -> int:
-        if self._kind is StepKind.PROBE:
+        if self._is_probe:
             return 0
-        if self._kind is StepKind.TRY:
+        if self._tried_row is not None:
             return int(slot == self._tried_row)
         # Who came since the decision takes what is usual until the next.
         return self._gammas.get(self._rows[slot].spec.internal_id, self._longest)
@@ -197,10 +184,10 @@ class Controller:
         # Fewer rows than were decided on are no reason for haste.
         self._is_due |= load[0] > self._load[0] or load[1] != self._load[1]
         self._load, self._since = load, DECIDE_EVERY
-        if self._kind is StepKind.TRY:
-            self._left = 0
+        if self._tried_row is not None:
+            self._num_left = 0
 
-    def _decide(self, caps: Sequence[int | None]) -> None:
+    def _decide(self, caps: Gammas) -> None:
         """Choose gammas for the live rows; those whose prompt is being read as if they decoded."""
         began_s = self._clock()
         rows, num_rows = self._rows, len(self._rows)
@@ -213,19 +200,19 @@ class Controller:
             most.append(max(0, min(row.gamma, left - 1)) if cap is None else cap)
             pays = row.speculation.is_adaptive
             catch_up.append(self._missed_s(row) / min(max(left, 1), HORIZON) if pays else 0.0)
+        hosts = [self._host[_kind(row)] for row in rows]
         options = options_of(
             Rows(
                 np.array(most, dtype=np.int64),
                 np.array([not row.speculation.is_adaptive for row in rows]),
-                np.array([self._calls_model(row) for row in rows]),
-                sum([self._prices.row_s[_kind(row)] for row in rows]),
-                np.array([self._prices.token_s[_kind(row)] for row in rows]),
+                np.array([self._uses_model(row.speculation.drafter) for row in rows]),
+                sum([host.row_s for host in hosts]),
+                np.array([host.token_s for host in hosts]),
                 np.array(catch_up),
             ),
             self._acceptance.expect([(row.spec.internal_id, _group(row)) for row in rows]),
-            self._prices,
             self._prices.of_rows(num_rows, max([row.num_known for row in rows])),
-            self._ratios.of(num_rows),
+            [self._ratios.of(num_rows, longest) for longest in range(self._max_gamma + 1)],
         )
         self._ledger.consider(np.array([options.tokens, options.seconds]))
         is_open = self._budgets.of(num_rows, self._plain_s(num_rows)).is_open
@@ -239,7 +226,7 @@ class Controller:
 
     def _best(self, options: Options, now_s: float) -> int:
         """Return the longest draft of the best rate; the one in use keeps its place within a margin."""
-        rates = options.rates
+        rates = options.tokens / options.seconds
         deadlines = [row.spec.deadline_s for row in self._rows]
         left_s = min([one - now_s for one in deadlines if one is not None], default=np.inf)
         rates[1:][options.seconds[1:] > left_s] = 0.0
@@ -253,24 +240,23 @@ class Controller:
         is_better = rates[best] > rates[self._longest] * (1.0 + MARGIN)
         return best if is_better or best == 0 else self._longest
 
-    def _begin_measuring(self, caps: Sequence[int | None]) -> None:
-        """Go on with what is being measured, or begin a probe or a try where one is due."""
-        if self._left:
-            self._left -= 1
+    def _begin_measuring(self, caps: Gammas) -> None:
+        """Go on with the probe or the try under way, or begin one where it is due."""
+        if self._num_left:
+            self._num_left -= 1
             return
-        if self._kind is StepKind.TRY:
-            # What it showed is decided on in the next step.
-            self._is_due = True
-        self._kind = StepKind.DECIDED
+        # The results of a try are decided on in the next step.
+        self._is_due |= self._tried_row is not None
+        self._is_probe, self._tried_row = False, None
         if self._longest:
             self._until_probe -= 1
             if self._until_probe <= 0:
-                self._kind, self._left = StepKind.PROBE, guard.PROBE_STEPS - 1
+                self._is_probe, self._num_left = True, guard.PROBE_STEPS - 1
                 self._until_probe = guard.PROBE_EVERY
         elif None not in caps and not self._is_due:
             self._begin_try(caps)
 
-    def _begin_try(self, caps: Sequence[int | None]) -> None:
+    def _begin_try(self, caps: Gammas) -> None:
         """Draft single tokens of one row for some steps, where enough was saved for what that may lose."""
         num_rows = len(self._rows)
         saved_s = self._budgets.of(num_rows, self._plain_s(num_rows)).saved_s
@@ -281,9 +267,9 @@ class Controller:
             for slot, (row, cap) in enumerate(zip(self._rows, caps, strict=True))
             if cap and row.speculation.is_adaptive and row.num_remaining > guard.TRY_STEPS + 2
         ]
-        prices, ratios = self._prices.of_rows(num_rows, 0), self._ratios.of(num_rows)
+        prices = self._prices.of_rows(num_rows, 0)
         plain_s, one_s = (
-            self._prices.step_s(prices, one, one, [one], 0.0) * ratios[one] for one in (0, 1)
+            prices.step_s(one, one, [one], 0.0) * self._ratios.of(num_rows, one) for one in (0, 1)
         )
         num_tries, missed_s, slot = min(rows, default=(0, plain_s, 0))
         self._try_at_s = guard.TRY_STEPS * max(0.0, one_s - plain_s) + missed_s
@@ -291,7 +277,7 @@ class Controller:
             group = _group(self._rows[slot])
             self._acceptance.soften(group)
             self._num_tries[group] = num_tries + 1
-            self._kind, self._left, self._tried_row = StepKind.TRY, guard.TRY_STEPS - 1, slot
+            self._tried_row, self._num_left = slot, guard.TRY_STEPS - 1
 
     def _observe(
         self,
@@ -301,21 +287,22 @@ class Controller:
         seconds: float,
     ) -> None:
         num_rows, num_emitted, host_s = len(judged), len(judged), 0.0
-        depths, calls = [0], [0] * self._max_gamma
+        depths, calls = [], [0] * self._max_gamma
         for slot, verdict in judged:
-            row, draft, asked = self._rows[slot], drafts[slot], self._asked[slot] or 0
+            row, draft, host = self._rows[slot], drafts[slot], self._host[_kind(self._rows[slot])]
             depth = 0 if draft is None else _depth(draft)
             has_called = draft is not None and draft.num_computed is not None
-            for position in range(depth if has_called else 0):
+            called = depth if has_called else 0
+            for position in range(called):
                 calls[position] += 1
             depths.append(depth)
             num_emitted += verdict.num_accepted
-            host_s += self._prices.row_s[_kind(row)] + depth * self._prices.token_s[_kind(row)]
+            host_s += host.row_s + depth * host.token_s
             # A draft model that only caught up says nothing of what it would propose.
             if depth or not has_called:
-                counts = max(asked, depth), depth, depth if has_called else 0
-                names = row.spec.internal_id, _group(row)
-                self._rounds.append(Round(*names, *counts, verdict.num_accepted, verdict.overlaps))
+                counts = max(self._asked[slot] or 0, depth), depth, called, verdict.num_accepted
+                name = row.spec.internal_id
+                self._rounds.append(Round(name, _group(row), *counts, verdict.overlaps))
         del self._rounds[:-MOST_ROUNDS]
         longest, widest = max([gamma or 0 for gamma in self._asked]), max(depths)
         self._num_plain = 0 if longest else self._num_plain + 1
@@ -323,40 +310,40 @@ class Controller:
         prices = self._prices.of_rows(num_rows, max([row.num_known for row in live]))
         is_settled = longest or self._num_plain > guard.SETTLING_STEPS
         if num_rows == len(live) and seconds > 0.0 and not self._catch_up_s and is_settled:
-            table_s = self._prices.step_s(prices, sum(depths), widest, calls, host_s)
+            table_s = prices.step_s(sum(depths), widest, calls[:widest], host_s)
             self._ratios.add(num_rows, longest, seconds / table_s)
-        plain_s = prices.verify_s[0] * self._ratios.plain(num_rows)
+        plain_s = prices.verify_s[0] * self._ratios.of(num_rows, 0)
+        self._charge((num_emitted, seconds, num_rows, plain_s), is_on=widest > 0)
+
+    def _charge(self, served: tuple[int, float, int, float], *, is_on: bool) -> None:
+        """Charge the budget, and report a step: its tokens, seconds and rows, and the seconds of a plain one."""
+        num_emitted, seconds, num_rows, plain_s = served
         budget = self._budgets.of(num_rows, plain_s)
-        if widest:
+        if is_on:
             lost_s = seconds - self._catch_up_s - num_emitted / num_rows * plain_s
             self._budgets.drafted(budget, seconds, lost_s, self._catch_up_s, plain_s)
             self._is_due |= self._longest > 0 and not budget.is_open
         else:
             self._budgets.plain(budget, seconds, plain_s, goes_on=self._longest > 0)
-        served = Served(num_emitted, seconds, num_rows, plain_s)
-        is_probe = self._kind is StepKind.PROBE
-        self._ledger.step(served, is_on=widest > 0, is_probe=is_probe)
+        self._ledger.step(served, is_on=is_on, is_probe=self._is_probe)
 
     def _plain_s(self, num_rows: int) -> float:
         """Return the tabled seconds of a plain step, at the smallest size of the cache."""
         return self._prices.of_rows(num_rows, 0).verify_s[0]
 
-    def _calls_model(self, row: Request) -> bool:
-        return self._uses_model(row.speculation.drafter)
-
     def _missed_s(self, row: Request) -> float:
         """Return the seconds to feed the draft model what a row missed, beyond what is fed along anyway."""
         num_missing = row.num_known - row.draft_computed
-        if not self._calls_model(row) or num_missing <= self._most_missing:
+        if not self._uses_model(row.speculation.drafter) or num_missing <= self._most_missing:
             return 0.0
         return self._prices.catch_up_s(num_missing - 1)
 
     def _give_up(self, error: Exception) -> None:
         """Say so, keep gammas fixed for a while, and begin anew after that."""
         logger.error("choosing gamma failed; it is fixed for %g s", RETRY_S, exc_info=error)
-        self._retry_at_s = self._clock() + RETRY_S
+        self._fixed_until_s = self._clock() + RETRY_S
         self._rows, self._is_due, self._is_choosing = (), True, False
-        self._kind, self._left = StepKind.DECIDED, 0
+        self._is_probe, self._tried_row, self._num_left = False, None, 0
 
 
 def _depth(draft: Draft) -> int:

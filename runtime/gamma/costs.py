@@ -1,8 +1,9 @@
-"""What steps cost on one machine, in seconds: a value that pure code takes as an argument.
+"""Times of steps on one machine, in seconds: a value that pure code takes as an argument.
 
 ``runtime.calibration`` measures it. Times of a model are a grid over rows and tokens, made monotone (more rows, tokens
 or capacity never cost less), interpolated inside and continued with the last slope outside. What the host does beside
 the engines, sampling included, is linear in rows and draft tokens, by the kind of distribution that is sampled.
+``StepPrices`` adds them up to the price of a step, for engines that pack rows and for those that pad them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 MOST_DISAGREEMENT = 0.1  # share by which two measurements of a settled table's calls may differ
+MOST_KEPT = 256  # prices that are kept, by rows and capacity: 64 slots in four sizes of the cache
 
 
 class RowKind(StrEnum):
-    """Ways to sample that cost the sampler alike.
+    """Ways to sample, by what they cost the sampler.
 
     GREEDY: an argmax per token. SAMPLED: probability rows of draft and target. STABLE: a race under noise per token
     of the vocabulary.
@@ -38,7 +40,7 @@ class ModelCosts:
     Attributes:
         batches: ascending rows that were measured.
         tokens: ascending tokens per row that were measured.
-        seconds: [len(batches)][len(tokens)] at ``capacity``; monotone along both axes.
+        seconds: [len(batches)][len(tokens)] at ``capacity``; falls along neither axis.
         capacity: cache positions per row at which the grid was measured.
         position_s: seconds per row and cache position beyond ``capacity``.
     """
@@ -65,7 +67,7 @@ class ModelCosts:
             raise ValueError("position_s: must be finite and at least 0")
 
     def extend_s(self, batch: int, tokens: int, capacity: int) -> float:
-        """Seconds of one extend of ``batch`` rows by ``tokens`` each."""
+        """Return the seconds of one extend of ``batch`` rows by ``tokens`` each."""
         columns = [_interpolate(self.tokens, row, tokens) for row in self.seconds]
         grown = max(0, capacity - self.capacity) * self.position_s * batch
         return _interpolate(self.batches, columns, batch) + grown
@@ -102,13 +104,10 @@ class CostTable:
     """Everything a choice of gamma needs to know of a machine.
 
     Attributes:
-        target: the target model.
-        draft: the draft model; None without one.
-        catch_up: the draft model on one row and long spans; None without one.
-        host: the rest of a step.
-        trees: the target over trees, by tokens of the widest row; None where it takes none.
+        draft: the draft model, and ``catch_up`` the same on one row and long spans; None without one.
         capacities: ascending cache sizes that the engines take, positions per row.
         disagreement: share by which two measurements of the same calls differed, a slower machine aside.
+        trees: the target over trees, by tokens of the widest row; None where it takes none.
     """
 
     target: ModelCosts
@@ -121,11 +120,11 @@ class CostTable:
 
     @property
     def is_settled(self) -> bool:
-        """Whether its measurements agreed well enough to be kept."""
+        """True where the measurements agreed well enough to be kept."""
         return self.disagreement <= MOST_DISAGREEMENT
 
     def capacity_for(self, num_tokens: int) -> int:
-        """The cache size in use once ``num_tokens`` of one row were cached."""
+        """Return the cache size in use once ``num_tokens`` of one row were cached."""
         index = bisect_left(self.capacities, num_tokens)
         return self.capacities[min(index, len(self.capacities) - 1)]
 
@@ -148,8 +147,79 @@ class CostTable:
             raise ValueError(f"not a cost table: {error!r}") from error
 
 
+class RowPrices(NamedTuple):
+    """Seconds of steps over n live rows; lists, as single numbers are read.
+
+    Attributes:
+        verify_s: [n * G + 1] a step without draft calls, by its draft tokens in all.
+        call_s: [n + 1] one draft call, by its rows.
+        packs_rows: True where a call costs by the total of its tokens; else every row costs what the widest does.
+    """
+
+    verify_s: list[float]
+    call_s: list[float]
+    packs_rows: bool
+
+    def step_s(self, total: float, widest: float, calls: Sequence[float], host_s: float) -> float:
+        """Return the seconds of a step; its numbers of tokens and rows may be expectations.
+
+        Args:
+            total: draft tokens that are verified, of all rows.
+            widest: of them, those of the longest draft.
+            calls: rows of each draft call.
+            host_s: seconds that the host spends on rows and tokens.
+        """
+        tokens = total if self.packs_rows else widest * (len(self.call_s) - 1)
+        seconds = host_s + _between(self.verify_s, tokens)
+        for rows in calls:
+            seconds += _between(self.call_s, rows)
+        return seconds
+
+
+class StepPrices:
+    """Prices of steps with up to G = ``max_gamma`` draft tokens per row, under a cost table."""
+
+    def __init__(self, table: CostTable, *, max_gamma: int, packs_rows: bool) -> None:
+        self._table, self._max_gamma, self._packs_rows = table, max_gamma, packs_rows
+        self._known: dict[tuple[int, int], RowPrices] = {}
+
+    def of_rows(self, num_rows: int, num_cached: int) -> RowPrices:
+        """Return the prices of steps over so many live rows, the longest of which has ``num_cached`` tokens."""
+        table, widths = self._table, range(self._max_gamma + 1)
+        capacity = table.capacity_for(num_cached + len(widths))
+        known = self._known.get((num_rows, capacity))
+        if known is None:
+            host, draft = table.host, table.draft
+            widths_s = [table.target.extend_s(num_rows, 1 + one, capacity) for one in widths]
+            totals = np.arange(num_rows * self._max_gamma + 1) / num_rows
+            verify_s = host.step_s + np.interp(totals, widths, widths_s)
+            call_s = [0.0] + [
+                host.call_s + (draft.extend_s(rows, 1, capacity) if draft else 0.0)
+                for rows in range(1, num_rows + 1)
+            ]
+            if len(self._known) >= MOST_KEPT:
+                self._known.clear()
+            known = RowPrices(verify_s.tolist(), call_s, self._packs_rows)
+            self._known[num_rows, capacity] = known
+        return known
+
+    def catch_up_s(self, num_missing: int) -> float:
+        """Return the seconds to feed the draft model so many tokens of one row; 0 without a draft model."""
+        costs = self._table.catch_up
+        return 0.0 if costs is None else costs.extend_s(1, num_missing, 0)
+
+
+def _between(seconds: list[float], at: float) -> float:
+    """Return the price of an expected number of tokens or rows, linear between whole ones."""
+    whole = int(at)
+    part = at - whole
+    if part <= 0.0:
+        return seconds[whole]
+    return seconds[whole] + part * (seconds[whole + 1] - seconds[whole])
+
+
 def _interpolate(axis: Sequence[int], values: Sequence[float], at: int) -> float:
-    """Piecewise linear; constant below the axis, the last slope beyond it."""
+    """Return the value at a point: piecewise linear, constant below the axis, with the last slope beyond it."""
     if at <= axis[0]:
         return values[0]
     if len(axis) == 1:

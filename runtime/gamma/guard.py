@@ -1,4 +1,4 @@
-"""What keeps the choice honest: measured step times, plain probes, and a budget for what drafts may lose.
+"""Bounds what drafts can lose: measured step times, plain probes, and a budget.
 
 Plain decoding is the baseline. Every step earns a small share of its time; a step with drafts pays what it lost against
 plain decoding as measured, or adds what it gained. Drafts are made, and tried, out of this budget only, so that after
@@ -15,14 +15,10 @@ from dataclasses import dataclass
 
 # Chosen on the demo pair: on a virtual clock (tests/runtime/gamma/test_never_slower.py), then with real engines.
 LOST_SHARE = 0.005  # of the time served, that drafts may lose: the bound that the documents state
-FIRST_STEPS, MOST_STEPS = (
-    16.0,
-    64.0,
-)  # plain steps: budget of a load that is new, and at most while drafts gain
+FIRST_STEPS = 16.0  # plain steps: the budget of a load that is new
+MOST_STEPS = 64.0  # plain steps: the budget at most, however much drafts gain
 TRY_STEPS = 8  # of one try: 8 judged drafts move a request's estimate half of the way
-FIRST_PROBE = (
-    64  # steps with drafts before the first probe; until then the table says what is plain
-)
+FIRST_PROBE = 64  # steps with drafts before the first probe: the table does for plain until then
 PROBE_EVERY, PROBE_STEPS = 512, 6  # steps with drafts between two probes, and plain steps of one
 SETTLING_STEPS = 4  # of a probe, not timed: right behind drafts they take up to a third longer
 PAYBACK_STEPS = 32  # steps over which catching up is charged while drafts go on
@@ -33,18 +29,14 @@ MOST_RATIO = 8.0  # at which a measurement is cut
 
 
 class Ratios:
-    """Measured over tabled seconds of a step, by power of two of rows and longest draft.
+    """Measured over tabled seconds of a step, by power of two of rows and longest draft."""
 
-    Args:
-        max_gamma: G.
-    """
-
-    def __init__(self, max_gamma: int) -> None:
-        self._max_gamma = max_gamma
+    def __init__(self) -> None:
+        # The ratio, and the number of measurements.
         self._known: dict[tuple[int, int], tuple[float, int]] = {}
 
     def add(self, num_rows: int, longest: int, ratio: float) -> None:
-        """Count one measured step; once a length is well known, a change of it moves all others alike."""
+        """Count one measured step; once a length is well known, a change of it moves all others by the same factor."""
         key, ratio = (load_of(num_rows), longest), min(ratio, MOST_RATIO)
         before, count = self._known.get(key, (ratio, 0))
         after = before + max(LEAST_UPDATE, 1.0 / (count + 1)) * (ratio - before)
@@ -53,33 +45,24 @@ class Ratios:
             self._known = {one: (value * factor, n) for one, (value, n) in self._known.items()}
         self._known[key] = after, count + 1
 
-    def plain(self, num_rows: int) -> float:
-        """Return the ratio of plain steps, or the nearest length's."""
-        known = self._known.get((load_of(num_rows), 0))
-        return known[0] if known else self.of(num_rows)[0]
-
-    def of(self, num_rows: int) -> list[float]:
-        """Return [G + 1] ratios by longest draft; one that was never measured is that of the nearest length."""
+    def of(self, num_rows: int, longest: int) -> float:
+        """Return the ratio of one longest draft, or of the nearest that was measured; 1 where none was."""
         load = load_of(num_rows)
-        known = {
-            longest: value for (one, longest), (value, _) in self._known.items() if one == load
-        }
-        if not known:
-            return [1.0] * (self._max_gamma + 1)
-        return [
-            known[min(known, key=lambda one: (abs(one - longest), one))]
-            for longest in range(self._max_gamma + 1)
-        ]
+        if (load, longest) in self._known:
+            return self._known[load, longest][0]
+        lengths = [length for one, length in self._known if one == load]
+        nearest = min(lengths, key=lambda one: (abs(one - longest), one), default=longest)
+        return self._known.get((load, nearest), (1.0, 0))[0]
 
 
 @dataclass(slots=True)
 class Budget:
-    """What drafts may lose under one load, in seconds.
+    """Seconds that drafts may lose under one load.
 
     Attributes:
-        left_s: that drafts may lose; negative where it was overdrawn.
-        is_open: whether drafts may be made because they are expected to gain; closed when the budget runs out,
-            until a step with drafts gains.
+        left_s: of the budget; negative where it was overdrawn.
+        is_open: drafts that are expected to gain may be made. False from when the budget ran out until a step with
+            drafts gains.
         saved_s: earned since drafts were last made: tries are paid from this, never from a past gain.
     """
 
@@ -101,7 +84,7 @@ class Budgets:
         return self._by_load.setdefault(load_of(num_rows), Budget(FIRST_STEPS * plain_s))
 
     def plain(self, budget: Budget, seconds: float, plain_s: float, *, goes_on: bool) -> None:
-        """A plain step is over; unless drafts go on after it, what catching up took is lost."""
+        """Add the share that a plain step earns; catching up is charged in full unless drafts go on after it."""
         earned_s = LOST_SHARE * seconds
         budget.left_s = min(budget.left_s + earned_s, MOST_STEPS * plain_s)
         budget.saved_s += earned_s
@@ -112,14 +95,10 @@ class Budgets:
     def drafted(
         self, budget: Budget, seconds: float, lost_s: float, caught_s: float, plain_s: float
     ) -> None:
-        """A step with drafts is over.
+        """Charge a step with drafts for ``lost_s`` against plain decoding, or add what it gained.
 
-        Args:
-            budget: to charge, or to pay into.
-            seconds: of the step.
-            lost_s: against plain decoding, catching up left out; negative for a gain.
-            caught_s: of catching up, which is charged over the steps that are to pay it back.
-            plain_s: of a plain step.
+        The seconds of catching up, ``caught_s``, are no part of ``lost_s``: they are charged over the steps that are
+        to pay them back.
         """
         self._invested_s += caught_s
         due_s = self._invested_s / PAYBACK_STEPS

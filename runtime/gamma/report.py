@@ -1,4 +1,4 @@
-"""What speculation brought: realised speed-up, and regret against the best fixed gamma.
+"""Sums up what speculation brought: realised speed-up, and regret against the best fixed gamma.
 
 Sums fade, so that both speak of recent traffic. The speed-up compares the tokens per second of all steps with those of
 the same rows without drafts, at the plain step time that is measured. The regret compares with the best gamma that
@@ -7,7 +7,7 @@ every row might have had all the time, at the acceptance and the times that were
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 from outrider.runtime.core.stats import ControlReport
@@ -16,35 +16,21 @@ from outrider.runtime.gamma.choose import Floats
 FADING = 0.999  # of all sums, per step: about a thousand steps count
 
 
-class Served(NamedTuple):
-    """One step: its tokens and seconds, its rows, and the seconds that they would have taken without drafts."""
-
-    num_emitted: int
-    seconds: float
-    num_rows: int
-    plain_s: float
-
-
 class Ledger:
     """Fading sums over steps, for draft lengths 0..G; written by the worker's thread, read by any."""
 
     def __init__(self, max_gamma: int) -> None:
-        # Emitted tokens and seconds, as served and as plain decoding would have had them.
-        self._sums = 0.0, 0.0, 0.0, 0.0
+        # Emitted tokens and seconds as served, and of plain decoding of the same rows.
+        self._sums: Floats = np.zeros(4)
+        # [2, G + 1] tokens and seconds, as every fixed gamma would have had them.
         self._fixed: Floats = np.zeros((2, max_gamma + 1))
         self._num_steps = self._num_on = self._num_off = self._num_probes = 0
         self._served_s = self.decided_s = 0.0
 
-    def step(self, served: Served, *, is_on: bool, is_probe: bool) -> None:
-        """Add one step."""
-        emitted, seconds, plain_emitted, plain_s = (FADING * one for one in self._sums)
-        self._sums = (
-            emitted + served.num_emitted,
-            seconds + served.seconds,
-            plain_emitted + served.num_rows,
-            plain_s + served.plain_s,
-        )
-        self._served_s += served.seconds
+    def step(self, served: Sequence[float], *, is_on: bool, is_probe: bool) -> None:
+        """Add one step: its tokens and seconds, then those of a plain step of its rows."""
+        self._sums = FADING * self._sums + served
+        self._served_s += served[1]
         self._num_steps += 1
         self._num_on += is_on
         self._num_off += not is_on
@@ -57,7 +43,7 @@ class Ledger:
 
     def report(self) -> ControlReport:
         """Return the sums as ratios; callable from any thread."""
-        emitted, seconds, plain_emitted, plain_s = self._sums
+        emitted, seconds, plain_emitted, plain_s = self._sums.tolist()
         tokens, fixed_s = self._fixed
         has_steps = seconds > 0.0 and plain_s > 0.0
         rates = tokens / np.maximum(fixed_s, 1e-12)

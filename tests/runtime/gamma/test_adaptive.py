@@ -10,6 +10,7 @@ from outrider.engines.base import FloatArray
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.params import Progressed
+from outrider.runtime.gamma.controller import RETRY_S
 from outrider.runtime.gamma.costs import CostTable
 
 from tests.runtime.gamma.test_controller import table
@@ -142,7 +143,25 @@ def test_a_step_that_judged_nobody_teaches_nothing_and_disturbs_no_choice() -> N
     one = harness(costly(0.01), target=ScriptedEngine(spoilt, limits(10)))
     one.submit("bad", (3,), max_tokens=LENGTH)
     one.run()
-    assert one.worker._parts.steering._retry_at_s is None
+    assert one.worker._parts.steering._fixed_until_s < 0.0
     one.submit("good", (4,), max_tokens=LENGTH)
     one.run()
     assert one.finished("good").report.is_on
+
+
+@pytest.mark.parametrize("part", ["_choose", "_observe"])
+def test_a_choice_that_fails_harms_no_request(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gammas are fixed for a while; then they are chosen again."""
+    one = harness(costly(0.01))
+    steering = one.worker._parts.steering
+    broken = Broken(getattr(steering, part))
+    monkeypatch.setattr(steering, part, broken)
+    one.submit("a", max_tokens=LENGTH)
+    one.run()
+    assert broken.num_raised == 1
+    broken.is_broken = False
+    one.clock.now += RETRY_S
+    one.submit("b", max_tokens=LENGTH)
+    one.run()
+    assert one.tokens("b") == one.tokens("a")
+    assert max(lengths(one, "b")) > 4

@@ -71,33 +71,33 @@ def test_tries_are_paid_from_what_was_saved_since_drafts_were_made() -> None:
 
 
 def test_a_ratio_comes_close_to_what_is_measured() -> None:
-    ratios = Ratios(4)
+    ratios = Ratios()
     rng = np.random.default_rng(0)
     for _ in range(200):
         ratios.add(2, 3, 1.3 * rng.lognormal(0.0, 0.1))
-    assert ratios.of(2)[3] == pytest.approx(1.3, rel=0.05)
+    assert ratios.of(2, 3) == pytest.approx(1.3, rel=0.05)
     # Lengths that were never measured are taken to be as wrong, other loads to be right.
-    assert ratios.of(2) == [ratios.of(2)[3]] * 5
-    assert ratios.of(4) == [1.0] * 5
+    assert [ratios.of(2, longest) for longest in range(5)] == [ratios.of(2, 3)] * 5
+    assert [ratios.of(4, longest) for longest in range(5)] == [1.0] * 5
 
 
 def test_a_slower_machine_moves_all_lengths_alike() -> None:
-    ratios = Ratios(4)
+    ratios = Ratios()
     for _ in range(50):
         ratios.add(1, 0, 1.0)
         ratios.add(1, 4, 1.2)
     for _ in range(200):
         ratios.add(1, 4, 2.4)
-    assert ratios.of(1)[4] / ratios.plain(1) == pytest.approx(1.2, rel=0.05)
-    assert ratios.plain(1) == pytest.approx(2.0, rel=0.05)
+    assert ratios.of(1, 4) / ratios.of(1, 0) == pytest.approx(1.2, rel=0.05)
+    assert ratios.of(1, 0) == pytest.approx(2.0, rel=0.05)
 
 
 def test_one_stall_is_cut() -> None:
-    ratios = Ratios(4)
+    ratios = Ratios()
     for _ in range(50):
         ratios.add(1, 2, 1.0)
     ratios.add(1, 2, 1e6)
-    assert ratios.of(1)[2] < 1.3
+    assert ratios.of(1, 2) < 1.3
 
 
 MUTANTS = {
