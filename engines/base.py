@@ -18,13 +18,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def step_value(cls: type[T]) -> type[T]:
+    """Make a frozen dataclass of a value that every step makes anew; it has slots and takes keywords only.
+
+    Type checkers refuse to write to it; at run time nothing does. What refuses it there (``frozen=True``) makes the
+    dozen such values of a row cost three times as much: 77 us of a step of eight rows with cold caches, 4 % of 2 ms.
+    """
+    return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
 
 
 class SpeculativeError(Exception):
@@ -60,7 +71,7 @@ class EngineLimits:
     max_prompt_rows: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Span:
     """Tokens to append to one slot.
 

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from outrider.engines.base import FloatArray, IntArray
+from outrider.engines.base import FloatArray, IntArray, step_value
 
 _SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
@@ -86,7 +86,7 @@ class SamplingParams:
         object.__setattr__(self, "inverse_temperature", inverse_temperature)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class SamplingRow:
     """One row to draw for or to judge.
 
@@ -183,7 +183,7 @@ class Continuations:
     log_probs: npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Verdict:
     """Outcome of one verification for one row.
 

@@ -8,10 +8,12 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
 
 SCHEMA = 7  # rises with what is measured and how: an older table has another name, and is not found
 PACKAGES = ("outrider-server", "onnxruntime")  # a new version of these may run at another speed
@@ -45,7 +47,7 @@ def load_or_measure(
 def _kept(paths: Sequence[Path]) -> CostTable | None:
     for path in paths:
         try:
-            return CostTable.from_json(path.read_text(encoding="utf-8"))
+            return table_from_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -58,7 +60,7 @@ def _keep(paths: Sequence[Path], table: CostTable) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
-            unfinished.write_text(table.to_json() + "\n", encoding="utf-8")
+            unfinished.write_text(table_to_json(table) + "\n", encoding="utf-8")
             unfinished.replace(path)
             return
         except OSError as error:
@@ -78,3 +80,31 @@ def table_name(*, files: Sequence[str], device: str, num_threads: int, max_batch
     facts = [SCHEMA, sorted(files), device, num_threads, max_batch, hardware, versions]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return f"{digest[:16]}.json"
+
+
+def table_to_json(table: CostTable) -> str:
+    """Return the table as JSON; ``table_from_json`` gives it back exactly."""
+    return json.dumps(asdict(table), indent=2, sort_keys=True)
+
+
+def table_from_json(text: str) -> CostTable:
+    """Return the table that ``table_to_json`` wrote; ValueError where the text is not such a table."""
+    try:
+        content = json.loads(text)
+        for name in ("target", "draft", "catch_up", "trees"):
+            content[name] = _model_from(content[name])
+        rows = {RowKind(kind): RowCosts(**row) for kind, row in content["host"]["rows"].items()}
+        content["host"] = HostCosts(**{**content["host"], "rows": rows})
+        content["capacities"] = tuple(content["capacities"])
+        return CostTable(**content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a cost table: {error!r}") from error
+
+
+def _model_from(content: dict[str, Any] | None) -> ModelCosts | None:
+    if not content:
+        return None
+    content["seconds"] = tuple(map(tuple, content["seconds"]))
+    for name in ("batches", "tokens"):
+        content[name] = tuple(content[name])
+    return ModelCosts(**content)

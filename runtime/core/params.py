@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from outrider.engines.base import step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, TokenLogprobs
 
 
@@ -124,7 +125,7 @@ class RequestSpec:
         return 1 if self.beams is None else self.beams.num_slots
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class EmittedToken:
     """One token of the answer."""
 
@@ -133,7 +134,7 @@ class EmittedToken:
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class StepTrace:
     """One target pass of a request, for ``--trace``: what was drafted and how it was judged.
 
@@ -184,7 +185,7 @@ class SpeculationReport:
     verifies_block: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Progressed:
     """Event: a step emitted tokens. ``text`` is what became safe to show, possibly empty."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, Self, runtime_checkable
 
-from outrider.engines.base import Engine
+from outrider.engines.base import Engine, step_value
 from outrider.engines.sampling.base import CandidateSampler, Sampler, SamplingRow
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import SpeculationParams
@@ -55,7 +55,7 @@ class Traits:
     wants_outcomes: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class DraftRow:
     """A live row as a drafter sees it.
 
@@ -85,7 +85,7 @@ class DraftRow:
     is_adaptive: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Draft:
     """A drafter's proposal for one row.
 
@@ -112,7 +112,7 @@ class Draft:
     expected: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Outcome:
     """The result of one row's draft, after the commit.
 

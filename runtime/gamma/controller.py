@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 from outrider.engines.sampling.base import ExactnessMode, Verdict
@@ -73,7 +73,9 @@ class Controller:
         self._budgets = guard.Budgets()
         self._ledger = Ledger(max_gamma)
         self._max_gamma, self._most_missing = max_gamma, max_shared_missing
-        self._uses_model, self._are_waiting, self._clock = cache(uses_model), are_waiting, clock
+        # Callers compose names of drafters: no more are kept than are served at once.
+        self._uses_model = lru_cache(maxsize=256)(uses_model)
+        self._are_waiting, self._clock = are_waiting, clock
         # The rows last seen, and what was decided for them.
         self._rows: tuple[Request, ...] = ()
         self._gammas: dict[str, int] = {}

@@ -8,12 +8,11 @@ the engines, sampling included, is linear in rows and draft tokens, by the kind 
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -128,24 +127,6 @@ class CostTable:
         index = bisect_left(self.capacities, num_tokens)
         return self.capacities[min(index, len(self.capacities) - 1)]
 
-    def to_json(self) -> str:
-        """Return the table as JSON; ``from_json`` gives it back exactly."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> CostTable:
-        """Return the table that ``to_json`` wrote; ValueError where the text is not such a table."""
-        try:
-            content = json.loads(text)
-            for name in ("target", "draft", "catch_up", "trees"):
-                content[name] = _model_from(content[name])
-            rows = {RowKind(kind): RowCosts(**row) for kind, row in content["host"]["rows"].items()}
-            content["host"] = HostCosts(**{**content["host"], "rows": rows})
-            content["capacities"] = tuple(content["capacities"])
-            return cls(**content)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a cost table: {error!r}") from error
-
 
 class RowPrices(NamedTuple):
     """Seconds of steps over n live rows; lists, as single numbers are read.
@@ -228,12 +209,3 @@ def _interpolate(axis: Sequence[int], values: Sequence[float], at: int) -> float
     before = after - 1
     slope = (values[after] - values[before]) / (axis[after] - axis[before])
     return values[before] + slope * (at - axis[before])
-
-
-def _model_from(content: dict[str, Any] | None) -> ModelCosts | None:
-    if not content:
-        return None
-    content["seconds"] = tuple(map(tuple, content["seconds"]))
-    for name in ("batches", "tokens"):
-        content[name] = tuple(content[name])
-    return ModelCosts(**content)

@@ -8,9 +8,9 @@ makes (retrieved ones) go along as they are. What the host must see in between, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from outrider.engines.base import EngineError
+from outrider.engines.base import EngineError, step_value
 from outrider.engines.device.rounds import DraftError, Round, RoundAnswer, RoundRow, Rounds
 from outrider.engines.sampling.base import Verdict
 from outrider.runtime.core.request import Request
@@ -34,7 +34,7 @@ DRAFT_FAILED = "the draft model failed"
 _MODEL = "model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Taken:
     """How far the device took a step.
 

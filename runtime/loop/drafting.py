@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from outrider.engines.base import EngineError
+from outrider.engines.base import EngineError, step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow, Verdict
 from outrider.runtime.core.drafting import HistoryScope, scope_of
 from outrider.runtime.core.params import RequestSpec
@@ -67,7 +67,7 @@ class DraftRules:
         return self.prices.of_step(gammas)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Proposals:
     """Drafts of one step.
 

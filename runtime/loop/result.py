@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
-from outrider.engines.base import EngineError
+from outrider.engines.base import EngineError, step_value
 from outrider.runtime.core.params import Finished, Progressed
 from outrider.runtime.core.request import Ending, Request
 
 Progress = tuple[Request, Progressed, Ending | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class StepResult:
     """What a step did.
 

@@ -12,10 +12,10 @@ that enter come one chunk of the target's per step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Self
 
-from outrider.engines.base import Span
+from outrider.engines.base import Span, step_value
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.scheduler import alike_neighbours
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
@@ -24,7 +24,7 @@ MAX_SHARED_MISSING = 2
 """Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value
 class Ready:
     """The rows as they are before a model drafts for them.
 

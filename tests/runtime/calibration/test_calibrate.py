@@ -14,7 +14,7 @@ from outrider.engines.sampling.base import SamplingRow, Verdict
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.calibration.calibrate import Budget, calibrate
 from outrider.runtime.calibration.host import measure_host
-from outrider.runtime.calibration.store import load_or_measure, table_name
+from outrider.runtime.calibration.store import load_or_measure, table_from_json, table_name
 from outrider.runtime.gamma.costs import CostTable, RowKind
 from outrider.runtime.loop.tree_prices import node_cost
 
@@ -224,12 +224,12 @@ def test_a_folder_that_cannot_be_written_passes_its_table_to_the_next(
     (tmp_path / "file").write_text("")
     paths = [tmp_path / "file" / "costs" / "a.json", tmp_path / "cache" / "a.json"]
     assert load_or_measure(paths, lambda: table) == table
-    assert CostTable.from_json(paths[1].read_text()) == table
+    assert table_from_json(paths[1].read_text()) == table
     paths[1].write_text("{}")
     with caplog.at_level(logging.WARNING):
         assert load_or_measure(paths[1:], lambda: table) == table
     assert "cannot be used" in caplog.text
-    assert CostTable.from_json(paths[1].read_text()) == table
+    assert table_from_json(paths[1].read_text()) == table
 
 
 def test_other_models_devices_and_threads_have_other_tables() -> None:

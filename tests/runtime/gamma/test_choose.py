@@ -70,7 +70,7 @@ def test_one_row_gets_the_gamma_of_the_formula(
 def test_a_draft_that_gains_nothing_is_not_used() -> None:
     """alpha = c = .5: gamma 1 gains exactly nothing."""
     found = options(table(c=0.5), 0.5)
-    assert found.rates[1] == pytest.approx(found.rates[0])
+    assert rates(found)[1] == pytest.approx(rates(found)[0])
     assert best(found) == [0]
     assert best(options(table(c=0.3), 0.05)) == [0]
 

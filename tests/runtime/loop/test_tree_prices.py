@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from outrider.engines.base import EngineLimits
+from outrider.runtime.calibration.store import table_from_json, table_to_json
 from outrider.runtime.gamma.costs import CostTable, ModelCosts
 from outrider.runtime.loop.tree_prices import TreePrices, affordable_nodes
 
@@ -67,4 +68,4 @@ def test_no_tree_costs_more_than_a_whole_path_of_it_brings(
 
 def test_a_table_with_trees_is_kept_whole() -> None:
     for one in (costs(), costs(slope_of_trees=None)):
-        assert CostTable.from_json(one.to_json()) == one
+        assert table_from_json(table_to_json(one)) == one
