@@ -17,7 +17,7 @@ import typer
 from outrider import Client
 from outrider.v1 import inference_pb2 as wire
 
-from scripts.run_demo import ROOT
+from scripts.bench.tools.results import ROOT
 from scripts.soak.server import running_server
 
 PROMPT = "def main():\n    parser = argparse.ArgumentParser()\n"

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import track
 
 from scripts.bench.tools.report import JOBS, JobOutcome, write_report
-from scripts.run_demo import ROOT, ensure_bundle
+from scripts.bench.tools.results import ROOT
+from scripts.run_demo import ensure_bundle
 
 SAID_LINES = 12
 DEMO_WEIGHTS = ("float32", "int8")
