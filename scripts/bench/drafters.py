@@ -5,7 +5,7 @@
    make one).
 2. Ouroboros' mechanisms, each added in turn, and reuse with and without locality.
 3. Every drafter on code, on editing and on noise, gamma fixed, so that no controller hides what a drafter costs where
-   it does not pay, or with ``--auto`` chosen step by step, as a server does by default.
+   it does not pay.
 4. Host work of drafting in a batch of eight.
 
 What is compared takes turns prompt by prompt, so that a disturbance hits all of it; "speed" is the median of the ratios
@@ -15,6 +15,7 @@ of single prompts. In the tables of 2 the host's share is not taken.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,26 +83,17 @@ MECHANISMS: tuple[tuple[str, dict[str, object], int], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One invocation: what all tables share, and the rows they leave."""
 
-    def __init__(
-        self, *, num_prompts: int, max_tokens: int, rounds: int, gamma: int, threads: int, scratch: Path,
-        is_adaptive: bool = False,
-    ) -> None:  # fmt: skip
-        self.num_prompts = num_prompts
-        self.max_tokens = max_tokens
-        self.rounds = rounds
-        self.gamma = gamma
-        self.is_adaptive = is_adaptive
-        self.threads = threads
-        self.scratch = scratch
-        self.rows: list[Row] = []
-
-    @property
-    def every_gamma(self) -> int | None:
-        """Of the tables of every drafter; None where it is chosen step by step."""
-        return None if self.is_adaptive else self.gamma
+    num_prompts: int
+    max_tokens: int
+    rounds: int
+    gamma: int
+    threads: int
+    scratch: Path
+    rows: list[Row] = field(default_factory=list)
 
     def open(self, bundle: Path, batch: int = 1, **drafting: object) -> Bench:
         """A bench whose datastore holds prompts that are never measured."""
@@ -114,11 +106,7 @@ class Run:
             write_datastore([rig.tokenizer.encode(t) for t in texts], store, vocab_size=vocab_size)
             rig.close()
         config = DraftingConfig(datastore=str(store), **drafting)  # type: ignore[arg-type]
-        costs = self.scratch / "costs" if self.is_adaptive else None
-        rig = open_rig(
-            bundle, max_batch=batch, num_threads=self.threads, drafting=config, costs=costs,
-        )  # fmt: skip
-        return Bench(rig)
+        return Bench(open_rig(bundle, max_batch=batch, num_threads=self.threads, drafting=config))
 
     def line(self, bench: Bench, setting: Setting, task: str = "code", **more: Any) -> Line:
         """A line of a table."""
@@ -138,7 +126,7 @@ class Run:
             case = {"task": task, "drafter": name, "bundle": bundle.name}
             rows.append(Row(case=case, figures=figures))
         show(rows, COLUMNS, f"{bundle.name}: {title}")
-        self.rows += rows
+        self.rows.extend(rows)
 
 
 def tuned_table(run: Run, bundle: Path) -> None:
@@ -219,7 +207,7 @@ def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[st
             prompts = work[task]()
             bench.run(PLAIN, task, prompts[:1], run.max_tokens)
             found = compare(lines_of(run, bench, names, task), prompts, rounds=run.rounds)
-            run.report(f"{task}, gamma {run.every_gamma or 'auto'}", task, bundle, found, "none")
+            run.report(f"{task}, gamma {run.gamma}", task, bundle, found, "none")
 
 
 def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
@@ -230,13 +218,14 @@ def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
         bench.run(PLAIN, "code", prompts[:HOST_BATCH], run.max_tokens)
         lines = lines_of(run, bench, names, "code")
         found = compare(lines, prompts, rounds=run.rounds, batch=HOST_BATCH)
-    title = f"batch {HOST_BATCH}, gamma {run.every_gamma or 'auto'}"
-    run.report(title, f"batch {HOST_BATCH}", bundle, found, "none")
+    run.report(
+        f"batch {HOST_BATCH}, gamma {run.gamma}", f"batch {HOST_BATCH}", bundle, found, "none"
+    )
 
 
 def lines_of(run: Run, bench: Bench, names: Sequence[str], task: str) -> dict[str, Line]:
     """Plain decoding and drafters by name at one gamma."""
-    settings = [PLAIN, *(Setting(drafter=name, gamma=run.every_gamma) for name in names)]
+    settings = [PLAIN, *(Setting(drafter=name, gamma=run.gamma) for name in names)]
     return {one.drafter: run.line(bench, one, task) for one in settings}
 
 
@@ -258,7 +247,6 @@ def main(
     max_tokens: int = 64,
     rounds: int = 3,
     threads: int = 2,
-    auto: Annotated[bool, typer.Option("--auto", help="Figures 3 and 4 with gamma chosen step by step.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Few prompts, short answers, one round.")] = False,
     json_out: Path | None = None,
 ) -> None:  # fmt: skip
@@ -266,7 +254,7 @@ def main(
     recorder = Recorder("drafters", "every drafter, and the mechanisms of Ouroboros", threads)
     sizes = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     sizes = QUICK if quick else sizes
-    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch, is_adaptive=auto)  # fmt: skip
+    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch)
     names = drafters.split(",") if drafters else [*DRAFTER_NAMES, *COMPOSED]
     names = [name for name in names if name != "none"]
     wanted = figures.split(",")
@@ -280,8 +268,7 @@ def main(
         every_table(run, bundle, names, tasks.split(","))
     if "4" in wanted:
         host_table(run, bundle, names)
-    settings = {**sizes, "gamma": gamma, "auto": auto}
-    recorder.write(json_out, run.rows, settings)
+    recorder.write(json_out, run.rows, {**sizes, "gamma": gamma})
 
 
 if __name__ == "__main__":

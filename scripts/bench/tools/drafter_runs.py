@@ -30,13 +30,10 @@ Prompt = tuple[list[int], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One way to draft; ``params`` are fields of ``SpeculationParams`` beside drafter and gamma.
-
-    A ``gamma`` of None is chosen step by step.
-    """
+    """One way to draft; ``params`` are fields of ``SpeculationParams`` beside drafter and gamma."""
 
     drafter: str
-    gamma: int | None = 0
+    gamma: int = 0
     params: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -45,8 +42,7 @@ class Setting:
         if self.drafter == "none":
             return "none"
         more = "".join(f" {name} {value}" for name, value in self.params)
-        gamma = "auto" if self.gamma is None else self.gamma
-        return f"{self.drafter} gamma {gamma}{more}"
+        return f"{self.drafter} gamma {self.gamma}{more}"
 
     def speculation(self, reference: tuple[int, ...] = ()) -> SpeculationParams:
         """As a request would ask for it."""
@@ -54,7 +50,6 @@ class Setting:
             is_enabled=self.drafter != "none",
             drafter=self.drafter,
             gamma=self.gamma,
-            is_adaptive=self.gamma is None,
             reference_tokens=reference if "reference" in self.drafter else (),
             **dict(self.params),
         )
