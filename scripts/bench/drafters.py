@@ -55,18 +55,7 @@ FAMILIES = {
         for name in ("ouroboros", "phrases+ouroboros")
     },
 }
-COLUMNS = {
-    "drafter": ("setting", ""),
-    "tokens_per_s": ("tokens/s", ".0f"),
-    "speed_ratio": ("speed", ".2f"),
-    "tokens_per_step": ("tokens/pass", ".2f"),
-    "tokens_per_step_ratio": ("ratio", ".2f"),
-    "utilization": ("kept", ".2f"),
-    "draft_passes": ("draft passes", ".2f"),
-    "host_share": ("host share", ".3f"),
-}
 HOST_BATCH = 8
-QUICK = {"num_prompts": 4, "max_tokens": 40, "rounds": 1}
 
 # Table 4 of the paper: what is added in turn, as settings of the server and of the request; the last is our addition.
 PAPER = {
@@ -119,13 +108,12 @@ class Run:
         base_yield = total(found[base]).tokens_per_step
         rows = []
         for name, tallies in found.items():
-            summed = total(tallies)
-            figures = summed.figures()
+            figures = total(tallies).figures()
             figures["speed_ratio"] = speed_over(tallies, found[base])
-            figures["tokens_per_step_ratio"] = summed.tokens_per_step / base_yield
+            figures["tokens_per_step_ratio"] = total(tallies).tokens_per_step / base_yield
             case = {"task": task, "drafter": name, "bundle": bundle.name}
             rows.append(Row(case=case, figures=figures))
-        show(rows, COLUMNS, f"{bundle.name}: {title}")
+        show(rows, f"{bundle.name}: {title}")
         self.rows.extend(rows)
 
 
@@ -204,10 +192,7 @@ def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[st
             "noise": lambda: noise_task(bench.rig, run.num_prompts),
         }
         for task in tasks:
-            prompts = work[task]()
-            bench.run(PLAIN, task, prompts[:1], run.max_tokens)
-            found = compare(lines_of(run, bench, names, task), prompts, rounds=run.rounds)
-            run.report(f"{task}, gamma {run.gamma}", task, bundle, found, "none")
+            beside_plain(run, bundle, bench, names, work[task](), task)
 
 
 def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
@@ -215,18 +200,19 @@ def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
     with run.open(bundle, batch=HOST_BATCH, history_scope=HistoryScope.REQUEST) as bench:
         prompts = CodePrompts.of(bench.rig, max(run.num_prompts, HOST_BATCH)).measured
         prompts = prompts[: len(prompts) // HOST_BATCH * HOST_BATCH]
-        bench.run(PLAIN, "code", prompts[:HOST_BATCH], run.max_tokens)
-        lines = lines_of(run, bench, names, "code")
-        found = compare(lines, prompts, rounds=run.rounds, batch=HOST_BATCH)
-    run.report(
-        f"batch {HOST_BATCH}, gamma {run.gamma}", f"batch {HOST_BATCH}", bundle, found, "none"
-    )
+        beside_plain(run, bundle, bench, names, prompts, "code", batch=HOST_BATCH)
 
 
-def lines_of(run: Run, bench: Bench, names: Sequence[str], task: str) -> dict[str, Line]:
-    """Plain decoding and drafters by name at one gamma."""
+def beside_plain(
+    run: Run, bundle: Path, bench: Bench, names: Sequence[str], prompts: Sequence[Prompt], task: str, batch: int = 1
+) -> None:  # fmt: skip
+    """Report drafters by name at one gamma beside plain decoding."""
+    bench.run(PLAIN, task, prompts[:batch], run.max_tokens)
     settings = [PLAIN, *(Setting(drafter=name, gamma=run.gamma) for name in names)]
-    return {one.drafter: run.line(bench, one, task) for one in settings}
+    lines = {one.drafter: run.line(bench, one, task) for one in settings}
+    found = compare(lines, prompts, rounds=run.rounds, batch=batch)
+    what = task if batch == 1 else f"batch {batch}"
+    run.report(f"{what}, gamma {run.gamma}", what, bundle, found, "none")
 
 
 def close(lines: dict[str, Line]) -> None:
@@ -247,13 +233,11 @@ def main(
     max_tokens: int = 64,
     rounds: int = 3,
     threads: int = 2,
-    quick: Annotated[bool, typer.Option("--quick", help="Few prompts, short answers, one round.")] = False,
     json_out: Path | None = None,
 ) -> None:  # fmt: skip
     """Measure, print tables of medians, and write them as one result."""
     recorder = Recorder("drafters", "every drafter, and the mechanisms of Ouroboros", threads)
     sizes = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
-    sizes = QUICK if quick else sizes
     run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch)
     names = drafters.split(",") if drafters else [*DRAFTER_NAMES, *COMPOSED]
     names = [name for name in names if name != "none"]

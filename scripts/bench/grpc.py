@@ -26,15 +26,6 @@ from scripts.soak.server import running_server
 
 MAX_BATCH = 8
 GREEDY = SamplingParams(temperature=0.0)
-COLUMNS = {
-    "batch": ("batch", ""),
-    "gamma": ("gamma", ""),
-    "bound": ("bound", ".0f"),
-    "in_process": ("in process", ".0f"),
-    "in_process_share": ("of bound", ".1%"),
-    "through_grpc": ("through gRPC", ".0f"),
-    "through_grpc_share": ("of bound", ".1%"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +158,6 @@ def main(
     ]
     show(
         measured,
-        COLUMNS,
         f"{bundle.name}: tokens/s, greedy, medians of {rounds} interleaved rounds",
     )
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}

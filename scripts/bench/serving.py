@@ -31,19 +31,6 @@ WAYS: Mapping[str, Mapping[str, object]] = {
     "plain": {"enabled": False},
     "speculative": {"enabled": True},
 }
-COLUMNS = {
-    "offered_per_s": ("offered/s", ".2f"),
-    "way": ("way", ""),
-    "num_requests": ("requests", ""),
-    "completed": ("completed", ""),
-    "goodput_per_s": ("goodput/s", ".2f"),
-    "tokens_per_s": ("tokens/s", ".0f"),
-    "ttft_p50_ms": ("TTFT p50", ".1f"),
-    "ttft_p99_ms": ("p99 ms", ".1f"),
-    "itl_p50_ms": ("ITL p50", ".1f"),
-    "itl_p99_ms": ("p99 ms", ".1f"),
-    "fairness": ("fairness", ".3f"),
-}
 PERCENTILES = (50, 95, 99)
 _PROMPTS = 64
 _READY_S = 120.0
@@ -251,7 +238,7 @@ def main(
     traffic = Traffic(prompts=code_prompts(_PROMPTS), num_requests=requests, max_tokens=max_tokens)
     with running_server(bundle, *options) as server:
         rows, full_per_s = asyncio.run(sweep(server.address, traffic, wanted, bounds))
-    show(rows, COLUMNS, f"{bundle.name}: open-loop arrivals")
+    show(rows, f"{bundle.name}: open-loop arrivals")
     settings: dict[str, Scalar] = {
         "bundle": bundle.name, "requests": requests, "max_tokens": max_tokens, "max_running": max_running,
         "ttft_bound_ms": ttft_ms, "itl_bound_ms": itl_ms, "gamma": gamma, "saturation_plain_per_s": full_per_s,

@@ -34,22 +34,6 @@ from scripts.bench.tools.common import Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, Row
 from scripts.bench.tools.tables import show
 
-COLUMNS = {
-    "batch": ("batch", ""),
-    "temperature": ("T", "g"),
-    "gamma": ("gamma", ""),
-    "tokens_per_s": ("tokens/s", ".0f"),
-    "speedup": ("speed-up", ".2f"),
-    "decode_tokens_per_s": ("decode", ".0f"),
-    "decode_speedup": ("speed-up", ".2f"),
-    "predicted": ("predicted", ".2f"),
-    "ratio": ("ratio", ".2f"),
-    "alpha_hat": ("alpha_hat", ".2f"),
-    "tokens_per_step": ("tokens/step", ".2f"),
-    "engine_share": ("engines", ".2f"),
-    "sampling_share": ("sampling", ".3f"),
-}
-
 Prompts = Sequence[Sequence[int]]
 
 
@@ -230,7 +214,7 @@ def main(
                 }  # fmt: skip
                 rows.append(Row(case=case, figures=figures))
     title = f"medians of {rounds} interleaved rounds, {num_prompts} x {max_tokens} tokens"
-    show(rows, COLUMNS, f"{bundle.name}: {title}")
+    show(rows, f"{bundle.name}: {title}")
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     recorder.write(json_out, rows, settings)
 

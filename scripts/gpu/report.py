@@ -9,8 +9,8 @@ from typing import Any
 
 from outrider.runtime.verify.report import VerifyReport
 
-from scripts.bench.tools.report import table_of
 from scripts.bench.tools.results import Row
+from scripts.bench.tools.tables import markdown
 from scripts.gpu.machine import Rates
 from scripts.gpu.parity import Parity
 from scripts.gpu.rounds import RoundsCheck
@@ -137,4 +137,4 @@ def _table(found: Sequence[Any], *properties: str) -> list[str]:
         Row(case={}, figures=asdict(one) | {name: getattr(one, name) for name in properties})
         for one in found
     ]
-    return [table_of(rows), ""]
+    return [markdown(rows), ""]

@@ -158,16 +158,14 @@ class Bench:
             setting.speculation(group[0][1]),
             max_tokens,
         )
-        reports = [one.report for one in finished]
+        num_calls = (rig.draft.num_calls if rig.draft else 0) - calls_before
+        counts = ("num_emitted", "num_steps", "num_drafted", "num_accepted")
         return Tally(
             wall_s=wall_s,
             host_s=self.host_s - host_before,
             num_output=sum(one.num_output for one in finished),
-            num_emitted=sum(one.num_emitted for one in reports),
-            num_steps=sum(one.num_steps for one in reports),
-            num_drafted=sum(one.num_drafted for one in reports),
-            num_accepted=sum(one.num_accepted for one in reports),
-            draft_rows=((rig.draft.num_calls if rig.draft else 0) - calls_before) * len(group),
+            draft_rows=num_calls * len(group),
+            **{name: sum(getattr(one.report, name) for one in finished) for name in counts},
         )
 
 

@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -150,12 +150,6 @@ def parse_result(values: Any) -> Result:
 
 def environment(threads: int) -> Environment:
     """This machine and this checkout, now."""
-    installed = {}
-    for name in VERSIONED:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         cpu=cpu_name(),
@@ -164,9 +158,20 @@ def environment(threads: int) -> Environment:
         os=platform.platform(),
         threads=threads,
         python=platform.python_version(),
-        versions=installed,
+        versions=installed_versions(VERSIONED),
         commit=_commit(),
     )
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _cpu_seconds() -> tuple[float, float]:

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from scripts.bench.all import BENCHMARKS, chosen, planned, run_job
-from scripts.bench.tools.report import JOBS, JobOutcome, table_of, write_report
+from scripts.bench.tools.report import JOBS, JobOutcome, write_report
 from scripts.bench.tools.results import (
     Recorder,
     Result,
@@ -19,6 +19,7 @@ from scripts.bench.tools.results import (
     read_result,
     write_result,
 )
+from scripts.bench.tools.tables import markdown
 
 ROWS = [
     Row(case={"batch": 1, "gamma": 2}, figures={"tokens_per_s": 1234.5, "alpha_hat": None}),
@@ -73,7 +74,7 @@ def test_a_figure_that_is_no_number_is_not_written(result: Result, tmp_path: Pat
 
 
 def test_a_table_has_a_column_for_whatever_any_row_has() -> None:
-    assert table_of(ROWS).splitlines() == [
+    assert markdown(ROWS).splitlines() == [
         "| batch | gamma | tokens_per_s | alpha_hat | best |",
         "|---|---|---:|---:|---:|",
         "| 1 | 2 | 1234 |  |  |",
@@ -94,7 +95,7 @@ def test_the_report_shows_results_environment_and_failures(result: Result, tmp_p
         result.environment.date,
         "**other** ended with code 2, without a result",
         "no such file",
-        table_of(ROWS),
+        markdown(ROWS),
     ):
         assert part in text
 
