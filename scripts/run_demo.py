@@ -47,14 +47,9 @@ def ensure_bundle(bundle: Path, weights: str) -> None:
         return
     shutil.rmtree(bundle, ignore_errors=True)
     bundle.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        outrider(
-            "export", "--target", str(sources[0]), "--draft", str(sources[1]), "--out", str(bundle),
-            "--weights", weights,
-        ),
-        check=True,
-        cwd=ROOT,
-    )  # fmt: skip
+    models = ("--target", str(sources[0]), "--draft", str(sources[1]))
+    export = outrider("export", *models, "--out", str(bundle), "--weights", weights)
+    subprocess.run(export, check=True, cwd=ROOT)
 
 
 async def stream(
