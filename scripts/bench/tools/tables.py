@@ -34,11 +34,11 @@ def text_of(value: Scalar) -> str:
 
 
 def rich_table(rows: Sequence[Row], title: str = "") -> Table:
-    """Return a table for a terminal."""
+    """Return a table for a terminal, whose headings may break between words."""
     case, figures = columns_of(rows)
     table = Table(title=title)
     for name in (*case, *figures):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
     for row in rows:
         table.add_row(*cells_of(row, case, figures))
     return table

@@ -126,7 +126,10 @@ def test_what_all_rounds_found_is_one_result_and_two_tables() -> None:
     found.run_all(cells, rounds=1, keep=1)
     best = best_rows(cells, found.answers)
     assert rich_table(found.rows()).row_count == 4
-    shown = {column.header: list(column.cells) for column in rich_table(best).columns}
+    shown = {
+        str(column.header).replace(" ", "_"): list(column.cells)
+        for column in rich_table(best).columns
+    }
     assert shown["best_of"] == ["plain"] * 2 + ["drafting"] * 2 + ["any"] * 2
     assert [shown[name] for name in ("ours_to_this", "ratio_least", "ratio_most")] == [
         ["", "2"] * 3
