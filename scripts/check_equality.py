@@ -66,20 +66,6 @@ def quoted(speculation: SpeculationParams, answers: Answers) -> list[Speculation
     ]
 
 
-def num_different(
-    rig: Rig, prompts: Sequence[Sequence[int]], expected: Answers, mode_name: str, drafter: str, gamma: int,
-    max_tokens: int,
-) -> int:  # fmt: skip
-    """Prompts whose tokens are not the expected ones."""
-    temperature, mode = MODES[mode_name]
-    speculation = SpeculationParams(drafter=drafter, gamma=gamma, mode=mode)
-    got = completions(
-        rig, prompts, quoted(speculation, expected), SamplingParams(temperature=temperature), max_tokens,
-        random.Random(gamma),
-    )  # fmt: skip
-    return sum(one != other for one, other in zip(got, expected, strict=True))
-
-
 def plain_answers(
     rig: Rig, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> dict[str, Answers]:
@@ -131,10 +117,15 @@ def compared(
             for n in sizes.batches
         }
         cells = list(itertools.product(MODES, sizes.drafters, sizes.batches, sizes.gammas))
-        for probs, drafter, batch, gamma in track(cells, description="comparing"):
-            found[probs, drafter, batch, gamma] = num_different(
-                rigs[batch], prompts, plain[probs], probs, drafter, gamma, max_tokens
-            )
+        for name, drafter, batch, gamma in track(cells, description="comparing"):
+            temperature, mode = MODES[name]
+            speculation = SpeculationParams(drafter=drafter, gamma=gamma, mode=mode)
+            got = completions(
+                rigs[batch], prompts, quoted(speculation, plain[name]), SamplingParams(temperature=temperature),
+                max_tokens, random.Random(gamma),
+            )  # fmt: skip
+            different = (one != other for one, other in zip(got, plain[name], strict=True))
+            found[name, drafter, batch, gamma] = sum(different)
         for rig in rigs.values():
             rig.close()
     return found

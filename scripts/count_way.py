@@ -96,14 +96,10 @@ def ways(root: Path, batch: int, *, gamma: int | None, is_enabled: bool) -> list
     events: list[Event] = []
     for number in range(batch):
         spec = RequestSpec(
-            internal_id=str(number),
-            request_id=str(number),
-            prompt_tokens=tuple(serving.codec.encode(PROMPT)),
-            params=SamplingParams(temperature=0.0),
-            seed=number,
-            max_tokens=MAX_TOKENS,
+            internal_id=str(number), request_id=str(number), prompt_tokens=tuple(serving.codec.encode(PROMPT)),
+            params=SamplingParams(temperature=0.0), seed=number, max_tokens=MAX_TOKENS,
             speculation=SpeculationParams(is_enabled=is_enabled),
-        )
+        )  # fmt: skip
         serving.worker.submit(spec, events.append)
     for _ in range(NUM_WARM_UP):
         serving.worker.run_step()

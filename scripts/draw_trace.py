@@ -11,16 +11,16 @@ import asyncio
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import typer
 from outrider import Client
 from outrider.v1 import inference_pb2 as wire
 
-from scripts.run_demo import ROOT
+from scripts.bench.tools.results import ROOT
 from scripts.soak.server import running_server
 
 PROMPT = "def main():\n    parser = argparse.ArgumentParser()\n"
+MAX_TOKENS, GAMMA = 42, 5
 # Per kind of token: fill, edge and text colour, and what the legend says.
 KINDS = {
     "accepted": ("#dcf5e3", "#2e9e52", "#14532d", "draft token, accepted"),
@@ -90,11 +90,11 @@ def draw(prompt: str, steps: Sequence[wire.Step]) -> str:
         f"{sum(emitted)} tokens in {len(rows)} passes of the target: "
         f"{sum(emitted) / len(rows):.1f} tokens per pass instead of 1"
     )
-    drawn = [f'<text class="title" x="{MARGIN}" y="34">{title}</text>']
-    drawn.append(
-        f'<text class="note" x="{MARGIN}" y="56">The answer to {escape(visible(prompt))}</text>'
-    )
-    drawn += legend(70)
+    drawn = [
+        f'<text class="title" x="{MARGIN}" y="34">{title}</text>',
+        f'<text class="note" x="{MARGIN}" y="56">The answer to {escape(visible(prompt))}</text>',
+        *legend(70),
+    ]
     for number, row in enumerate(rows, start=1):
         y = 150 + ROW * (number - 1)
         drawn.append(f'<text class="note" x="{MARGIN}" y="{y + 15}">pass {number}</text>')
@@ -123,24 +123,20 @@ def draw(prompt: str, steps: Sequence[wire.Step]) -> str:
     )
 
 
-async def ask(address: str, prompt: str, **options: Any) -> list[wire.Step]:
-    """Return the passes of one answer."""
+async def ask(address: str) -> list[wire.Step]:
+    """Return the passes of one greedy answer."""
     async with Client(address) as client:
-        responses = client.generate(prompt, return_trace=True, temperature=0.0, **options)
+        responses = client.generate(
+            PROMPT, return_trace=True, temperature=0.0, max_tokens=MAX_TOKENS
+        )
         return [step async for response in responses for step in response.steps]
 
 
-def main(
-    bundle: Path,
-    out: Path = ROOT / "docs" / "trace.svg",
-    prompt: str = PROMPT,
-    max_tokens: int = 42,
-    gamma: int = 5,
-) -> None:
+def main(bundle: Path, out: Path = ROOT / "docs" / "trace.svg") -> None:
     """Serve a bundle, ask for one greedy answer and draw its passes."""
-    with running_server(bundle, "--gamma", str(gamma)) as server:
-        steps = asyncio.run(ask(server.address, prompt, max_tokens=max_tokens))
-    out.write_text(draw(prompt, steps), encoding="utf-8")
+    with running_server(bundle, "--gamma", str(GAMMA)) as server:
+        steps = asyncio.run(ask(server.address))
+    out.write_text(draw(PROMPT, steps), encoding="utf-8")
     typer.echo(f"{out}: {len(steps)} passes")
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +17,10 @@ from outrider.runtime.cli.trace import print_report, print_step
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts.bench.tools.results import ROOT
+from scripts.soak.server import outrider, running_server
+
 PROMPT = "def read_lines(path, encoding=None):\n"
-STOP_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +38,6 @@ class Answer:
     tokens_per_pass: float
 
 
-def outrider(*arguments: str) -> list[str]:
-    """Return the command line of an ``outrider`` subcommand in this environment."""
-    return [sys.executable, "-m", "outrider.runtime.cli", *arguments]
-
-
 def ensure_bundle(bundle: Path, weights: str) -> None:
     """Export the demo pair unless this export of these very weights is there already."""
     sources = [ROOT / "demo" / part for part in ("target", "draft")]
@@ -55,52 +47,9 @@ def ensure_bundle(bundle: Path, weights: str) -> None:
         return
     shutil.rmtree(bundle, ignore_errors=True)
     bundle.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        outrider(
-            "export", "--target", str(sources[0]), "--draft", str(sources[1]), "--out", str(bundle),
-            "--weights", weights,
-        ),
-        check=True,
-        cwd=ROOT,
-    )  # fmt: skip
-
-
-def wait_for_port(server: subprocess.Popen[bytes], port_file: Path) -> int:
-    """Return the port that the server writes once it is ready, however long its start takes.
-
-    Raises:
-        SystemExit: the server ended instead.
-    """
-    while server.poll() is None:
-        if port_file.exists() and (text := port_file.read_text().strip()):
-            return int(text)
-        time.sleep(0.05)
-    raise SystemExit(f"the server ended with code {server.returncode}")
-
-
-@contextmanager
-def served(bundle: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Serve a bundle on a free port while the block runs, then stop the server.
-
-    Args:
-        bundle: folder to serve.
-        options: further options of ``outrider serve``.
-
-    Yields:
-        The process, whose ``returncode`` is set after the block, and its address.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        port_file = Path(scratch) / "port"
-        command = outrider(
-            "serve", str(bundle.resolve()), "--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0",
-            *options,
-        )  # fmt: skip
-        server = subprocess.Popen(command, cwd=ROOT)
-        try:
-            yield server, f"localhost:{wait_for_port(server, port_file)}"
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(timeout=STOP_LIMIT_S)
+    models = ("--target", str(sources[0]), "--draft", str(sources[1]))
+    export = outrider("export", *models, "--out", str(bundle), "--weights", weights)
+    subprocess.run(export, check=True, cwd=ROOT)
 
 
 async def stream(
@@ -191,14 +140,14 @@ def demonstrate(bundle: Path, request: dict[str, Any], gamma: int) -> int:
     """Serve a bundle, compare, stop the server.
 
     Returns:
-        Exit code: the server's, or 1 when a greedy completion has other tokens with drafts.
+        Exit code: 1 when a greedy completion has other tokens with drafts.
     """
     console = Console()
     console.rule("server")
-    with served(bundle) as (server, address):
-        is_same = asyncio.run(compare(address, console, request, gamma))
-    console.rule(f"server stopped, exit code {server.returncode}")
-    return server.returncode or int(not is_same)
+    with running_server(bundle) as server:
+        is_same = asyncio.run(compare(server.address, console, request, gamma))
+    console.rule("server stopped, exit code 0")
+    return int(not is_same)
 
 
 def main(

@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +20,10 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from scripts.bench.tools.common import names_of
 from scripts.bench.tools.report import JOBS, JobOutcome, write_report
-from scripts.run_demo import ROOT, ensure_bundle
+from scripts.bench.tools.results import ROOT
+from scripts.run_demo import ensure_bundle
 
 SAID_LINES = 12
 DEMO_WEIGHTS = ("float32", "int8")
@@ -56,7 +58,7 @@ BENCHMARKS = (
     Job(
         name="drafters",
         arguments="{bundle} --scratch {work}/drafters-{name} --threads {threads}",
-        quick="--quick --figures 3,4 --tasks code",
+        quick="--figures 3,4 --tasks code --num-prompts 4 --max-tokens 40 --rounds 1",
     ),
     Job(
         name="beams",
@@ -81,12 +83,6 @@ BENCHMARKS = (
         is_per_bundle=False,
     ),
 )
-
-
-def command_of(job: Job, places: Mapping[str, str], *, is_quick: bool) -> list[str]:
-    """Arguments of a job's module, with places filled in."""
-    words = shlex.split(f"{job.arguments} {job.quick if is_quick else ''}")
-    return [word.format(**places) for word in words]
 
 
 def run_job(name: str, module: str, arguments: Sequence[str], out: Path) -> JobOutcome:
@@ -120,31 +116,27 @@ def planned(
                 "threads": str(threads),
             }  # fmt: skip
             name = f"{job.name}-{bundle.name}" if job.is_per_bundle else job.name
-            arguments = command_of(job, places, is_quick=is_quick)
+            words = shlex.split(f"{job.arguments} {job.quick if is_quick else ''}")
+            arguments = [word.format(**places) for word in words]
             runs.append((name, f"scripts.bench.{job.name}", arguments))
     return runs
 
 
 def demo_bundles() -> list[Path]:
-    """The demo pair's bundles, exported where they are missing."""
-    bundles = [ROOT / "bundles" / f"demo-{weights}" for weights in DEMO_WEIGHTS]
-    for bundle, weights in zip(bundles, DEMO_WEIGHTS, strict=True):
-        if not bundle.exists():
-            ensure_bundle(bundle, weights)
-    return bundles
+    """Return the demo pair's bundles, exported where they are missing."""
+    for weights in DEMO_WEIGHTS:
+        ensure_bundle(ROOT / "bundles" / f"demo-{weights}", weights)
+    return [ROOT / "bundles" / f"demo-{weights}" for weights in DEMO_WEIGHTS]
 
 
 def chosen(only: str) -> list[Job]:
-    """The benchmarks of a comma-separated list, in our order; all if it is empty.
+    """Return the benchmarks of a comma-separated list, in our order; all if it is empty.
 
     Raises:
         typer.BadParameter: a name is none of a benchmark.
     """
-    names = set(only.split(",")) if only else {job.name for job in BENCHMARKS}
-    if unknown := names - {job.name for job in BENCHMARKS}:
-        known = ", ".join(job.name for job in BENCHMARKS)
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: not among {known}")
-    return [job for job in BENCHMARKS if job.name in names]
+    names = names_of(only, [job.name for job in BENCHMARKS])
+    return [job for job in BENCHMARKS if job.name in names or not names]
 
 
 def main(

@@ -27,15 +27,6 @@ from scripts.bench.tools.common import Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, Row
 from scripts.bench.tools.tables import show
 
-COLUMNS = {
-    "num_beams": ("beams", ""),
-    "beam_width": ("width", ""),
-    "gamma": ("gamma", ""),
-    "steps_per_pass": ("steps/pass", ".2f"),
-    "steps_per_s": ("steps/s", ".0f"),
-    "median_ratio_of_speeds": ("ratio", ".2f"),
-}
-
 
 @dataclass(slots=True)
 class Tally:
@@ -57,15 +48,10 @@ def run_searches(
         rig.next_id += 1
         answer = Answer()
         spec = RequestSpec(
-            internal_id=f"beam-{rig.next_id}",
-            request_id=f"beam-{rig.next_id}",
-            prompt_tokens=prompt,
-            params=SamplingParams(temperature=0.0),
-            seed=0,
-            max_tokens=max_tokens,
-            beams=beams,
+            internal_id=f"beam-{rig.next_id}", request_id=f"beam-{rig.next_id}", prompt_tokens=prompt,
+            params=SamplingParams(temperature=0.0), seed=0, max_tokens=max_tokens, beams=beams,
             speculation=SpeculationParams(drafter="model", gamma=gamma),
-        )
+        )  # fmt: skip
         rig.worker.submit(spec, answer)
         while answer.end is None:
             rig.worker.run_step()
@@ -74,14 +60,8 @@ def run_searches(
 
 
 def measure(
-    rig: Rig,
-    prompts: list[tuple[int, ...]],
-    beams: BeamParams,
-    gammas: list[int],
-    *,
-    rounds: int,
-    max_tokens: int,
-) -> dict[int, Tally]:
+    rig: Rig, prompts: list[tuple[int, ...]], beams: BeamParams, gammas: list[int], *, rounds: int, max_tokens: int
+) -> dict[int, Tally]:  # fmt: skip
     """All gammas, 0 among them; no end token, so that every search takes ``max_tokens`` steps."""
     tallies = {gamma: Tally() for gamma in gammas}
     for number in range(rounds + 1):
@@ -141,17 +121,11 @@ def main(
     prompts = [tuple(rig.tokenizer.encode(text))[:room] for text in code_prompts(num_prompts)]
     rows = []
     for search in searches:
-        tallies = measure(
-            rig,
-            prompts,
-            search,
-            [0, *(int(text) for text in gammas.split(","))],
-            rounds=rounds,
-            max_tokens=max_tokens,
-        )
+        drafted = [int(text) for text in gammas.split(",")]
+        tallies = measure(rig, prompts, search, [0, *drafted], rounds=rounds, max_tokens=max_tokens)
         rows += [row_of(search, gamma, tally, tallies[0]) for gamma, tally in tallies.items()]
     rig.close()
-    show(rows, COLUMNS)
+    show(rows)
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     recorder.write(json_out, rows, settings)
 

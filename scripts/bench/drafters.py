@@ -5,7 +5,7 @@
    make one).
 2. Ouroboros' mechanisms, each added in turn, and reuse with and without locality.
 3. Every drafter on code, on editing and on noise, gamma fixed, so that no controller hides what a drafter costs where
-   it does not pay, or with ``--auto`` chosen step by step, as a server does by default.
+   it does not pay.
 4. Host work of drafting in a batch of eight.
 
 What is compared takes turns prompt by prompt, so that a disturbance hits all of it; "speed" is the median of the ratios
@@ -15,6 +15,7 @@ of single prompts. In the tables of 2 the host's share is not taken.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,18 +55,7 @@ FAMILIES = {
         for name in ("ouroboros", "phrases+ouroboros")
     },
 }
-COLUMNS = {
-    "drafter": ("setting", ""),
-    "tokens_per_s": ("tokens/s", ".0f"),
-    "speed_ratio": ("speed", ".2f"),
-    "tokens_per_step": ("tokens/pass", ".2f"),
-    "tokens_per_step_ratio": ("ratio", ".2f"),
-    "utilization": ("kept", ".2f"),
-    "draft_passes": ("draft passes", ".2f"),
-    "host_share": ("host share", ".3f"),
-}
 HOST_BATCH = 8
-QUICK = {"num_prompts": 4, "max_tokens": 40, "rounds": 1}
 
 # Table 4 of the paper: what is added in turn, as settings of the server and of the request; the last is our addition.
 PAPER = {
@@ -82,26 +72,17 @@ MECHANISMS: tuple[tuple[str, dict[str, object], int], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One invocation: what all tables share, and the rows they leave."""
 
-    def __init__(
-        self, *, num_prompts: int, max_tokens: int, rounds: int, gamma: int, threads: int, scratch: Path,
-        is_adaptive: bool = False,
-    ) -> None:  # fmt: skip
-        self.num_prompts = num_prompts
-        self.max_tokens = max_tokens
-        self.rounds = rounds
-        self.gamma = gamma
-        self.is_adaptive = is_adaptive
-        self.threads = threads
-        self.scratch = scratch
-        self.rows: list[Row] = []
-
-    @property
-    def every_gamma(self) -> int | None:
-        """Of the tables of every drafter; None where it is chosen step by step."""
-        return None if self.is_adaptive else self.gamma
+    num_prompts: int
+    max_tokens: int
+    rounds: int
+    gamma: int
+    threads: int
+    scratch: Path
+    rows: list[Row] = field(default_factory=list)
 
     def open(self, bundle: Path, batch: int = 1, **drafting: object) -> Bench:
         """A bench whose datastore holds prompts that are never measured."""
@@ -114,11 +95,7 @@ class Run:
             write_datastore([rig.tokenizer.encode(t) for t in texts], store, vocab_size=vocab_size)
             rig.close()
         config = DraftingConfig(datastore=str(store), **drafting)  # type: ignore[arg-type]
-        costs = self.scratch / "costs" if self.is_adaptive else None
-        rig = open_rig(
-            bundle, max_batch=batch, num_threads=self.threads, drafting=config, costs=costs,
-        )  # fmt: skip
-        return Bench(rig)
+        return Bench(open_rig(bundle, max_batch=batch, num_threads=self.threads, drafting=config))
 
     def line(self, bench: Bench, setting: Setting, task: str = "code", **more: Any) -> Line:
         """A line of a table."""
@@ -131,14 +108,13 @@ class Run:
         base_yield = total(found[base]).tokens_per_step
         rows = []
         for name, tallies in found.items():
-            summed = total(tallies)
-            figures = summed.figures()
+            figures = total(tallies).figures()
             figures["speed_ratio"] = speed_over(tallies, found[base])
-            figures["tokens_per_step_ratio"] = summed.tokens_per_step / base_yield
+            figures["tokens_per_step_ratio"] = total(tallies).tokens_per_step / base_yield
             case = {"task": task, "drafter": name, "bundle": bundle.name}
             rows.append(Row(case=case, figures=figures))
-        show(rows, COLUMNS, f"{bundle.name}: {title}")
-        self.rows += rows
+        show(rows, f"{bundle.name}: {title}")
+        self.rows.extend(rows)
 
 
 def tuned_table(run: Run, bundle: Path) -> None:
@@ -216,10 +192,7 @@ def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[st
             "noise": lambda: noise_task(bench.rig, run.num_prompts),
         }
         for task in tasks:
-            prompts = work[task]()
-            bench.run(PLAIN, task, prompts[:1], run.max_tokens)
-            found = compare(lines_of(run, bench, names, task), prompts, rounds=run.rounds)
-            run.report(f"{task}, gamma {run.every_gamma or 'auto'}", task, bundle, found, "none")
+            beside_plain(run, bundle, bench, names, work[task](), task)
 
 
 def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
@@ -227,17 +200,19 @@ def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
     with run.open(bundle, batch=HOST_BATCH, history_scope=HistoryScope.REQUEST) as bench:
         prompts = CodePrompts.of(bench.rig, max(run.num_prompts, HOST_BATCH)).measured
         prompts = prompts[: len(prompts) // HOST_BATCH * HOST_BATCH]
-        bench.run(PLAIN, "code", prompts[:HOST_BATCH], run.max_tokens)
-        lines = lines_of(run, bench, names, "code")
-        found = compare(lines, prompts, rounds=run.rounds, batch=HOST_BATCH)
-    title = f"batch {HOST_BATCH}, gamma {run.every_gamma or 'auto'}"
-    run.report(title, f"batch {HOST_BATCH}", bundle, found, "none")
+        beside_plain(run, bundle, bench, names, prompts, "code", batch=HOST_BATCH)
 
 
-def lines_of(run: Run, bench: Bench, names: Sequence[str], task: str) -> dict[str, Line]:
-    """Plain decoding and drafters by name at one gamma."""
-    settings = [PLAIN, *(Setting(drafter=name, gamma=run.every_gamma) for name in names)]
-    return {one.drafter: run.line(bench, one, task) for one in settings}
+def beside_plain(
+    run: Run, bundle: Path, bench: Bench, names: Sequence[str], prompts: Sequence[Prompt], task: str, batch: int = 1
+) -> None:  # fmt: skip
+    """Report drafters by name at one gamma beside plain decoding."""
+    bench.run(PLAIN, task, prompts[:batch], run.max_tokens)
+    settings = [PLAIN, *(Setting(drafter=name, gamma=run.gamma) for name in names)]
+    lines = {one.drafter: run.line(bench, one, task) for one in settings}
+    found = compare(lines, prompts, rounds=run.rounds, batch=batch)
+    what = task if batch == 1 else f"batch {batch}"
+    run.report(f"{what}, gamma {run.gamma}", what, bundle, found, "none")
 
 
 def close(lines: dict[str, Line]) -> None:
@@ -258,15 +233,12 @@ def main(
     max_tokens: int = 64,
     rounds: int = 3,
     threads: int = 2,
-    auto: Annotated[bool, typer.Option("--auto", help="Figures 3 and 4 with gamma chosen step by step.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Few prompts, short answers, one round.")] = False,
     json_out: Path | None = None,
 ) -> None:  # fmt: skip
     """Measure, print tables of medians, and write them as one result."""
     recorder = Recorder("drafters", "every drafter, and the mechanisms of Ouroboros", threads)
     sizes = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
-    sizes = QUICK if quick else sizes
-    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch, is_adaptive=auto)  # fmt: skip
+    run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch)
     names = drafters.split(",") if drafters else [*DRAFTER_NAMES, *COMPOSED]
     names = [name for name in names if name != "none"]
     wanted = figures.split(",")
@@ -280,8 +252,7 @@ def main(
         every_table(run, bundle, names, tasks.split(","))
     if "4" in wanted:
         host_table(run, bundle, names)
-    settings = {**sizes, "gamma": gamma, "auto": auto}
-    recorder.write(json_out, run.rows, settings)
+    recorder.write(json_out, run.rows, {**sizes, "gamma": gamma})
 
 
 if __name__ == "__main__":

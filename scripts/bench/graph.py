@@ -27,12 +27,6 @@ from scripts.bench.tools.tables import show
 
 _NUM_IDS = 100  # any vocabulary has as many
 _WARM_UP = 10
-COLUMNS = {
-    "num_tokens": ("tokens", ""),
-    "before_ms": ("before ms", ".3f"),
-    "after_ms": ("after ms", ".3f"),
-    "ratio": ("before / after", ".2f"),
-}
 
 
 class GraphRun:
@@ -111,7 +105,7 @@ def main(
         first, second = median_times(steps, repeats)
         figures = {"before_ms": first, "after_ms": second, "ratio": first / second}
         rows.append(Row(case={"num_tokens": num_tokens}, figures=figures))
-    show(rows, COLUMNS)
+    show(rows)
     settings = {
         "before": str(before), "after": str(after), "repeats": repeats, "length": length, "capacity": capacity,
     }  # fmt: skip

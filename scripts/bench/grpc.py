@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,21 +20,12 @@ from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import SpeculationParams
 
 from scripts.bench.tools.common import PAUSE_S, Rig, code_prompts, open_rig
-from scripts.bench.tools.results import Recorder, row_of
+from scripts.bench.tools.results import Recorder, Row
 from scripts.bench.tools.tables import show
 from scripts.soak.server import running_server
 
 MAX_BATCH = 8
 GREEDY = SamplingParams(temperature=0.0)
-COLUMNS = {
-    "batch": ("batch", ""),
-    "gamma": ("gamma", ""),
-    "bound": ("bound", ".0f"),
-    "in_process": ("in process", ".0f"),
-    "in_process_share": ("of bound", ".1%"),
-    "through_grpc": ("through gRPC", ".0f"),
-    "through_grpc_share": ("of bound", ".1%"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,24 +35,6 @@ class Round:
     bound: float
     in_process: float
     through_grpc: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Medians over rounds at one batch size; shares are medians of each round's own ratio to its bound."""
-
-    batch: int
-    gamma: int
-    bound: float
-    in_process: float
-    through_grpc: float
-    in_process_share: float
-    through_grpc_share: float
-
-
-def batches_of(prompts: Sequence[Sequence[int]], batch: int) -> list[Sequence[Sequence[int]]]:
-    """The prompts in whole batches."""
-    return [prompts[at : at + batch] for at in range(0, len(prompts) - batch + 1, batch)]
 
 
 def run_in_process(
@@ -102,7 +75,8 @@ async def measure(
         RuntimeError: the two did not emit the same number of tokens.
     """
     num_tokens, wall_s, engine_s, grpc_s = 0, 0.0, 0.0, 0.0
-    for number, group in enumerate(batches_of(prompts, batch)):
+    for number, first in enumerate(range(0, len(prompts) - batch + 1, batch)):
+        group = prompts[first : first + batch]
         streamed = None
         if number % 2:
             streamed = await run_through_grpc(client, group, gamma, max_tokens)
@@ -123,23 +97,25 @@ async def measure(
     )
 
 
-def summarise(batch: int, gamma: int, rounds: Sequence[Round]) -> Summary:
-    """Medians of the rounds."""
-    return Summary(
-        batch=batch,
-        gamma=gamma,
-        bound=statistics.median(one.bound for one in rounds),
-        in_process=statistics.median(one.in_process for one in rounds),
-        through_grpc=statistics.median(one.through_grpc for one in rounds),
-        in_process_share=statistics.median(one.in_process / one.bound for one in rounds),
-        through_grpc_share=statistics.median(one.through_grpc / one.bound for one in rounds),
-    )
+def summarise(rounds: Sequence[Round]) -> dict[str, float]:
+    """Return the medians of the rounds; shares are medians of each round's own ratio to its bound."""
+
+    def median(of: Callable[[Round], float]) -> float:
+        return statistics.median(map(of, rounds))
+
+    return {
+        "bound": median(lambda one: one.bound),
+        "in_process": median(lambda one: one.in_process),
+        "through_grpc": median(lambda one: one.through_grpc),
+        "in_process_share": median(lambda one: one.in_process / one.bound),
+        "through_grpc_share": median(lambda one: one.through_grpc / one.bound),
+    }
 
 
 async def compare(
     rig: Rig, address: str, texts: Sequence[str], batches: Sequence[int], gamma: int, max_tokens: int, rounds: int
-) -> list[Summary]:  # fmt: skip
-    """All batch sizes in every round, after one round that warms both sides up."""
+) -> dict[int, list[Round]]:  # fmt: skip
+    """Return the rounds of every batch size, after one that warms both sides up."""
     prompts = [rig.tokenizer.encode(text) for text in texts]
     taken: dict[int, list[Round]] = {batch: [] for batch in batches}
     async with Client(address) as client:
@@ -150,7 +126,7 @@ async def compare(
                 one = await measure(rig, client, group, batch, gamma, max_tokens)
                 if number:
                     taken[batch].append(one)
-    return [summarise(batch, gamma, taken[batch]) for batch in batches]
+    return taken
 
 
 def main(
@@ -171,15 +147,17 @@ def main(
     rig = open_rig(bundle, max_batch=MAX_BATCH, num_threads=threads)
     options = ("--max-running", str(MAX_BATCH), "--threads", str(threads))
     with running_server(bundle, *options) as server:
-        summaries = asyncio.run(
+        taken = asyncio.run(
             compare(
                 rig, server.address, code_prompts(num_prompts), sizes, gamma, max_tokens, rounds
             )
         )
-    measured = [row_of(one, ("batch", "gamma"), bundle=bundle.name) for one in summaries]
+    measured = [
+        Row(case={"bundle": bundle.name, "batch": batch, "gamma": gamma}, figures=summarise(rounds))
+        for batch, rounds in taken.items()
+    ]
     show(
         measured,
-        COLUMNS,
         f"{bundle.name}: tokens/s, greedy, medians of {rounds} interleaved rounds",
     )
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}

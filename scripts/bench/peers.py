@@ -12,7 +12,8 @@ which the first such run measures before its clock starts and keeps in ``WORK/ou
 
 Cells of one batch size and weights run in turns, round by round, every other round backwards; after the first round
 only each side's ``--keep`` fastest drafting cells go on. A second table names each side's best plain, best drafting and
-best cell, with our speed through each peer's round by round. The result is written after every batch size and weights.
+best cell, with our speed through each peer's round by round; the fastest peer's ratio is the one that counts. The
+result is written after every batch size and weights.
 
 Some of our drafters learn from earlier answers, such as ``suffix``. They start each run knowing nothing, in a fresh
 process; what warms it up has other prompts, and then each prompt comes once, so that nothing is answered from memory:
@@ -31,7 +32,7 @@ from outrider.runtime.core.drafting import AUTO_DRAFTERS
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from scripts.bench.tools.common import code_prompts
+from scripts.bench.tools.common import code_prompts, names_of
 from scripts.bench.tools.results import ROOT, Recorder, Row
 from scripts.bench.tools.tables import show
 from scripts.peers.cells import (
@@ -45,23 +46,6 @@ from scripts.peers.cells import (
     row_of_cell,
 )
 from scripts.peers.jobs import OURS, PEERS, Job, ask, python_of
-
-CASE = {name: (name, "") for name in ("who", "way", "weights", "batch")}
-CELLS = CASE | {
-    "tokens_per_s": ("tokens/s", ".1f"),
-    "rounds": ("rounds", ""),
-    "same_tokens": ("same tokens", ".0%"),
-    "reason": ("reason", ""),
-}
-BEST = CASE | {
-    "best_of": ("best of", ""),
-    "tokens_per_s": ("tokens/s", ".1f"),
-    "ours_to_this": ("ours / this", ".2f"),
-    "ratio_least": ("least", ".2f"),
-    "ratio_most": ("most", ".2f"),
-    "is_fastest_peer": ("fastest peer", ""),
-}
-"""The fastest peer's ratio is the one that counts."""
 
 Asking = Callable[[Cell], dict[str, Any]]
 
@@ -117,41 +101,9 @@ def prompts_of(target: Path, count: int, num_tokens: int) -> list[list[int]]:
     return prompts
 
 
-def names_of(text: str, known: Sequence[str] | None = None) -> list[str]:
-    """The names of a comma-separated list, each once.
-
-    Raises:
-        typer.BadParameter: one is not among those known.
-    """
-    names = list(dict.fromkeys(name for name in text.split(",") if name))
-    if known is not None and (unknown := set(names) - set(known)):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
-    return names
-
-
-def numbers_of(text: str) -> list[int]:
-    """The numbers of a comma-separated list, each at least 1.
-
-    Raises:
-        typer.BadParameter: one is not.
-    """
-    names = names_of(text)
-    if wrong := [name for name in names if not name.isdecimal() or int(name) < 1]:
-        raise typer.BadParameter(f"{', '.join(wrong)}: must be whole numbers of at least 1")
-    return [int(name) for name in names]
-
-
 def gammas_of(text: str) -> list[int | None]:
-    """The gammas of a comma-separated list; None for ``auto``.
-
-    Raises:
-        typer.BadParameter: one is neither ``auto`` nor a number of at least 1.
-    """
-    return [
-        None if name == CHOSEN else one
-        for name in names_of(text)
-        for one in numbers_of("1" if name == CHOSEN else name)
-    ]
+    """Return the gammas of a comma-separated list, each once; None for ``auto``."""
+    return [None if name == CHOSEN else int(name) for name in names_of(text)]
 
 
 def asking(pythons: Mapping[str, tuple[str | None, str]], work: Path, settings: dict[str, Any]) -> Asking:  # fmt: skip
@@ -193,7 +145,7 @@ def main(
     recorder = Recorder("peers", "side by side with other engines, greedy", threads)
     ours, theirs = names_of(drafters), names_of(peer_drafters, PEER_DRAFTERS)
     ways = {who: ours if who == OURS else theirs for who in names_of(peers, PEERS)}
-    sizes = numbers_of(batches)
+    sizes = [int(size) for size in names_of(batches)]
     if num_prompts < max(sizes):
         raise typer.BadParameter(f"num-prompts must be at least {max(sizes)}")
     groups = [
@@ -217,8 +169,8 @@ def main(
         found.run_all(cells, rounds, keep)
         rows, best = found.rows(), [*best, *best_rows(cells, found.answers)]
         recorder.write(json_out, [*rows, *best], recorded)
-    show(rows, CELLS, "cells")
-    show(best, BEST, "each side's best setting")
+    show(rows, "cells")
+    show(best, "each side's best setting")
 
 
 if __name__ == "__main__":

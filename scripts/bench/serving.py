@@ -2,13 +2,14 @@
 
 Arrivals are Poisson (open loop: a slow answer does not hold back the next request, as a closed loop of clients would),
 over gRPC, against a server in its own process. Rates are shares of what the server completes without speculation when
-it always has enough to do, unless they are given. At every rate each way of serving meets the same arrivals, prompts
+it always has enough to do. At every rate each way of serving meets the same arrivals, prompts
 and lengths. Goodput counts requests whose first token and whose mean inter-token time were both within bounds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 import time
@@ -22,7 +23,7 @@ from outrider import Client
 from outrider.errors import CallError
 
 from scripts.bench.tools.common import code_prompts
-from scripts.bench.tools.results import Recorder, Row, Scalar, row_of
+from scripts.bench.tools.results import Recorder, Row, Scalar
 from scripts.bench.tools.tables import show
 from scripts.soak.server import running_server
 
@@ -30,19 +31,7 @@ WAYS: Mapping[str, Mapping[str, object]] = {
     "plain": {"enabled": False},
     "speculative": {"enabled": True},
 }
-COLUMNS = {
-    "offered_per_s": ("offered/s", ".2f"),
-    "way": ("way", ""),
-    "num_requests": ("requests", ""),
-    "completed": ("completed", ""),
-    "goodput_per_s": ("goodput/s", ".2f"),
-    "tokens_per_s": ("tokens/s", ".0f"),
-    "ttft_p50_ms": ("TTFT p50", ".1f"),
-    "ttft_p99_ms": ("p99 ms", ".1f"),
-    "itl_p50_ms": ("ITL p50", ".1f"),
-    "itl_p99_ms": ("p99 ms", ".1f"),
-    "fairness": ("fairness", ".3f"),
-}
+PERCENTILES = (50, 95, 99)
 _PROMPTS = 64
 _READY_S = 120.0
 
@@ -108,31 +97,6 @@ class Bounds:
     itl_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """One way of serving at one rate of arrivals.
-
-    ``fairness`` is Jain's index of the requests' speeds (1: all equal, 1/n: one got everything). ``itl_*`` are over
-    requests, ``gap_p99_ms`` over the pauses between messages.
-    """
-
-    offered_per_s: float
-    way: str
-    num_requests: int
-    completed: int
-    completed_per_s: float
-    goodput_per_s: float
-    tokens_per_s: float
-    ttft_p50_ms: float | None
-    ttft_p95_ms: float | None
-    ttft_p99_ms: float | None
-    itl_p50_ms: float | None
-    itl_p95_ms: float | None
-    itl_p99_ms: float | None
-    gap_p99_ms: float | None
-    fairness: float | None
-
-
 def arrivals(traffic: Traffic, rate_per_s: float, seed: int) -> list[Arrival]:
     """A Poisson stream of requests, the same for the same seed."""
     rng = random.Random(seed)
@@ -144,30 +108,32 @@ def arrivals(traffic: Traffic, rate_per_s: float, seed: int) -> list[Arrival]:
     return made
 
 
-def figures_of(
-    offered_per_s: float, way: str, answers: Sequence[Answer], bounds: Bounds
-) -> Figures:
-    """Figures of the answers to one stream of arrivals; from the first due request to the last token."""
+def figures_of(answers: Sequence[Answer], bounds: Bounds) -> dict[str, Scalar]:
+    """Return the figures of the answers to one stream of arrivals; from the first due request to the last token.
+
+    ``fairness`` is Jain's index of the requests' speeds (1: all equal, 1/n: one got everything). ``itl_*`` are over
+    requests, ``gap_p99_ms`` over the pauses between messages.
+    """
     whole = [answer for answer in answers if answer.is_whole and answer.stamps]
     began_s = min(answer.due_s for answer in answers)
     ended_s = max((answer.stamps[-1][0] for answer in whole), default=math.inf)
     good = [one for one in whole if one.ttft_s <= bounds.ttft_s and one.itl_s <= bounds.itl_s]
     ttft, itl = [one.ttft_s for one in whole], [one.itl_s for one in whole]
     gaps = [
-        after[0] - before[0]
-        for one in whole
-        for before, after in zip(one.stamps, one.stamps[1:], strict=False)
+        after[0] - before[0] for one in whole for before, after in itertools.pairwise(one.stamps)
     ]
     wall_s = ended_s - began_s
-    return Figures(
-        offered_per_s=offered_per_s, way=way, num_requests=len(answers), completed=len(whole),
-        completed_per_s=len(whole) / wall_s, goodput_per_s=len(good) / wall_s,
-        tokens_per_s=sum(one.num_tokens for one in whole) / wall_s,
-        ttft_p50_ms=percentile_ms(ttft, 50), ttft_p95_ms=percentile_ms(ttft, 95),
-        ttft_p99_ms=percentile_ms(ttft, 99), itl_p50_ms=percentile_ms(itl, 50),
-        itl_p95_ms=percentile_ms(itl, 95), itl_p99_ms=percentile_ms(itl, 99),
-        gap_p99_ms=percentile_ms(gaps, 99), fairness=jain([one.tokens_per_s for one in whole]),
-    )  # fmt: skip
+    return {
+        "num_requests": len(answers),
+        "completed": len(whole),
+        "completed_per_s": len(whole) / wall_s,
+        "goodput_per_s": len(good) / wall_s,
+        "tokens_per_s": sum(one.num_tokens for one in whole) / wall_s,
+        **{f"ttft_p{percent}_ms": percentile_ms(ttft, percent) for percent in PERCENTILES},
+        **{f"itl_p{percent}_ms": percentile_ms(itl, percent) for percent in PERCENTILES},
+        "gap_p99_ms": percentile_ms(gaps, 99),
+        "fairness": jain([one.tokens_per_s for one in whole]),
+    }
 
 
 def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
@@ -213,45 +179,37 @@ async def saturation(client: Client, requests: Sequence[Arrival], way: str) -> f
     at_once = [Arrival(at_s=0.0, prompt=one.prompt, max_tokens=one.max_tokens) for one in requests]
     answers = await send(client, at_once, way)
     unbounded = Bounds(ttft_s=math.inf, itl_s=math.inf)
-    return figures_of(0.0, way, answers, unbounded).completed_per_s
+    return float(figures_of(answers, unbounded)["completed_per_s"] or 0.0)
 
 
 async def sweep(
-    address: str, traffic: Traffic, shares: Sequence[float], rates: Sequence[float], bounds: Bounds
-) -> tuple[list[Figures], float | None]:
-    """Every way at every rate, the ways in alternating order.
+    address: str, traffic: Traffic, shares: Sequence[float], bounds: Bounds
+) -> tuple[list[Row], float]:
+    """Return every way's figures at every rate, the ways in alternating order.
 
     Args:
         address: of the server.
         traffic: what is asked at each rate.
-        shares: rates as shares of the saturation of the first way; used where ``rates`` is empty.
-        rates: requests per second.
+        shares: rates, as shares of the saturation of the first way.
         bounds: of a good request.
 
     Returns:
-        The figures, and the saturation in requests per second where it was measured.
+        A row per rate and way, and the saturation in requests per second.
     """
-    full_per_s = None
-    found = []
+    rows = []
     async with Client(address) as client:
         await client.wait_ready(timeout_s=_READY_S)
         warm = arrivals(traffic, 1.0, seed=0)
         for way in reversed(WAYS):
             await saturation(client, warm[: len(warm) // 4 + 1], way)
-        if not rates:
-            full_per_s = await saturation(client, warm, next(iter(WAYS)))
-            rates = [share * full_per_s for share in shares]
-        for number, rate in enumerate(rates):
+        full_per_s = await saturation(client, warm, next(iter(WAYS)))
+        for number, rate in enumerate(share * full_per_s for share in shares):
             stream = arrivals(traffic, rate, seed=number + 1)
             for way in list(WAYS)[:: -1 if number % 2 else 1]:
                 answers = await send(client, stream, way)
-                found += [figures_of(rate, way, answers, bounds)]
-    return found, full_per_s
-
-
-def rows_of(found: Sequence[Figures], bundle: str) -> list[Row]:
-    """The figures in the form of results."""
-    return [row_of(one, ("offered_per_s", "way"), bundle=bundle) for one in found]
+                case: dict[str, Scalar] = {"offered_per_s": rate, "way": way}
+                rows.append(Row(case=case, figures=figures_of(answers, bounds)))
+    return rows, full_per_s
 
 
 def main(
@@ -259,7 +217,6 @@ def main(
     shares: Annotated[
         str, typer.Option(help="rates, as shares of the saturation without speculation")
     ] = "0.25,0.5,0.75,0.9,1,1.2",
-    rates: Annotated[str, typer.Option(help="requests per second, instead of shares")] = "",
     requests: Annotated[int, typer.Option(min=2, help="per rate and way")] = 100,
     max_tokens: int = 64,
     max_running: Annotated[int, typer.Option(help="slots of the server")] = 8,
@@ -273,21 +230,20 @@ def main(
     """Offer rising rates to a server, plain and speculative in turn."""
     recorder = Recorder("serving", "open-loop Poisson arrivals over gRPC", threads)
     bounds = Bounds(ttft_s=ttft_ms / 1e3, itl_s=itl_ms / 1e3)
-    given, wanted = ([float(one) for one in text.split(",") if one] for text in (rates, shares))
+    wanted = [float(share) for share in shares.split(",")]
     options = (
         "--max-running", str(max_running), "--max-queued", str(max(256, requests)), "--threads", str(threads),
         "--gamma", gamma, "--costs", str(costs.resolve()), "--queue-timeout-s", "600",
     )  # fmt: skip
     traffic = Traffic(prompts=code_prompts(_PROMPTS), num_requests=requests, max_tokens=max_tokens)
     with running_server(bundle, *options) as server:
-        found, full_per_s = asyncio.run(sweep(server.address, traffic, wanted, given, bounds))
-    measured = rows_of(found, bundle.name)
-    show(measured, COLUMNS, f"{bundle.name}: open-loop arrivals")
+        rows, full_per_s = asyncio.run(sweep(server.address, traffic, wanted, bounds))
+    show(rows, f"{bundle.name}: open-loop arrivals")
     settings: dict[str, Scalar] = {
-        "requests": requests, "max_tokens": max_tokens, "max_running": max_running, "ttft_bound_ms": ttft_ms,
-        "itl_bound_ms": itl_ms, "gamma": gamma, "saturation_plain_per_s": full_per_s,
+        "bundle": bundle.name, "requests": requests, "max_tokens": max_tokens, "max_running": max_running,
+        "ttft_bound_ms": ttft_ms, "itl_bound_ms": itl_ms, "gamma": gamma, "saturation_plain_per_s": full_per_s,
     }  # fmt: skip
-    recorder.write(json_out, measured, settings)
+    recorder.write(json_out, rows, settings)
 
 
 if __name__ == "__main__":

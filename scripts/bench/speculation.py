@@ -31,24 +31,8 @@ from outrider.runtime.oracle.analysis import walltime_factor
 
 from scripts.bench.tools.call_times import CallTimes, Costs
 from scripts.bench.tools.common import Rig, code_prompts, open_rig
-from scripts.bench.tools.results import Recorder, Row, row_of
+from scripts.bench.tools.results import Recorder, Row
 from scripts.bench.tools.tables import show
-
-COLUMNS = {
-    "batch": ("batch", ""),
-    "temperature": ("T", "g"),
-    "gamma": ("gamma", ""),
-    "tokens_per_s": ("tokens/s", ".0f"),
-    "speedup": ("speed-up", ".2f"),
-    "decode_tokens_per_s": ("decode", ".0f"),
-    "decode_speedup": ("speed-up", ".2f"),
-    "predicted": ("predicted", ".2f"),
-    "ratio": ("ratio", ".2f"),
-    "alpha_hat": ("alpha_hat", ".2f"),
-    "tokens_per_step": ("tokens/step", ".2f"),
-    "engine_share": ("engines", ".2f"),
-    "sampling_share": ("sampling", ".3f"),
-}
 
 Prompts = Sequence[Sequence[int]]
 
@@ -70,28 +54,6 @@ class Sample:
     num_emitted: int
     num_steps: int
     pause_s: float
-    engine_share: float
-    sampling_share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """One cell, a batch size, a temperature and a gamma: over all rounds, or the median of them.
-
-    Attributes:
-        speedup: of the whole run over gamma 0 in the same round.
-        decode_speedup: likewise, of decoding alone.
-    """
-
-    batch: int
-    temperature: float
-    gamma: int
-    tokens_per_s: float
-    decode_tokens_per_s: float
-    speedup: float
-    decode_speedup: float
-    alpha_hat: float | None
-    tokens_per_step: float
     engine_share: float
     sampling_share: float
 
@@ -173,37 +135,45 @@ def joined(samples: Sequence[Sample]) -> Sample:
     )
 
 
-def measured(
-    batch: int, temperature: float, gamma: int, rounds: Sequence[dict[int, Sample]]
-) -> Measurement:
-    """One cell from its rounds."""
+def measured(gamma: int, rounds: Sequence[dict[int, Sample]]) -> dict[str, float | None]:
+    """Return the figures of one gamma: over all rounds, or the median of them.
+
+    Speed-ups are over gamma 0 in the same round: of the whole run, and of decoding alone.
+    """
     samples = [one[gamma] for one in rounds]
-    trials = sum(one.num_trials for one in samples)
-    return Measurement(
-        batch=batch,
-        temperature=temperature,
-        gamma=gamma,
-        tokens_per_s=statistics.median(one.tokens_per_s for one in samples),
-        decode_tokens_per_s=statistics.median(one.decode_tokens_per_s for one in samples),
-        speedup=statistics.median(one[gamma].tokens_per_s / one[0].tokens_per_s for one in rounds),
-        decode_speedup=statistics.median(
-            one[gamma].decode_tokens_per_s / one[0].decode_tokens_per_s for one in rounds
-        ),
-        alpha_hat=sum(one.num_accepted for one in samples) / trials if trials else None,
-        tokens_per_step=sum(one.num_emitted for one in samples)
-        / sum(one.num_steps for one in samples),
-        engine_share=statistics.median(one.engine_share for one in samples),
-        sampling_share=statistics.median(one.sampling_share for one in samples),
-    )
+
+    def median(name: str) -> float:
+        return statistics.median(getattr(one, name) for one in samples)
+
+    def speedup(name: str) -> float:
+        return statistics.median(
+            getattr(one[gamma], name) / getattr(one[0], name) for one in rounds
+        )
+
+    def summed(name: str) -> int:
+        return sum(getattr(one, name) for one in samples)
+
+    trials = summed("num_trials")
+    return {
+        "tokens_per_s": median("tokens_per_s"),
+        "decode_tokens_per_s": median("decode_tokens_per_s"),
+        "speedup": speedup("tokens_per_s"),
+        "decode_speedup": speedup("decode_tokens_per_s"),
+        "alpha_hat": summed("num_accepted") / trials if trials else None,
+        "tokens_per_step": summed("num_emitted") / summed("num_steps"),
+        "engine_share": median("engine_share"),
+        "sampling_share": median("sampling_share"),
+    }
 
 
-def theory(cell: Measurement, costs: Costs) -> dict[str, float]:
+def theory(
+    gamma: int, alpha_hat: float | None, decode_speedup: float | None, costs: Costs
+) -> dict[str, float]:
     """Return the formula's prediction for a cell that drafts; ``ratio`` is the speed-up of decoding over it."""
-    if cell.alpha_hat is None:
+    if alpha_hat is None or decode_speedup is None:
         return {}
-    factor = walltime_factor(cell.alpha_hat, cell.gamma, costs.c, verify_cost=costs.v)
-    ratio = cell.decode_speedup / factor
-    return {"predicted": factor, "c": costs.c, "v": costs.v, "ratio": ratio}
+    factor = walltime_factor(alpha_hat, gamma, costs.c, verify_cost=costs.v)
+    return {"predicted": factor, "c": costs.c, "v": costs.v, "ratio": decode_speedup / factor}
 
 
 def main(
@@ -234,15 +204,17 @@ def main(
                 found.append(run_round(rig, groups, temperature, [0, *drafted], max_tokens))
                 times.take({gamma: one.pause_s for gamma, one in found[-1].items()})
             for gamma in (0, *drafted):
-                cell = measured(batch, temperature, gamma, found)
-                row = row_of(cell, ("batch", "temperature", "gamma"), bundle=bundle.name)
+                figures = measured(gamma, found)
                 if gamma:
-                    share_whole = (cell.alpha_hat or 0.0) ** gamma
-                    foretold = theory(cell, times.costs(gamma, share_whole=share_whole))
-                    row = Row(case=row.case, figures={**row.figures, **foretold})
-                rows.append(row)
+                    alpha_hat = figures["alpha_hat"]
+                    costs = times.costs(gamma, share_whole=(alpha_hat or 0.0) ** gamma)
+                    figures |= theory(gamma, alpha_hat, figures["decode_speedup"], costs)
+                case = {
+                    "bundle": bundle.name, "batch": batch, "temperature": temperature, "gamma": gamma,
+                }  # fmt: skip
+                rows.append(Row(case=case, figures=figures))
     title = f"medians of {rounds} interleaved rounds, {num_prompts} x {max_tokens} tokens"
-    show(rows, COLUMNS, f"{bundle.name}: {title}")
+    show(rows, f"{bundle.name}: {title}")
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     recorder.write(json_out, rows, settings)
 

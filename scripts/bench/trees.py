@@ -24,14 +24,6 @@ from scripts.bench.tools.results import Recorder, Row
 from scripts.bench.tools.tables import show
 
 SHAPES = "2;3,2;4,2,2"
-COLUMNS = {
-    "drafter": ("drafter", ""),
-    "gamma": ("gamma", ""),
-    "branching": ("branching", ""),
-    "tokens_per_pass": ("tokens/pass", ".2f"),
-    "nodes_per_pass": ("nodes/pass", ".2f"),
-    "tokens_per_s": ("tokens/s", ".2f"),
-}
 REPEATED, MATCHED = "tree-repeated", "tree-matched"
 
 
@@ -145,7 +137,7 @@ def main(
         )
         for way, tally in tallies.items()
     ]  # fmt: skip
-    show(rows, COLUMNS)
+    show(rows)
     settings = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     recorder.write(out, rows, {**settings, "temperature": temperature})
 

@@ -92,17 +92,12 @@ def measure(target: LlamaForCausalLM, draft: LlamaForCausalLM, batch: torch.Tens
             logits = [m(inputs, use_cache=False).logits[0].float() for m in (target, draft)]
             rows.append(window_figures(logits[0], logits[1], window[1:]))
     values = np.array(rows)
-    target_loss, draft_loss, overlap, agreement = values.mean(0)
-    _, _, overlap_error, agreement_error = values.std(0) / np.sqrt(len(values))
+    means, errors = values.mean(0), values.std(0) / np.sqrt(len(values))
+    target_loss, draft_loss, overlap, agreement = map(float, means)
     return Figures(
-        batch[:, 1:].numel(),
-        float(target_loss),
-        float(draft_loss),
-        float(overlap),
-        float(overlap_error),
-        float(agreement),
-        float(agreement_error),
-    )
+        batch[:, 1:].numel(), target_loss, draft_loss,
+        overlap, float(errors[2]), agreement, float(errors[3]),
+    )  # fmt: skip
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Path, out: Path) -> None:

@@ -24,6 +24,7 @@ from outrider.engines.opening import choose_device, open_engine, open_pair
 from outrider.engines.pair import AUTO, DEVICE, Pair
 from outrider.runtime.verify.command import verify
 
+from scripts.bench.tools.results import ROOT
 from scripts.demo_pair.widen import PAIRS
 from scripts.gpu.machine import describe_machine, measure_rates
 from scripts.gpu.pairs import make_pair
@@ -33,7 +34,7 @@ from scripts.gpu.rounds import check_rounds
 from scripts.gpu.speed import measure_speed
 from scripts.gpu.times import time_shapes
 
-CONTRACT = Path(__file__).parents[2] / "tests" / "engines" / "device" / "contract.py"
+CONTRACT = ROOT / "tests" / "engines" / "device" / "contract.py"
 CONTRACT_SLOTS = 3
 # Texts that are teacher-forced, and tokens of each.
 PARITY_PROMPTS, PARITY_TOKENS = 50, 128
@@ -53,13 +54,9 @@ def run_contract(
         @pytest.fixture(params=parts)
         def make_engine(self, request: pytest.FixtureRequest) -> Callable[[], Engine]:
             return lambda: open_engine(
-                bundle,
-                request.param,
-                device=device,
-                max_batch=CONTRACT_SLOTS,
-                with_trees=True,
+                bundle, request.param, device=device, max_batch=CONTRACT_SLOTS, with_trees=True,
                 provider_options=options,
-            )
+            )  # fmt: skip
 
     # Transformers has imported plugins of pytest's by now; nothing of theirs is asserted here.
     quiet = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
@@ -76,16 +73,9 @@ def open_for_times(bundle: Bundle, device: str, options: Mapping[str, str]) -> P
 
 
 def measure(
-    found: Findings,
-    bundle: Bundle,
-    device: Device,
-    options: Mapping[str, str],
-    *,
-    gammas: Sequence[int],
-    repeats: int,
-    num_prompts: int,
-    num_tokens: int,
-) -> None:
+    found: Findings, bundle: Bundle, device: Device, options: Mapping[str, str], *, gammas: Sequence[int],
+    repeats: int, num_prompts: int, num_tokens: int,
+) -> None:  # fmt: skip
     """Add times and speed-ups of one bundle to the findings."""
     pair = open_for_times(bundle, str(device), options)
     if found.rates is None:
@@ -95,15 +85,9 @@ def measure(
     if pair.draft is not None and gammas:
         for temperature in (0.0, 1.0):
             found.speeds += measure_speed(
-                bundle,
-                pair,
-                gammas=gammas,
-                batches=(1, 8),
-                temperature=temperature,
-                num_prompts=num_prompts,
-                num_tokens=num_tokens,
-                repeats=repeats,
-            )
+                bundle, pair, gammas=gammas, batches=(1, 8), temperature=temperature, num_prompts=num_prompts,
+                num_tokens=num_tokens, repeats=repeats,
+            )  # fmt: skip
     pair.close()
 
 
@@ -137,32 +121,27 @@ def main(
             f"max_batch {loaded.manifest.max_batch}: the engine contract takes {CONTRACT_SLOTS} slots"
         )
     choice = choose_device(device, loaded)
-    name, options = str(choice.device), _options(provider_option or [])
+    name = str(choice.device)
+    options = {
+        key: value for key, _, value in (one.partition("=") for one in provider_option or ())
+    }
     checkpoints = {"target": target} | ({} if loaded.manifest.draft is None else {"draft": draft})
     found = Findings(
         facts=describe_machine(choice.device),
         reason=choice.reason,
         has_kept_contract=run_contract(loaded, name, tuple(checkpoints), options),
     )
-    for part, checkpoint in checkpoints.items():
-        found.parities.append(
-            check_parity(
-                loaded,
-                name,
-                part,
-                checkpoint=checkpoint,
-                num_prompts=num_prompts,
-                num_tokens=num_tokens,
-                provider_options=options,
-            )
+    found.parities = [
+        check_parity(
+            loaded, name, part, checkpoint=checkpoint, num_prompts=num_prompts, num_tokens=num_tokens,
+            provider_options=options,
         )
+        for part, checkpoint in checkpoints.items()
+    ]  # fmt: skip
     found.rounds = check_rounds(
-        loaded,
-        name,
-        num_prompts=min(num_prompts, _ROUND_PROMPTS),
-        num_tokens=min(num_tokens, _ROUND_TOKENS),
+        loaded, name, num_prompts=min(num_prompts, _ROUND_PROMPTS), num_tokens=min(num_tokens, _ROUND_TOKENS),
         provider_options=options,
-    )
+    )  # fmt: skip
     place = AUTO if found.rounds.missing else DEVICE
     found.sampler = verify(
         bundle, num_samples=samples, false_alarm=FALSE_ALARM, seed=0, device=name, place=place
@@ -180,11 +159,6 @@ def main(
     typer.echo(text)
     if found.failures():
         raise typer.Exit(1)
-
-
-def _options(texts: list[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    return {key: value for key, _, value in pairs}
 
 
 if __name__ == "__main__":

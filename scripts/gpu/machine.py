@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +21,11 @@ from outrider.engines.devices import CPU, CUDA, Device
 from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session, why_unavailable
 
+from scripts.bench.tools.results import installed_versions
+
 PACKAGES = (
-    "numpy",
-    "torch",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "tensorrt",
-    "tensorrt-rtx-cu13-libs",
-    "cuda-bindings",
-)
+    "numpy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13-libs", "cuda-bindings",
+)  # fmt: skip
 _COPY_BYTES = {CPU: 1 << 26, CUDA: 1 << 28}
 _SIZES = {CPU: 512, CUDA: 8192}
 _REPEATS = 20
@@ -169,12 +164,7 @@ def describe_machine(device: Device) -> dict[str, str]:
         facts["gpu"] = f"{device_name(device.index)} (compute capability {capability})"
     if device.kind not in (CPU, CUDA):
         facts |= _tensorrt_facts()
-    for package in PACKAGES:
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return facts
+    return facts | installed_versions(PACKAGES)
 
 
 def _tensorrt_facts() -> dict[str, str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.engines.devices import TENSORRT, Device
+
+from scripts.bench.tools.results import ROOT
 
 # What is measured needs no more; caches of longer contexts would only take memory.
 _LIMITS = ("--max-context", "1024", "--max-batch", "8")
@@ -40,11 +41,6 @@ def make_pair(name: str, work: Path, device: Device) -> Path:
     """
     bundle = work / f"{name}.bundle"
     if not bundle.is_dir():
-        run_all(pair_commands(name, work, device))
+        for command in pair_commands(name, work, device):
+            subprocess.run(command, cwd=ROOT, check=True)
     return bundle
-
-
-def run_all(commands: Sequence[Sequence[str]]) -> None:
-    """Run commands one after another, from the project's root."""
-    for command in commands:
-        subprocess.run(command, cwd=Path(__file__).parents[2], check=True)

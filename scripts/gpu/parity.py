@@ -68,15 +68,9 @@ class Parity:
 
 
 def check_parity(
-    bundle: Bundle,
-    device: str,
-    part: Part,
-    *,
-    checkpoint: Path | None,
-    num_prompts: int,
-    num_tokens: int,
-    provider_options: Mapping[str, str] | None = None,
-) -> Parity:
+    bundle: Bundle, device: str, part: Part, *, checkpoint: Path | None, num_prompts: int, num_tokens: int,
+    provider_options: Mapping[str, str],
+) -> Parity:  # fmt: skip
     """Logits of texts of ``num_tokens`` tokens on a device and by the reference.
 
     Args:
@@ -107,14 +101,9 @@ def check_parity(
                 half_difference = max(lost, half_difference or 0.0)
     engine.close()
     return Parity(
-        part=part,
-        precision=precision,
-        reference=name,
-        max_difference=worst,
-        half_difference=half_difference,
-        num_greedy_equal=equal,
-        num_compared=compared,
-    )
+        part=part, precision=precision, reference=name, max_difference=worst, half_difference=half_difference,
+        num_greedy_equal=equal, num_compared=compared,
+    )  # fmt: skip
 
 
 def precision_of(engine: Engine) -> str:

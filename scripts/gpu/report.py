@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from outrider.runtime.verify.report import VerifyReport
 
+from scripts.bench.tools.results import Row
+from scripts.bench.tools.tables import markdown
 from scripts.gpu.machine import Rates
 from scripts.gpu.parity import Parity
 from scripts.gpu.rounds import RoundsCheck
@@ -89,13 +92,19 @@ def render(found: Findings) -> str:
         f"* aims missed: {'; '.join(missed) if missed else 'none'}",
         "",
     ]
-    parts += _parity_table(found.parities)
+    parts += _table(found.parities, "has_passed")
     if found.rates is not None:
         parts += _rates_lines(found.rates)
     for name, timings in found.timings.items():
-        parts += _timing_table(name, timings)
+        parts += [f"{name}, times of calls; the aim is {ALLOWED_OVER_FLOOR} floors:", ""]
+        parts += _table(timings, "over_floor", "is_fast")
     if found.speeds:
-        parts += _speed_table(found.speeds)
+        parts += [
+            "Speculation on against off; predicted is the generalised Theorem 3.8 from the calls' times, overhead what "
+            "a step takes beside its engine calls:",
+            "",
+            *_table(found.speeds, "speedup", "reaches_prediction", "is_lean"),
+        ]
     data = {
         "facts": dict(found.facts),
         "failures": failures,
@@ -110,21 +119,6 @@ def render(found: Findings) -> str:
     return "\n".join([*parts, "```json", text, "```", ""])
 
 
-def _parity_table(parities: Sequence[Parity]) -> list[str]:
-    return [
-        "| model | precision | reference | largest logit difference | PyTorch in 16 bits "
-        "| greedy agreement | passed |",
-        "|---|---|---|---|---|---|---|",
-        *(
-            f"| {one.part} | {one.precision} | {one.reference} | {one.max_difference:.3g} "
-            f"| {'not compared' if one.half_difference is None else f'{one.half_difference:.3g}'} "
-            f"| {one.num_greedy_equal}/{one.num_compared} | {_yes(one.has_passed)} |"
-            for one in parities
-        ),
-        "",
-    ]
-
-
 def _rates_data(rates: Rates) -> dict[str, object]:
     """The rates; None for what was not measured."""
     return asdict(rates) | ({"products_per_s": None} if rates.missing else {})
@@ -137,40 +131,10 @@ def _rates_lines(rates: Rates) -> list[str]:
     return [f"Measured rates: {rates.bytes_per_s / 1e9:.3g} GB/s read and written; {products}.", ""]
 
 
-def _timing_table(name: str, timings: Sequence[Timing]) -> list[str]:
-    return [
-        f"{name}, times of calls:",
-        "",
-        "| model | rows | tokens | cached | with the host, ms | on the device, ms | floor, ms "
-        f"| over floor | at most {ALLOWED_OVER_FLOOR} |",
-        "|---|---|---|---|---|---|---|---|---|",
-        *(
-            f"| {one.part} | {one.batch} | {one.tokens} | {one.context} | {1e3 * one.call_s:.3f} "
-            f"| {1e3 * one.device_s:.3f} | {1e3 * one.floor_s:.3f} | {one.over_floor:.2f} "
-            f"| {'' if one.is_fast is None else _yes(one.is_fast)} |"
-            for one in timings
-        ),
-        "",
+def _table(found: Sequence[Any], *properties: str) -> list[str]:
+    """Return a table with a line for each of some dataclass's values: its fields, then the properties."""
+    rows = [
+        Row(case={}, figures=asdict(one) | {name: getattr(one, name) for name in properties})
+        for one in found
     ]
-
-
-def _speed_table(speeds: Sequence[Speed]) -> list[str]:
-    return [
-        "Speculation on against off; predicted is the generalised Theorem 3.8 from the calls' times:",
-        "",
-        "| pair | rows | temperature | gamma | off, tokens/s | on, tokens/s | speed-up | predicted "
-        "| 0.9 of it | alpha_hat | beside engine calls | at most 5 % |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-        *(
-            f"| {one.pair} | {one.batch} | {one.temperature:g} | {one.gamma} "
-            f"| {one.off_tokens_per_s:.0f} | {one.on_tokens_per_s:.0f} | {one.speedup:.2f} "
-            f"| {one.predicted:.2f} | {_yes(one.reaches_prediction)} | {one.alpha_hat:.2f} "
-            f"| {100 * one.overhead:.0f} % | {_yes(one.is_lean)} |"
-            for one in speeds
-        ),
-        "",
-    ]
-
-
-def _yes(holds: bool) -> str:
-    return "yes" if holds else "NO"
+    return [markdown(rows), ""]

@@ -51,13 +51,8 @@ class RoundsCheck:
 
 
 def check_rounds(
-    bundle: Bundle,
-    device: str,
-    *,
-    num_prompts: int,
-    num_tokens: int,
-    provider_options: Mapping[str, str] | None = None,
-) -> RoundsCheck:
+    bundle: Bundle, device: str, *, num_prompts: int, num_tokens: int, provider_options: Mapping[str, str]
+) -> RoundsCheck:  # fmt: skip
     """Greedy answers to random prompts, drafted by the bundle's draft model where it has one."""
     given = {"provider_options": provider_options}
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,15 +10,10 @@ from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import (
-    Failed,
-    Finished,
-    RequestSpec,
-    SpeculationParams,
-    SpeculationReport,
-)
+from outrider.runtime.core.params import Finished, SpeculationParams, SpeculationReport
 from outrider.runtime.loop.worker import Worker
-from outrider.runtime.offline.rig import Answer
+from outrider.runtime.offline.rig import Rig
+from outrider.runtime.offline.timers import TimedEngine, TimedSampler
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 
@@ -46,16 +40,11 @@ class Served:
 
 
 def serve(
-    bundle: Bundle,
-    pair: Pair,
-    prompts: Sequence[Sequence[int]],
-    *,
-    gamma: int,
-    num_tokens: int,
-    batch: int,
+    bundle: Bundle, pair: Pair, prompts: Sequence[Sequence[int]], *, gamma: int, num_tokens: int, batch: int,
     temperature: float = 0.0,
-) -> Served:
+) -> Served:  # fmt: skip
     """Answer all prompts, ``batch`` at a time, drafted by the draft model where there is one."""
+    tokenizer = TokenizersCodec(bundle.root / TOKENIZER_FILE)
     worker = Worker(
         target=pair.target,
         draft=pair.draft,
@@ -63,28 +52,19 @@ def serve(
         rounds=pair.rounds,
         config=ServerConfig(max_running=batch, max_queued=len(prompts), queue_timeout_s=math.inf),
         max_gamma=bundle.manifest.max_gamma,
-        decoder=TokenizersCodec(bundle.root / TOKENIZER_FILE),
+        decoder=tokenizer,
     )
+    # Its timers time nothing: the worker calls the pair itself, by whose types it knows a device.
+    rig = Rig(
+        bundle=bundle, target=TimedEngine(pair.target), draft=None, sampler=TimedSampler(pair.sampler),
+        tokenizer=tokenizer, worker=worker,
+    )  # fmt: skip
     drafter = "model" if pair.draft is not None and gamma else "none"
-    answers = [Answer() for _ in prompts]
-    for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        spec = RequestSpec(
-            internal_id=str(index),
-            request_id=str(index),
-            prompt_tokens=tuple(prompt),
-            params=SamplingParams(temperature=temperature),
-            seed=index,
-            max_tokens=num_tokens,
-            speculation=SpeculationParams(drafter=drafter, gamma=gamma),
-        )
-        worker.submit(spec, answer)
-    began = time.perf_counter()
+    speculation = SpeculationParams(drafter=drafter, gamma=gamma)
+    params = SamplingParams(temperature=temperature)
+    answers, seconds = rig.answer(prompts, params, speculation, num_tokens)
     while worker.run_step():
         pass
-    seconds = time.perf_counter() - began
-    for one in answers:
-        if isinstance(one.end, Failed):
-            raise one.end.error
     return Served(
         answers=[answer.tokens for answer in answers],
         reports=[one.end.report for one in answers if isinstance(one.end, Finished)],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
 from outrider.engines.pair import Pair
+from outrider.runtime.offline.speed import num_trials
 from outrider.runtime.oracle.analysis import walltime_factor
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -66,17 +67,10 @@ class Speed:
 
 
 def measure_speed(
-    bundle: Bundle,
-    pair: Pair,
-    *,
-    gammas: Sequence[int],
-    batches: Sequence[int],
-    temperature: float,
-    num_prompts: int,
-    num_tokens: int,
-    repeats: int,
-) -> list[Speed]:
-    """Every cell; needs a pair with a draft model.
+    bundle: Bundle, pair: Pair, *, gammas: Sequence[int], batches: Sequence[int], temperature: float,
+    num_prompts: int, num_tokens: int, repeats: int,
+) -> list[Speed]:  # fmt: skip
+    """Return every cell; needs a pair with a draft model.
 
     Args:
         bundle: of the pair.
@@ -95,62 +89,41 @@ def measure_speed(
     cells = []
     for batch in sorted({min(batch, pair.target.limits.max_batch) for batch in batches}):
         prompts = [text[:room] for text in texts[: num_prompts * batch]]
+        sizes = {"num_tokens": num_tokens, "batch": batch, "temperature": temperature}
         runs: dict[int, list[Served]] = {gamma: [] for gamma in (0, *gammas)}
         for _ in range(_ROUNDS):
             for gamma, served in runs.items():
-                served.append(
-                    serve(
-                        bundle,
-                        pair,
-                        prompts,
-                        gamma=gamma,
-                        num_tokens=num_tokens,
-                        batch=batch,
-                        temperature=temperature,
-                    )
+                served.append(serve(bundle, pair, prompts, gamma=gamma, **sizes))
+        for gamma in gammas:
+            reports = [report for served in runs[gamma] for report in served.reports]
+            alpha_hat = sum(one.num_accepted for one in reports) / max(
+                1, sum(map(num_trials, reports))
+            )
+            predicted, engines_s = _predicted(pair, batch, gamma, alpha_hat, repeats)
+            step_s = statistics.median(one.seconds / one.num_steps for one in runs[gamma])
+            cells.append(
+                Speed(
+                    pair=bundle.root.name, batch=batch, gamma=gamma, temperature=temperature,
+                    off_tokens_per_s=_tokens_per_s(runs[0]), on_tokens_per_s=_tokens_per_s(runs[gamma]),
+                    alpha_hat=alpha_hat, predicted=predicted, overhead=step_s / engines_s - 1.0,
                 )
-        cells += [
-            _cell(bundle, pair, (batch, gamma, temperature, repeats), runs[0], runs[gamma])
-            for gamma in gammas
-        ]
+            )  # fmt: skip
     return cells
 
 
-def _cell(
-    bundle: Bundle,
-    pair: Pair,
-    sizes: tuple[int, int, float, int],
-    off: Sequence[Served],
-    on: Sequence[Served],
-) -> Speed:
+def _predicted(
+    pair: Pair, batch: int, gamma: int, alpha_hat: float, repeats: int
+) -> tuple[float, float]:
+    """Return the formula's speed-up, and the seconds of a step's engine calls, which are timed alone."""
     assert pair.draft is not None
-    batch, gamma, temperature, repeats = sizes
     context = min(CONTEXT, pair.target.limits.max_context - gamma - 1)
     for engine in (pair.target, pair.draft):
         fill(engine, batch, context)
     plain_s = time_call(pair.target, batch, 1, context, repeats)[1]
     verify_s = time_call(pair.target, batch, gamma + 1, context, repeats)[1]
     draft_s = time_call(pair.draft, batch, 1, context, repeats)[1]
-    reports = [report for served in on for report in served.reports]
-    trials = sum(
-        sum(report.drafted_by_position[:1]) + sum(report.accepted_by_position[:-1])
-        for report in reports
-    )
-    alpha_hat = sum(report.num_accepted for report in reports) / max(1, trials)
-    step_s = statistics.median(served.seconds / served.num_steps for served in on)
-    return Speed(
-        pair=bundle.root.name,
-        batch=batch,
-        gamma=gamma,
-        temperature=temperature,
-        off_tokens_per_s=_tokens_per_s(off),
-        on_tokens_per_s=_tokens_per_s(on),
-        alpha_hat=alpha_hat,
-        predicted=walltime_factor(
-            alpha_hat, gamma, draft_s / plain_s, verify_cost=verify_s / plain_s
-        ),
-        overhead=step_s / (gamma * draft_s + verify_s) - 1.0,
-    )
+    factor = walltime_factor(alpha_hat, gamma, draft_s / plain_s, verify_cost=verify_s / plain_s)
+    return factor, gamma * draft_s + verify_s
 
 
 def _tokens_per_s(runs: Sequence[Served]) -> float:

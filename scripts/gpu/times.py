@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.engines.base import Engine, Span
@@ -82,15 +81,10 @@ def time_shapes(bundle: Bundle, pair: Pair, rates: Rates, *, repeats: int) -> li
             )
             timings.append(
                 Timing(
-                    part=part,
-                    batch=batch,
-                    tokens=tokens,
-                    context=context,
-                    call_s=call_s,
-                    device_s=device_s,
+                    part=part, batch=batch, tokens=tokens, context=context, call_s=call_s, device_s=device_s,
                     floor_s=floor_s,
                 )
-            )
+            )  # fmt: skip
     return timings
 
 
@@ -107,8 +101,17 @@ def time_call(
     engine: Engine, batch: int, tokens: int, context: int, repeats: int
 ) -> tuple[float, float]:
     """Seconds of a call with the host, and without; see ``Timing``."""
-    spans = _spans(batch, tokens, context)
-    call_s = _median_s(engine, spans, repeats)
+    spans = [
+        Span(slot=slot, start=context, tokens=(1,) * tokens, num_logits=tokens)
+        for slot in range(batch)
+    ]
+    engine.extend(spans)
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        engine.extend(spans)
+        seconds.append(time.perf_counter() - began)
+    call_s = statistics.median(seconds)
     if not isinstance(engine, PlanEngine):
         return call_s, call_s
     device_s = per_call_s(lambda: engine.extend_on_device(spans), engine.wait, repeats)
@@ -116,14 +119,8 @@ def time_call(
 
 
 def floor_seconds(
-    bundle: Bundle,
-    entry: ModelEntry,
-    batch: int,
-    tokens: int,
-    context: int,
-    precision: str,
-    rates: Rates,
-) -> float:
+    bundle: Bundle, entry: ModelEntry, batch: int, tokens: int, context: int, precision: str, rates: Rates
+) -> float:  # fmt: skip
     """Least seconds of an extend.
 
     Every weight is read once and used once per token, and every cached key and value of the rows is
@@ -146,20 +143,3 @@ def floor_seconds(
     cache_bytes = 2 * cached * CACHE_DTYPES[precision].itemsize
     memory_s = (weight_bytes + cache_bytes) / rates.bytes_per_s
     return max(memory_s, num_weights * batch * tokens / rates.products_per_s)
-
-
-def _spans(batch: int, tokens: int, context: int) -> list[Span]:
-    return [
-        Span(slot=slot, start=context, tokens=(1,) * tokens, num_logits=tokens)
-        for slot in range(batch)
-    ]
-
-
-def _median_s(engine: Engine, spans: Sequence[Span], repeats: int) -> float:
-    engine.extend(spans)
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        engine.extend(spans)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)

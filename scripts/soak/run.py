@@ -24,9 +24,11 @@ from rich.table import Table
 
 from scripts.bench.tools.common import code_prompts
 from scripts.soak.server import running_server
-from scripts.soak.traffic import Fate, Job, Outcome, Palette, draw_job, drive, until
+from scripts.soak.traffic import Fate, Job, Outcome, Palette, draw_job, drive
 
 MIB = 1 << 20
+WARM, MOST_GROWTH_MIB = 500, 16.0
+"""Requests before memory is watched, and what it may grow by from then on."""
 
 
 def broken_answer(outcome: Outcome) -> str | None:
@@ -111,7 +113,7 @@ def tenths(values: Sequence[float]) -> str:
 
 
 async def soak(
-    address: str, pid: int, jobs: Iterable[Job], num_streams: int, warm: int, most_mib: float
+    address: str, pid: int, jobs: Iterable[Job], num_streams: int
 ) -> tuple[Table, list[str]]:
     """Drive a server and check everything; the figures and what is wrong."""
     process, resident_mib = psutil.Process(pid), list[float]()
@@ -128,7 +130,8 @@ async def soak(
         num_compared, unequal = await check_equal(client, outcomes, num_streams)
         problems += unequal + await check_idle(client)
     problems += [problem for one in outcomes if (problem := broken_answer(one))]
-    early, late, grown = check_memory(resident_mib, min(warm, len(outcomes) // 2), most_mib)
+    warm = min(WARM, len(outcomes) // 2)
+    early, late, grown = check_memory(resident_mib, warm, MOST_GROWTH_MIB)
     num_tokens = sum(len(one.tokens) for one in outcomes)
     rows: dict[str, object] = {
         "requests": len(outcomes), "streams at a time": num_streams, "seconds": f"{took_s:.0f}",
@@ -136,7 +139,7 @@ async def soak(
         **{f"ended: {ending}": count for ending, count in sorted(endings(outcomes).items())},
         "compared with speculation off": sum(one.job.is_determined for one in outcomes),
         "tokens compared": num_compared,
-        f"resident MiB after {min(warm, len(outcomes) // 2)} requests": f"{early:.1f}",
+        f"resident MiB after {warm} requests": f"{early:.1f}",
         "resident MiB at the end": f"{late:.1f}",
         "resident MiB by tenths of the run": tenths(resident_mib), "violations": len(problems + grown),
     }  # fmt: skip
@@ -161,22 +164,15 @@ def main(
     requests: int = 2000,
     streams: int = 64,
     max_tokens: Annotated[int, typer.Option(help="of one request, at most")] = 24,
-    time_limit_s: Annotated[
-        float | None, typer.Option(help="send no further request after")
-    ] = None,
-    warm: Annotated[int, typer.Option(help="requests before memory is watched")] = 500,
-    most_growth_mib: float = 16.0,
     seed: int = 0,
 ) -> None:
     """Soak a server process of BUNDLE and exit 1 on any violation."""
     rng = random.Random(seed)
     palette = Palette(prompts=code_prompts(40, num_lines=3), stops=("\n\n", "return", "self", ")"),
                       max_tokens=max_tokens, longest_deadline_s=2.0)  # fmt: skip
-    jobs = until((draw_job(number, palette, rng) for number in range(requests)), time_limit_s)
+    jobs = (draw_job(number, palette, rng) for number in range(requests))
     with running_server(bundle) as server:
-        table, problems = asyncio.run(
-            soak(server.address, server.pid, jobs, streams, warm, most_growth_mib)
-        )
+        table, problems = asyncio.run(soak(server.address, server.pid, jobs, streams))
     console = Console()
     console.print(table)
     for problem in problems:

@@ -1,16 +1,18 @@
-"""A real server in a process of its own, for the scripts that measure one from outside."""
+"""A real server in a process of its own, for the scripts that ask or measure one from outside."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.run_demo import ROOT, outrider, wait_for_port
+from scripts.bench.tools.results import ROOT
 
 STOP_LIMIT_S = 60.0
 
@@ -21,6 +23,24 @@ class ServerProcess:
 
     pid: int
     address: str
+
+
+def outrider(*arguments: str) -> list[str]:
+    """Return the command line of an ``outrider`` subcommand in this environment."""
+    return [sys.executable, "-m", "outrider.runtime.cli", *arguments]
+
+
+def wait_for_port(server: subprocess.Popen[bytes], port_file: Path) -> int:
+    """Return the port that the server writes once it is ready, however long its start takes.
+
+    Raises:
+        SystemExit: the server ended instead.
+    """
+    while server.poll() is None:
+        if port_file.exists() and (text := port_file.read_text().strip()):
+            return int(text)
+        time.sleep(0.05)
+    raise SystemExit(f"the server ended with code {server.returncode}")
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -186,11 +185,3 @@ async def drive(
 
     await asyncio.gather(*(one_stream() for _ in range(num_streams)))
     return outcomes
-
-
-def until(jobs: Iterable[Job], limit_s: float | None) -> Iterable[Job]:
-    """The jobs that are asked for before the time is over."""
-    began = time.monotonic()
-    return itertools.takewhile(
-        lambda _: limit_s is None or time.monotonic() - began < limit_s, jobs
-    )

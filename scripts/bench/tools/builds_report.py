@@ -127,15 +127,8 @@ def misses(cells: Sequence[Judged], *, is_whole: bool = False) -> list[str]:
 def markdown(cells: Sequence[Judged], *, is_whole: bool = False) -> str:
     """All cells and the means of each size, as tables, with what is missed below."""
     names = [name for name in HEADS if any(name in cell.ratios for cell in cells)]
-    heads = [
-        "size",
-        "cell",
-        "rounds",
-        "off tokens/s",
-        "new tokens/s",
-        *map(HEADS.__getitem__, names),
-        "best",
-    ]
+    shown_names = [HEADS[name] for name in names]
+    heads = ["size", "cell", "rounds", "off tokens/s", "new tokens/s", *shown_names, "best"]
     lines = [_line(heads), _line(["---"] * len(heads))]
     for cell in cells:
         rates = [f"{cell.off_tokens_per_s:.0f}", f"{cell.new_tokens_per_s:.0f}"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
+import typer
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.offline.rig import Rig, RigOptions
 from outrider.runtime.offline.rig import open_rig as open_offline_rig
 from outrider.runtime.serving.tokenizer import TextCodec
 
-__all__ = ["PAUSE_S", "Rig", "code_prompts", "open_rig", "token_prompts"]
+__all__ = ["PAUSE_S", "Rig", "code_prompts", "names_of", "open_rig", "token_prompts"]
 
 PAUSE_S = 0.1
 """From the end of one process's work to the start of another's; ONNX Runtime's threads spin for some 40 ms."""
@@ -20,17 +22,20 @@ PROMPT_TOKENS = 64
 PROSE_CHARACTERS = 800
 
 PROMPT_MODULES = (
-    "argparse",
-    "ast",
-    "bdb",
-    "calendar",
-    "cgi",
-    "cmd",
-    "codecs",
-    "configparser",
-    "csv",
-    "dis",
-)
+    "argparse", "ast", "bdb", "calendar", "cgi", "cmd", "codecs", "configparser", "csv", "dis",
+)  # fmt: skip
+
+
+def names_of(text: str, known: Sequence[str] | None = None) -> list[str]:
+    """Return the names of a comma-separated list, each once.
+
+    Raises:
+        typer.BadParameter: one is not among those known.
+    """
+    names = list(dict.fromkeys(name for name in text.split(",") if name))
+    if known is not None and (unknown := set(names) - set(known)):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
+    return names
 
 
 def code_prompts(count: int, num_lines: int = 12) -> list[str]:

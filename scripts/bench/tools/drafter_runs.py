@@ -30,13 +30,10 @@ Prompt = tuple[list[int], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One way to draft; ``params`` are fields of ``SpeculationParams`` beside drafter and gamma.
-
-    A ``gamma`` of None is chosen step by step.
-    """
+    """One way to draft; ``params`` are fields of ``SpeculationParams`` beside drafter and gamma."""
 
     drafter: str
-    gamma: int | None = 0
+    gamma: int = 0
     params: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -45,8 +42,7 @@ class Setting:
         if self.drafter == "none":
             return "none"
         more = "".join(f" {name} {value}" for name, value in self.params)
-        gamma = "auto" if self.gamma is None else self.gamma
-        return f"{self.drafter} gamma {gamma}{more}"
+        return f"{self.drafter} gamma {self.gamma}{more}"
 
     def speculation(self, reference: tuple[int, ...] = ()) -> SpeculationParams:
         """As a request would ask for it."""
@@ -54,7 +50,6 @@ class Setting:
             is_enabled=self.drafter != "none",
             drafter=self.drafter,
             gamma=self.gamma,
-            is_adaptive=self.gamma is None,
             reference_tokens=reference if "reference" in self.drafter else (),
             **dict(self.params),
         )
@@ -163,16 +158,14 @@ class Bench:
             setting.speculation(group[0][1]),
             max_tokens,
         )
-        reports = [one.report for one in finished]
+        num_calls = (rig.draft.num_calls if rig.draft else 0) - calls_before
+        counts = ("num_emitted", "num_steps", "num_drafted", "num_accepted")
         return Tally(
             wall_s=wall_s,
             host_s=self.host_s - host_before,
             num_output=sum(one.num_output for one in finished),
-            num_emitted=sum(one.num_emitted for one in reports),
-            num_steps=sum(one.num_steps for one in reports),
-            num_drafted=sum(one.num_drafted for one in reports),
-            num_accepted=sum(one.num_accepted for one in reports),
-            draft_rows=((rig.draft.num_calls if rig.draft else 0) - calls_before) * len(group),
+            draft_rows=num_calls * len(group),
+            **{name: sum(getattr(one.report, name) for one in finished) for name in counts},
         )
 
 

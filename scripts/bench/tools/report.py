@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from scripts.bench.tools.results import Environment, Result, Row, Scalar, read_result
+from scripts.bench.tools.results import Result, Row, read_result
+from scripts.bench.tools.tables import markdown, text_of
 
 REPORT, JOBS = "report.md", "jobs.json"
 
@@ -40,7 +41,8 @@ def write_report(folder: Path) -> Path:
     outcomes = _outcomes(folder / JOBS)
     if not results and not outcomes:
         raise ValueError(f"{folder}: holds no results")
-    parts = ["# Benchmarks", *_header(list(results.values())), *_failures(outcomes, set(results))]
+    where = [_environments(results)] if results else []
+    parts = ["# Benchmarks", *where, *_failures(outcomes, set(results))]
     for stem, result in results.items():
         parts += _section(stem, result)
     report = folder / REPORT
@@ -54,35 +56,14 @@ def _outcomes(path: Path) -> list[JobOutcome]:
     return [JobOutcome(**values) for values in json.loads(path.read_text())]
 
 
-def _header(results: Sequence[Result]) -> list[str]:
-    """The environments, each with the benchmarks that ran in it, dates aside."""
-    places: dict[str, list[Result]] = {}
-    for result in results:
-        known = {**asdict(result.environment), "date": ""}
-        places.setdefault(json.dumps(known, sort_keys=True), []).append(result)
-    parts = []
-    for members in places.values():
-        if len(places) > 1:
-            parts.append(f"**{', '.join(sorted({one.benchmark for one in members}))}**")
-        dates = sorted(one.environment.date for one in members)
-        parts.append(_environment(members[0].environment, dates))
-    return parts
-
-
-def _environment(place: Environment, dates: Sequence[str]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in place.versions.items())
-    period = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    lines = {
-        "date": period,
-        "processor": f"{place.cpu}, {place.num_cores} cores, {place.memory_bytes / 2**30:.0f} GiB",
-        "threads": str(place.threads),
-        "system": f"{place.os}, Python {place.python}",
-        "versions": versions,
-        "commit": place.commit or "outside of a checkout",
-    }
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {key} | {text} |" for key, text in lines.items())]
-    )
+def _environments(results: Mapping[str, Result]) -> str:
+    """Return a table of where each benchmark ran."""
+    rows = []
+    for stem, result in results.items():
+        place = asdict(result.environment)
+        versions = ", ".join(f"{name} {version}" for name, version in place.pop("versions").items())
+        rows.append(Row(case={"benchmark": stem}, figures={**place, "versions": versions}))
+    return markdown(rows)
 
 
 def _failures(outcomes: Sequence[JobOutcome], found: set[str]) -> list[str]:
@@ -102,7 +83,7 @@ def _quoted(text: str) -> str:
 
 
 def _section(stem: str, result: Result) -> list[str]:
-    settings = ", ".join(f"{name} {_cell(value)}" for name, value in result.settings.items())
+    settings = ", ".join(f"{name} {text_of(value)}" for name, value in result.settings.items())
     facts = (
         f"{result.seconds:.0f} s; other processes used {result.foreign_cpu_share:.0%} of the processor. {settings}"
     )  # fmt: skip
@@ -111,34 +92,8 @@ def _section(stem: str, result: Result) -> list[str]:
         f"{result.title[:1].upper()}{result.title[1:]}.",
         f"```\n{result.command}\n```",
         facts.strip(),
-        table_of(result.rows),
+        markdown(result.rows),
     ]
-
-
-def table_of(rows: Sequence[Row]) -> str:
-    """Rows as a Markdown table: the parts of the case, then the figures, in order of appearance."""
-    case = list(dict.fromkeys(name for row in rows for name in row.case))
-    figures = list(dict.fromkeys(name for row in rows for name in row.figures))
-    lines = [
-        "| " + " | ".join([*case, *figures]) + " |",
-        "|" + "---|" * len(case) + "---:|" * len(figures),
-    ]
-    for row in rows:
-        cells = [*_cells(row.case, case), *_cells(row.figures, figures)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _cells(values: Mapping[str, Scalar], names: Sequence[str]) -> list[str]:
-    return [_cell(values.get(name)) for name in names]
-
-
-def _cell(value: Scalar) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def main(folder: Annotated[Path, typer.Argument(help="folder of result files")]) -> None:

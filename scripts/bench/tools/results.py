@@ -14,8 +14,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -81,12 +81,6 @@ class Result:
     schema_version: int = SCHEMA_VERSION
 
 
-def row_of(record: Any, case: Collection[str], **more_case: Scalar) -> Row:
-    """A row from a flat dataclass: the named fields are its case, all others its figures."""
-    values = asdict(record)
-    return Row(case={**more_case, **{name: values.pop(name) for name in case}}, figures=values)
-
-
 @dataclass(slots=True)
 class Recorder:
     """Takes down the circumstances of a benchmark from its creation on, and writes its result."""
@@ -123,58 +117,39 @@ def write_result(path: Path, result: Result) -> None:
     """Write a result as JSON.
 
     Raises:
-        ValueError: a figure is no number that JSON knows, or a value no scalar.
+        ValueError: a figure is no number that JSON knows.
     """
-    text = json.dumps(asdict(result), indent=2, allow_nan=False)
-    parse_result(json.loads(text))
-    path.write_text(text + "\n")
+    path.write_text(json.dumps(asdict(result), indent=2, allow_nan=False) + "\n")
 
 
 def read_result(path: Path) -> Result:
-    """The result in a file.
+    """Return the result in a file.
 
     Raises:
         ValueError: the file is no result of this version; names file and field.
     """
     try:
         return parse_result(json.loads(path.read_text()))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path.name}: {error}") from error
 
 
 def parse_result(values: Any) -> Result:
-    """A result from what JSON gave.
+    """Return a result from what JSON gave.
 
     Raises:
-        ValueError: a field is missing, unknown or of a wrong type; names it.
+        ValueError: no result of this version.
+        TypeError: a field is missing or unknown; names it.
     """
-    if not isinstance(values, dict):
-        raise ValueError("a result must be an object")
-    if values.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"schema_version: must be {SCHEMA_VERSION}")
-    place = _checked(Environment, values.get("environment"), "environment")
-    _flat(place["versions"], "environment.versions")
-    rows = values.get("rows")
-    if not isinstance(rows, list):
-        raise ValueError("rows: must be a list")
-    parsed = []
-    for number, row in enumerate(rows):
-        name = f"rows[{number}]"
-        parts = _checked(Row, row, name)
-        parsed.append(Row(**{part: _flat(parts[part], f"{name}.{part}") for part in parts}))
-    parts = _checked(Result, values, "result")
-    _flat(parts["settings"], "settings")
-    return Result(**{**parts, "environment": Environment(**place), "rows": parsed})
+    result = Result(**values)
+    place = Environment(**values["environment"])
+    return replace(result, environment=place, rows=[Row(**row) for row in result.rows])
 
 
 def environment(threads: int) -> Environment:
     """This machine and this checkout, now."""
-    installed = {}
-    for name in VERSIONED:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         cpu=cpu_name(),
@@ -183,32 +158,20 @@ def environment(threads: int) -> Environment:
         os=platform.platform(),
         threads=threads,
         python=platform.python_version(),
-        versions=installed,
+        versions=installed_versions(VERSIONED),
         commit=_commit(),
     )
 
 
-def _checked(kind: Any, values: Any, name: str) -> dict[str, Any]:
-    """The values of one of our dataclasses: its very fields, the plain ones of their very types."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{name}: must be an object")
-    wanted = {one.name: one.type for one in fields(kind)}
-    if wrong := set(wanted) ^ set(values):
-        raise ValueError(f"{name}: missing or unknown: {', '.join(sorted(wrong))}")
-    plain: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float)}
-    for key, kind_name in wanted.items():
-        if kind_name in plain and not isinstance(values[key], plain[kind_name]):
-            raise ValueError(f"{name}.{key}: must be {kind_name}")
-    return values
-
-
-def _flat(values: Any, name: str) -> dict[str, Scalar]:
-    if not isinstance(values, dict):
-        raise ValueError(f"{name}: must be an object")
-    for key, value in values.items():
-        if not isinstance(value, str | int | float | None):
-            raise ValueError(f"{name}.{key}: must be a text, a number, true, false or null")
-    return values
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _cpu_seconds() -> tuple[float, float]:

@@ -48,42 +48,39 @@ def test_figures_count_from_when_a_request_was_due() -> None:
         Answer(due_s=12.0, stamps=((12.5, 1),), is_whole=False),
         Answer(due_s=13.0, stamps=(), is_whole=False),
     ]
-    found = figures_of(4.0, "plain", answers, Bounds(ttft_s=2.0, itl_s=0.5))
-    assert (found.num_requests, found.completed) == (4, 2)
-    assert found.completed_per_s == 2 / 5
-    assert found.goodput_per_s == 1 / 5
-    assert found.tokens_per_s == 7 / 5
-    assert (found.ttft_p50_ms, found.ttft_p99_ms) == (1000.0, 4000.0)
-    assert (found.itl_p50_ms, found.itl_p99_ms) == (0.0, 500.0)
-    assert found.gap_p99_ms == 2000.0
-    assert found.fairness == pytest.approx(jain([5 / 3, 2 / 4]))
-    strict = figures_of(4.0, "plain", answers, Bounds(ttft_s=2.0, itl_s=0.4))
-    assert strict.goodput_per_s == 0.0
+    found = figures_of(answers, Bounds(ttft_s=2.0, itl_s=0.5))
+    assert (found["num_requests"], found["completed"]) == (4, 2)
+    assert found["completed_per_s"] == 2 / 5
+    assert found["goodput_per_s"] == 1 / 5
+    assert found["tokens_per_s"] == 7 / 5
+    assert (found["ttft_p50_ms"], found["ttft_p99_ms"]) == (1000.0, 4000.0)
+    assert (found["itl_p50_ms"], found["itl_p99_ms"]) == (0.0, 500.0)
+    assert found["gap_p99_ms"] == 2000.0
+    assert found["fairness"] == pytest.approx(jain([5 / 3, 2 / 4]))
+    strict = figures_of(answers, Bounds(ttft_s=2.0, itl_s=0.4))
+    assert strict["goodput_per_s"] == 0.0
 
 
 def test_nothing_completed_is_no_division_by_zero() -> None:
-    found = figures_of(1.0, "plain", [Answer(due_s=0.0, stamps=(), is_whole=False)], WIDE)
-    assert (found.completed, found.completed_per_s, found.fairness) == (0, 0.0, None)
+    found = figures_of([Answer(due_s=0.0, stamps=(), is_whole=False)], WIDE)
+    assert (found["completed"], found["completed_per_s"], found["fairness"]) == (0, 0.0, None)
 
 
 async def test_every_way_meets_every_rate_on_a_real_server(start) -> None:
     async with start() as running:
-        found, full_per_s = await sweep(running.address, TRAFFIC, [1.0], [], WIDE)
-        assert full_per_s is not None
-        assert [one.offered_per_s for one in found] == [full_per_s] * 2
-        given, not_measured = await sweep(running.address, TRAFFIC, [], [200.0, 300.0], WIDE)
-    assert not_measured is None
-    assert [one.way for one in found] == list(WAYS)
-    assert [one.way for one in given] == [*WAYS, *reversed(WAYS)]
-    for one in (*found, *given):
-        assert one.completed == one.num_requests == 6
-        assert 0 < one.goodput_per_s == one.completed_per_s
+        rows, full_per_s = await sweep(running.address, TRAFFIC, [1.0, 2.0], WIDE)
+    offered = [row.case["offered_per_s"] for row in rows]
+    assert offered == [full_per_s] * 2 + [2.0 * full_per_s] * 2
+    assert [row.case["way"] for row in rows] == [*WAYS, *reversed(WAYS)]
+    for one in (row.figures for row in rows):
+        assert one["completed"] == one["num_requests"] == 6
+        assert 0 < one["goodput_per_s"] == one["completed_per_s"]
 
 
 async def test_refused_requests_are_not_completed(start) -> None:
     unknown = Traffic(prompts=("abc", "a" * 5000), num_requests=8, max_tokens=4)
     async with start() as running:
-        found, _ = await sweep(running.address, unknown, [], [500.0], WIDE)
+        rows, _ = await sweep(running.address, unknown, [1.0], WIDE)
     asked = sum(len(one.prompt) < 5000 for one in arrivals(unknown, 500.0, seed=1))
     assert 0 < asked < 8
-    assert [one.completed for one in found] == [asked] * 2
+    assert [row.figures["completed"] for row in rows] == [asked] * 2

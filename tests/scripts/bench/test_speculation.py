@@ -43,10 +43,10 @@ def test_speedups_are_medians_of_ratios_within_a_round() -> None:
         {0: sample(50.0), 2: sample(75.0, accepted=4, trials=10)},
         {0: sample(100.0), 2: sample(120.0, accepted=5, trials=10)},
     ]
-    cell = measured(1, 0.0, 2, rounds)
-    assert cell.speedup == cell.decode_speedup == pytest.approx(1.5)
-    assert cell.alpha_hat == pytest.approx(0.5)
-    assert cell.tokens_per_step == pytest.approx(2.0)
+    cell = measured(2, rounds)
+    assert cell["speedup"] == cell["decode_speedup"] == pytest.approx(1.5)
+    assert cell["alpha_hat"] == pytest.approx(0.5)
+    assert cell["tokens_per_step"] == pytest.approx(2.0)
 
 
 def test_groups_of_equal_work_join_by_their_seconds() -> None:
@@ -54,8 +54,8 @@ def test_groups_of_equal_work_join_by_their_seconds() -> None:
 
 
 def test_the_formula_is_held_against_decoding_alone() -> None:
-    cell = measured(1, 0.0, 2, [{0: sample(100.0), 2: sample(100.0, accepted=5, trials=10)}])
-    found = theory(cell, Costs(c=0.1, v=1.2))
+    cell = measured(2, [{0: sample(100.0), 2: sample(100.0, accepted=5, trials=10)}])
+    found = theory(2, cell["alpha_hat"], cell["decode_speedup"], Costs(c=0.1, v=1.2))
     # N(0.5, 2) = 1 + 0.5 + 0.25, over 2 x 0.1 + 1.2.
     assert found["predicted"] == pytest.approx(1.75 / 1.4)
     assert found["ratio"] == pytest.approx(1.4 / 1.75)
