@@ -119,11 +119,7 @@ class DraftingConfig:
     trees_may_round_differently: bool = False
 
     def __post_init__(self) -> None:
-        """Check every setting.
-
-        Raises:
-            ConfigError: a setting is out of range; names the key and the rule.
-        """
+        """Raise ConfigError for a setting out of range, with its key and its rule."""
         for one in fields(self):
             value = getattr(self, one.name)
             least = int(one.name not in ("window", "draft_window", "root_phrases"))

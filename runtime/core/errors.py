@@ -20,9 +20,14 @@ class ServingError(SpeculativeError):
 
     Attributes:
         reason: stable code of this kind of error.
+        message: of errors that have nothing of their own to say.
     """
 
     reason: str = "INTERNAL"
+    message: str = ""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or self.message)
 
 
 class ConfigError(SpeculativeError):
@@ -45,9 +50,7 @@ class MalformedRequest(ServingError):
     """The request's bytes cannot be read as a message at all."""
 
     reason: str = "MALFORMED_REQUEST"
-
-    def __init__(self) -> None:
-        super().__init__("the request is not a well-formed message")
+    message: str = "the request is not a well-formed message"
 
 
 class RequestError(ServingError):
@@ -92,18 +95,14 @@ class DuplicateRequestId(ServingError):
     """A request of this name is already queued or running."""
 
     reason: str = "DUPLICATE_REQUEST_ID"
-
-    def __init__(self) -> None:
-        super().__init__("request_id: a request of this id is already in flight")
+    message: str = "request_id: a request of this id is already in flight"
 
 
 class ModelNotFound(ServingError):
     """The named model is not the one being served."""
 
     reason: str = "MODEL_NOT_FOUND"
-
-    def __init__(self) -> None:
-        super().__init__("model: not served here; ask for the served model or leave it empty")
+    message: str = "model: not served here; ask for the served model or leave it empty"
 
 
 class Overloaded(ServingError):
@@ -166,27 +165,21 @@ class SlowConsumer(ServingError):
     """The client did not read its stream fast enough."""
 
     reason: str = "SLOW_CONSUMER"
-
-    def __init__(self) -> None:
-        super().__init__("too many chunks are waiting to be read")
+    message: str = "too many chunks are waiting to be read"
 
 
 class NotReady(ServingError):
     """The server is still starting."""
 
     reason: str = "NOT_READY"
-
-    def __init__(self) -> None:
-        super().__init__("the server is still warming up")
+    message: str = "the server is still warming up"
 
 
 class Draining(ServingError):
     """The server is shutting down and takes nothing new."""
 
     reason: str = "DRAINING"
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down; try another replica")
+    message: str = "the server is shutting down; try another replica"
 
 
 class DrainDeadline(ServingError):
@@ -218,11 +211,7 @@ class RequestFailed(ServingError):
 
 
 class InternalError(ServingError):
-    """An invariant of the server is broken: our bug.
-
-    Attributes:
-        error_id: what to look for in the server's log.
-    """
+    """An invariant of the server is broken: our bug; ``error_id`` as of ``RequestFailed``."""
 
     reason: str = "INTERNAL"
 
