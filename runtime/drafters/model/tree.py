@@ -126,11 +126,7 @@ class TreeDrafter(ModelDrafter):
         self.max_shared_missing = parts.max_gamma + 1
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Propose a tree, or a chain, per chosen slot that is, or can be brought, up to date.
-
-        Raises:
-            EngineError: the draft model failed; its caches of all live slots are undefined.
-        """
+        """Propose a tree, or a chain, per chosen slot that is, or can be brought, up to date."""
         ready = self.prepare(live, chosen)
         computed = list(ready.computed)
         growths = {

@@ -28,11 +28,7 @@ from outrider.runtime.drafters.branches import as_draft
 from outrider.runtime.drafters.chain import cut_at_end
 from outrider.runtime.drafters.model.model import ModelDrafter
 from outrider.runtime.drafters.phrases.phrase_passes import PhrasePasses
-from outrider.runtime.drafters.phrases.phrases import (
-    PhraseDrafter,
-    PhrasePool,
-    corrected,
-)
+from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhrasePool, corrected
 from outrider.runtime.drafters.phrases.window import Phrase
 
 
@@ -72,11 +68,7 @@ class OuroborosDrafter(ModelDrafter):
         self._tried: dict[str, Tried] = {}
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Propose the model's chains, lengthened.
-
-        Raises:
-            EngineError: the draft model failed; its caches of all live slots are undefined.
-        """
+        """Propose the model's chains, lengthened."""
         rows = list(live)
         for slot in chosen:
             rows[slot] = _speaking_greedily(live[slot])
