@@ -106,11 +106,7 @@ class ModelNotFound(ServingError):
 
 
 class Overloaded(ServingError):
-    """The queue is full; nothing was kept of the request.
-
-    Attributes:
-        retry_after_s: seconds after which another try is reasonable.
-    """
+    """The queue is full, nothing was kept of the request; another try is reasonable after ``retry_after_s`` seconds."""
 
     reason: str = "QUEUE_FULL"
 
@@ -120,11 +116,7 @@ class Overloaded(ServingError):
 
 
 class QueueTimeout(ServingError):
-    """The request waited for a slot for too long.
-
-    Attributes:
-        waited_s: seconds it waited.
-    """
+    """The request waited for a slot for too long, ``waited_s`` seconds."""
 
     reason: str = "QUEUE_TIMEOUT"
 
@@ -134,11 +126,7 @@ class QueueTimeout(ServingError):
 
 
 class DeadlineExceeded(ServingError):
-    """The caller's deadline passed.
-
-    Attributes:
-        num_output: tokens emitted before it did.
-    """
+    """The caller's deadline passed, after ``num_output`` tokens were emitted."""
 
     reason: str = "DEADLINE"
 
@@ -183,11 +171,7 @@ class Draining(ServingError):
 
 
 class DrainDeadline(ServingError):
-    """The request was still running when the time to drain was over.
-
-    Attributes:
-        num_output: tokens emitted before the end, from which a caller can resume.
-    """
+    """The time to drain was over while the request ran; a caller can resume from its ``num_output`` tokens."""
 
     reason: str = "DRAIN_DEADLINE"
 
@@ -197,11 +181,7 @@ class DrainDeadline(ServingError):
 
 
 class RequestFailed(ServingError):
-    """The backend failed in a step this request took part in.
-
-    Attributes:
-        error_id: what to look for in the server's log.
-    """
+    """The backend failed in a step this request took part in; ``error_id`` is in the server's log."""
 
     reason: str = "ENGINE_FAILED"
 

@@ -186,20 +186,14 @@ class TreeDrafter(ModelDrafter):
             depth += 1
             spans = {
                 slot: growths[slot].span(
-                    slot,
-                    len(live[slot].sampling.history) - 1,
-                    int(live[slot].sampling.history[-1]),
+                    slot, len(live[slot].sampling.history) - 1, int(live[slot].sampling.history[-1])
                 )
                 for slot in spans
                 if growths[slot].is_open
             }
 
     def _draw_level(
-        self,
-        live: Sequence[DraftRow],
-        growths: dict[int, Growth],
-        depth: int,
-        logits: FloatArray,
+        self, live: Sequence[DraftRow], growths: dict[int, Growth], depth: int, logits: FloatArray
     ) -> None:
         for slot, growth in growths.items():
             row, counts = live[slot], self._counts(live[slot])

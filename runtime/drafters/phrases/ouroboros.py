@@ -54,10 +54,7 @@ class OuroborosDrafter(ModelDrafter):
     """
 
     traits: ClassVar[Traits] = Traits(
-        needs=frozenset({Need.DRAFT_MODEL}),
-        proposes_trees=True,
-        num_choices=1,
-        wants_outcomes=True,
+        needs=frozenset({Need.DRAFT_MODEL}), proposes_trees=True, num_choices=1, wants_outcomes=True
     )
 
     def __init__(self, parts: DrafterParts) -> None:
