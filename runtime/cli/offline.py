@@ -159,11 +159,7 @@ def split(text: str) -> tuple[str, ...]:
 
 
 def numbers(key: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """Return the numbers of a comma-separated list.
-
-    Raises:
-        ConfigError: a part is no such number.
-    """
+    """Return the numbers of a comma-separated list, or raise ConfigError where a part is none."""
     try:
         return tuple(kind(part) for part in split(text))
     except ValueError as error:

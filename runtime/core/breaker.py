@@ -22,11 +22,7 @@ class BreakerConfig:
     longest_pause_s: float = 300.0
 
     def __post_init__(self) -> None:
-        """Check every setting.
-
-        Raises:
-            ConfigError: a setting is out of range; names the key and the rule.
-        """
+        """Raise ConfigError for a setting out of range, with its key and its rule."""
         if self.max_failures < 1:
             raise ConfigError("max_failures", "must be at least 1")
         if not self.first_pause_s > 0.0:

@@ -5,7 +5,7 @@ Pure values; where they come from (file, flags) is the business of the command l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from outrider.runtime.core.breaker import BreakerConfig
 from outrider.runtime.core.drafting import AUTO, AUTO_DRAFTERS, DraftingConfig
@@ -70,23 +70,13 @@ class ServerConfig:
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
     def __post_init__(self) -> None:
-        """Check every setting.
-
-        Raises:
-            ConfigError: a setting is out of range; names the key and the rule.
-        """
+        """Raise ConfigError for a setting out of range, with its key and its rule."""
         for key in ("max_running", "prefill_chunk", "max_unsent_chunks", "num_threads"):
             _check(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("max_queued", "max_queued_tokens", "default_gamma"):
             value = getattr(self, key)
             _check(value is None or value >= 0, key, "must be at least 0")
-        for key in (
-            "queue_timeout_s",
-            "drain_timeout_s",
-            "lb_delay_s",
-            "message_interval_s",
-            "retry_after_s",
-        ):
+        for key in (one.name for one in fields(self) if one.name.endswith("_s")):
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
         _check(bool(self.default_drafter), "default_drafter", "must name a drafter")
         _check(bool(self.auto_drafters), "auto_drafters", "must name a drafter")

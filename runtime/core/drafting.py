@@ -119,11 +119,7 @@ class DraftingConfig:
     trees_may_round_differently: bool = False
 
     def __post_init__(self) -> None:
-        """Check every setting.
-
-        Raises:
-            ConfigError: a setting is out of range; names the key and the rule.
-        """
+        """Raise ConfigError for a setting out of range, with its key and its rule."""
         for one in fields(self):
             value = getattr(self, one.name)
             least = int(one.name not in ("window", "draft_window", "root_phrases"))
@@ -246,10 +242,7 @@ def _parse_part(text: str) -> Part:
 def check_drafter(name: str, names: Collection[str], guessers: Collection[str]) -> None:
     """Refuse a drafter that this server does not have.
 
-    Args:
-        name: as asked.
-        names: drafters of this server.
-        guessers: those of them that may stand behind the slash.
+    ``guessers`` are those of its drafters' ``names`` that may stand behind the slash.
 
     Raises:
         RequestError: a part is unknown, or may not stand where it stands.
@@ -307,10 +300,6 @@ def is_branching(counts: Sequence[int]) -> bool:
 
 def check_mode(params: SpeculationParams, *, can_adapt: bool) -> None:
     """Refuse parameters that the mode or the server does not have.
-
-    Args:
-        params: as asked.
-        can_adapt: whether gamma can be chosen step by step.
 
     Raises:
         RequestError: a parameter is out of range or of another mode; names it.

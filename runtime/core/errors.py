@@ -20,9 +20,14 @@ class ServingError(SpeculativeError):
 
     Attributes:
         reason: stable code of this kind of error.
+        message: of errors that have nothing of their own to say.
     """
 
     reason: str = "INTERNAL"
+    message: str = ""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or self.message)
 
 
 class ConfigError(SpeculativeError):
@@ -45,9 +50,7 @@ class MalformedRequest(ServingError):
     """The request's bytes cannot be read as a message at all."""
 
     reason: str = "MALFORMED_REQUEST"
-
-    def __init__(self) -> None:
-        super().__init__("the request is not a well-formed message")
+    message: str = "the request is not a well-formed message"
 
 
 class RequestError(ServingError):
@@ -92,26 +95,18 @@ class DuplicateRequestId(ServingError):
     """A request of this name is already queued or running."""
 
     reason: str = "DUPLICATE_REQUEST_ID"
-
-    def __init__(self) -> None:
-        super().__init__("request_id: a request of this id is already in flight")
+    message: str = "request_id: a request of this id is already in flight"
 
 
 class ModelNotFound(ServingError):
     """The named model is not the one being served."""
 
     reason: str = "MODEL_NOT_FOUND"
-
-    def __init__(self) -> None:
-        super().__init__("model: not served here; ask for the served model or leave it empty")
+    message: str = "model: not served here; ask for the served model or leave it empty"
 
 
 class Overloaded(ServingError):
-    """The queue is full; nothing was kept of the request.
-
-    Attributes:
-        retry_after_s: seconds after which another try is reasonable.
-    """
+    """The queue is full, nothing was kept of the request; another try is reasonable after ``retry_after_s`` seconds."""
 
     reason: str = "QUEUE_FULL"
 
@@ -121,11 +116,7 @@ class Overloaded(ServingError):
 
 
 class QueueTimeout(ServingError):
-    """The request waited for a slot for too long.
-
-    Attributes:
-        waited_s: seconds it waited.
-    """
+    """The request waited for a slot for too long, ``waited_s`` seconds."""
 
     reason: str = "QUEUE_TIMEOUT"
 
@@ -135,11 +126,7 @@ class QueueTimeout(ServingError):
 
 
 class DeadlineExceeded(ServingError):
-    """The caller's deadline passed.
-
-    Attributes:
-        num_output: tokens emitted before it did.
-    """
+    """The caller's deadline passed, after ``num_output`` tokens were emitted."""
 
     reason: str = "DEADLINE"
 
@@ -166,35 +153,25 @@ class SlowConsumer(ServingError):
     """The client did not read its stream fast enough."""
 
     reason: str = "SLOW_CONSUMER"
-
-    def __init__(self) -> None:
-        super().__init__("too many chunks are waiting to be read")
+    message: str = "too many chunks are waiting to be read"
 
 
 class NotReady(ServingError):
     """The server is still starting."""
 
     reason: str = "NOT_READY"
-
-    def __init__(self) -> None:
-        super().__init__("the server is still warming up")
+    message: str = "the server is still warming up"
 
 
 class Draining(ServingError):
     """The server is shutting down and takes nothing new."""
 
     reason: str = "DRAINING"
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down; try another replica")
+    message: str = "the server is shutting down; try another replica"
 
 
 class DrainDeadline(ServingError):
-    """The request was still running when the time to drain was over.
-
-    Attributes:
-        num_output: tokens emitted before the end, from which a caller can resume.
-    """
+    """The time to drain was over while the request ran; a caller can resume from its ``num_output`` tokens."""
 
     reason: str = "DRAIN_DEADLINE"
 
@@ -204,11 +181,7 @@ class DrainDeadline(ServingError):
 
 
 class RequestFailed(ServingError):
-    """The backend failed in a step this request took part in.
-
-    Attributes:
-        error_id: what to look for in the server's log.
-    """
+    """The backend failed in a step this request took part in; ``error_id`` is in the server's log."""
 
     reason: str = "ENGINE_FAILED"
 
@@ -218,11 +191,7 @@ class RequestFailed(ServingError):
 
 
 class InternalError(ServingError):
-    """An invariant of the server is broken: our bug.
-
-    Attributes:
-        error_id: what to look for in the server's log.
-    """
+    """An invariant of the server is broken: our bug; ``error_id`` as of ``RequestFailed``."""
 
     reason: str = "INTERNAL"
 

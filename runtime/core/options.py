@@ -38,15 +38,7 @@ LARGEST_PENALTY = 10.0
 
 
 def check_options(options: Mapping[str, object], *, has_beams: bool) -> None:
-    """Refuse options that are not served, or not with this kind of answer.
-
-    Args:
-        options: values by name.
-        has_beams: whether a beam search is asked for.
-
-    Raises:
-        UnsupportedOption: naming it.
-    """
+    """Raise UnsupportedOption, naming it, for an option that is not served, or not with this kind of answer."""
     for name, value in options.items():
         if value == ALL_VALUES[name]:
             continue
@@ -59,11 +51,7 @@ def check_options(options: Mapping[str, object], *, has_beams: bool) -> None:
 
 
 def check_beams(beams: BeamParams, most: int) -> None:
-    """Refuse a search that no server of ``most`` slots for it could run.
-
-    Raises:
-        RequestError: naming the field.
-    """
+    """Raise RequestError, naming the field, for a search that no server of ``most`` slots for it could run."""
     check_range("num_beams", beams.num_beams, 1, most)
     check_range("n", beams.num_results, 1, beams.num_beams)
     if beams.width:

@@ -28,12 +28,7 @@ from outrider.runtime.core.params import (
     StepTrace,
 )
 from outrider.runtime.core.stats import DEGRADED, SpeculationStats
-from outrider.runtime.core.text import (
-    CompletionText,
-    Decoder,
-    IncrementalDecoder,
-    StopScanner,
-)
+from outrider.runtime.core.text import CompletionText, Decoder, IncrementalDecoder, StopScanner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

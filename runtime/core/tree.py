@@ -120,12 +120,7 @@ def pruned(
 def preorder(
     tokens: Sequence[int], parents: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Number a tree depth first, children in their order; the path of first children comes first.
-
-    Raises:
-        EngineError: a parent does not stand before its child.
-        ValueError: tokens and parents differ in number.
-    """
+    """Number a tree depth first, children in their order; the path of first children comes first."""
     _check_tree(tokens, parents)
     order, places = preorder_places(parents)
     return (
@@ -158,12 +153,7 @@ def preorder_places(parents: Sequence[int]) -> tuple[list[int], dict[int, int]]:
 
 
 def leading_chain(tokens: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:
-    """Return the path that takes the first child everywhere: the drafter's best guess.
-
-    Raises:
-        EngineError: a parent does not stand before its child.
-        ValueError: tokens and parents differ in number.
-    """
+    """Return the path that takes the first child everywhere: the drafter's best guess. Raises as ``pruned``."""
     _check_tree(tokens, parents)
     chain: list[int] = []
     end = 0

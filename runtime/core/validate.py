@@ -206,22 +206,14 @@ def build_spec(
 
 
 def check_text(name: str, text: str, limits: RequestLimits) -> None:
-    """Refuse a text too long to be tokenised (tokenizers can be super-linear).
-
-    Raises:
-        RequestError: it is.
-    """
+    """Raise RequestError for a text too long to be tokenised (tokenizers can be super-linear)."""
     # Characters are at least one byte each: the cheap test first.
     if len(text) > limits.max_prompt_bytes or len(text.encode()) > limits.max_prompt_bytes:
         raise RequestError(name, f"must be at most {limits.max_prompt_bytes} bytes of UTF-8")
 
 
 def check_abort_ids(request_ids: Sequence[str], limits: RequestLimits) -> None:
-    """Refuse an abort without ids, with too many or with impossible ones.
-
-    Raises:
-        RequestError: it is one.
-    """
+    """Raise RequestError for an abort without ids, with too many or with impossible ones."""
     check_range("request_ids", len(request_ids), 1, limits.max_abort_ids, "number must be in {}")
     if not all(REQUEST_ID.fullmatch(request_id) for request_id in request_ids):
         raise RequestError("request_ids", "each must be 1..128 characters of [A-Za-z0-9._:-]")

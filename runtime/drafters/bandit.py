@@ -57,8 +57,7 @@ class DrafterChoice:
     def choose(self, kind: Hashable) -> str:
         """Return the drafter for a request; ``note`` must follow, however the request ends.
 
-        Args:
-            kind: of requests that a drafter is about as fast for.
+        A drafter is about as fast for all requests of a ``kind``.
         """
         with self._lock:
             arms = self._arms(kind)
@@ -67,13 +66,9 @@ class DrafterChoice:
         return name
 
     def note(self, kind: Hashable, name: str, *, tokens: int, elapsed: float) -> None:
-        """Learn from a request that has ended.
+        """Learn from a request that has ended: its tokens, 0 to learn nothing, and the time they took, above 0.
 
-        Args:
-            kind: as it was chosen for.
-            name: what was chosen.
-            tokens: emitted; 0 to learn nothing.
-            elapsed: time they took, more than 0, in one unit for all requests of the kind.
+        Times are in one unit for all requests of the kind.
         """
         with self._lock:
             arms = self._arms(kind)

@@ -27,11 +27,7 @@ class FallbackDrafter:
         self._share = share
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Return one draft per chosen slot, with the draft model's cache as the last part that was asked left it.
-
-        Raises:
-            EngineError: the draft model failed; its caches of all live slots are undefined.
-        """
+        """Return one draft per chosen slot, with the draft model's cache as the last part that was asked left it."""
         rows = list(live)
         found: dict[int, Draft] = {}
         open_slots = list(chosen)

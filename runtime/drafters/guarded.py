@@ -55,11 +55,7 @@ class CountingEngine:
         return self._engine.packs_rows
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
-        """Extend slots; see ``Engine.extend``.
-
-        Raises:
-            EngineError: likewise; nothing is taken to be valid in these slots then.
-        """
+        """Extend slots; where the engine fails, nothing is taken to be valid in them."""
         self.held.update((span.slot, 0) for span in spans)
         logits = self._engine.extend(spans)
         self._starts.update((span.slot, span.start) for span in spans)
@@ -67,47 +63,26 @@ class CountingEngine:
         return logits
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep a path; see ``Engine.keep_path``.
-
-        Raises:
-            EngineError: likewise; nothing is taken to be valid in the slot then.
-        """
+        """Keep a path; where the engine fails, nothing is taken to be valid in the slot."""
         self.held[slot] = 0
         self._engine.keep_path(slot, path)
         self.held[slot] = self._starts.get(slot, 0) + len(path)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Refuse: only the worker may.
-
-        Raises:
-            EngineError: always.
-        """
+        """Refuse: only the worker may."""
         raise EngineError("drafters move no slots")
 
     def trim(self, lengths: Sequence[int]) -> None:
-        """Refuse: only the worker may.
-
-        Raises:
-            EngineError: always.
-        """
+        """Refuse: only the worker may."""
         raise EngineError("drafters trim no caches")
 
     def close(self) -> None:
-        """Refuse: only the worker may.
-
-        Raises:
-            EngineError: always.
-        """
+        """Refuse: only the worker may."""
         raise EngineError("drafters close no engines")
 
 
 class GuardedDrafter:
-    """A drafter whose reports are cut to what its engine counted.
-
-    Args:
-        inner: the drafter.
-        held: tokens by slot, kept by the only engine that the drafter was given.
-    """
+    """A drafter whose reports are cut to what the only engine it was given counted in ``held``, by slot."""
 
     def __init__(self, inner: Drafter, held: dict[int, int]) -> None:
         self._inner = inner
@@ -120,11 +95,7 @@ class GuardedDrafter:
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """Refuse: ``guarded`` makes it.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuse: ``guarded`` makes it."""
         raise TypeError("a guarded drafter is made of another one")
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
@@ -185,11 +156,7 @@ def guarded(kind: type[Drafter], needs: Collection[Need], parts: DrafterParts) -
 def held_to(draft: Draft, row: DraftRow, held: Mapping[int, int], slot: int) -> Draft:
     """Cut a draft's report of the draft model's cache to what there is, and to slots that were touched.
 
-    Args:
-        draft: as proposed.
-        row: what it is for.
-        held: valid tokens by slot that was touched.
-        slot: the row's.
+    ``held`` has the valid tokens of each slot that was touched.
     """
     if slot not in held:
         return draft if draft.num_computed is None else replace(draft, num_computed=None)

@@ -58,11 +58,7 @@ def take_round(
 ) -> Taken:
     """Draft, verify and judge all decoding rows on the device, as far as it can.
 
-    Args:
-        parts: what the step runs on.
-        rounds: of the device.
-        live: request i holds slot i.
-        gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
+    ``live`` and ``gammas`` are as ``propose`` takes them.
 
     Raises:
         EngineError: the target or the sampler failed; the caches of all live rows are undefined.
@@ -81,15 +77,7 @@ def host_fallback_reason(
     gammas: Sequence[int | None],
     rules: DraftRules,
 ) -> str:
-    """Why a step cannot run on the device, in words; empty where it can.
-
-    Args:
-        rounds: of the device.
-        drafters: by name.
-        live: request i holds slot i.
-        gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
-        rules: what drafters may propose.
-    """
+    """Return why a step cannot run on the device, in words; empty where it can."""
     for request, gamma in zip(live, gammas, strict=True):
         name = request.speculation.drafter
         if gamma and name != _MODEL and drafters.uses_model(name):

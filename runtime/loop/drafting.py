@@ -89,10 +89,7 @@ class Proposals:
 
 
 def propose(
-    drafters: Drafters,
-    live: Sequence[Request],
-    gammas: Sequence[int | None],
-    rules: DraftRules,
+    drafters: Drafters, live: Sequence[Request], gammas: Sequence[int | None], rules: DraftRules
 ) -> Proposals:
     """A draft, possibly empty, per decoding row.
 
@@ -204,11 +201,7 @@ def draft_rows(
     The size of trees follows what they cost beside the others only where gamma does, too: else a
     request's drafts, which decide what noise it uses, would depend on its neighbours.
 
-    Args:
-        live: request i holds slot i.
-        gammas: per slot, draft tokens wanted at most; None for rows that do not decode.
-        rules: what may be proposed.
-        traits: of the drafters that are asked; trees are allowed where one of them proposes any.
+    Trees are allowed where one of the drafters whose ``traits`` these are proposes any.
     """
     takes_trees = rules.max_nodes > 0 and True in [one.proposes_trees for one in traits]
     price = rules.price(gammas) if takes_trees else None

@@ -9,6 +9,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from outrider.runtime.core.errors import RequestFailed
 from outrider.runtime.core.params import Event, Failed, Finished
@@ -24,44 +25,22 @@ from outrider.runtime.loop.totals import Totals
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finisher:
-    """Ends requests, on the worker's thread.
+    """Ends requests, on the worker's thread; ``guard`` is the lock of the inbox."""
 
-    Args:
-        rows: requests that hold slots.
-        inbox: knows who awaits a terminal event.
-        guard: lock of the inbox.
-        outbox: takes the events.
-        policy: learns which drafters failed and which requests ended.
-        drafters: forget what ended.
-        totals: counted into.
-        clock: seconds.
-    """
-
-    def __init__(
-        self,
-        *,
-        rows: LiveRows,
-        inbox: Inbox,
-        guard: threading.Condition,
-        outbox: Outbox,
-        policy: SpeculationPolicy,
-        drafters: Drafters,
-        totals: Totals,
-        clock: Callable[[], float],
-    ) -> None:
-        self._rows = rows
-        self._inbox = inbox
-        self._guard = guard
-        self._outbox = outbox
-        self._policy = policy
-        self._drafters = drafters
-        self._totals = totals
-        self._clock = clock
+    rows: LiveRows
+    inbox: Inbox
+    guard: threading.Condition
+    outbox: Outbox
+    policy: SpeculationPolicy
+    drafters: Drafters
+    totals: Totals
+    clock: Callable[[], float]
 
     def finish(self, result: StepResult) -> None:
         """Free the slots of what a step ended, then tell everyone."""
-        if any(result.asked.values()) or self._policy.breakers:
+        if any(result.asked.values()) or self.policy.breakers:
             self._note_drafters(result)
         ended = [one for one in result.progressed if one[2] is not None]
         lost: list[tuple[Request, Exception]] = []
@@ -71,7 +50,7 @@ class Finisher:
             leaving += [request for request, _ in result.failed]
             lost = self._free(leaving)
         self._count(result)
-        self._outbox.put([(request, progressed) for request, progressed, _ in result.progressed])
+        self.outbox.put([(request, progressed) for request, progressed, _ in result.progressed])
         for request, _, ending in ended:
             assert ending is not None
             self._end(request, _finished(request, ending))
@@ -84,9 +63,9 @@ class Finisher:
 
     def _count(self, result: StepResult) -> None:
         """Add a step to the totals; tokens after a cut count nowhere, and of a beam search steps instead of tokens."""
-        totals = self._totals
+        totals = self.totals
         totals.step_count += 1
-        totals.last_step_at = self._clock()
+        totals.last_step_at = self.clock()
         if result.host_fallback_reason is not None:
             totals.host_fallback_reasons[result.host_fallback_reason] += 1
         passes = list(result.passes)
@@ -109,7 +88,7 @@ class Finisher:
                 by_position[position] += 1
 
     def _note_drafters(self, result: StepResult) -> None:
-        self._policy.note(result.asked, self._clock())
+        self.policy.note(result.asked, self.clock())
         for name, error in result.asked.items():
             if error is not None:
                 logger.error("drafter %s failed; going on without", name, exc_info=error)
@@ -127,7 +106,7 @@ class Finisher:
             for request, error in endings:
                 if not request.has_ended:
                     request.fail()
-                self._totals.num_failed += 1
+                self.totals.num_failed += 1
                 self._end(request, Failed(error=error, num_output=request.num_output))
             endings = lost
 
@@ -139,16 +118,16 @@ class Finisher:
         """
         for request in requests:
             if request.slot is not None:
-                self._drafters.forget(request.spec.internal_id)
-        lost = self._rows.free(requests)
+                self.drafters.forget(request.spec.internal_id)
+        lost = self.rows.free(requests)
         return [(request, RequestFailed(new_error_id())) for request in lost]
 
     def _end(self, request: Request, event: Event) -> None:
         """Forget the request before it is told, so that whoever is told may use its name again."""
-        self._policy.ended(request)
-        self._outbox.close(request, event)
-        with self._guard:
-            self._inbox.forget(request)
+        self.policy.ended(request)
+        self.outbox.close(request, event)
+        with self.guard:
+            self.inbox.forget(request)
 
 
 def _finished(request: Request, ending: Ending) -> Finished:

@@ -141,10 +141,7 @@ class Inbox:
         spec = request.spec
         if self._is_draining:
             raise Draining
-        if (
-            spec.tenant,
-            spec.request_id,
-        ) in self._request_ids or spec.internal_id in self._taken:
+        if (spec.tenant, spec.request_id) in self._request_ids or spec.internal_id in self._taken:
             raise DuplicateRequestId
         num_awaited = sum(queued.spec.num_slots for queued in self._queue)
         if num_awaited + spec.num_slots <= self._slots.num_free:

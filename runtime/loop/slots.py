@@ -52,33 +52,21 @@ class SlotAllocator:
         return self._num_slots - self._num_live - self._num_reserved
 
     def allocate(self) -> int:
-        """Take the slot after the last live one.
-
-        Raises:
-            ValueError: none is free.
-        """
+        """Take the slot after the last live one."""
         if self.num_free == 0:
             raise ValueError("no slot is free")
         self._num_live += 1
         return self._num_live - 1
 
     def free(self, slot: int) -> Move | None:
-        """Give a live slot back; the answer says which row must move to keep S1.
-
-        Raises:
-            ValueError: the slot is not live.
-        """
+        """Give a live slot back; the answer says which row must move to keep S1."""
         if not 0 <= slot < self._num_live:
             raise ValueError("the slot is not live")
         self._num_live -= 1
         return None if slot == self._num_live else Move(self._num_live, slot)
 
     def reserve(self, count: int) -> range:
-        """Take slots for a search, all or none: those below the ones reserved already.
-
-        Raises:
-            ValueError: fewer are free.
-        """
+        """Take slots for a search, all or none: those below the ones reserved already."""
         if count > self.num_free:
             raise ValueError("not enough slots are free")
         end = self._num_slots - self._num_reserved
@@ -86,11 +74,7 @@ class SlotAllocator:
         return range(end - count, end)
 
     def release(self, slot: int) -> Move | None:
-        """Give a reserved slot back; the answer says which row must move to keep S3.
-
-        Raises:
-            ValueError: the slot is not reserved.
-        """
+        """Give a reserved slot back; the answer says which row must move to keep S3."""
         lowest = self._num_slots - self._num_reserved
         if not lowest <= slot < self._num_slots:
             raise ValueError("the slot is not reserved")

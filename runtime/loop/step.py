@@ -26,9 +26,7 @@ from outrider.runtime.loop.result import Progress, StepResult
 def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     """Run one step and return what it did; requests that ended keep their slot until the caller frees it.
 
-    Args:
-        parts: what to run on.
-        live: at least one request, request i holding slot i.
+    ``live`` has at least one request, request i holding slot i.
     """
     rounds, steering, prompts = parts.rounds, parts.steering, parts.prompts
     plan = plan_step(live, parts.limits, has_fed=rounds is not None and prompts.take_fed())

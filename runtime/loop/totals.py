@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from outrider.runtime.core.stats import ControlReport
 
@@ -65,34 +66,15 @@ class Totals:
     accepted_by_position: list[int] = field(default_factory=list)
     host_fallback_reasons: Counter[str] = field(default_factory=Counter)
 
-    def snapshot(
-        self,
-        *,
-        num_running: int,
-        num_queued: int,
-        num_queued_tokens: int,
-        num_slots: int,
-        num_free_slots: int,
-        is_draining: bool,
-        control: ControlReport | None = None,
-    ) -> WorkerSnapshot:
-        """The totals together with the state of slots and queue."""
+    def snapshot(self, **state: Any) -> WorkerSnapshot:
+        """Return the totals together with the state of slots and queue, by names of ``WorkerSnapshot``."""
+        copied = ("accepted_by_position", "host_fallback_reasons")
+        counts = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name not in copied
+        }
         return WorkerSnapshot(
-            num_running=num_running,
-            num_queued=num_queued,
-            num_queued_tokens=num_queued_tokens,
-            num_free_slots=num_free_slots,
-            num_slots=num_slots,
-            is_draining=is_draining,
-            step_count=self.step_count,
-            last_step_at=self.last_step_at,
-            num_finished=self.num_finished,
-            num_failed=self.num_failed,
-            num_emitted=self.num_emitted,
-            num_target_passes=self.num_target_passes,
-            num_drafted=self.num_drafted,
-            num_accepted=self.num_accepted,
+            **counts,
             accepted_by_position=tuple(self.accepted_by_position),
-            control=control,
             host_fallback_reasons=dict(self.host_fallback_reasons),
+            **state,
         )

@@ -27,10 +27,9 @@ class TreePrices:
         self._of_rows = [node_cost(table, num_nodes, rows) for rows in all_rows]
 
     def of_step(self, gammas: Sequence[int | None]) -> float:
-        """What each token of a tree adds to a step, in plain steps of as many rows.
+        """Return what each token of a tree adds to a step in which rows of a gamma above 0 may carry trees.
 
-        Args:
-            gammas: per live slot; some are positive, and these rows may carry trees.
+        In plain steps of as many rows.
         """
         num_drafting = sum(1 for gamma in gammas if gamma)
         return self._of_rows[len(gammas) - 1] * len(gammas) / num_drafting
@@ -49,15 +48,9 @@ def node_cost(table: CostTable, num_nodes: int, num_rows: int = 1) -> float:
 
 
 def affordable_nodes(max_nodes: int, gamma: int, node_cost: float) -> int:
-    """Tokens that a tree may have and still pay for itself if a whole path of it is kept.
+    """Return the tokens that a tree of depth ``gamma`` may have and still pay if a whole path of it is kept.
 
-    Args:
-        max_nodes: at most.
-        gamma: depth of the tree, at least 1.
-        node_cost: of a token, in plain steps.
-
-    Returns:
-        0 where a chain is as good.
+    0 where a chain is as good; ``node_cost`` is in plain steps.
     """
     if max_nodes * node_cost > gamma:
         max_nodes = int(gamma / node_cost)

@@ -24,12 +24,7 @@ from outrider.engines.base import Engine
 from outrider.engines.device.rounds import Rounds
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.errors import (
-    ContextTooLong,
-    InternalError,
-    RequestError,
-    ServingError,
-)
+from outrider.runtime.core.errors import ContextTooLong, InternalError, RequestError, ServingError
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.text import Decoder

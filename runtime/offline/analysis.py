@@ -35,14 +35,7 @@ TRACE_TOKENS = 24
 
 
 def analyze(bundle: Path, prompts: Path, options: AnalysisOptions, report: Report) -> Analysis:
-    """Measure a bundle over the prompts of a file; raises as ``opened``.
-
-    Args:
-        bundle: folder.
-        prompts: file, see ``read_prompts``.
-        options: of the analysis.
-        report: called with the phase, the steps done and their number.
-    """
+    """Measure a bundle over the prompts of a file (``read_prompts``); raises as ``opened``."""
     with opened(bundle, prompts, options) as (rig, encoded, fitted):
         return _Bench(rig, encoded, fitted, report).analysis()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
 from outrider.engines.opening import choose_device, open_engine
@@ -151,19 +151,9 @@ class Rig:
                 raise RuntimeError("a measured request failed") from answer.end.error
         return answers, wall_s
 
-    def run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        speculation: SpeculationParams,
-        max_tokens: int,
-        *,
-        first_seed: int = 0,
-    ) -> tuple[list[Finished], float]:
-        """Run prompts as ``answer`` does, and return how they ended."""
-        answers, wall_s = self.answer(
-            prompts, params, speculation, max_tokens, first_seed=first_seed
-        )
+    def run(self, *asked: Any, **options: Any) -> tuple[list[Finished], float]:
+        """Run prompts as ``answer`` does, with its arguments, and return how they ended."""
+        answers, wall_s = self.answer(*asked, **options)
         return [one.end for one in answers if isinstance(one.end, Finished)], wall_s
 
     def close(self) -> None:
@@ -175,12 +165,7 @@ class Rig:
 
 
 def open_rig(root: Path, options: RigOptions) -> Rig:
-    """Open a bundle; its queue has no time limit.
-
-    Raises:
-        BundleError: the bundle does not fit its manifest.
-        ConfigError: the device cannot be used.
-    """
+    """Open a bundle; its queue has no time limit. Raises as ``runtime.offline.options.opened``."""
     bundle = load_bundle(root)
     manifest = bundle.manifest
     tokenizer = TokenizersCodec(root / TOKENIZER_FILE)

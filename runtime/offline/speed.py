@@ -52,14 +52,7 @@ def measure_settings(
 ) -> tuple[Measured, list[Measured]]:
     """Measure plain decoding and each setting once per round, so that a disturbance of the machine spreads over all.
 
-    Args:
-        rig: idle.
-        prompts: run in groups of the options' batch.
-        settings: to measure beside plain decoding.
-        options: batch, rounds and length of answers.
-        temperature: of all requests.
-        phase: name of the work.
-        report: called with the phase, the runs done and their number.
+    The rig is idle before. ``report`` is called with the phase, the runs done and their number.
     """
     params, cells = SamplingParams(temperature=temperature), (PLAIN, *settings)
     _run(rig, prompts[: options.batch], params, PLAIN, options)  # the first touch of everything

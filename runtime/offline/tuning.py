@@ -70,14 +70,7 @@ class Tuning:
 
 
 def tune(bundle: Path, prompts: Path, options: TuneOptions, report: Report) -> Tuning:
-    """Search over drafters and their parameters; raises as ``opened``.
-
-    Args:
-        bundle: folder; not changed.
-        prompts: file, see ``read_prompts``.
-        options: of the search.
-        report: called with the phase, the runs done and their number.
-    """
+    """Search over drafters and their parameters, and leave the bundle as it is; raises as ``opened``."""
     with opened(bundle, prompts, options) as (rig, encoded, fitted):
         return _search(rig, encoded, fitted, report)
 

@@ -2,9 +2,8 @@
 
 Pure functions of numbers. Symbols: alpha is the mean acceptance probability of a draft token, gamma
 the tokens drafted per target pass, c the time of a draft step in units of a plain target step. The
-paper lets the verification of gamma + 1 tokens cost one step; here it costs a measured v(gamma + 1)
-and an iteration may have an overhead of its own, in the same unit. At v = 1 and overhead 0 every
-function is the paper's.
+paper lets the verification of gamma + 1 tokens cost one step; here it costs a measured v(gamma + 1).
+At v = 1 every function is the paper's.
 
 Limit: the formulas take the acceptances of a draft as independent and equally likely. Where they
 are positively correlated more tokens come out than ``expected_tokens`` says.
@@ -43,9 +42,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return float((1.0 - alpha ** (gamma + 1)) / (1.0 - alpha))
 
 
-def walltime_factor(
-    alpha: float, gamma: int, c: float, *, verify_cost: float = 1.0, overhead: float = 0.0
-) -> float:
+def walltime_factor(alpha: float, gamma: int, c: float, *, verify_cost: float = 1.0) -> float:
     """Return the speed-up over plain decoding.
 
     Args:
@@ -53,11 +50,10 @@ def walltime_factor(
         gamma: tokens drafted per target pass.
         c: draft step over plain target step.
         verify_cost: v(gamma + 1), target pass over gamma + 1 tokens over plain target step.
-        overhead: of one iteration, in plain target steps.
 
     Source: Theorem 3.8, generalised.
     """
-    return expected_tokens(alpha, gamma) / (gamma * c + verify_cost + overhead)
+    return expected_tokens(alpha, gamma) / (gamma * c + verify_cost)
 
 
 def operations_factor(alpha: float, gamma: int, c_hat: float) -> float:
@@ -79,7 +75,6 @@ def optimal_gamma(
     *,
     max_gamma: int,
     verify_cost: Callable[[int], float] = lambda num_tokens: 1.0,
-    overhead: float = 0.0,
 ) -> tuple[int, float]:
     """Return the best gamma up to a cap, 0 included, and its speed-up; the smaller of equals wins.
 
@@ -88,15 +83,12 @@ def optimal_gamma(
         c: draft step over plain target step.
         max_gamma: cap.
         verify_cost: v(k) for k = gamma + 1 tokens, in plain target steps.
-        overhead: of one iteration that drafts, in plain target steps.
 
     Source: section 3.5; every gamma is tried, as v need not keep the factor unimodal.
     """
     best, best_factor = 0, 1.0
     for gamma in range(1, max_gamma + 1):
-        factor = walltime_factor(
-            alpha, gamma, c, verify_cost=verify_cost(gamma + 1), overhead=overhead
-        )
+        factor = walltime_factor(alpha, gamma, c, verify_cost=verify_cost(gamma + 1))
         if factor > best_factor:
             best, best_factor = gamma, factor
     return best, best_factor

@@ -136,12 +136,7 @@ def with_bundle_defaults(
     """Return the settings to serve with, and a line that names those of the bundle; None where there are none.
 
     A gamma was found for its drafter, so it is taken only with that drafter.
-
-    Args:
-        config: the operator's settings and built-in defaults.
-        defaults: the bundle's.
-        leaves_drafter: whether the bundle may choose the drafter.
-        leaves_gamma: whether it may choose gamma.
+    ``leaves_drafter`` and ``leaves_gamma`` say what the bundle may choose.
 
     Raises:
         ConfigError: a default of the bundle is out of range.

@@ -13,6 +13,9 @@ from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.tokenizer import TextCodec
 from outrider.v1 import inference_pb2 as wire
 
+# Limits of the wire that are ``RequestLimits`` of the same name; beams are bounded by the model too.
+_OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {"max_beams"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
@@ -44,22 +47,11 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
         eos_token_ids=model.eos_token_ids,
         limits=wire.Limits(
             max_context=model.max_context,
-            max_prompt_bytes=limits.max_prompt_bytes,
-            max_tokens=limits.max_tokens,
-            default_max_tokens=limits.default_max_tokens,
-            max_stop_strings=limits.max_stop_strings,
-            max_stop_bytes=limits.max_stop_bytes,
-            max_stop_token_ids=limits.max_stop_token_ids,
-            max_logit_bias=limits.max_logit_bias,
-            max_allowed_token_ids=limits.max_allowed_token_ids,
-            max_logprobs=limits.max_logprobs,
-            max_bad_words=limits.max_bad_words,
+            **{name: value for name, value in asdict(limits).items() if name in _OF_REQUESTS},
             max_running=config.max_running,
             max_queued=config.max_queued,
             max_queued_tokens=config.max_queued_tokens,
             queue_timeout_s=config.queue_timeout_s,
-            max_request_s=limits.max_request_s,
-            max_message_bytes=limits.max_message_bytes,
             max_beams=min(limits.max_beams, model.max_beams),
         ),
         speculation=wire.SpeculationInfo(

@@ -82,10 +82,7 @@ class Server:
         self._watch_worker()
 
     async def start(self, address: str) -> int:
-        """Listen, start the worker, and report SERVING.
-
-        Returns:
-            The bound port; 0 for a Unix socket.
+        """Listen, start the worker, report SERVING, and return the bound port; 0 for a Unix socket.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -107,11 +104,7 @@ class Server:
         self._hurry.set()
 
     async def drain(self) -> int:
-        """Shut down without losing an answer.
-
-        Returns:
-            Number of streams cut short.
-        """
+        """Shut down without losing an answer; return the number of streams cut short."""
         config, worker = self._serving.config, self._serving.worker
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._wait_or_hurry(self._hurry.wait(), config.lb_delay_s)
@@ -152,10 +145,7 @@ class Server:
 
 
 async def serve(root: Path, options: ServeOptions) -> int:
-    """Serve a bundle until SIGTERM or SIGINT.
-
-    Returns:
-        Exit code: 0, or 1 when streams were cut short.
+    """Serve a bundle until SIGTERM or SIGINT, and return the exit code: 0, or 1 when streams were cut short.
 
     Raises:
         BundleError: the bundle does not fit its manifest.

@@ -259,9 +259,5 @@ class InferenceService:
 
 
 def _tenant(context: Context) -> str:
-    """Return the tenant of a call.
-
-    Raises:
-        RequestError: its metadata names an impossible tenant.
-    """
+    """Return the tenant of a call, or raise RequestError where its metadata names an impossible one."""
     return tenant_of((key, value) for key, value in context.invocation_metadata() or ())

@@ -42,6 +42,17 @@ PROVENANCES = {
     Provenance.RECOVERED: wire.PROVENANCE_RECOVERED,
     Provenance.BONUS: wire.PROVENANCE_BONUS,
 }
+# Fields of the same name and value on both sides.
+_SAMPLING = (
+    "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
+)  # fmt: skip
+_SPECULATION = (
+    "drafter", "gamma", "lenience", "phrase_length", "num_phrases", "window", "reference",
+)  # fmt: skip
+_FIGURES = (
+    "is_on", "drafter", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization",
+    "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "num_off",
+)  # fmt: skip
 
 
 def parse(kind: type[M], data: bytes) -> M:
@@ -164,15 +175,9 @@ def _beam(answer: BeamAnswer) -> wire.Beam:
 def _sampling(sampling: Mapping[str, Any], default_temperature: float) -> SamplingParams:
     return SamplingParams(
         temperature=sampling.get("temperature", default_temperature),
-        top_k=sampling.get("top_k", 0),
-        top_p=sampling.get("top_p", 1.0),
-        min_p=sampling.get("min_p", 0.0),
-        repetition_penalty=sampling.get("repetition_penalty", 1.0),
-        presence_penalty=sampling.get("presence_penalty", 0.0),
-        frequency_penalty=sampling.get("frequency_penalty", 0.0),
+        **{name: sampling[name] for name in _SAMPLING if name in sampling},
         logit_bias=tuple(sorted(sampling.get("logit_bias", {}).items())),
         allowed_token_ids=tuple(sampling.get("allowed_token_ids", ())),
-        min_tokens=sampling.get("min_tokens", 0),
     )
 
 
@@ -182,17 +187,11 @@ def _speculation(given: Mapping[str, Any]) -> SpeculationParams:
         raise RequestError("speculation.mode", "must be a known mode")
     return SpeculationParams(
         is_enabled=given.get("enabled", True),
-        drafter=given.get("drafter"),
-        gamma=given.get("gamma"),
         is_adaptive=given.get("adaptive"),
         mode=MODES[mode],
-        lenience=given.get("lenience", 1.0),
         verifies_block=given.get("block_verification"),
-        phrase_length=given.get("phrase_length"),
-        num_phrases=given.get("num_phrases"),
-        window=given.get("window"),
         branching=tuple(given.get("branching", ())),
-        reference=given.get("reference", ""),
+        **{name: given[name] for name in _SPECULATION if name in given},
     )
 
 
@@ -204,21 +203,9 @@ def _options(given: dict[str, Any], speculation: dict[str, Any]) -> dict[str, ob
 
 def _report(report: SpeculationReport) -> wire.SpeculationReport:
     return wire.SpeculationReport(
-        is_on=report.is_on,
         off_reason=report.off_reason or "",
-        drafter=report.drafter,
         mode=WIRE_MODES[report.mode],
-        lenience=report.lenience,
-        num_steps=report.num_steps,
-        num_drafted=report.num_drafted,
-        num_accepted=report.num_accepted,
-        alpha_hat=report.alpha_hat,
-        draft_utilization=report.draft_utilization,
-        tokens_per_step=report.tokens_per_step,
-        accepted_by_position=report.accepted_by_position,
-        drafted_by_position=report.drafted_by_position,
-        num_fallbacks=report.num_fallbacks,
-        num_off=report.num_off,
+        **{name: getattr(report, name) for name in _FIGURES},
         block_verification=report.verifies_block,
         is_exact=report.mode is not ExactnessMode.LENIENT,
     )

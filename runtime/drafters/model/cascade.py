@@ -9,12 +9,11 @@ sampler keeps the same rows of probabilities. Verification is therefore as exact
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from outrider.engines.base import FloatArray, Span
 from outrider.engines.sampling.base import SamplingRow
 from outrider.runtime.drafters.base import DrafterParts, DraftRow, Guesser
-from outrider.runtime.drafters.model.model import ModelDrafter, with_idle_slots
+from outrider.runtime.drafters.model.model import ModelDrafter, begun, with_idle_slots
 from outrider.runtime.drafters.model.speculated_guess import cut
 
 
@@ -33,15 +32,7 @@ class CascadeDrafter(ModelDrafter):
     def _draft_in_lockstep(
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
     ) -> dict[int, list[int]]:
-        drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
-        # The lists grow under the rows, which are built once.
-        rows = {
-            slot: replace(live[slot].sampling, draft_tokens=tokens)
-            for slot, tokens in drafted.items()
-        }
-        missing = {
-            slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
-        }
+        drafted, rows, missing = begun(live, gammas, computed)
         while missing:
             guesses = {
                 slot: self._guess(live[slot], drafted[slot], gammas[slot], len(missing[slot]))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import ClassVar, Self
 
 from outrider.engines.base import Span, step_value
-from outrider.engines.sampling.base import ExactnessMode
+from outrider.engines.sampling.base import ExactnessMode, SamplingRow
 from outrider.runtime.core.scheduler import alike_neighbours
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
 
@@ -57,22 +57,14 @@ class ModelDrafter:
         return cls(parts)
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Draft for the chosen rows that are, or can be brought, up to date.
-
-        Raises:
-            EngineError: the draft model failed; its caches of all live slots are undefined.
-        """
+        """Draft for the chosen rows that are, or can be brought, up to date."""
         ready = self.prepare(live, chosen)
         computed = list(ready.computed)
         tokens = self._draft_in_lockstep(live, ready.gammas, computed)
         return [chain_draft(live[slot], tokens.get(slot, ()), computed[slot]) for slot in chosen]
 
     def prepare(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> Ready:
-        """Bring chosen rows up to date as far as one step may, and say how much each may draft.
-
-        Raises:
-            EngineError: the draft model failed; its caches of all live slots are undefined.
-        """
+        """Bring chosen rows up to date as far as one step may, and say how much each may draft."""
         computed = [row.num_computed for row in live]
         usable = [slot for slot in chosen if self._can_feed(live[slot])]
         # A row alone pads nobody: the call that drafts feeds it a whole chunk, instead of one before it.
@@ -149,15 +141,7 @@ class ModelDrafter:
     def _draft_in_lockstep(
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
     ) -> dict[int, list[int]]:
-        drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
-        # The lists grow under the rows: building a row anew for every token costs 2 % of a step.
-        rows = {
-            slot: replace(live[slot].sampling, draft_tokens=tokens)
-            for slot, tokens in drafted.items()
-        }
-        fed = {
-            slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas
-        }
+        drafted, rows, fed = begun(live, gammas, computed)
         while fed:
             logits = self._engine.extend(_spans(fed, computed))
             tokens = self._sampler.propose(
@@ -172,6 +156,17 @@ class ModelDrafter:
                     following[slot] = (token,)
             fed = following
         return drafted
+
+
+def begun(
+    live: Sequence[DraftRow], gammas: Mapping[int, int], computed: Sequence[int]
+) -> tuple[dict[int, list[int]], dict[int, SamplingRow], dict[int, tuple[int, ...]]]:
+    """Return by slot the empty draft, the row that sees it grow, and the committed tokens to feed first."""
+    drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
+    # The lists grow under the rows: building a row anew for every token costs 2 % of a step.
+    rows = {slot: replace(live[slot].sampling, draft_tokens=drafted[slot]) for slot in gammas}
+    fed = {slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas}
+    return drafted, rows, fed
 
 
 def _spans(fed: Mapping[int, tuple[int, ...]], computed: Sequence[int]) -> list[Span]:

@@ -126,11 +126,7 @@ class TreeDrafter(ModelDrafter):
         self.max_shared_missing = parts.max_gamma + 1
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Propose a tree, or a chain, per chosen slot that is, or can be brought, up to date.
-
-        Raises:
-            EngineError: the draft model failed; its caches of all live slots are undefined.
-        """
+        """Propose a tree, or a chain, per chosen slot that is, or can be brought, up to date."""
         ready = self.prepare(live, chosen)
         computed = list(ready.computed)
         growths = {
@@ -190,20 +186,14 @@ class TreeDrafter(ModelDrafter):
             depth += 1
             spans = {
                 slot: growths[slot].span(
-                    slot,
-                    len(live[slot].sampling.history) - 1,
-                    int(live[slot].sampling.history[-1]),
+                    slot, len(live[slot].sampling.history) - 1, int(live[slot].sampling.history[-1])
                 )
                 for slot in spans
                 if growths[slot].is_open
             }
 
     def _draw_level(
-        self,
-        live: Sequence[DraftRow],
-        growths: dict[int, Growth],
-        depth: int,
-        logits: FloatArray,
+        self, live: Sequence[DraftRow], growths: dict[int, Growth], depth: int, logits: FloatArray
     ) -> None:
         for slot, growth in growths.items():
             row, counts = live[slot], self._counts(live[slot])

@@ -28,11 +28,7 @@ from outrider.runtime.drafters.branches import as_draft
 from outrider.runtime.drafters.chain import cut_at_end
 from outrider.runtime.drafters.model.model import ModelDrafter
 from outrider.runtime.drafters.phrases.phrase_passes import PhrasePasses
-from outrider.runtime.drafters.phrases.phrases import (
-    PhraseDrafter,
-    PhrasePool,
-    corrected,
-)
+from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhrasePool, corrected
 from outrider.runtime.drafters.phrases.window import Phrase
 
 
@@ -58,10 +54,7 @@ class OuroborosDrafter(ModelDrafter):
     """
 
     traits: ClassVar[Traits] = Traits(
-        needs=frozenset({Need.DRAFT_MODEL}),
-        proposes_trees=True,
-        num_choices=1,
-        wants_outcomes=True,
+        needs=frozenset({Need.DRAFT_MODEL}), proposes_trees=True, num_choices=1, wants_outcomes=True
     )
 
     def __init__(self, parts: DrafterParts) -> None:
@@ -72,11 +65,7 @@ class OuroborosDrafter(ModelDrafter):
         self._tried: dict[str, Tried] = {}
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
-        """Propose the model's chains, lengthened.
-
-        Raises:
-            EngineError: the draft model failed; its caches of all live slots are undefined.
-        """
+        """Propose the model's chains, lengthened."""
         rows = list(live)
         for slot in chosen:
             rows[slot] = _speaking_greedily(live[slot])

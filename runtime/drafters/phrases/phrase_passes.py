@@ -74,11 +74,7 @@ class PhrasePasses:
     def draft(
         self, live: Sequence[DraftRow], gammas: dict[int, int], computed: list[int]
     ) -> dict[int, list[int]]:
-        """Draft for rows by slot; see ``ModelDrafter``.
-
-        Raises:
-            EngineError: the draft model failed; its caches of all live slots are undefined.
-        """
+        """Draft for rows by slot; see ``ModelDrafter``."""
         turns = {slot: self._turn(live[slot], gammas[slot], computed[slot]) for slot in gammas}
         going = turns
         num_passes = 0

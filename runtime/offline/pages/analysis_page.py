@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from outrider.runtime.offline.figures import best_rows, draw_figures
-from outrider.runtime.offline.pages.page import Section, write_page
-from outrider.runtime.offline.results import Analysis, SpeedRow
+from outrider.runtime.offline.pages.page import Section, number, table, write_page
+from outrider.runtime.offline.results import AlphaRow, Analysis, SpeedRow
 
 ALPHA_TEXT = (
     "Mean probability that the target keeps the first draft token, over every position of text that "
@@ -69,62 +69,40 @@ def table_sections(analysis: Analysis) -> list[Section]:
 
 def speed_section(rows: Sequence[SpeedRow], best: Sequence[SpeedRow]) -> Section:
     """Return table 4, with the fastest gamma of each drafter marked."""
-    heads = ("drafter", "T", "gamma", "alpha", "c", "v", "predicted", "measured", "best gamma",
-             "alpha_hat", "tokens/pass", "tokens/s")  # fmt: skip
-    return Section(
-        title="Predicted and measured speed-up (Table 4)",
-        text=SPEED_TEXT,
-        heads=heads,
-        rows=tuple(
-            (
-                row.drafter,
-                f"{row.temperature:g}",
-                f"{row.gamma}{' *' if row in best else ''}",
-                _number(row.alpha),
-                f"{row.draft_cost:.3f}",
-                f"{row.verify_cost:.2f}",
-                _number(row.predicted),
-                f"{row.speedup:.2f}",
-                "-" if row.best_gamma is None else str(row.best_gamma),
-                _number(row.alpha_hat),
-                f"{row.tokens_per_step:.2f}",
-                f"{row.tokens_per_s:.0f}",
-            )
-            for row in rows
-        ),
-    )
+    columns: dict[str, Callable[[SpeedRow], object]] = {
+        "drafter": lambda row: row.drafter,
+        "T": lambda row: f"{row.temperature:g}",
+        "gamma": lambda row: f"{row.gamma}{' *' if row in best else ''}",
+        "alpha": lambda row: number(row.alpha),
+        "c": lambda row: f"{row.draft_cost:.3f}",
+        "v": lambda row: f"{row.verify_cost:.2f}",
+        "predicted": lambda row: number(row.predicted),
+        "measured": lambda row: f"{row.speedup:.2f}",
+        "best gamma": lambda row: "-" if row.best_gamma is None else row.best_gamma,
+        "alpha_hat": lambda row: number(row.alpha_hat),
+        "tokens/pass": lambda row: f"{row.tokens_per_step:.2f}",
+        "tokens/s": lambda row: f"{row.tokens_per_s:.0f}",
+    }
+    return table("Predicted and measured speed-up (Table 4)", SPEED_TEXT, rows, columns)
 
 
 def _alpha_section(analysis: Analysis) -> Section:
-    return Section(
-        title="Alpha by drafter and temperature (Table 3)",
-        text=ALPHA_TEXT,
-        heads=("drafter", "T", "alpha", "coverage", "positions"),
-        rows=tuple(
-            (
-                row.drafter,
-                f"{row.temperature:g}",
-                f"{row.alpha:.3f}",
-                f"{row.coverage:.2f}",
-                str(row.num_positions),
-            )
-            for row in analysis.alphas
-        ),
-    )
+    columns: dict[str, Callable[[AlphaRow], object]] = {
+        "drafter": lambda row: row.drafter,
+        "T": lambda row: f"{row.temperature:g}",
+        "alpha": lambda row: f"{row.alpha:.3f}",
+        "coverage": lambda row: f"{row.coverage:.2f}",
+        "positions": lambda row: row.num_positions,
+    }
+    return table("Alpha by drafter and temperature (Table 3)", ALPHA_TEXT, analysis.alphas, columns)
 
 
 def _cost_section(analysis: Analysis) -> Section:
-    tokens = sorted(analysis.costs[0].verify_cost)
-    drafters = list(analysis.costs[0].draft_cost)
+    drafters, tokens = list(analysis.costs[0].draft_cost), sorted(analysis.costs[0].verify_cost)
     return Section(
         title="Measured costs: c and v(k)",
         text=COST_TEXT,
-        heads=(
-            "T",
-            "plain step, ms",
-            *(f"c {name}" for name in drafters),
-            *(f"v({k})" for k in tokens),
-        ),
+        heads=("T", "plain step, ms", *(f"c {n}" for n in drafters), *(f"v({k})" for k in tokens)),
         rows=tuple(
             (
                 f"{row.temperature:g}",
@@ -157,7 +135,3 @@ def _picture_sections(figures: dict[str, Path]) -> list[Section]:
         Section(title="Figures 2 to 4, and costs", text=FIGURE_TEXT, pictures=others),
         Section(title="Figure 5", text=TRACE_TEXT, pictures=(trace,)),
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 TEMPLATE = "page.html.j2"
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,19 @@ class Section:
     def images(self) -> list[tuple[str, str]]:
         """Return name and base64 of each picture."""
         return [(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in self.pictures]
+
+
+def table(
+    title: str, text: str, rows: Iterable[R], columns: Mapping[str, Callable[[R], object]]
+) -> Section:
+    """Return a section with a table: a line per row, and per column its heading and what it shows of a row."""
+    cells = tuple(tuple(str(show(row)) for show in columns.values()) for row in rows)
+    return Section(title=title, text=text, heads=tuple(columns), rows=cells)
+
+
+def number(value: float | None) -> str:
+    """Return a number in two decimals; a dash for none."""
+    return "-" if value is None else f"{value:.2f}"
 
 
 def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Section]) -> None:

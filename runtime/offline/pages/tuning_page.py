@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from outrider.runtime.offline.figures import DPI, WIDE_INCHES, save
-from outrider.runtime.offline.pages.page import Section, write_page
+from outrider.runtime.offline.pages.page import Section, number, table, write_page
 from outrider.runtime.offline.search import GAMMA, PHRASES, WINDOW, Trial
 from outrider.runtime.offline.tuning import Tuning
 
@@ -56,29 +56,20 @@ def describe(tuning: Tuning) -> str:
 
 def trial_section(trials: Sequence[Trial]) -> Section:
     """Return every setting that was tried, as a table."""
-    heads = ("drafter", "chosen here", "gamma", "phrase length", "phrases", "window", "tokens/s", "speed-up",
-             "alpha_hat", "tokens/pass", "kept")  # fmt: skip
-    return Section(
-        title="What was tried",
-        text=TEXT,
-        heads=heads,
-        rows=tuple(
-            (
-                trial.drafter,
-                trial.stage,
-                _gamma(trial.gamma),
-                _count(trial.phrase_length),
-                _count(trial.num_phrases),
-                _count(trial.window),
-                f"{trial.tokens_per_s:.0f}",
-                f"{trial.speedup:.2f}",
-                "-" if trial.alpha_hat is None else f"{trial.alpha_hat:.2f}",
-                f"{trial.tokens_per_step:.2f}",
-                "kept" if trial.is_kept else "",
-            )
-            for trial in trials
-        ),
-    )
+    columns: dict[str, Callable[[Trial], object]] = {
+        "drafter": lambda trial: trial.drafter,
+        "chosen here": lambda trial: trial.stage,
+        "gamma": lambda trial: _gamma(trial.gamma),
+        "phrase length": lambda trial: _count(trial.phrase_length),
+        "phrases": lambda trial: _count(trial.num_phrases),
+        "window": lambda trial: _count(trial.window),
+        "tokens/s": lambda trial: f"{trial.tokens_per_s:.0f}",
+        "speed-up": lambda trial: f"{trial.speedup:.2f}",
+        "alpha_hat": lambda trial: number(trial.alpha_hat),
+        "tokens/pass": lambda trial: f"{trial.tokens_per_step:.2f}",
+        "kept": lambda trial: "kept" if trial.is_kept else "",
+    }
+    return table("What was tried", TEXT, trials, columns)
 
 
 def _draw(trials: Sequence[Trial], path: Path) -> Path:
