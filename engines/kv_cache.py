@@ -26,7 +26,6 @@ Knows neither a model nor a library.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import numpy as np
 from outrider.engines.base import EngineError, EngineLimits, FloatArray
@@ -212,12 +211,3 @@ class KvCache:
     def _shape(self, capacity: int) -> tuple[int, ...]:
         rows = (len(self.lengths), self._num_kv_heads, capacity, self._head_size)
         return (self._num_buffers, *rows)
-
-
-def cache_names(
-    num_layers: int, key_name: Callable[[int], str], value_name: Callable[[int], str]
-) -> list[str]:
-    """Tensor names in the order of ``KvCache.pointers``."""
-    return list(
-        chain.from_iterable((key_name(layer), value_name(layer)) for layer in range(num_layers))
-    )

@@ -66,16 +66,13 @@ def num_valid(span: Span) -> int:
     return span.start + chain_length(span.parents)
 
 
-def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> tuple[int, ...]:
-    """Refuse to keep a path that the slot's last span does not have.
+def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> Span:
+    """Return the slot's last span; refuse a path that it does not have.
 
     Args:
         path: as given to ``Engine.keep_path``.
         slot: likewise.
         tree: the slot's last span if it was a tree and nothing was kept of it since.
-
-    Returns:
-        Parents of the tree.
 
     Raises:
         EngineError: naming the slot and the rule; nothing was moved.
@@ -86,7 +83,7 @@ def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> tuple[
         check_path(path, tree.parents)
     except EngineError as error:
         raise EngineError(f"slot {slot}: {error}") from error
-    return tree.parents
+    return tree
 
 
 def check_move(source: int, destination: int, length: int, lengths: Sequence[int]) -> None:

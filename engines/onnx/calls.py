@@ -10,19 +10,11 @@ import numpy as np
 import onnxruntime
 from outrider.engines.base import EngineLimits, FloatArray, IntArray, Span
 from outrider.engines.buffers import int64_view
-from outrider.engines.bundle.manifest import (
-    LOGIT_POSITIONS,
-    LOGITS,
-    START,
-    TOKENS,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
-)
-from outrider.engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
+from outrider.engines.bundle.manifest import LOGIT_POSITIONS, LOGITS, START, TOKENS
+from outrider.engines.kv_cache import MIN_SPAN, KvCache, zeros
 from outrider.engines.onnx.packed_calls import PackedCall, PackedMemory
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
+from outrider.engines.onnx.session import bind_caches
 from outrider.engines.onnx.trees import TreeGraphs
 from outrider.engines.tree_inputs import TreeInputs
 
@@ -119,8 +111,7 @@ class OnnxCalls:
     ) -> None:
         self._session, self._packed, self._trees = session, packed, trees
         self._cache, self._limits = cache, limits
-        self._past_names = cache_names(num_layers, key_name, value_name)
-        self._present_names = cache_names(num_layers, new_key_name, new_value_name)
+        self._num_layers = num_layers
         self._calls: dict[tuple[int, bool, PackedShape], Call] = {}
         self._logits = zeros((MIN_SPAN, limits.vocab_size))
         self._memory = None if packed is None else PackedMemory(packed, limits, least_rows=1)
@@ -194,16 +185,11 @@ class OnnxCalls:
         inputs: Mapping[str, IntArray | FloatArray],
         logits: FloatArray,
     ) -> onnxruntime.IOBinding:
-        """Bind arrays, which the caller keeps, and the caches of slots: one memory as past and as present."""
+        """Bind arrays, which the caller keeps, and the caches of slots."""
         binding = session.io_binding()
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        rows = self._cache.slots_shape(num_rows)
-        for past, present, pointer in zip(
-            self._past_names, self._present_names, self._cache.pointers(slot), strict=True
-        ):
-            binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
-            binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
+        bind_caches(binding, self._cache, self._num_layers, slot=slot, num_rows=num_rows)
         binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return binding
 

@@ -108,17 +108,8 @@ def open_on_device(
             not fit the bundle.
         EngineError: the library cannot load it.
     """
-    manifest = bundle.manifest
-    if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
-        raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
     in_halves = _picks_halves(bundle, model, device, computes_in_halves)
-    limits = EngineLimits(
-        max_batch=max_batch or manifest.max_batch,
-        max_context=manifest.max_context,
-        max_extend=manifest.max_extend,
-        vocab_size=model.vocab_size,
-        max_tree_nodes=0 if in_halves or not with_trees else model.max_tree_nodes,
-    )
+    limits = bundle.limits(model, max_batch, with_trees=with_trees and not in_halves)
     options = provider_options or {}
     opener = _Opener(bundle, model, device, limits, num_threads, options)
     is_row_invariant = device.kind == "cpu" and not in_halves
@@ -186,7 +177,6 @@ class _Opener:
             self._plans(session, profile, self._limits.max_tree_nodes),
             self._plans(keeper, keep_profile(self._model), 0),
             self._device,
-            self._model,
             last_position=self._limits.max_context - 1,
         )
 
