@@ -34,7 +34,6 @@ class PaddedCall:
         start: elements of [B] int64.
         logit_positions: elements of [B, R] int64.
         logits: [B, R, V] float32, where the answer will be.
-        wanted: per row its tokens and wanted logits when ``logit_positions`` was written.
         last_position: greatest that the model knows.
         tree: arrays of a call in which some row is a tree, else None.
     """
@@ -45,7 +44,6 @@ class PaddedCall:
     start: memoryview[int]
     logit_positions: memoryview[int]
     logits: FloatArray
-    wanted: list[tuple[int, int] | None]
     last_position: int
     tree: TreeInputs | None
 
@@ -69,18 +67,10 @@ class PaddedCall:
         self.start[row] = span.start
         if self.tree is not None:
             self.tree.fill_row(row, span, self.last_position)
-        wanted = (len(span.tokens), span.num_logits)
-        if self.wanted[row] != wanted:
-            self.wanted[row] = wanted
-            self._want(row, *wanted)
-
-    def _want(self, row: int, num_tokens: int, num_logits: int) -> None:
-        """Want the logits of a row's last ``num_logits`` of ``num_tokens`` tokens."""
-        positions = self.logit_positions
-        num_wanted = len(positions) // len(self.wanted)
-        last = max(0, num_tokens - 1)
+        first, last = len(span.tokens) - span.num_logits, max(0, len(span.tokens) - 1)
+        num_wanted = self.logits.shape[1]
         for at in range(num_wanted):
-            positions[row * num_wanted + at] = min(num_tokens - num_logits + at, last)
+            self.logit_positions[row * num_wanted + at] = min(first + at, last)
 
 
 Call = PaddedCall | PackedCall
@@ -126,10 +116,6 @@ class OnnxCalls:
         """Forget all calls, whose memory is about to go."""
         self._calls.clear()
 
-    def sizes(self) -> list[PackedShape]:
-        """Of the calls that are kept."""
-        return [sizes for _, _, sizes in self._calls]
-
     def of(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
         """The call of a shape from a slot on, for the capacity of now."""
         key = slot, is_tree, sizes
@@ -172,7 +158,6 @@ class OnnxCalls:
             start=int64_view(inputs[START]),
             logit_positions=int64_view(inputs[LOGIT_POSITIONS]),
             logits=logits,
-            wanted=[None] * num_rows,
             last_position=self._limits.max_context - 1,
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
         )
