@@ -77,15 +77,7 @@ def coarse_capacities(limits: EngineLimits) -> tuple[int, ...]:
 
 
 class KvCache:
-    """Buffers of one model's slots, and how many tokens of each slot are valid.
-
-    Args:
-        num_layers: L.
-        num_kv_heads: H.
-        head_size: D.
-        limits: of the engine.
-        allocate: gives zeroed memory of a shape.
-    """
+    """Buffers of one model's slots, and how many tokens of each slot are valid."""
 
     def __init__(
         self,

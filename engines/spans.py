@@ -17,10 +17,7 @@ def check_spans(
 ) -> tuple[int, int]:
     """Refuse spans that no engine with these limits may run.
 
-    Args:
-        spans: as given to ``Engine.extend``.
-        limits: of the engine.
-        lengths: [max_batch] valid tokens of every slot before this extend.
+    ``lengths`` [max_batch] are the valid tokens of every slot before this extend.
 
     Returns:
         Longest span and greatest ``num_logits``.
@@ -69,10 +66,7 @@ def num_valid(span: Span) -> int:
 def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> Span:
     """Return the slot's last span; refuse a path that it does not have.
 
-    Args:
-        path: as given to ``Engine.keep_path``.
-        slot: likewise.
-        tree: the slot's last span if it was a tree and nothing was kept of it since.
+    ``tree`` is that span if it was a tree and nothing was kept of it since.
 
     Raises:
         EngineError: naming the slot and the rule; nothing was moved.

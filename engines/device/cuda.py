@@ -87,9 +87,6 @@ class CudaDevice:
     What an upload overwrites nobody reads any more: its memory was last used before a mark that has
     been waited for. A mark is an event too, on the first stream.
 
-    Args:
-        index: of the device.
-
     Raises:
         EngineError: there is no such device.
     """

@@ -45,15 +45,7 @@ _ROW_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 class PlanEngine:
     """One model with its KV cache on a device.
 
-    Args:
-        plans: of the model, one precision, distinct capacities.
-        device: where they run.
-        model: its entry in the manifest.
-        limits: of the engine.
-        is_row_invariant: whether the plans promise I2 of ``engines.base``.
-        owns_device: whether closing the engine closes the device.
-        row_sizes: numbers of rows that calls are padded to; empty for none.
-        trees: plans that take trees, at every capacity of ``plans``; None where the limits allow none.
+    ``plans`` have one precision and distinct capacities. Calls are padded to ``row_sizes``, if there are any.
 
     Raises:
         BundleError: no plan, none whose capacity holds every extend of the limits, or one without
@@ -299,13 +291,8 @@ def padding_rows(
 ) -> list[Span]:
     """Rows to run behind the spans; none where no size fits.
 
-    Args:
-        spans: of neighbouring slots.
-        shape: of the call without padding.
-        sizes: numbers of rows, ascending; empty for any.
-        lengths: valid tokens of every slot.
-        capacity: S of the cache, in which padded rows need room too.
-        profile: that holds the shape; it must hold the padded one.
+    ``sizes`` ascend, and empty ones take any number. The profile must hold the padded shape too, and every padded row
+    needs room for it in its slot, whose valid tokens are ``lengths``.
     """
     size = next((size for size in sizes if size >= len(spans)), len(spans))
     first = spans[0].slot + len(spans)

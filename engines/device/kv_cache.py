@@ -13,15 +13,7 @@ from outrider.engines.device.base import ALIGNMENT, PlanDevice, Rows
 
 
 class PlanCache:
-    """Buffers of one model's slots, and how many tokens of each slot are valid or written.
-
-    Args:
-        device: whose memory it is.
-        entry: of the model.
-        max_batch: slots.
-        item_bytes: size of an element.
-        capacity: S to begin with.
-    """
+    """Buffers of one model's slots, and how many tokens of each slot are valid or written."""
 
     def __init__(
         self,

@@ -33,12 +33,7 @@ _INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.
 
 
 class ModelTensors:
-    """Describes the calls of one plan.
-
-    Args:
-        model: entry of the model.
-        entry: of the plan; its capacity and precision are those of the caches.
-    """
+    """Describes the calls of one plan."""
 
     def __init__(self, model: ModelEntry, entry: PlanEntry) -> None:
         self._vocab_size = model.vocab_size

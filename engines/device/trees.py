@@ -24,11 +24,7 @@ from outrider.engines.tree_inputs import TreeInputs
 class PlanTrees:
     """Plans and memory with which an engine over plans takes trees.
 
-    Args:
-        verify: plans of ``tree.onnx``, distinct capacities.
-        keep: plans of ``keep_path.onnx``, one for each of them.
-        device: where they run.
-        last_position: greatest position that the model knows.
+    Plans verify or keep, one of each per capacity; ``last_position`` is the greatest the model knows.
 
     Raises:
         BundleError: a plan that verifies has none that keeps.

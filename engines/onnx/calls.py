@@ -78,16 +78,7 @@ Run = Callable[[], object]
 
 
 class OnnxCalls:
-    """Calls over one cache, and the one buffer of logits that they share.
-
-    Args:
-        session: over the graph of chains.
-        packed: what that graph asks for where it packs its rows, else None.
-        trees: for calls in which some row is a tree, if there are any.
-        cache: of the model.
-        num_layers: L.
-        limits: of the engine.
-    """
+    """Calls over one cache, and the one buffer of logits that they share."""
 
     def __init__(
         self,

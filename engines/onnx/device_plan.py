@@ -45,11 +45,7 @@ _FLOAT32, _FLOAT16 = "float32", "float16"
 class OnnxPlan:
     """A session with caches of one capacity; see ``engines.device.plan.LoadedPlan``.
 
-    Args:
-        session: over the canonical graph; shared by the plans of all capacities.
-        model: entry of the model.
-        entry: describes the plan as a built one is described.
-        max_recorded: tokens of the widest span whose runs may be recorded as CUDA graphs.
+    Runs of spans of at most ``max_recorded`` tokens may be recorded as CUDA graphs.
     """
 
     def __init__(
@@ -91,17 +87,7 @@ def open_on_device(
     In float32 spans are padded on the CPU's provider as ``OnnxEngine`` pads them, so that they have its
     bits. A model with float16 weights has a graph that computes in float16; it takes chains alone.
 
-    Args:
-        bundle: from ``load_bundle``.
-        model: entry of the model in the manifest.
-        device: its memory and stream; may be shared by several engines.
-        num_threads: of the pool that all sessions of the process share.
-        max_batch: slots; None for all the bundle allows.
-        owns_device: whether closing the engine closes the device.
-        with_trees: load the graphs that take trees too, if there are any; their weights are on the
-            device twice.
-        computes_in_halves: whether to run that graph; None for doing so on an accelerator.
-        provider_options: of a GPU's provider, as ``open_session`` takes them.
+    With trees the weights are on the device twice. Where ``computes_in_halves`` is None, an accelerator does.
 
     Raises:
         BundleError: the graph does not fit its entry, there is none in halves, or ``max_batch`` does

@@ -51,14 +51,7 @@ class PackedMemory:
 
 
 class PackedCall:
-    """A call of one shape.
-
-    Args:
-        memory: with room for the call.
-        sizes: of the call.
-        capacity: S.
-        bind: returns what runs the graph over inputs by name and its logits.
-    """
+    """A call of one shape."""
 
     def __init__(
         self,

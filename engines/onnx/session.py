@@ -187,12 +187,6 @@ def check_graph(
 ) -> None:
     """Refuse a graph whose tensors are not those its manifest entry declares.
 
-    Args:
-        session: over the graph.
-        entry: of its model.
-        file: its name in the model's folder, for errors.
-        extra_inputs: names beside those of ``model.onnx``, for a tree graph.
-
     Raises:
         BundleError: naming the graph and the tensor.
     """

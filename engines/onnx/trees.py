@@ -34,11 +34,6 @@ from outrider.engines.tree_inputs import TreeInputs
 class TreeGraphs:
     """Sessions over the tree graphs of one model.
 
-    Args:
-        bundle: a verified bundle.
-        entry: which of its models; it has tree graphs.
-        num_threads: of the pool that all sessions of the process share.
-
     Raises:
         BundleError: a graph does not fit its entry.
         EngineError: the library cannot load it.

@@ -11,10 +11,7 @@ from outrider.engines.base import EngineLimits, FloatArray, Span
 class NullEngine:
     """An engine whose logits are the same row at every position.
 
-    Args:
-        limits: capacities.
-        row: [V] float32.
-        max_wanted: most logits that one span may want.
+    ``row`` is [V] float32; a span may want ``max_wanted`` logits at most.
     """
 
     is_row_invariant = True

@@ -9,11 +9,7 @@ from outrider.engines.spans import check_kept_path, check_move, check_spans, num
 
 
 class TokenSlots:
-    """Tokens of every slot, and of which slot's last span was a tree: a base of engines.
-
-    Args:
-        limits: of the engine.
-    """
+    """Tokens of every slot, and of which slot's last span was a tree: a base of engines."""
 
     packs_rows = False
 

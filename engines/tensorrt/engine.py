@@ -41,14 +41,7 @@ def open_tensorrt(
 ) -> PlanEngine:
     """Engine over the plans of one model that fit this machine.
 
-    Args:
-        bundle: from ``load_bundle``.
-        model: entry of the model in the manifest.
-        part: "target" or "draft".
-        index: of the CUDA device, where none is given.
-        device: to share with others; stays the caller's.
-        max_batch: slots; None for all the bundle allows.
-        with_trees: load the plans that take trees too, where the bundle has some that fit.
+    A device that is given stays the caller's; without one the engine opens that of ``index``.
 
     Raises:
         BundleError: a plan is not what the manifest says of it.

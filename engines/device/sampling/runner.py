@@ -52,12 +52,7 @@ class SamplerGraph(Protocol):
 class SamplerRunner:
     """The graphs of a sampler over one device.
 
-    Args:
-        open_graph: loads the graph of a file name.
-        max_batch: slots.
-        depth: positions of a slot that probabilities are kept for.
-        vocab_size: V of the target.
-        device: where they run.
+    It keeps probabilities for ``depth`` positions of each slot.
     """
 
     def __init__(
