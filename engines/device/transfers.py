@@ -184,10 +184,7 @@ class OutputPlace:
 class PendingDownload:
     """Tensors that are under way to the host.
 
-    Args:
-        device: they come from.
-        staging: where they will lie one after another.
-        tensors: which ones.
+    They will lie one after another in ``staging``.
     """
 
     def __init__(

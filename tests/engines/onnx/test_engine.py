@@ -363,9 +363,9 @@ class ScarceMemory:
 
 
 def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
-    memory = ScarceMemory(2)
     limits = EngineLimits(max_batch=2, max_context=200, max_extend=8, vocab_size=5)
-    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits, allocate=memory)
+    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits)
+    memory = cache._allocate = ScarceMemory(1)
     assert cache.reserve(190)
     cache.lengths[:] = [3, 150]
     cache._values[...] = 5.0
