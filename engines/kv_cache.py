@@ -25,8 +25,7 @@ Knows neither a model nor a library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 
 import numpy as np
 from outrider.engines.base import EngineError, EngineLimits, FloatArray
@@ -45,9 +44,6 @@ _FAR_TOO_LARGE = 8
 # No call has fewer columns over all its rows, and no row of an older bundle: a product of one row takes
 # another matrix kernel, with other bits (I2 of engines.base).
 MIN_SPAN = 2
-
-
-Allocator = Callable[[tuple[int, ...]], FloatArray]
 
 
 def zeros(shape: tuple[int, ...]) -> FloatArray:
@@ -78,15 +74,7 @@ def coarse_capacities(limits: EngineLimits) -> tuple[int, ...]:
 
 
 class KvCache:
-    """Buffers of one model's slots, and how many tokens of each slot are valid.
-
-    Args:
-        num_layers: L.
-        num_kv_heads: H.
-        head_size: D.
-        limits: of the engine.
-        allocate: gives zeroed memory of a shape.
-    """
+    """Buffers of one model's slots, and how many tokens of each slot are valid."""
 
     def __init__(
         self,
@@ -95,28 +83,23 @@ class KvCache:
         num_kv_heads: int,
         head_size: int,
         limits: EngineLimits,
-        allocate: Allocator = zeros,
     ) -> None:
         self.lengths = [0] * limits.max_batch
         self._num_buffers = 2 * num_layers
         self._num_kv_heads = num_kv_heads
         self._head_size = head_size
-        self._allocate = allocate
+        self._allocate = zeros
         self._capacities = capacities(limits)
         self._written = [0] * limits.max_batch
         self._num_roomy = 0
-        self._capacity = self._capacities[0]
+        # S, tokens a slot has room for at present.
+        self.capacity = self._capacities[0]
         # [2 L, max_batch, H, S, D]: key.0, value.0, key.1, value.1 ...
-        self._values = allocate(self._shape(self._capacity))
-
-    @property
-    def capacity(self) -> int:
-        """S, tokens a slot has room for at present."""
-        return self._capacity
+        self._values = zeros(self._shape(self.capacity))
 
     def slots_shape(self, num_slots: int) -> tuple[int, int, int, int]:
         """Shape of the rows of ``num_slots`` consecutive slots."""
-        return (num_slots, self._num_kv_heads, self._capacity, self._head_size)
+        return (num_slots, self._num_kv_heads, self.capacity, self._head_size)
 
     def pointers(self, slot: int) -> list[int]:
         """[2 L] addresses of a slot's row: key.0, value.0, key.1, value.1 ..."""
@@ -133,7 +116,7 @@ class KvCache:
             ValueError: more than the limits allow.
             EngineError: more memory could not be had; what is cached stays valid.
         """
-        if num_tokens <= self._capacity:
+        if num_tokens <= self.capacity:
             return False
         if num_tokens > self._capacities[-1]:
             raise ValueError(f"{num_tokens} tokens, the largest capacity is {self._capacities[-1]}")
@@ -157,8 +140,8 @@ class KvCache:
         self.lengths[:] = (*kept, *[0] * (len(self.lengths) - len(kept)))
         capacity = self._capacity_for(GROWTH_ROOM * max(kept, default=0))
         lasting = max(capacity, self._capacity_for(longest))
-        self._num_roomy = self._num_roomy + 1 if lasting < self._capacity else 0
-        if capacity * _FAR_TOO_LARGE > self._capacity:
+        self._num_roomy = self._num_roomy + 1 if lasting < self.capacity else 0
+        if capacity * _FAR_TOO_LARGE > self.capacity:
             if self._num_roomy < _PATIENCE:
                 return False
             capacity = lasting
@@ -197,7 +180,7 @@ class KvCache:
 
     def _capacity_for(self, num_tokens: int) -> int:
         """The smallest capacity that holds so many; the present one where none does."""
-        return next((size for size in self._capacities if size >= num_tokens), self._capacity)
+        return next((size for size in self._capacities if size >= num_tokens), self.capacity)
 
     def _move_to(self, capacity: int, num_copied: Sequence[int]) -> None:
         """Copy the first ``num_copied[s]`` tokens of each slot s to memory of another capacity."""
@@ -207,17 +190,8 @@ class KvCache:
             raise EngineError(f"no memory for a cache of {capacity} tokens") from error
         for slot, length in enumerate(num_copied):
             values[:, slot, :, :length] = self._values[:, slot, :, :length]
-        self._capacity, self._values, self._num_roomy = capacity, values, 0
+        self.capacity, self._values, self._num_roomy = capacity, values, 0
 
     def _shape(self, capacity: int) -> tuple[int, ...]:
         rows = (len(self.lengths), self._num_kv_heads, capacity, self._head_size)
         return (self._num_buffers, *rows)
-
-
-def cache_names(
-    num_layers: int, key_name: Callable[[int], str], value_name: Callable[[int], str]
-) -> list[str]:
-    """Tensor names in the order of ``KvCache.pointers``."""
-    return list(
-        chain.from_iterable((key_name(layer), value_name(layer)) for layer in range(num_layers))
-    )

@@ -88,14 +88,8 @@ def open_pair(
 ) -> Pair:
     """The models of a bundle and their sampler, ready to serve.
 
-    Args:
-        bundle: from ``load_bundle``.
-        device: as ``open_engine`` takes it.
-        sampler: "host", "device", or "auto": the device, where it is an accelerator.
-        num_threads: of the pool that all engines of the process share.
-        max_batch: slots; None for all the bundle allows.
-        with_trees: load what takes trees too: graphs on the host, plans where some were built.
-        provider_options: of ONNX Runtime's CUDA provider, as it documents them.
+    The sampler is "host", "device", or "auto": the device, where it is an accelerator. All else is as
+    ``open_engine`` takes it; what takes trees are graphs on the host, and plans where some were built.
 
     Raises:
         BundleError: a graph does not fit the manifest, or the bundle lacks what was asked for.

@@ -78,14 +78,6 @@ def open_together(
 ) -> Pair:
     """Engines and sampler over one device, which is closed with the pair.
 
-    Args:
-        bundle: with sampler graphs.
-        memory: the device.
-        open_model: an engine over it that does not own it, of a model and its part.
-        open_sampler: the sampler's graphs over it.
-        max_batch: slots.
-        reason: why the device samples, in words.
-
     Raises:
         BundleError: a graph or a plan does not fit the manifest.
         EngineError: the library cannot load it.

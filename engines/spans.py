@@ -17,10 +17,7 @@ def check_spans(
 ) -> tuple[int, int]:
     """Refuse spans that no engine with these limits may run.
 
-    Args:
-        spans: as given to ``Engine.extend``.
-        limits: of the engine.
-        lengths: [max_batch] valid tokens of every slot before this extend.
+    ``lengths`` [max_batch] are the valid tokens of every slot before this extend.
 
     Returns:
         Longest span and greatest ``num_logits``.
@@ -66,16 +63,10 @@ def num_valid(span: Span) -> int:
     return span.start + chain_length(span.parents)
 
 
-def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> tuple[int, ...]:
-    """Refuse to keep a path that the slot's last span does not have.
+def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> Span:
+    """Return the slot's last span; refuse a path that it does not have.
 
-    Args:
-        path: as given to ``Engine.keep_path``.
-        slot: likewise.
-        tree: the slot's last span if it was a tree and nothing was kept of it since.
-
-    Returns:
-        Parents of the tree.
+    ``tree`` is that span if it was a tree and nothing was kept of it since.
 
     Raises:
         EngineError: naming the slot and the rule; nothing was moved.
@@ -86,7 +77,7 @@ def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> tuple[
         check_path(path, tree.parents)
     except EngineError as error:
         raise EngineError(f"slot {slot}: {error}") from error
-    return tree.parents
+    return tree
 
 
 def check_move(source: int, destination: int, length: int, lengths: Sequence[int]) -> None:

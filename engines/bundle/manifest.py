@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from outrider.engines.base import BundleError, EngineLimits
@@ -82,6 +83,19 @@ def new_key_name(layer: int) -> str:
 def new_value_name(layer: int) -> str:
     """Output of a layer's updated values, bound to the memory of ``value_name(layer)``."""
     return f"new_value.{layer}"
+
+
+@cache
+def past_names(num_layers: int) -> tuple[str, ...]:
+    """Return the inputs of all caches: key.0, value.0, key.1, value.1 ..."""
+    return tuple(name(layer) for layer in range(num_layers) for name in (key_name, value_name))
+
+
+@cache
+def present_names(num_layers: int) -> tuple[str, ...]:
+    """Return the outputs of all caches, each bound to the memory of its like in ``past_names``."""
+    names = (new_key_name, new_value_name)
+    return tuple(name(layer) for layer in range(num_layers) for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,13 +228,23 @@ class Bundle:
         """Graph file that moves the kept path of a tree into place, where ``tree_path`` exists."""
         return self.root / entry.path / KEEP_PATH_FILE
 
-    def limits(self) -> EngineLimits:
-        """Greatest limits of an engine over the target."""
+    def limits(
+        self, entry: ModelEntry, max_batch: int | None = None, *, with_trees: bool = False
+    ) -> EngineLimits:
+        """Return the limits of an engine over one of the models; its slots default to all allowed.
+
+        Raises:
+            BundleError: the bundle does not allow so many slots.
+        """
+        most = self.manifest.max_batch
+        if max_batch is not None and not 1 <= max_batch <= most:
+            raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{most}")
         return EngineLimits(
-            max_batch=self.manifest.max_batch,
+            max_batch=max_batch or most,
             max_context=self.manifest.max_context,
             max_extend=self.manifest.max_extend,
-            vocab_size=self.manifest.target.vocab_size,
+            vocab_size=entry.vocab_size,
+            max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
         )
 
 

@@ -29,13 +29,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceTensor:
-    """A contiguous tensor in a device's memory.
-
-    Attributes:
-        pointer: address of the first element.
-        shape: its axes.
-        dtype: of its elements.
-    """
+    """A contiguous tensor in a device's memory; ``pointer`` is the address of its first element."""
 
     pointer: int
     shape: tuple[int, ...]

@@ -30,22 +30,13 @@ def check(result: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
-def num_devices() -> int:
-    """CUDA devices that this process can use.
-
-    Raises:
-        EngineError: no driver, or one that is too old; says which.
-    """
-    return int(check(cudart.cudaGetDeviceCount()))
-
-
 def compute_capability(index: int) -> str:
     """Compute capability of a device, for example "8.0".
 
     Raises:
-        EngineError: there is no such device.
+        EngineError: there is no such device, no driver, or one that is too old; says which.
     """
-    count = num_devices()
+    count = int(check(cudart.cudaGetDeviceCount()))
     if index >= count:
         raise EngineError(f"device {index}: this machine has {count} CUDA devices")
     kinds = cudart.cudaDeviceAttr
@@ -86,9 +77,6 @@ class CudaDevice:
 
     What an upload overwrites nobody reads any more: its memory was last used before a mark that has
     been waited for. A mark is an event too, on the first stream.
-
-    Args:
-        index: of the device.
 
     Raises:
         EngineError: there is no such device.

@@ -19,15 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 from outrider.engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
-from outrider.engines.bundle.manifest import (
-    LOGITS,
-    TOKENS,
-    ModelEntry,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
-)
+from outrider.engines.bundle.manifest import LOGITS, TOKENS, ModelEntry
 from outrider.engines.bundle.plans import Profile, Shape, profile_for, rows_of_longest
 from outrider.engines.device.base import DeviceTensor, PlanDevice
 from outrider.engines.device.kv_cache import PlanCache
@@ -42,7 +34,7 @@ from outrider.engines.device.transfers import (
     Uploads,
 )
 from outrider.engines.device.trees import PlanTrees, has_tree
-from outrider.engines.kv_cache import GROWTH_ROOM, cache_names
+from outrider.engines.kv_cache import GROWTH_ROOM
 from outrider.engines.spans import check_move, check_spans, num_valid
 
 _FLOAT32 = np.dtype(np.float32)
@@ -53,20 +45,15 @@ _ROW_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 class PlanEngine:
     """One model with its KV cache on a device.
 
-    Args:
-        plans: of the model, one precision, distinct capacities.
-        device: where they run.
-        model: its entry in the manifest.
-        limits: of the engine.
-        is_row_invariant: whether the plans promise I2 of ``engines.base``.
-        owns_device: whether closing the engine closes the device.
-        row_sizes: numbers of rows that calls are padded to; empty for none.
-        trees: plans that take trees, at every capacity of ``plans``; None where the limits allow none.
+    ``plans`` have one precision and distinct capacities. Calls are padded to ``row_sizes``, if there are any.
 
     Raises:
         BundleError: no plan, none whose capacity holds every extend of the limits, or one without
             its like for trees.
     """
+
+    # A call is a rectangle.
+    packs_rows = False
 
     def __init__(
         self,
@@ -87,20 +74,19 @@ class PlanEngine:
             raise BundleError(f"no plan with a cache of {wanted} tokens; build the plans again")
         if trees is not None:
             trees.check_capacities([plan.entry.capacity for plan in self._plans])
+        # Of the plans' weights and products.
+        self.precision = self._plans[0].entry.precision
         self._device = device
         rows = min(rows_of_longest(plan.entry.profiles) for plan in self._plans)
-        self._limits = replace(limits, max_prompt_rows=min(rows, limits.max_batch))
+        self.limits = replace(limits, max_prompt_rows=min(rows, limits.max_batch))
         self._cache: PlanCache | None = PlanCache(
             device,
             model,
             max_batch=limits.max_batch,
-            item_bytes=CACHE_DTYPES[self._plans[0].entry.precision].itemsize,
+            item_bytes=CACHE_DTYPES[self.precision].itemsize,
             capacity=self._plans[0].entry.capacity,
         )
-        layers = model.num_layers
-        self._past_names = cache_names(layers, key_name, value_name)
-        self._present_names = cache_names(layers, new_key_name, new_value_name)
-        self._is_row_invariant = is_row_invariant
+        self.is_row_invariant = is_row_invariant
         self._owns_device = owns_device
         self._row_sizes = row_sizes
         self._uploads = Uploads(device)
@@ -108,26 +94,6 @@ class PlanEngine:
         self._downloads = Downloads(device)
         # Logits that nobody wants must not overwrite those that somebody may still read.
         self._logits, self._unread = OutputPlace(device), OutputPlace(device)
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """True if I2 of ``engines.base`` holds."""
-        return self._is_row_invariant
-
-    @property
-    def packs_rows(self) -> bool:
-        """False: a call is a rectangle."""
-        return False
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Capacities of this engine."""
-        return self._limits
-
-    @property
-    def precision(self) -> str:
-        """Of the plans' weights and products."""
-        return self._plans[0].entry.precision
 
     @property
     def capacity(self) -> int:
@@ -149,7 +115,7 @@ class PlanEngine:
         profiles = self._plan(spans).entry.profiles
         if any(not profile.broken_limits(shape) for profile in profiles):
             return self._on_host(self._run(spans, shape), spans)
-        logits = np.zeros((*shape[::2], self._limits.vocab_size), dtype=np.float32)
+        logits = np.zeros((*shape[::2], self.limits.vocab_size), dtype=np.float32)
         for row, span in enumerate(spans):
             alone = self._padded([span], len(span.tokens), span.num_logits)
             found = self._on_host(self._run([span], alone), [span])
@@ -249,7 +215,7 @@ class PlanEngine:
     def _shape(self, spans: Sequence[Span]) -> Shape:
         """Shape of spans that keep the limits, in a cache that has room for them."""
         cache = self._require_open()
-        longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
+        longest, most_wanted = check_spans(spans, self.limits, cache.lengths)
         shape = self._padded(spans, longest, most_wanted)
         self._reserve(max(span.start for span in spans) + shape.tokens)
         return shape
@@ -290,10 +256,8 @@ class PlanEngine:
         for span in spans:
             cache.lengths[span.slot] = 0
         addresses = {name: tensor.pointer for name, tensor in feeds.items()}
-        pointers = cache.pointers(spans[0].slot)
-        addresses |= dict(zip(self._past_names, pointers, strict=True))
-        addresses |= dict(zip(self._present_names, pointers, strict=True))
-        row_logits = (shape.wanted, self._limits.vocab_size)
+        addresses |= cache.addresses(spans[0].slot)
+        row_logits = (shape.wanted, self.limits.vocab_size)
         num_bytes = shape.batch * math.prod(row_logits) * _FLOAT32.itemsize
         is_wanted = any(span.num_logits for span in spans)
         addresses[LOGITS] = (self._logits if is_wanted else self._unread).take(num_bytes)
@@ -327,13 +291,8 @@ def padding_rows(
 ) -> list[Span]:
     """Rows to run behind the spans; none where no size fits.
 
-    Args:
-        spans: of neighbouring slots.
-        shape: of the call without padding.
-        sizes: numbers of rows, ascending; empty for any.
-        lengths: valid tokens of every slot.
-        capacity: S of the cache, in which padded rows need room too.
-        profile: that holds the shape; it must hold the padded one.
+    ``sizes`` ascend, and empty ones take any number. The profile must hold the padded shape too, and every padded row
+    needs room for it in its slot, whose valid tokens are ``lengths``.
     """
     size = next((size for size in sizes if size >= len(spans)), len(spans))
     first = spans[0].slot + len(spans)

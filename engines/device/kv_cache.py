@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.manifest import ModelEntry, past_names, present_names
 from outrider.engines.device.base import ALIGNMENT, PlanDevice, Rows
 
 
 class PlanCache:
-    """Buffers of one model's slots, and how many tokens of each slot are valid or written.
-
-    Args:
-        device: whose memory it is.
-        entry: of the model.
-        max_batch: slots.
-        item_bytes: size of an element.
-        capacity: S to begin with.
-    """
+    """Buffers of one model's slots, and how many tokens of each slot are valid or written."""
 
     def __init__(
         self,
@@ -41,12 +33,17 @@ class PlanCache:
         size = self._buffer_bytes(capacity)
         # Key and value of layer 0, of layer 1, ...
         self._buffers = [device.allocate(size) for _ in range(2 * entry.num_layers)]
+        self._names = past_names(entry.num_layers) + present_names(entry.num_layers)
 
     def pointers(self, slot: int) -> list[int]:
         """[2 L] addresses of a slot's row: key.0, value.0, key.1, value.1 ..."""
         offset = slot * self._row_bytes(self.capacity)
         assert offset % ALIGNMENT == 0
         return [buffer + offset for buffer in self._buffers]
+
+    def addresses(self, slot: int) -> dict[str, int]:
+        """Return where each cache tensor of a graph begins for rows from a slot on; past and present are one."""
+        return dict(zip(self._names, 2 * self.pointers(slot), strict=True))
 
     def resize(self, capacity: int) -> None:
         """Move all slots into buffers of another capacity; what has no room there is forgotten.

@@ -29,10 +29,7 @@ _ANY_TOKEN = 0
 class DeviceRounds:
     """Implements ``engines.device.rounds.Rounds``.
 
-    Args:
-        target: of the pair.
-        draft: of the pair, on the target's device; None where no row asks for it.
-        sampler: likewise on that device.
+    All three share a device; the draft is None where no row asks for it.
     """
 
     def __init__(self, target: PlanEngine, draft: PlanEngine | None, sampler: GraphSampler) -> None:

@@ -16,14 +16,11 @@ from outrider.engines.bundle.manifest import (
     START,
     TOKENS,
     ModelEntry,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
+    past_names,
+    present_names,
 )
 from outrider.engines.bundle.plans import PlanEntry, Shape
 from outrider.engines.device.base import Call, DeviceTensor
-from outrider.engines.kv_cache import cache_names
 
 # Of the caches. NumPy has no bfloat16; two bytes that nobody computes with stand for it.
 CACHE_DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -36,19 +33,13 @@ _INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.
 
 
 class ModelTensors:
-    """Describes the calls of one plan.
-
-    Args:
-        model: entry of the model.
-        entry: of the plan; its capacity and precision are those of the caches.
-    """
+    """Describes the calls of one plan."""
 
     def __init__(self, model: ModelEntry, entry: PlanEntry) -> None:
         self._vocab_size = model.vocab_size
         self._dtype = CACHE_DTYPES[entry.precision]
         self._row = (model.num_kv_heads, entry.capacity, model.head_size)
-        pasts = cache_names(model.num_layers, key_name, value_name)
-        presents = cache_names(model.num_layers, new_key_name, new_value_name)
+        pasts, presents = past_names(model.num_layers), present_names(model.num_layers)
         self.pairs = list(zip(pasts, presents, strict=True))
         self._caches = (*pasts, *presents)
 

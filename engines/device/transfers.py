@@ -132,37 +132,36 @@ class InputPlace:
 
     def __init__(self, device: PlanDevice) -> None:
         self._device = device
-        self._pointer = 0
-        self._num_bytes = 0
+        # Twice as much as is asked for, so that few sizes ever move it.
+        self._memory = OutputPlace(device, spare=2)
 
     def take(self, tensors: Mapping[str, DeviceTensor]) -> dict[str, DeviceTensor]:
         """Enqueue a copy of tensors that ``Uploads.put`` laid out in one piece."""
         begin = min(tensor.pointer for tensor in tensors.values())
         end = max(tensor.pointer + tensor.num_bytes for tensor in tensors.values())
         size = end - begin
-        if size > self._num_bytes:
-            self.free()
-            # Twice as much, so that few sizes ever move it.
-            self._num_bytes = 2 * size
-            self._pointer = self._device.allocate(self._num_bytes)
-        self._device.copy_rows(Rows(self._pointer, size), Rows(begin, size), width=size, rows=1)
+        pointer = self._memory.take(size)
+        self._device.copy_rows(Rows(pointer, size), Rows(begin, size), width=size, rows=1)
         return {
-            name: DeviceTensor(self._pointer + tensor.pointer - begin, tensor.shape, tensor.dtype)
+            name: DeviceTensor(pointer + tensor.pointer - begin, tensor.shape, tensor.dtype)
             for name, tensor in tensors.items()
         }
 
     def free(self) -> None:
         """Give the memory back; the device finishes before it does."""
-        if self._num_bytes:
-            self._device.free(self._pointer)
-            self._num_bytes = 0
+        self._memory.free()
 
 
 class OutputPlace:
-    """Memory for a graph's output, read before the next run: at one address while it is large enough."""
+    """Memory for a graph's output, read before the next run: at one address while it is large enough.
 
-    def __init__(self, device: PlanDevice) -> None:
-        self._device = device
+    Args:
+        device: whose memory it is.
+        spare: times as much is allocated as is asked for.
+    """
+
+    def __init__(self, device: PlanDevice, *, spare: int = 1) -> None:
+        self._device, self._spare = device, spare
         self._pointer = 0
         self._num_bytes = 0
 
@@ -170,7 +169,8 @@ class OutputPlace:
         """Address of so many bytes, of any content."""
         if num_bytes > self._num_bytes:
             self.free()
-            self._pointer, self._num_bytes = self._device.allocate(num_bytes), num_bytes
+            size = self._spare * num_bytes
+            self._pointer, self._num_bytes = self._device.allocate(size), size
         return self._pointer
 
     def free(self) -> None:
@@ -184,10 +184,7 @@ class OutputPlace:
 class PendingDownload:
     """Tensors that are under way to the host.
 
-    Args:
-        device: they come from.
-        staging: where they will lie one after another.
-        tensors: which ones.
+    They will lie one after another in ``staging``.
     """
 
     def __init__(

@@ -36,13 +36,7 @@ def keep_part(part: str) -> str:
 def tree_profile(
     manifest: Manifest, model: ModelEntry, *, opt_batch: int = DEFAULT_OPT_BATCH
 ) -> Profile:
-    """The one profile of a plan that verifies trees, from the limits of its bundle.
-
-    Args:
-        manifest: of the bundle.
-        model: which takes trees.
-        opt_batch: rows to tune for; cut to the bundle's.
-    """
+    """The one profile of a plan that verifies trees, from the limits of its bundle, which cut ``opt_batch``."""
     most = model.max_tree_nodes
     tuned = min(DEFAULT_OPT_NODES, most)
     return Profile(

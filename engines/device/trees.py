@@ -11,23 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from outrider.engines.base import BundleError, Span
-from outrider.engines.bundle.manifest import (
-    ANCESTORS,
-    COLUMNS,
-    POSITIONS,
-    START,
-    ModelEntry,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
-)
+from outrider.engines.bundle.manifest import ANCESTORS, COLUMNS, POSITIONS, START
 from outrider.engines.bundle.plans import Shape, profile_for
 from outrider.engines.device.base import PlanDevice
 from outrider.engines.device.kv_cache import PlanCache
 from outrider.engines.device.plan import LoadedPlan
 from outrider.engines.device.transfers import HostArray, InputPlace, Uploads
-from outrider.engines.kv_cache import cache_names
 from outrider.engines.spans import check_kept_path
 from outrider.engines.tree_inputs import TreeInputs
 
@@ -35,12 +24,7 @@ from outrider.engines.tree_inputs import TreeInputs
 class PlanTrees:
     """Plans and memory with which an engine over plans takes trees.
 
-    Args:
-        verify: plans of ``tree.onnx``, distinct capacities.
-        keep: plans of ``keep_path.onnx``, one for each of them.
-        device: where they run.
-        model: entry of the model.
-        last_position: greatest position that the model knows.
+    Plans verify or keep, one of each per capacity; ``last_position`` is the greatest the model knows.
 
     Raises:
         BundleError: a plan that verifies has none that keeps.
@@ -51,7 +35,6 @@ class PlanTrees:
         verify: Sequence[LoadedPlan],
         keep: Sequence[LoadedPlan],
         device: PlanDevice,
-        model: ModelEntry,
         *,
         last_position: int,
     ) -> None:
@@ -59,9 +42,6 @@ class PlanTrees:
         self._keep = {plan.entry.capacity: plan for plan in keep}
         if missing := sorted(self._verify.keys() - self._keep.keys()):
             raise BundleError(f"no plan keeps a path in a cache of {missing[0]} tokens")
-        layers = model.num_layers
-        self._past_names = cache_names(layers, key_name, value_name)
-        self._present_names = cache_names(layers, new_key_name, new_value_name)
         self._last_position = last_position
         self._uploads = Uploads(device)
         self._inputs = InputPlace(device)
@@ -110,9 +90,7 @@ class PlanTrees:
             EngineError: there is no such path (nothing changed), or the library refuses (the slot is
                 undefined).
         """
-        tree = self._spans.get(slot)
-        check_kept_path(path, slot, tree)
-        assert tree is not None
+        tree = check_kept_path(path, slot, self._spans.get(slot))
         del self._spans[slot]
         num_fixed = sum(node == place for place, node in enumerate(path))
         cache.lengths[slot] = 0
@@ -135,9 +113,7 @@ class PlanTrees:
         }
         feeds = self._inputs.take(self._uploads.put(arrays))
         addresses = {name: tensor.pointer for name, tensor in feeds.items()}
-        pointers = cache.pointers(slot)
-        addresses |= dict(zip(self._past_names, pointers, strict=True))
-        addresses |= dict(zip(self._present_names, pointers, strict=True))
+        addresses |= cache.addresses(slot)
         shape = Shape(1, len(columns), 1)
         plan.run(profile_for(plan.entry.profiles, shape), shape, addresses)
 

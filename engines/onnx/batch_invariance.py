@@ -25,10 +25,7 @@ _NUM_TOKENS = 3
 def is_batch_invariant(extend: Extend, cache: KvCache, limits: EngineLimits) -> bool:
     """Feed a few tokens one by one and at once, and compare their logits, keys and values.
 
-    Args:
-        extend: of an engine that pads no span.
-        cache: of the engine; slot 0 is empty, before and after.
-        limits: of the engine.
+    ``extend`` pads no span; slot 0 of its cache is empty, before and after.
     """
     count = min(_NUM_TOKENS, limits.max_extend, limits.max_context)
     if count < 2:

@@ -21,10 +21,7 @@ _NOT_RECORDED = -1
 class BoundSession:
     """A session over one device's memory.
 
-    Args:
-        session: whose provider is the device's.
-        device: that all tensors lie on.
-        records: whether the provider was opened to record CUDA graphs.
+    Its provider is the device's; ``records`` says whether that was opened to record CUDA graphs.
     """
 
     def __init__(

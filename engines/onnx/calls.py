@@ -10,19 +10,11 @@ import numpy as np
 import onnxruntime
 from outrider.engines.base import EngineLimits, FloatArray, IntArray, Span
 from outrider.engines.buffers import int64_view
-from outrider.engines.bundle.manifest import (
-    LOGIT_POSITIONS,
-    LOGITS,
-    START,
-    TOKENS,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
-)
-from outrider.engines.kv_cache import MIN_SPAN, KvCache, cache_names, zeros
+from outrider.engines.bundle.manifest import LOGIT_POSITIONS, LOGITS, START, TOKENS
+from outrider.engines.kv_cache import MIN_SPAN, KvCache, zeros
 from outrider.engines.onnx.packed_calls import PackedCall, PackedMemory
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
+from outrider.engines.onnx.session import bind_caches
 from outrider.engines.onnx.trees import TreeGraphs
 from outrider.engines.tree_inputs import TreeInputs
 
@@ -42,7 +34,6 @@ class PaddedCall:
         start: elements of [B] int64.
         logit_positions: elements of [B, R] int64.
         logits: [B, R, V] float32, where the answer will be.
-        wanted: per row its tokens and wanted logits when ``logit_positions`` was written.
         last_position: greatest that the model knows.
         tree: arrays of a call in which some row is a tree, else None.
     """
@@ -53,7 +44,6 @@ class PaddedCall:
     start: memoryview[int]
     logit_positions: memoryview[int]
     logits: FloatArray
-    wanted: list[tuple[int, int] | None]
     last_position: int
     tree: TreeInputs | None
 
@@ -77,18 +67,10 @@ class PaddedCall:
         self.start[row] = span.start
         if self.tree is not None:
             self.tree.fill_row(row, span, self.last_position)
-        wanted = (len(span.tokens), span.num_logits)
-        if self.wanted[row] != wanted:
-            self.wanted[row] = wanted
-            self._want(row, *wanted)
-
-    def _want(self, row: int, num_tokens: int, num_logits: int) -> None:
-        """Want the logits of a row's last ``num_logits`` of ``num_tokens`` tokens."""
-        positions = self.logit_positions
-        num_wanted = len(positions) // len(self.wanted)
-        last = max(0, num_tokens - 1)
+        first, last = len(span.tokens) - span.num_logits, max(0, len(span.tokens) - 1)
+        num_wanted = self.logits.shape[1]
         for at in range(num_wanted):
-            positions[row * num_wanted + at] = min(num_tokens - num_logits + at, last)
+            self.logit_positions[row * num_wanted + at] = min(first + at, last)
 
 
 Call = PaddedCall | PackedCall
@@ -96,16 +78,7 @@ Run = Callable[[], object]
 
 
 class OnnxCalls:
-    """Calls over one cache, and the one buffer of logits that they share.
-
-    Args:
-        session: over the graph of chains.
-        packed: what that graph asks for where it packs its rows, else None.
-        trees: for calls in which some row is a tree, if there are any.
-        cache: of the model.
-        num_layers: L.
-        limits: of the engine.
-    """
+    """Calls over one cache, and the one buffer of logits that they share."""
 
     def __init__(
         self,
@@ -119,8 +92,7 @@ class OnnxCalls:
     ) -> None:
         self._session, self._packed, self._trees = session, packed, trees
         self._cache, self._limits = cache, limits
-        self._past_names = cache_names(num_layers, key_name, value_name)
-        self._present_names = cache_names(num_layers, new_key_name, new_value_name)
+        self._num_layers = num_layers
         self._calls: dict[tuple[int, bool, PackedShape], Call] = {}
         self._logits = zeros((MIN_SPAN, limits.vocab_size))
         self._memory = None if packed is None else PackedMemory(packed, limits, least_rows=1)
@@ -134,10 +106,6 @@ class OnnxCalls:
     def clear(self) -> None:
         """Forget all calls, whose memory is about to go."""
         self._calls.clear()
-
-    def sizes(self) -> list[PackedShape]:
-        """Of the calls that are kept."""
-        return [sizes for _, _, sizes in self._calls]
 
     def of(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
         """The call of a shape from a slot on, for the capacity of now."""
@@ -181,7 +149,6 @@ class OnnxCalls:
             start=int64_view(inputs[START]),
             logit_positions=int64_view(inputs[LOGIT_POSITIONS]),
             logits=logits,
-            wanted=[None] * num_rows,
             last_position=self._limits.max_context - 1,
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
         )
@@ -194,16 +161,11 @@ class OnnxCalls:
         inputs: Mapping[str, IntArray | FloatArray],
         logits: FloatArray,
     ) -> onnxruntime.IOBinding:
-        """Bind arrays, which the caller keeps, and the caches of slots: one memory as past and as present."""
+        """Bind arrays, which the caller keeps, and the caches of slots."""
         binding = session.io_binding()
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        rows = self._cache.slots_shape(num_rows)
-        for past, present, pointer in zip(
-            self._past_names, self._present_names, self._cache.pointers(slot), strict=True
-        ):
-            binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
-            binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
+        bind_caches(binding, self._cache, self._num_layers, slot=slot, num_rows=num_rows)
         binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return binding
 

@@ -45,11 +45,7 @@ _FLOAT32, _FLOAT16 = "float32", "float16"
 class OnnxPlan:
     """A session with caches of one capacity; see ``engines.device.plan.LoadedPlan``.
 
-    Args:
-        session: over the canonical graph; shared by the plans of all capacities.
-        model: entry of the model.
-        entry: describes the plan as a built one is described.
-        max_recorded: tokens of the widest span whose runs may be recorded as CUDA graphs.
+    Runs of spans of at most ``max_recorded`` tokens may be recorded as CUDA graphs.
     """
 
     def __init__(
@@ -91,34 +87,15 @@ def open_on_device(
     In float32 spans are padded on the CPU's provider as ``OnnxEngine`` pads them, so that they have its
     bits. A model with float16 weights has a graph that computes in float16; it takes chains alone.
 
-    Args:
-        bundle: from ``load_bundle``.
-        model: entry of the model in the manifest.
-        device: its memory and stream; may be shared by several engines.
-        num_threads: of the pool that all sessions of the process share.
-        max_batch: slots; None for all the bundle allows.
-        owns_device: whether closing the engine closes the device.
-        with_trees: load the graphs that take trees too, if there are any; their weights are on the
-            device twice.
-        computes_in_halves: whether to run that graph; None for doing so on an accelerator.
-        provider_options: of a GPU's provider, as ``open_session`` takes them.
+    With trees the weights are on the device twice. Where ``computes_in_halves`` is None, an accelerator does.
 
     Raises:
         BundleError: the graph does not fit its entry, there is none in halves, or ``max_batch`` does
             not fit the bundle.
         EngineError: the library cannot load it.
     """
-    manifest = bundle.manifest
-    if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
-        raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
     in_halves = _picks_halves(bundle, model, device, computes_in_halves)
-    limits = EngineLimits(
-        max_batch=max_batch or manifest.max_batch,
-        max_context=manifest.max_context,
-        max_extend=manifest.max_extend,
-        vocab_size=model.vocab_size,
-        max_tree_nodes=0 if in_halves or not with_trees else model.max_tree_nodes,
-    )
+    limits = bundle.limits(model, max_batch, with_trees=with_trees and not in_halves)
     options = provider_options or {}
     opener = _Opener(bundle, model, device, limits, num_threads, options)
     is_row_invariant = device.kind == "cpu" and not in_halves
@@ -186,7 +163,6 @@ class _Opener:
             self._plans(session, profile, self._limits.max_tree_nodes),
             self._plans(keeper, keep_profile(self._model), 0),
             self._device,
-            self._model,
             last_position=self._limits.max_context - 1,
         )
 

@@ -55,6 +55,9 @@ class OnnxEngine:
         EngineError: the library cannot load it, or the shared pool has another size already.
     """
 
+    # I2 was measured for the CPU's kernels of every operator that the export admits.
+    is_row_invariant = True
+
     def __init__(
         self,
         bundle: Bundle,
@@ -64,35 +67,27 @@ class OnnxEngine:
         max_batch: int | None = None,
         with_trees: bool = False,
     ) -> None:
-        manifest = bundle.manifest
-        if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
-            raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
-        self._limits = EngineLimits(
-            max_batch=max_batch or manifest.max_batch,
-            max_context=manifest.max_context,
-            max_extend=manifest.max_extend,
-            vocab_size=entry.vocab_size,
-            max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
-        )
+        self.limits = bundle.limits(entry, max_batch, with_trees=with_trees)
         huge_pages = HugePages()
         path = bundle.host_path(entry)
         self._session: onnxruntime.InferenceSession | None = open_session(
             path, num_threads=num_threads
         )
-        self._packed = _packed_graph(self._session, entry, path, self._limits)
+        self._packed = _packed_graph(self._session, entry, path, self.limits)
+        self.packs_rows = self._packed is not None
         extra = frozenset() if self._packed is None else self._packed.extra_inputs
         check_graph(self._session, entry, file=path.name, extra_inputs=extra)
         # Packed rows share cache heads, so that attention has two rows of a single token.
         self._narrowest_span = entry.narrowest_span if self._packed is None else 1
         self._trees: TreeGraphs | None = None
-        if self._limits.max_tree_nodes:
+        if self.limits.max_tree_nodes:
             self._trees = TreeGraphs(bundle, entry, num_threads=num_threads)
         self._tree_spans: dict[int, Span] = {}
         self._cache = KvCache(
             num_layers=entry.num_layers,
             num_kv_heads=entry.num_kv_heads,
             head_size=entry.head_size,
-            limits=self._limits,
+            limits=self.limits,
         )
         self._calls = OnnxCalls(
             self._session,
@@ -100,31 +95,16 @@ class OnnxEngine:
             trees=self._trees,
             cache=self._cache,
             num_layers=entry.num_layers,
-            limits=self._limits,
+            limits=self.limits,
         )
         self._pads_single_row = False
         self._pads_single_row = self._narrowest_span == MIN_SPAN or not is_batch_invariant(
-            self.extend, self._cache, self._limits
+            self.extend, self._cache, self.limits
         )
         self._calls.clear()
         if self._pads_single_row:
             self._calls.pad_single_rows()
         huge_pages.use()
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Capacities of this engine."""
-        return self._limits
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """True: I2 was measured for the CPU's kernels of every operator that the export admits."""
-        return True
-
-    @property
-    def packs_rows(self) -> bool:
-        """True if the bundle's graph does (``engines.onnx.packed_inputs``)."""
-        return self._packed is not None
 
     @property
     def capacity(self) -> int:
@@ -143,7 +123,7 @@ class OnnxEngine:
         """
         self._require_open()
         cache = self._cache
-        longest, most_wanted = check_spans(spans, self._limits, cache.lengths)
+        longest, most_wanted = check_spans(spans, self.limits, cache.lengths)
         is_tree, furthest, all_tokens, all_wanted = False, 0, 0, 0
         for span in spans:
             is_tree = is_tree or span.parents is not None
@@ -185,9 +165,7 @@ class OnnxEngine:
                 is undefined and must be extended from ``start`` 0).
         """
         self._require_open()
-        tree = self._tree_spans.get(slot)
-        check_kept_path(path, slot, tree)
-        assert tree is not None
+        tree = check_kept_path(path, slot, self._tree_spans.get(slot))
         assert self._trees is not None
         del self._tree_spans[slot]
         self._cache.lengths[slot] = 0

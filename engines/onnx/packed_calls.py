@@ -51,14 +51,7 @@ class PackedMemory:
 
 
 class PackedCall:
-    """A call of one shape.
-
-    Args:
-        memory: with room for the call.
-        sizes: of the call.
-        capacity: S.
-        bind: returns what runs the graph over inputs by name and its logits.
-    """
+    """A call of one shape."""
 
     def __init__(
         self,
@@ -67,11 +60,12 @@ class PackedCall:
         capacity: int,
         bind: Callable[[dict[str, IntArray | FloatArray], FloatArray], Callable[[], object]],
     ) -> None:
-        self._memory, self._sizes, self._is_even = memory, sizes, sizes.is_even
+        self._memory, self._sizes = memory, sizes
         self._columns = cache_columns(capacity)
         inputs = {**memory.inputs.views(sizes), CACHE_COLUMNS: self._columns}
         self.run = bind(inputs, memory.logits[None, : memory.inputs.counts(sizes)[1]])
         num_logits = sizes.num_rows * sizes.num_wanted
+        self._is_even = sizes.all_wanted == num_logits
         self._logits = memory.logits[:num_logits].reshape(sizes.num_rows, sizes.num_wanted, -1)
 
     def fill(self, spans: Sequence[Span]) -> None:

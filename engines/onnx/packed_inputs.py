@@ -65,11 +65,6 @@ class PackedShape(NamedTuple):
     all_tokens: int
     all_wanted: int
 
-    @property
-    def is_even(self) -> bool:
-        """True if all spans want R logits."""
-        return self.all_wanted == self.num_rows * self.num_wanted
-
 
 @dataclass(frozen=True, slots=True)
 class PackedGraph:

@@ -46,18 +46,9 @@ def open_onnx_sampler(
     draws_races: bool | None = None,
     provider_options: Mapping[str, str] | None = None,
 ) -> GraphSampler:
-    """Sampler over the graphs of a folder, each loaded when it is first used.
+    """Return the sampler over the graphs of a folder, each loaded when it is first used.
 
-    Args:
-        folder: the graphs, for example ``sampler`` of a bundle.
-        max_batch: as ``GraphSampler`` takes it, like those below that are not named here.
-        max_gamma: likewise.
-        vocab_size: likewise.
-        device: where they run; None for the host.
-        num_threads: of the pool that all sessions of the process share.
-        noise: likewise.
-        draws_races: likewise.
-        provider_options: of a GPU's provider, as ``open_session`` takes them.
+    Without a device they run on the host. All else is as ``GraphSampler`` and ``open_session`` take it.
     """
     memory = HostDevice() if device is None else device
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Set
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as library
 from outrider.engines.base import BundleError, EngineError
@@ -16,12 +17,10 @@ from outrider.engines.bundle.manifest import (
     START,
     TOKENS,
     ModelEntry,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
+    past_names,
+    present_names,
 )
-from outrider.engines.kv_cache import cache_names
+from outrider.engines.kv_cache import KvCache
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _RECORDS = "enable_cuda_graph"
@@ -148,6 +147,16 @@ def enqueue(
         raise EngineError(f"ONNX Runtime failed: {error}") from error
 
 
+def bind_caches(
+    binding: onnxruntime.IOBinding, cache: KvCache, num_layers: int, *, slot: int, num_rows: int
+) -> None:
+    """Bind the caches of slots: one memory as past and as present."""
+    rows, names = cache.slots_shape(num_rows), (past_names(num_layers), present_names(num_layers))
+    for past, present, pointer in zip(*names, cache.pointers(slot), strict=True):
+        binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
+        binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
+
+
 def records_graphs(provider_options: Mapping[str, str]) -> bool:
     """Return whether a provider opened with these options records CUDA graphs."""
     return provider_options.get(_RECORDS, "0").lower() in ("1", "true")
@@ -178,17 +187,10 @@ def check_graph(
 ) -> None:
     """Refuse a graph whose tensors are not those its manifest entry declares.
 
-    Args:
-        session: over the graph.
-        entry: of its model.
-        file: its name in the model's folder, for errors.
-        extra_inputs: names beside those of ``model.onnx``, for a tree graph.
-
     Raises:
         BundleError: naming the graph and the tensor.
     """
-    past = cache_names(entry.num_layers, key_name, value_name)
-    present = cache_names(entry.num_layers, new_key_name, new_value_name)
+    past, present = past_names(entry.num_layers), present_names(entry.num_layers)
     inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
     outputs = {tensor.name: tensor.shape for tensor in session.get_outputs()}
     graph = f"{entry.path}/{file}"

@@ -25,23 +25,14 @@ from outrider.engines.bundle.manifest import (
     TREE_FILE,
     Bundle,
     ModelEntry,
-    key_name,
-    new_key_name,
-    new_value_name,
-    value_name,
 )
-from outrider.engines.kv_cache import KvCache, cache_names
-from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
+from outrider.engines.kv_cache import KvCache
+from outrider.engines.onnx.session import LIBRARY_ERRORS, bind_caches, check_graph, open_session
 from outrider.engines.tree_inputs import TreeInputs
 
 
 class TreeGraphs:
     """Sessions over the tree graphs of one model.
-
-    Args:
-        bundle: a verified bundle.
-        entry: which of its models; it has tree graphs.
-        num_threads: of the pool that all sessions of the process share.
 
     Raises:
         BundleError: a graph does not fit its entry.
@@ -49,17 +40,10 @@ class TreeGraphs:
     """
 
     def __init__(self, bundle: Bundle, entry: ModelEntry, *, num_threads: int) -> None:
-        self.session = open_session(
-            bundle.tree_path(entry),
-            num_threads=num_threads,
-        )
+        self.session = open_session(bundle.tree_path(entry), num_threads=num_threads)
         check_graph(self.session, entry, file=TREE_FILE, extra_inputs={POSITIONS, ANCESTORS})
-        self._keeper = open_session(
-            bundle.keep_path_path(entry),
-            num_threads=num_threads,
-        )
-        self._past_names = cache_names(entry.num_layers, key_name, value_name)
-        self._present_names = cache_names(entry.num_layers, new_key_name, new_value_name)
+        self._keeper = open_session(bundle.keep_path_path(entry), num_threads=num_threads)
+        self._num_layers = entry.num_layers
 
     def bind(self, binding: onnxruntime.IOBinding, num_rows: int, num_tokens: int) -> TreeInputs:
         """Bind arrays for the tree's inputs to a call; they are filled before each run."""
@@ -83,12 +67,7 @@ class TreeGraphs:
         destination = np.array([start + num_fixed], dtype=np.int64)
         for name, array in ((START, destination), (COLUMNS, columns)):
             binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
-        rows = cache.slots_shape(1)
-        for past, present, pointer in zip(
-            self._past_names, self._present_names, cache.pointers(slot), strict=True
-        ):
-            binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
-            binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
+        bind_caches(binding, cache, self._num_layers, slot=slot, num_rows=1)
         try:
             self._keeper.run_with_iobinding(binding)
         except LIBRARY_ERRORS as error:

@@ -11,30 +11,15 @@ from outrider.engines.base import EngineLimits, FloatArray, Span
 class NullEngine:
     """An engine whose logits are the same row at every position.
 
-    Args:
-        limits: capacities.
-        row: [V] float32.
-        max_wanted: most logits that one span may want.
+    ``row`` is [V] float32; a span may want ``max_wanted`` logits at most.
     """
 
+    is_row_invariant = True
+    packs_rows = False
+
     def __init__(self, limits: EngineLimits, row: FloatArray, *, max_wanted: int) -> None:
-        self._limits = limits
+        self.limits = limits
         self._logits = np.tile(row, (limits.max_batch, max_wanted, 1))
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Capacities."""
-        return self._limits
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """True: every row is the same."""
-        return True
-
-    @property
-    def packs_rows(self) -> bool:
-        """False: it multiplies nothing."""
-        return False
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """Return [B, R, V] float32, the same row everywhere."""

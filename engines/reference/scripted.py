@@ -24,7 +24,13 @@ class ScriptedEngine(TokenSlots):
         limits: capacities; V is ``limits.vocab_size``.
         failing_extends: 0-based numbers of the extends that raise EngineError and lose the slots
             they were given.
+
+    Attributes:
+        num_extends: begun so far, failed ones included.
     """
+
+    # A row's logits are a function of its own tokens alone.
+    is_row_invariant = True
 
     def __init__(
         self,
@@ -36,23 +42,8 @@ class ScriptedEngine(TokenSlots):
         super().__init__(limits)
         self._logits_of = logits_of
         self._failing_extends = frozenset(failing_extends)
-        self._num_extends = 0
+        self.num_extends = 0
         self._is_closed = False
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """True: a row's logits are a function of its own tokens alone."""
-        return True
-
-    @property
-    def packs_rows(self) -> bool:
-        """False: it multiplies nothing."""
-        return False
-
-    @property
-    def num_extends(self) -> int:
-        """Extends begun so far, failed ones included."""
-        return self._num_extends
 
     def fail_at(self, *numbers: int) -> None:
         """Make the extends with these 0-based numbers raise, besides those named before."""
@@ -75,13 +66,13 @@ class ScriptedEngine(TokenSlots):
         if self._is_closed:
             raise EngineError("extend on a closed engine")
         num_wanted = self._num_wanted(spans)
-        number = self._num_extends
-        self._num_extends += 1
+        number = self.num_extends
+        self.num_extends += 1
         if number in self._failing_extends:
             for span in spans:
                 self._slots[span.slot] = ()
             raise EngineError(f"scripted failure of extend {number}")
-        shape = (len(spans), num_wanted, self._limits.vocab_size)
+        shape = (len(spans), num_wanted, self.limits.vocab_size)
         logits = np.full(shape, np.nan, dtype=np.float32)
         for row, span in enumerate(spans):
             text = self._append(span)[: span.start]
@@ -92,7 +83,7 @@ class ScriptedEngine(TokenSlots):
 
     def close(self) -> None:
         """Forget all slots; a later extend raises EngineError."""
-        self._slots = [()] * self._limits.max_batch
+        self._slots = [()] * self.limits.max_batch
         self._is_closed = True
 
 

@@ -9,21 +9,14 @@ from outrider.engines.spans import check_kept_path, check_move, check_spans, num
 
 
 class TokenSlots:
-    """Tokens of every slot, and of which slot's last span was a tree: a base of engines.
+    """Tokens of every slot, and of which slot's last span was a tree: a base of engines."""
 
-    Args:
-        limits: of the engine.
-    """
+    packs_rows = False
 
     def __init__(self, limits: EngineLimits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._slots: list[tuple[int, ...]] = [()] * limits.max_batch
         self._trees: dict[int, Span] = {}
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Capacities of this engine."""
-        return self._limits
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
@@ -31,9 +24,7 @@ class TokenSlots:
         Raises:
             EngineError: there is no such path.
         """
-        tree = self._trees.get(slot)
-        check_kept_path(path, slot, tree)
-        assert tree is not None
+        tree = check_kept_path(path, slot, self._trees.get(slot))
         del self._trees[slot]
         kept = tuple(tree.tokens[node] for node in path)
         self._slots[slot] = self._slots[slot][: tree.start] + kept
@@ -55,7 +46,7 @@ class TokenSlots:
 
     def _num_wanted(self, spans: Sequence[Span]) -> int:
         """Greatest ``num_logits`` of spans that keep the limits; EngineError for any other."""
-        return check_spans(spans, self._limits, [len(held) for held in self._slots])[1]
+        return check_spans(spans, self.limits, [len(held) for held in self._slots])[1]
 
     def _append(self, span: Span) -> tuple[int, ...]:
         """Put a span into its slot; the slot's tokens, every token of a tree among them."""

@@ -28,19 +28,12 @@ class TorchEngine(TokenSlots):
         limits: capacities; V must be the model's.
     """
 
+    # PyTorch picks kernels by the number of rows.
+    is_row_invariant = False
+
     def __init__(self, model: torch.nn.Module, limits: EngineLimits) -> None:
         super().__init__(limits)
         self._model: torch.nn.Module | None = model.eval()
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """False: PyTorch picks kernels by the number of rows."""
-        return False
-
-    @property
-    def packs_rows(self) -> bool:
-        """False: a call is a rectangle."""
-        return False
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """Append spans and return the wanted logits; see ``Engine.extend``.
@@ -54,7 +47,7 @@ class TorchEngine(TokenSlots):
         if self._model is None:
             raise EngineError("this engine is closed")
         num_wanted = self._num_wanted(spans)
-        shape = (len(spans), num_wanted, self._limits.vocab_size)
+        shape = (len(spans), num_wanted, self.limits.vocab_size)
         logits = np.zeros(shape, dtype=np.float32)
         for row, span in enumerate(spans):
             held = self._append(span)

@@ -35,10 +35,6 @@ class CandidateProbs:
     """Draft probabilities of the nodes of each slot's tree, by the tokens that lead to a node.
 
     Rows are made when first needed and kept for the slot's next trees.
-
-    Args:
-        max_batch: slots.
-        vocab_size: V of the target.
     """
 
     def __init__(self, max_batch: int, vocab_size: int) -> None:
@@ -136,11 +132,7 @@ class CandidateTree:
 
 
 class CandidateJudge:
-    """Judges sampled trees; holds the rows it writes in.
-
-    Args:
-        vocab_size: V of the target.
-    """
+    """Judges sampled trees; holds the rows it writes in."""
 
     def __init__(self, vocab_size: int) -> None:
         # What is left of the target's row lies in one row while the next is written to the other.
@@ -198,11 +190,6 @@ class RowCandidates:
     """Draws and judges sampled trees of rows, and keeps their draft probabilities in between.
 
     Target rows are adjusted node by node, each with the tokens of its own path, and only where the walk comes by.
-
-    Args:
-        noise: where random numbers come from.
-        max_batch: slots, an upper bound of ``SamplingRow.slot``.
-        vocab_size: V of the target.
     """
 
     def __init__(self, noise: NoiseSource, max_batch: int, vocab_size: int) -> None:

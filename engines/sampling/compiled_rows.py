@@ -123,12 +123,7 @@ def match_compiled(logits: FloatArray, row: SamplingRow, work: Work) -> Verdict:
 
 
 class GreedyRows:
-    """Greedy rows as the compiled loops take them, and their verdicts; all must be ``are_plain_greedy``.
-
-    Args:
-        max_batch: rows at most.
-        max_gamma: draft tokens of a row at most.
-    """
+    """Greedy rows as the compiled loops take them, and their verdicts; all must be ``are_plain_greedy``."""
 
     def __init__(self, max_batch: int, max_gamma: int) -> None:
         self._width = DRAFT + max_gamma

@@ -13,7 +13,6 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.sampling.adjust import process_logits
 from outrider.engines.sampling.base import Continuations, SamplingParams
 from outrider.engines.sampling.draws import in_place, log_norm
-from outrider.engines.sampling.kernels import Row
 from outrider.engines.sampling.truncation import ranked_greatest
 
 
@@ -35,9 +34,7 @@ def continuations_of(
     if not math.isfinite(float(logits.max())):
         return None
     logits = in_place(logits)
-    allowed: Row = logits
-    if params.has_processors:
-        allowed = process_logits(logits, params, history, num_prompt)
+    allowed = process_logits(logits, params, history, num_prompt)
     ids = ranked_greatest(allowed, min(count, len(allowed)))
     ids = ids[np.isfinite(allowed[ids])]
     return Continuations(tokens=ids, log_probs=logits[ids].astype(np.float64) - log_norm(logits))

@@ -85,11 +85,6 @@ class CpuSampler:
         """Draw one draft token per row; see ``engines.sampling.base.Sampler``.
 
         A draft row that is not finite proposes token 0 as a point mass: a poor draft, and still an exact one.
-
-        Args:
-            logits: [B, R, V_draft] float32; column 0 of each row is used.
-            rows: rows to draw for.
-            vocab_size: ids at or beyond it are never proposed.
         """
         logits = in_place(logits)
         if are_plain_greedy(rows):
@@ -110,12 +105,7 @@ class CpuSampler:
         ]
 
     def judge(self, logits: FloatArray, rows: Sequence[SamplingRow]) -> list[Verdict]:
-        """Judge whole drafts; see ``engines.sampling.base.Sampler``.
-
-        Args:
-            logits: [B, R, V] float32; columns 0..gamma of a row follow the last committed token and each draft token.
-            rows: rows to judge.
-        """
+        """Judge whole drafts; see ``engines.sampling.base.Sampler``."""
         logits = in_place(logits)
         if are_plain_greedy(rows):
             verdicts = self._greedy.judge(logits, rows)

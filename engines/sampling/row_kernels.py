@@ -150,15 +150,7 @@ def match_draft(
 ) -> tuple[int, int]:
     """Draw the target's own token at each position, as long as the draft agrees.
 
-    Args:
-        logits: [at least G + 1, V] of the target.
-        tokens: [G] the draft.
-        inverse_temperature: 1 / temperature of the target.
-        top_p: see ``write_dense``.
-        min_p: likewise.
-        seed: of the request, 64 bits.
-        start: length of the sequence.
-        weights: [V] to write in.
+    Arguments are those of ``judge_draft``.
 
     Returns:
         How many tokens are kept, and the next one; -1 where logits are not finite.

@@ -67,15 +67,6 @@ class TokenProbs:
             return race_winner(self.weights, exponentials[: len(self.weights)])
         return self._token(race_winner(self.weights, exponentials[self.ids]))
 
-    def probs(self, vocab_size: int) -> FloatArray:
-        """[V] float32, sums to 1 up to rounding: all probabilities, a copy."""
-        row = np.zeros(vocab_size, dtype=np.float32)
-        if self.ids is None:
-            row[: len(self.weights)] = self.weights / self.total()
-        else:
-            row[self.ids] = self.weights / self.total()
-        return row
-
     def _token(self, index: int) -> int:
         return index if self.ids is None else int(self.ids[index])
 

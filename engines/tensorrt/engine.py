@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from outrider.engines.base import BundleError, EngineError, EngineLimits
+from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.manifest import Bundle, Manifest, ModelEntry
 from outrider.engines.bundle.plans import PREFILL, Machine, PlanEntry, Shape, why_unfit
 from outrider.engines.device.cuda import CudaDevice, compute_capability
@@ -41,14 +41,7 @@ def open_tensorrt(
 ) -> PlanEngine:
     """Engine over the plans of one model that fit this machine.
 
-    Args:
-        bundle: from ``load_bundle``.
-        model: entry of the model in the manifest.
-        part: "target" or "draft".
-        index: of the CUDA device, where none is given.
-        device: to share with others; stays the caller's.
-        max_batch: slots; None for all the bundle allows.
-        with_trees: load the plans that take trees too, where the bundle has some that fit.
+    A device that is given stays the caller's; without one the engine opens that of ``index``.
 
     Raises:
         BundleError: a plan is not what the manifest says of it.
@@ -58,26 +51,18 @@ def open_tensorrt(
     device = CudaDevice(index) if device is None else device
     manifest = bundle.manifest
     api = serving_api(installed_apis(), manifest, device.compute_capability)
-    if max_batch is not None and not 1 <= max_batch <= manifest.max_batch:
-        raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{manifest.max_batch}")
     machine = api.machine(device.compute_capability)
     chosen = choose_engine_plans(manifest, part, machine, with_trees=with_trees)
+    limits = bundle.limits(model, max_batch, with_trees=bool(chosen.verify))
 
     def load(entry: PlanEntry) -> TensorRtPlan:
         return TensorRtPlan(api, device, bundle, model, entry)
 
     trees = None
     if chosen.verify:
-        last = manifest.max_context - 1
+        last = limits.max_context - 1
         verify, keep = map(load, chosen.verify), map(load, chosen.keep)
-        trees = PlanTrees([*verify], [*keep], device, model, last_position=last)
-    limits = EngineLimits(
-        max_batch=max_batch or manifest.max_batch,
-        max_context=manifest.max_context,
-        max_extend=manifest.max_extend,
-        vocab_size=model.vocab_size,
-        max_tree_nodes=0 if trees is None else model.max_tree_nodes,
-    )
+        trees = PlanTrees([*verify], [*keep], device, last_position=last)
     return PlanEngine(
         [load(entry) for entry in chosen.chains],
         device,

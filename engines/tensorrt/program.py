@@ -37,12 +37,6 @@ _SPANS = (TOKENS, ANCESTORS, *COUNTED)
 class TensorRtProgram:
     """A plan's engine and contexts on a device.
 
-    Args:
-        api: the library.
-        device: where it runs.
-        bundle: that holds the plan.
-        entry: of the plan in the manifest.
-
     Raises:
         BundleError: the file is not the one whose hash the manifest holds, or its profiles are not
             those declared.

@@ -41,11 +41,6 @@ class TensorRtGraph:
 def open_tensorrt_sampler(bundle: Bundle, device: CudaDevice, *, max_batch: int) -> GraphSampler:
     """Sampler over the plans of a bundle's graphs, all loaded at once: no step waits for one.
 
-    Args:
-        bundle: from ``load_bundle``.
-        device: of the engines; stays the caller's.
-        max_batch: slots.
-
     Raises:
         BundleError: a plan is not what the manifest says of it.
         EngineError: a graph has no plan that fits; says why for each plan.

@@ -183,7 +183,7 @@ def _kind(plan: PlanEntry) -> PlanEntry:
 
 
 def _check_capacities(bundle: Bundle, wanted: Sequence[int]) -> tuple[int, ...]:
-    allowed = plan_capacities(coarse_capacities(bundle.limits()))
+    allowed = plan_capacities(coarse_capacities(bundle.limits(bundle.manifest.target)))
     for size in wanted:
         if size not in allowed:
             raise BundleError(

@@ -29,13 +29,7 @@ def sampler_parts(manifest: Manifest) -> tuple[str, ...]:
 def sampler_profile(
     manifest: Manifest, *, gamma: int, opt_batch: int = DEFAULT_OPT_BATCH
 ) -> Profile:
-    """The one profile of a sampler graph, from the limits of its bundle.
-
-    Args:
-        manifest: of the bundle.
-        gamma: draft tokens per step to tune for; cut to the bundle's.
-        opt_batch: rows to tune for; cut to the bundle's.
-    """
+    """The one profile of a sampler graph, from the limits of its bundle, to which all sizes are cut."""
     most = manifest.max_gamma + 1
     tuned = min(gamma, manifest.max_gamma) + 1
     vocab_size = manifest.target.vocab_size

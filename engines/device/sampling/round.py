@@ -90,23 +90,18 @@ class DeviceRound:
             gammas: [len(rows)] int64, draft tokens of each row.
 
         Returns:
-            [B, 4 + R] int64 on the device; see ``verdicts``.
+            [B, 4 + R] int64 on the device; see ``receive``.
         """
         feeds = describe_judgement(self._feeds, self._rows, self._shape, self._noise, gammas)
         spans = [range(gamma + 1) for gamma in gammas.tolist()]
         outputs = self._run(names.judge_file(self._variant), logits, feeds, spans)
         return outputs[names.ANSWERS]
 
-    def verdicts(self, answers: DeviceTensor, gammas: IntArray) -> list[Verdict]:
-        """Copy what ``judge`` answered to the host: a round's one synchronisation."""
-        return self._read(self._runner.read([answers])[0], gammas)
-
     def send(self, answers: DeviceTensor) -> PendingDownload:
         """Send the answers of ``judge`` to the host, and the drafted tokens in the same copy."""
         drafted = self._draft_tokens
-        return self._runner.send(
-            [answers] if isinstance(drafted, np.ndarray) else [answers, drafted]
-        )
+        sent = [answers] if isinstance(drafted, np.ndarray) else [answers, drafted]
+        return self._runner.downloads.send(sent)
 
     def receive(
         self, coming: PendingDownload, gammas: IntArray
@@ -115,10 +110,12 @@ class DeviceRound:
         drafted = self._draft_tokens
         arrays = coming.arrays()
         found, tokens = (*arrays, drafted) if isinstance(drafted, np.ndarray) else arrays
-        verdicts = self._read(found, gammas)
         return [
-            (tuple(tokens[row.index, :gamma].tolist()), verdict)
-            for row, gamma, verdict in zip(self._rows, gammas.tolist(), verdicts, strict=True)
+            (
+                tuple(tokens[row.index, :gamma].tolist()),
+                read_answer(row, found[row.index].tolist(), gamma),
+            )
+            for row, gamma in zip(self._rows, gammas.tolist(), strict=True)
         ]
 
     @property
@@ -141,18 +138,12 @@ class DeviceRound:
             tokens[row.index, : len(run)] = run
         feeds = {names.LOGITS: logits, names.EMITTED: tokens}
         outputs = self._runner.run(names.LOGPROBS_FILE, feeds, slot=0, num_rows=self.num_rows)
-        logprobs, ids, top_logprobs = self._runner.read(
+        logprobs, ids, top_logprobs = self._runner.downloads.get(
             [outputs[name] for name in (names.LOGPROBS, names.TOP_IDS, names.TOP_LOGPROBS)]
         )
         tops = Tops(logprobs=logprobs, ids=ids, top_logprobs=top_logprobs)
         return [
             add_tops(verdict, row, tops) for row, verdict in zip(self._rows, verdicts, strict=True)
-        ]
-
-    def _read(self, answers: IntArray, gammas: IntArray) -> list[Verdict]:
-        return [
-            read_answer(row, answers[row.index].tolist(), gamma)
-            for row, gamma in zip(self._rows, gammas.tolist(), strict=True)
         ]
 
     def _run(

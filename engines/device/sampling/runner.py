@@ -1,7 +1,7 @@
 """Runs the sampler's graphs, whatever library they are loaded in, and owns all of their memory.
 
 Inputs of the host are uploaded in one piece per call, outputs are written to memory of the device,
-and nothing waits but ``read``. Probabilities of sampled drafts stay, one row of memory per slot:
+and nothing waits but ``downloads``. Probabilities of sampled drafts stay, one row of memory per slot:
 
     kept[slot]    [position 0 | position 1 | ... | position max_gamma - 1 | nobody reads this]
 
@@ -18,7 +18,7 @@ import numpy as np
 from outrider.engines.device.base import ALIGNMENT, DeviceTensor, PlanDevice, Rows
 from outrider.engines.device.results import Results
 from outrider.engines.device.sampling import tensors as names
-from outrider.engines.device.transfers import Downloads, HostArray, PendingDownload, Uploads
+from outrider.engines.device.transfers import Downloads, HostArray, Uploads
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -52,12 +52,7 @@ class SamplerGraph(Protocol):
 class SamplerRunner:
     """The graphs of a sampler over one device.
 
-    Args:
-        open_graph: loads the graph of a file name.
-        max_batch: slots.
-        depth: positions of a slot that probabilities are kept for.
-        vocab_size: V of the target.
-        device: where they run.
+    It keeps probabilities for ``depth`` positions of each slot.
     """
 
     def __init__(
@@ -76,7 +71,7 @@ class SamplerRunner:
         self._max_batch = max_batch
         self._uploads = Uploads(device)
         self._results = Results(device)
-        self._downloads = Downloads(device)
+        self.downloads = Downloads(device)
         self._graphs: dict[str, SamplerGraph] = {}
         # Made when a graph first wants it: greedy and retrieved drafts never do.
         self._kept: int | None = None
@@ -129,14 +124,6 @@ class SamplerRunner:
             graph.run(tensors | found)
         return found
 
-    def send(self, values: Sequence[DeviceTensor]) -> PendingDownload:
-        """Send the values to the host, in one copy."""
-        return self._downloads.send(values)
-
-    def read(self, values: Sequence[DeviceTensor]) -> list[HostArray]:
-        """The values on the host, in one copy and one wait; valid until the next call."""
-        return self.send(values).arrays()
-
     def close(self) -> None:
         """Free the device's memory; the device itself is the caller's."""
         self.device.wait()
@@ -145,7 +132,7 @@ class SamplerRunner:
         self._graphs.clear()
         self._uploads.free()
         self._results.free()
-        self._downloads.free()
+        self.downloads.free()
         if self._kept is not None:
             self.device.free(self._kept)
             self._kept = None

@@ -92,7 +92,9 @@ class GraphSampler:
             depths = np.array([len(row.draft_tokens) for row in group])
             step = self._round(group, int(depths.max()) + 1)
             part = logits[first : first + step.num_rows]
-            drawn = self._runner.read([step.propose(np.ascontiguousarray(part), depths)])[0]
+            drawn = self._runner.downloads.get([step.propose(np.ascontiguousarray(part), depths)])[
+                0
+            ]
             for place, row in zip(places, group, strict=True):
                 tokens[place] = int(drawn[row.index, 0])
         return [tokens[place] for place in range(len(rows))]
@@ -109,7 +111,8 @@ class GraphSampler:
             width = min(logits.shape[1], self._runner.depth)
             step = self._round(group, width - 1)
             part = np.ascontiguousarray(logits[first : first + step.num_rows, :width])
-            found = step.verdicts(step.judge(part, gammas), gammas)
+            answers = step.send(step.judge(part, gammas))
+            found = [verdict for _, verdict in step.receive(answers, gammas)]
             emitted = [
                 (*row.draft_tokens[: verdict.num_accepted], verdict.next_token or 0)
                 for row, verdict in zip(group, found, strict=True)
@@ -119,7 +122,7 @@ class GraphSampler:
         return [verdicts[place] for place in range(len(rows))]
 
     def begin(self, rows: Sequence[SamplingRow], *, gamma: int) -> DeviceRound:
-        """A round of which nothing reaches the host before ``DeviceRound.verdicts``.
+        """A round of which nothing reaches the host before ``DeviceRound.receive``.
 
         Args:
             rows: row b of every tensor is slot ``first + b``, as engines have it; no drafts yet.

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from outrider.engines.base import EngineLimits
 from outrider.engines.bundle.manifest import (
     ANCESTORS,
     COLUMNS,
@@ -14,18 +13,15 @@ from outrider.engines.bundle.manifest import (
     START,
     TOKENS,
     ModelEntry,
-    key_name,
     load_bundle,
-    new_key_name,
-    new_value_name,
-    value_name,
+    past_names,
+    present_names,
 )
 from outrider.engines.bundle.plans import PlanEntry, Profile, Shape, derive_profiles
 from outrider.engines.device.base import ALIGNMENT, HostDevice
 from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.tree_plans import keep_profile, tree_profile
 from outrider.engines.device.trees import PlanTrees
-from outrider.engines.kv_cache import cache_names
 from outrider.engines.onnx.session import open_session
 from outrider.export.tensorrt.graph import derive_graph
 from outrider.export.tensorrt.trees import derive_keep_graph, derive_tree_graph
@@ -50,8 +46,7 @@ class HostPlan:
         model, kind = self._model, np.dtype(self.entry.precision)
         layers = model.num_layers
         rows = (shape.batch, model.num_kv_heads, self.entry.capacity, model.head_size)
-        caches = cache_names(layers, key_name, value_name)
-        caches += cache_names(layers, new_key_name, new_value_name)
+        caches = past_names(layers) + present_names(layers)
         kinds = {
             TOKENS: ((shape.batch, shape.tokens), np.int64),
             START: ((shape.batch,), np.int64),
@@ -102,13 +97,7 @@ def open_host_engine(
     bundle = load_bundle(root)
     manifest = bundle.manifest
     target = manifest.target
-    limits = EngineLimits(
-        max_batch=3,
-        max_context=manifest.max_context,
-        max_extend=manifest.max_extend,
-        vocab_size=target.vocab_size,
-        max_tree_nodes=target.max_tree_nodes if with_trees else 0,
-    )
+    limits = bundle.limits(target, 3, with_trees=with_trees)
 
     def plans_of(kind: str, *profiles: Profile) -> list[HostPlan]:
         return [
@@ -136,7 +125,6 @@ def open_host_engine(
             plans_of("tree", tree_profile(manifest, target)),
             plans_of("keep", keep_profile(target)),
             device,
-            target,
             last_position=limits.max_context - 1,
         )
     profiles = derive_profiles(

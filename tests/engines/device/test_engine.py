@@ -191,7 +191,8 @@ def test_plans_too_small_for_the_limits_are_refused(tiny_bundle: Path, folder: P
         open_host_engine(tiny_bundle, folder, "float32", (128,))
     manifest = load_bundle(tiny_bundle).manifest
     with pytest.raises(BundleError, match="no plan with a cache"):
-        PlanEngine([], HostDevice(), manifest.target, load_bundle(tiny_bundle).limits())
+        limits = load_bundle(tiny_bundle).limits(manifest.target)
+        PlanEngine([], HostDevice(), manifest.target, limits)
 
 
 def test_without_plans_for_them_no_trees_are_taken(tiny_bundle: Path, folder: Path) -> None:
@@ -232,7 +233,7 @@ def test_plans_for_trees_must_match_those_for_chains(tiny_bundle: Path, folder: 
     with pytest.raises(BundleError, match="no plan takes trees in a cache of 128 tokens"):
         PlanEngine([*plans, *small._plans], device, model, engine.limits, trees=trees)
     with pytest.raises(BundleError, match="no plan keeps a path in a cache of 768 tokens"):
-        PlanTrees(plans, [], device, model, last_position=9)
+        PlanTrees(plans, [], device, last_position=9)
 
 
 def test_closing_twice_is_once(tiny_bundle: Path, folder: Path) -> None:

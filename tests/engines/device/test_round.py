@@ -91,7 +91,7 @@ def test_a_round_runs_on_the_device_from_the_first_draft_to_the_verdict(
     # The target, too, is fed what the draft model was; what lies on this device can be looked at.
     logits = np.stack([target[values_of(tensor)[:, 0]] for tensor in fed], axis=1)
     judged = round_.judge(uploads.put({"logits": logits})["logits"], gammas)
-    verdicts = round_.verdicts(judged, gammas)
+    verdicts = [verdict for _, verdict in round_.receive(round_.send(judged), gammas)]
 
     reference = ReferenceSampler()
     for row, verdict in zip(rows, verdicts, strict=True):

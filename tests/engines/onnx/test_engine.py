@@ -159,7 +159,7 @@ def test_single_tokens_are_padded_only_where_bits_need_it(
     ):
         assert engine.extend([span(slot, 0, (1,)) for slot in range(3)]).shape[1] == 1
         assert engine.extend([span(0, 0, (1,))]).shape[1] == num_wanted
-        sizes = {(one.num_rows, one.num_tokens) for one in engine._calls.sizes()}
+        sizes = {(one.num_rows, one.num_tokens) for _, _, one in engine._calls._calls}
         assert sizes == {(3, num_tokens), (1, num_tokens)}
 
 
@@ -167,7 +167,7 @@ def test_a_batch_is_as_many_rows_as_it_has_tokens(bundle: Bundle, is_grouped: bo
     engine = OnnxEngine(bundle, bundle.manifest.target)
     assert engine.packs_rows == is_grouped
     engine.extend([span(0, 0, (1, 2, 3, 4, 5), 1), span(1, 0, (1,)), span(2, 0)])
-    assert [one.all_tokens for one in engine._calls.sizes()] == [6 if is_grouped else 15]
+    assert [one.all_tokens for _, _, one in engine._calls._calls] == [6 if is_grouped else 15]
 
 
 def test_ragged_batches_of_other_totals_have_the_same_bits(tiny_bundle: Path) -> None:
@@ -264,7 +264,7 @@ def test_opening_an_engine_leaves_nothing_in_its_cache(tiny_bundle: Path) -> Non
     engine = OnnxEngine(bundle, bundle.manifest.target)
     assert engine._cache.lengths == [0] * engine.limits.max_batch
     assert not engine._cache._values.any()
-    assert not engine._calls.sizes()
+    assert not engine._calls._calls
 
 
 def test_growing_in_the_middle_of_a_request_keeps_its_bits(bundle: Bundle) -> None:
@@ -363,9 +363,9 @@ class ScarceMemory:
 
 
 def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
-    memory = ScarceMemory(2)
     limits = EngineLimits(max_batch=2, max_context=200, max_extend=8, vocab_size=5)
-    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits, allocate=memory)
+    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits)
+    memory = cache._allocate = ScarceMemory(1)
     assert cache.reserve(190)
     cache.lengths[:] = [3, 150]
     cache._values[...] = 5.0

@@ -7,10 +7,9 @@ import numpy as np
 import onnx
 import pytest
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.manifest import load_bundle, past_names
 from outrider.engines.bundle.plans import Profile, Range
 from outrider.engines.device.tree_plans import keep_profile, tree_profile
-from outrider.engines.kv_cache import cache_names
 from outrider.engines.tensorrt.api import RTX, find_api
 from outrider.export.tensorrt.network import PlanJob, build_plan, check_network
 from outrider.export.tensorrt.trees import derive_keep_graph, derive_tree_graph
@@ -43,7 +42,7 @@ def tree_feeds(model, kind) -> dict[str, np.ndarray]:
         "ancestors": ancestors,
     }
     shape = (2, model.num_kv_heads, CAPACITY, model.head_size)
-    for name in cache_names(model.num_layers, "key.{}".format, "value.{}".format):
+    for name in past_names(model.num_layers):
         feeds[name] = rng.normal(size=shape).astype(np.float32).astype(kind)
     return feeds
 

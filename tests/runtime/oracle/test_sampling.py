@@ -21,7 +21,11 @@ MAX_ERROR = 1e-6
 def adjusted_row(logits, law):
     """The fast law written out over the vocabulary; None where there is none."""
     adjusted = adjusted_token_probs(logits, law, np.ones(len(logits) + 3, dtype=np.float32))
-    return None if adjusted is None else adjusted.probs(len(logits))
+    if adjusted is None:
+        return None
+    row = np.zeros(len(logits), dtype=np.float32)
+    row[slice(None) if adjusted.ids is None else adjusted.ids] = adjusted.weights / adjusted.total()
+    return row
 
 
 def fast_probs(logits, law, history, num_prompt):
