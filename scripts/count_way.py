@@ -84,8 +84,9 @@ class Profiler:
     def _file(self, name: str) -> str | None:
         if name not in self._files:
             path = Path(os.path.realpath(name))
-            is_ours = path.is_relative_to(ROOT) and path.is_file()
-            self._files[name] = str(path.relative_to(ROOT)) if is_ours else None
+            own = path.relative_to(ROOT).parts if path.is_relative_to(ROOT) else ("",)
+            # An environment may lie under the root, too.
+            self._files[name] = "/".join(own) if own[0] in FOLDERS and path.is_file() else None
         return self._files[name]
 
 

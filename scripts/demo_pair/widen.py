@@ -63,7 +63,7 @@ PAIRS = {
         draft=Size(hidden=256, layers=4, intermediate=768, heads=8, kv_heads=4),
     ),
     # A pair on which no constant of the controller was chosen.
-    "unseen-22m-2m": PairSize(
+    "unseen-23m-2m": PairSize(
         target=Size(hidden=512, layers=6, intermediate=1792, heads=8, kv_heads=4),
         draft=Size(hidden=192, layers=3, intermediate=512, heads=6, kv_heads=2),
     ),

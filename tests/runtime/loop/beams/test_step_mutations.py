@@ -144,7 +144,12 @@ MUTANTS = {
     ),
     "engines forget what searches hold": (rows, "rows[slot] = length", "pass", "crowded"),
     "whoever fits overtakes": (scheduler, "return num_admitted", "continue", "queue"),
-    "bans are not read": (continuations, "if params.has_processors:", "if False:", "min_tokens"),
+    "bans are not read": (
+        continuations,
+        "process_logits(logits, params, history, num_prompt)",
+        "logits",
+        "min_tokens",
+    ),
     "a row's own norm is left out": (continuations, " - log_norm(logits)", "", "rows"),
 }
 ERRORS = (AssertionError, EngineError, IllegalTransition, IndexError, KeyError, TypeError)
