@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 Rates = npt.NDArray[np.float64]
 
-# Chosen on the demo pair's cells of scripts/bench/builds.py, judged on 125M parameters.
+# As in 0.1.0, where they were chosen on the demo pair; judged on 125M and an unseen pair (docs/measurements.md).
 REQUEST_DECAY = 0.96  # of a request's evidence per round: about 25 rounds count
 GROUP_DECAY = 0.998  # of a group's evidence per round of any request: about 500 count
 FIRST_RATE = 0.7  # expected before anything was seen: of the demo pair .7 to .8

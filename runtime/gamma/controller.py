@@ -30,11 +30,13 @@ from outrider.runtime.gamma.report import Ledger
 logger = logging.getLogger(__name__)
 
 Gammas = tuple[int | None, ...]  # per slot; None for rows that do not decode
-MARGIN = 0.02  # share that another length must promise more: less is within the error of ratios (1 to 2 % at 125M)
+MARGIN = (
+    0.02  # share that another length must promise more, so that near-equal choices do not alternate
+)
 LEAD = 0.06
 """Share that drafts must promise where several rows decode and nobody waits for their slots: rows that run ahead leave
 early, and the others go on in a smaller batch, at a higher price per token. With .03 one cell of 72 of the demo pair
-fell below .93 of plain decoding (float32, batch 8, prose), with .06 none."""
+fell below .93 of plain decoding (0.1.0, float32, batch 8, prose), with .06 none."""
 DECIDE_EVERY = 2  # steps between two decisions over the same rows at least
 COST_SHARE = 0.005  # of the time served, that decisions may take
 MOST_ROUNDS = 512  # that wait for the next decision: a group forgets older ones anyway
