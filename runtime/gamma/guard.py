@@ -6,14 +6,15 @@ any time T
 
     lost <= first budget + share * T + what one step and one catching up can overdraw,
 
-whatever the forecasts say (a budget over a baseline as in conservative bandits: Wu et al. 2016, arXiv 1602.04282).
+whatever the forecasts say, where one step counts for ``MOST_LOST`` plain ones at most (a budget over a baseline as in
+conservative bandits: Wu et al. 2016, arXiv 1602.04282).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Reasoned, not tuned; held by tests/runtime/gamma/test_never_slower.py on a virtual clock, judged in docs/measurements.md.
+# Reasoned, not tuned; held by test_never_slower.py on a virtual clock, judged in docs/measurements.md.
 LOST_SHARE = 0.005  # of the time served, that drafts may lose: the bound that the documents state
 FIRST_STEPS = 16.0  # plain steps: the budget of a load that is new
 MOST_STEPS = 64.0  # plain steps: the budget at most, however much drafts gain
