@@ -80,7 +80,7 @@ class IncrementalDecoder:
         return text[num_shown:stable]
 
     def flush(self) -> str:
-        """What is still held back, incomplete characters included."""
+        """Return the text that is still held back, incomplete characters included."""
         text = self._decode(self._window)
         new = text[self._num_shown :]
         self._num_shown = max(self._num_shown, len(text))
@@ -105,7 +105,7 @@ class StopScanner:
 
     @property
     def has_stops(self) -> bool:
-        """Whether there is anything to find."""
+        """Return whether there is anything to find."""
         return bool(self._stop_strings)
 
     def push(self, text: str) -> str | StopMatch:
@@ -126,7 +126,7 @@ class StopScanner:
         return pending[: len(pending) - num_held]
 
     def flush(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """Return the text that was held back and turned out to be no stop string."""
         held, self._held = self._held, ""
         return held
 

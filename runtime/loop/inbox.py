@@ -1,4 +1,4 @@
-"""What has been asked of the worker: requests, cancellations, the end.
+"""The orders given to the worker: requests, cancellations, the end.
 
 Runs nothing, knows no thread and no clock; the worker guards it with its lock and asks it, between
 two steps, what is to be admitted and what must end. Invariant:
@@ -53,7 +53,7 @@ class Inbox:
 
     @property
     def is_draining(self) -> bool:
-        """Whether new requests are refused."""
+        """Return whether new requests are refused."""
         return self._is_draining
 
     def queued(self) -> tuple[int, int]:
@@ -117,17 +117,17 @@ class Inbox:
 
     @property
     def has_work(self) -> bool:
-        """Whether the worker has something to look at."""
+        """Return whether the worker has something to look at."""
         return bool(self._queue or self._cancelled)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether requests wait for the slots of those that end; may be asked without the lock."""
+        """Return whether requests wait for slots; may be asked without the lock."""
         return bool(self._queue) and not self._is_draining
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the end has been asked for."""
+        """Return whether the end has been asked for."""
         return self._stop_at is not None
 
     def _num_fitting(self) -> int:

@@ -35,7 +35,7 @@ MaybeRow = Callable[[tuple[int, ...]], Continuations | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamRules:
-    """What is searched for.
+    """The rules of a search.
 
     Attributes:
         num_beams: hypotheses that live, and that are kept when finished; at least 1.
@@ -54,7 +54,7 @@ class BeamRules:
     is_exhaustive: bool = False
 
     def score(self, log_prob: float, length: int) -> float:
-        """Of a hypothesis of ``length`` tokens, as in S3."""
+        """Return the score of a hypothesis of ``length`` tokens, as in S3."""
         return float(log_prob / length**self.length_penalty)
 
     @property
@@ -85,7 +85,7 @@ class BeamState:
 
     @property
     def is_over(self) -> bool:
-        """Whether ``finished`` is the answer."""
+        """Return whether ``finished`` is the answer."""
         return not self.live
 
 
@@ -166,7 +166,7 @@ class BeamDraft:
 
     @property
     def is_growing(self) -> bool:
-        """Whether another step is to be drafted."""
+        """Return whether another step is to be drafted."""
         return self._num_left > 0 and bool(self.beams)
 
     def stop(self) -> None:
@@ -258,7 +258,7 @@ def _best(finished: Sequence[Hypothesis], rules: BeamRules) -> tuple[Hypothesis,
 def _is_settled(
     live: Sequence[Hypothesis], finished: Sequence[Hypothesis], rules: BeamRules
 ) -> bool:
-    """Whether no live hypothesis can change what is finished (S4)."""
+    """Return whether no live hypothesis can change what is finished (S4)."""
     if not live:
         return True
     if len(finished) < rules.num_beams:

@@ -59,12 +59,12 @@ class BeamSearch:
 
     @property
     def is_searching(self) -> bool:
-        """Whether the prompt is computed and the answer not yet found."""
+        """Return whether the prompt is computed and the answer not yet found."""
         return self.request.state is State.DECODING
 
     @property
     def can_draft(self) -> bool:
-        """Whether the draft model is wanted, and can read the prompt."""
+        """Return whether the draft model is wanted, and can read the prompt."""
         return self.request.gamma > 0 and self._fits_draft
 
     @property
@@ -106,13 +106,13 @@ class BeamSearch:
 
     @property
     def draft_row_size(self) -> int:
-        """As ``rules.row_size``, for a search as wide as the draft."""
+        """Return ``rules.row_size`` for a search as wide as the draft."""
         return len(self.slots) + len(self.rules.end_tokens)
 
     def continuations(
         self, logits: FloatArray, tail: tuple[int, ...], count: int
     ) -> Continuations | None:
-        """What may follow the prompt and ``tail``; None where the row is not finite.
+        """Return the tokens that may follow the prompt and ``tail``; None where the row is not finite.
 
         Args:
             logits: [V] float32 behind them, of either model.

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from scripts.bench.tools.paired import Interval, interval
 
 CELL_BOUND = 0.93
-"""Of speculation off: no cell's interval may lie wholly below."""
+"""Share of speculation off: no cell's interval may lie wholly below."""
 MEAN_BOUNDS: Mapping[str, Mapping[str, float]] = {
     "10m": {"to_old": 0.98, "to_off": 0.97, "to_best": 0.90},
     "125m": {"to_old": 0.98, "to_off": 1.0, "to_best": 0.95},
     "1b": {"to_old": 0.98, "to_off": 1.0, "to_best": 0.95},
     "unseen": {"to_off": 0.98, "to_best": 0.95},
 }
-"""Of the geometric means, per size."""
+"""Least geometric means, per size."""
 WHOLE_BOUNDS = {"10m": 0.97, "125m": 1.0, "1b": 1.0, "unseen": 0.97}
-"""Of tokens per second of the whole runtime, new over old, per size."""
+"""Least tokens per second of the whole runtime, new over old, per size."""
 HEADS = {
     "to_old": "new/old", "to_off": "new/off", "to_best": "new/best fixed", "off_to_off": "off: new/old",
 }  # fmt: skip
