@@ -221,7 +221,7 @@ def draft_rows(
                 gamma=gamma or 0,
                 num_computed=request.draft_computed,
                 key=spec.internal_id,
-                scope=_scope_of(rules.scope, spec.tenant),
+                scope=_scope_of(rules.scope, spec.tenant if spec.is_known else None),
                 params=spec.speculation,
                 max_nodes=max_nodes,
                 node_cost=node_cost,
