@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
@@ -9,6 +10,7 @@ import onnxruntime
 from tests.emulation.cuda_runtime import ALIGNMENT, EmulatedCuda
 
 CUDA_PROVIDER, CPU_PROVIDER = "CUDAExecutionProvider", "CPUExecutionProvider"
+_CUDA_MEMORY = SimpleNamespace(name="Cuda")
 _PlainSession, _PlainBinding = onnxruntime.InferenceSession, onnxruntime.IOBinding
 
 
@@ -28,6 +30,10 @@ def cuda_session(cuda: EmulatedCuda) -> type[onnxruntime.InferenceSession]:
 
         def get_providers(self) -> list[str]:
             return [self.provider, CPU_PROVIDER]
+
+        def get_input_memory_infos(self) -> list[Any]:
+            infos = super().get_input_memory_infos()
+            return infos if self.provider == CPU_PROVIDER else [_CUDA_MEMORY] * len(infos)
 
         def io_binding(self) -> onnxruntime.IOBinding:
             return _PlainBinding(self) if self.provider == CPU_PROVIDER else Binding(self)
