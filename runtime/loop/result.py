@@ -24,7 +24,7 @@ class StepResult:
         alone: requests for which the engine failed although nobody else took part. Where ``is_sound``, the fault is
             theirs.
         is_sound: whether the engine served anybody in this step.
-        asked: every drafter asked, by name, and what it raised, if it did.
+        asked: as of ``Proposals``.
         host_fallback_reason: why the host took part between draft and judgement; empty where it did not, None where
             nothing was decoded.
         searched: beam searches that are over, and their answers.
