@@ -19,7 +19,7 @@ class StepResult:
     Attributes:
         progressed: requests that emitted, and their ending if that was it.
         failed: requests the engine could not serve, each with the error; None means its logits were not finite.
-        asked: every drafter asked, by name, and what it raised, if it did.
+        asked: as of ``Proposals``.
         host_fallback_reason: why the host took part between draft and judgement; empty where it did not, None where
             nothing was decoded.
         searched: beam searches that are over, and their answers.

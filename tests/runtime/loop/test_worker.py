@@ -411,6 +411,31 @@ def test_a_draft_model_that_recovers_is_used_again() -> None:
     assert reasons == ["DEGRADED", "DRAFTER_PAUSED", "DEGRADED", None, None]
 
 
+def test_no_spelling_gets_a_failing_drafter_another_try() -> None:
+    draft = always_failing()
+    breaker = BreakerConfig(max_failures=2, first_pause_s=9.0)
+    harness = Harness(draft=draft, breaker=breaker)
+    # Nothing repeats in the prompt, so lookup proposes nothing and the model is asked behind it.
+    spellings = (
+        "lookup+model",
+        "model:1",
+        "model:2",
+        "model+lookup",
+        "ngram:1+model:2+none",
+        "model",
+    )
+    reasons = []
+    for name in spellings:
+        harness.submit(name, (1, 7), drafter=name, gamma=3, max_tokens=4)
+        harness.run()
+        reasons.append(harness.finished(name).report.off_reason)
+    assert reasons == ["DEGRADED", "DEGRADED", *["DRAFTER_PAUSED"] * 4]
+    assert draft.num_extends == 2
+    harness.submit("healthy", (1, 2, 1, 2), drafter="lookup", gamma=3)
+    harness.run()
+    assert harness.finished("healthy").report.off_reason is None
+
+
 def test_a_pause_leaves_what_does_not_need_the_draft_model() -> None:
     breaker = BreakerConfig(max_failures=1, first_pause_s=9.0)
     harness = Harness(draft=always_failing(), breaker=breaker)
