@@ -120,17 +120,18 @@ def open_session(
     if session.get_providers()[0] != _PROVIDERS[device]:
         raise EngineError(f"device {device!r}: {_PROVIDERS[device]} did not start")
     if device == "cuda":
-        _check_on_device(session, path)
+        where = "graph" if isinstance(graph, bytes) else f"{graph.parent.name}/{graph.name}"
+        _check_on_device(session, where)
     return session
 
 
-def _check_on_device(session: onnxruntime.InferenceSession, path: Path) -> None:
+def _check_on_device(session: onnxruntime.InferenceSession, where: str) -> None:
     """Refuse inputs that the provider reads on the host: they are copied when they are bound, and never again."""
     memories = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
     on_host = [repr(tensor.name) for tensor, memory in memories if memory.name != _CUDA_MEMORY]
     if on_host:
         raise EngineError(
-            f"{path.parent.name}/{path.name}: the CUDA provider reads {', '.join(on_host)} on the host "
+            f"{where}: the CUDA provider reads {', '.join(on_host)} on the host "
             "and would keep the first value; export the bundle again"
         )
 
