@@ -18,6 +18,8 @@ from optimum.exporters.tasks import TasksManager
 from optimum.utils import NormalizedConfigManager
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -65,8 +67,16 @@ class Checkpoint:
         """Return the size of the stored weights, in bytes."""
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
 
-    def load(self) -> PreTrainedModel:
-        """Return the model with float32 weights, ready to evaluate.
+    def half_precision(self) -> str:
+        """Return the 16-bit type that keeps this model's range: bfloat16 where any of its weights is stored so."""
+        for file in sorted(self.path.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as weights:
+                if any(weights.get_slice(name).get_dtype() == "BF16" for name in weights.keys()):
+                    return BFLOAT16
+        return FLOAT16
+
+    def load(self, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        """Return the model with weights of a type, ready to evaluate.
 
         Raises:
             BundleError: weights are missing or unreadable (only safetensors are read).
@@ -77,7 +87,7 @@ class Checkpoint:
         try:
             with _without_progress_bars():
                 model = model_class.from_pretrained(
-                    self.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
+                    self.path, dtype=dtype, local_files_only=True, use_safetensors=True
                 )
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error

@@ -48,6 +48,8 @@ def _share_thread_pool(num_threads: int) -> None:
         ) from error
 
 
+_BLOCKS_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # onnxruntime's severity "error", the first above "warning".
 _LOG_ERRORS = 3
 
@@ -70,6 +72,8 @@ def open_session(
     copies_caches: bool = False,
     stream: int = 0,
     provider_options: Mapping[str, str] | None = None,
+    graph: bytes | None = None,
+    exact_blocks: bool = False,
 ) -> onnxruntime.InferenceSession:
     """Session over a graph file, on the thread pool that all sessions of the process share.
 
@@ -85,6 +89,8 @@ def open_session(
             library's warning about it, one line per call and layer, is left out.
         stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
         provider_options: of a GPU's provider, as ONNX Runtime documents them.
+        graph: serialised, to open in place of the file; its weights are in the file's folder.
+        exact_blocks: multiply with blocks of integers in float32 on the CPU, not in 8 bits.
 
     Raises:
         EngineError: unknown device, unloadable graph, an option that cannot be given, or the shared
@@ -98,11 +104,13 @@ def open_session(
     options.use_per_session_threads = False
     if copies_caches:
         options.log_severity_level = _LOG_ERRORS
-    # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+    # Weights in blocks of int8 or int4 become MatMulNBits; level 4 is 8-bit products, 1 is float32.
+    options.add_session_config_entry(_BLOCKS_ACCURACY, "1" if exact_blocks else "4")
+    if graph is not None:
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(path.parent))
     try:
         session = onnxruntime.InferenceSession(
-            str(path),
+            str(path) if graph is None else graph,
             options,
             providers=[_PROVIDERS[device]],
             provider_options=[own_options],

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.engines.bundle.manifest import DEVICE_FILE, GROUPED_FILE, Bundle
-from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_parity
+from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_parity, check_rounding
 from outrider.export.certificate.tree_parity import TREE_FILES, check_tree_parity
 from outrider.export.checkpoint import ModelFacts, open_checkpoint
+from outrider.export.weights.blocks import BITS
+from outrider.export.weights.half_weights import HALF_TYPES
 from transformers import PreTrainedModel
 
 
@@ -68,4 +70,11 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
                 # Other weights differ from the checkpoint's by design: recorded, not judged.
                 tolerance=FLOAT32_TOLERANCE if entry.weights == "float32" else None,
             )
+            if entry.weights in BITS and entry.device_precision in HALF_TYPES:
+                certificate[name]["device_rounding"] = check_rounding(
+                    bundle.model_path(entry),
+                    checkpoint.facts,
+                    max_gamma=manifest.max_gamma,
+                    tolerance=None,
+                )
     return certificate

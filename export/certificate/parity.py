@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from onnxruntime import InferenceSession
 from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
 from outrider.engines.onnx.session import open_session
+from outrider.export.certificate.twin import twin_of
 from outrider.export.checkpoint import ModelFacts
 from transformers import PreTrainedModel
 
 # Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
 FLOAT32_TOLERANCE = 1e-4
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
-# By ONNX Runtime's names.
-_CACHE_TYPES: Mapping[str, npt.DTypeLike] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-}
 Feeds = Mapping[str, npt.NDArray[Any]]
+# Logits [B, n, V] float32 of whole sequences [B, n] int64.
+Reference = Callable[[IntArray], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,25 @@ class CaseResult:
 
 
 class GraphRunner:
-    """A canonical graph on ONNX Runtime with caches held as arrays; for checks, not for serving.
+    """A graph on ONNX Runtime with caches held as arrays; for checks, not for serving.
+
+    A graph that computes in 16 bits is run by its twin. With ``exact_blocks`` products with blocks of integers are
+    float32, else as they are served.
 
     Attributes:
-        caches: [B, H, S, D] by name, as after the last run.
+        caches: [B, H, S, D] float32 by name, as after the last run.
     """
 
-    def __init__(self, path: Path, facts: ModelFacts, *, batch: int, capacity: int) -> None:
-        self._session = open_session(path, copies_caches=True)
+    def __init__(
+        self,
+        path: Path,
+        facts: ModelFacts,
+        *,
+        batch: int,
+        capacity: int,
+        exact_blocks: bool = False,
+    ) -> None:
+        self._session = open_for_checks(path, exact_blocks=exact_blocks)
         inputs = self._session.get_inputs()
         self._packed = PackedGraph.of(
             {tensor.name: tensor.shape for tensor in inputs},
@@ -58,9 +69,7 @@ class GraphRunner:
         )
         self._capacity = capacity
         self._takes_lengths = any(tensor.name == bundle.LENGTHS for tensor in inputs)
-        kinds = {tensor.name: tensor.type for tensor in inputs}
-        kind = _CACHE_TYPES[kinds[bundle.key_name(0)]]
-        self.caches = used_caches(facts, batch, capacity, kind=kind)
+        self.caches = used_caches(facts, batch, capacity)
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
@@ -84,17 +93,21 @@ class GraphRunner:
         return logits
 
 
-def used_caches(
-    facts: ModelFacts, batch: int, capacity: int, *, kind: npt.DTypeLike = np.float32
-) -> dict[str, FloatArray]:
-    """Return caches [B, H, S, D] by name, keys first.
+def open_for_checks(path: Path, *, exact_blocks: bool = False) -> InferenceSession:
+    """Return a session over a graph, or over its twin where it computes in 16 bits; caches are float32."""
+    twin = twin_of(path, float32_caches=True)
+    return open_session(path, graph=twin, copies_caches=True, exact_blocks=exact_blocks)
+
+
+def used_caches(facts: ModelFacts, batch: int, capacity: int) -> dict[str, FloatArray]:
+    """Return caches [B, H, S, D] float32 by name, keys first.
 
     They hold no zeros: a graph must not see what lies beyond a row's length.
     """
     shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
     layers = range(facts.num_layers)
     names = (*map(bundle.key_name, layers), *map(bundle.value_name, layers))
-    return {name: np.full(shape, 7.0, kind) for name in names}
+    return {name: np.full(shape, 7.0, np.float32) for name in names}
 
 
 def span_feeds(tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
@@ -120,9 +133,51 @@ def check_parity(
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
+    reference = partial(reference_logits, model)
+    return _check_cases(
+        reference, path, facts, max_gamma=max_gamma, tolerance=tolerance, seed=seed
+    )
+
+
+def check_rounding(
+    path: Path, facts: ModelFacts, *, max_gamma: int, tolerance: float | None, seed: int = 0
+) -> Mapping[str, object]:
+    """Return what the graph for accelerators loses in 16 bits of ``path``, the canonical graph with integer weights.
+
+    That graph in float32 is the reference: both have the same integers. All else is as for ``check_parity``.
+
+    Raises:
+        BundleError: as ``check_parity``.
+    """
+    batch, length = certified_prompts(facts, max_gamma=max_gamma, seed=seed).shape
+    runner = GraphRunner(path, facts, batch=batch, capacity=length, exact_blocks=True)
+    return _check_cases(
+        lambda sequences: runner.extend(sequences, np.zeros(batch, np.int64)),
+        path.with_name(bundle.DEVICE_FILE),
+        facts,
+        max_gamma=max_gamma,
+        tolerance=tolerance,
+        seed=seed,
+    )
+
+
+def certified_prompts(facts: ModelFacts, *, max_gamma: int, seed: int = 0) -> IntArray:
+    """Return the sequences [B, n] int64 of a certificate."""
     generator = np.random.default_rng(seed)
     length = _PREFILL + max_gamma + 1 + _NUM_EXTRA
-    prompts = generator.integers(0, facts.vocab_size, (_BATCH, length), dtype=np.int64)
+    return generator.integers(0, facts.vocab_size, (_BATCH, length), dtype=np.int64)
+
+
+def _check_cases(
+    reference: Reference,
+    path: Path,
+    facts: ModelFacts,
+    *,
+    max_gamma: int,
+    tolerance: float | None,
+    seed: int,
+) -> Mapping[str, object]:
+    prompts = certified_prompts(facts, max_gamma=max_gamma, seed=seed)
     cases: dict[str, Callable[[_Trial], list[CaseResult]]] = {
         "prefill": _prefill,
         "single_token": lambda trial: _continue(trial, 1),
@@ -132,7 +187,7 @@ def check_parity(
     }
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
     for name, case in cases.items():
-        trial = _Trial(model, path, facts, prompts)
+        trial = _Trial(reference, path, facts, prompts)
         certificate[name] = judged(name, case(trial), path, tolerance)
     return certificate
 
@@ -146,10 +201,12 @@ def judged(
         BundleError: the case lies beyond the tolerance, or is not a number.
     """
     result = _merge(results)
-    if tolerance is not None and not result.max_difference <= tolerance:
+    # Without a tolerance numbers are recorded, whatever they are; but numbers they are.
+    allowed = np.finfo(np.float32).max if tolerance is None else tolerance
+    if not result.max_difference <= allowed:
         raise BundleError(
             f"{path.parent.name}/{path.name}: parity case {name} differs by "
-            f"{result.max_difference:.3g}, allowed {tolerance:.3g}; the bundle is not written"
+            f"{result.max_difference:.3g}, allowed {allowed:.3g}; the bundle is not written"
         )
     return {
         "max_difference": result.max_difference,
@@ -162,9 +219,9 @@ class _Trial:
     """A fresh cache, and the reference to compare with."""
 
     def __init__(
-        self, model: PreTrainedModel, path: Path, facts: ModelFacts, prompts: IntArray
+        self, reference: Reference, path: Path, facts: ModelFacts, prompts: IntArray
     ) -> None:
-        self.model = model
+        self.reference = reference
         self.prompts = prompts
         capacity = prompts.shape[1] + _NUM_EXTRA
         self.runner = GraphRunner(path, facts, batch=len(prompts), capacity=capacity)
@@ -174,7 +231,7 @@ class _Trial:
         columns = start[:, None] + np.arange(num_tokens)
         spans = np.take_along_axis(sequences, columns, axis=1)
         answered = self.runner.extend(spans, start)
-        whole = reference_logits(self.model, sequences[:, : int(columns.max()) + 1])
+        whole = self.reference(sequences[:, : int(columns.max()) + 1])
         expected = np.take_along_axis(whole, columns[:, :, None], axis=1)
         return compare_logits(answered, expected)
 

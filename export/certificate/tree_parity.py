@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
-from outrider.engines.onnx.session import open_session
 from outrider.engines.reference.torch_engine import tree_logits
 from outrider.engines.trees import path_to, tree_layout
 from outrider.export.certificate.parity import (
@@ -22,6 +21,7 @@ from outrider.export.certificate.parity import (
     GraphRunner,
     compare_logits,
     judged,
+    open_for_checks,
     reference_logits,
 )
 from outrider.export.checkpoint import ModelFacts
@@ -90,7 +90,7 @@ class _TreeRunner:
     def __init__(self, path: Path, facts: ModelFacts, *, num_rows: int, capacity: int) -> None:
         self.chains = GraphRunner(path, facts, batch=num_rows, capacity=capacity)
         self._tree, self._keep = (
-            open_session(path.with_name(name), copies_caches=True) for name in TREE_FILES[path.name]
+            open_for_checks(path.with_name(name)) for name in TREE_FILES[path.name]
         )
 
     def extend(

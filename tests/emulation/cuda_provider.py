@@ -1,10 +1,17 @@
-"""ONNX Runtime's CUDA provider emulated by the CPU's: sessions whose runs go to an emulated stream."""
+"""ONNX Runtime's CUDA provider emulated by the CPU's: sessions whose runs go to an emulated stream.
+
+What the CPU's provider cannot compute, bfloat16, it computes by the graph's twin.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import onnxruntime
+from outrider.engines.onnx.session import WEIGHTS_FOLDER
+from outrider.export.certificate.twin import twin_of
 
 from tests.emulation.cuda_runtime import ALIGNMENT, EmulatedCuda
 
@@ -16,7 +23,7 @@ def cuda_session(cuda: EmulatedCuda) -> type[onnxruntime.InferenceSession]:
     """A class of sessions; those opened for the CPU are plain ones."""
 
     class Session(_PlainSession):
-        def __init__(self, path: str, options: Any, **given: Any) -> None:
+        def __init__(self, path: str | bytes, options: Any, **given: Any) -> None:
             self.provider = given["providers"][0]
             (asked,) = given["provider_options"]
             self.stream = int(asked.get("user_compute_stream", 0))
@@ -24,6 +31,10 @@ def cuda_session(cuda: EmulatedCuda) -> type[onnxruntime.InferenceSession]:
             if self.provider == CUDA_PROVIDER:
                 assert 0 <= int(asked["device_id"]) < cuda.num_devices
                 given |= {"providers": [CPU_PROVIDER], "provider_options": [{}]}
+                twin = twin_of(Path(path), kinds={ir.DataType.BFLOAT16})
+                if twin is not None:
+                    options.add_session_config_entry(WEIGHTS_FOLDER, str(Path(path).parent))
+                    path = twin
             super().__init__(path, options, **given)
 
         def get_providers(self) -> list[str]:
