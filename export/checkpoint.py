@@ -71,7 +71,9 @@ class Checkpoint:
         """Return the 16-bit type that keeps this model's range: bfloat16 where any of its weights is stored so."""
         for file in sorted(self.path.glob("*.safetensors")):
             with safe_open(file, framework="pt") as weights:
-                if any(weights.get_slice(name).get_dtype() == "BF16" for name in weights.keys()):
+                if any(
+                    weights.get_slice(name).get_dtype() == "BF16" for name in weights.offset_keys()
+                ):
                     return BFLOAT16
         return FLOAT16
 

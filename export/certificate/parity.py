@@ -134,9 +134,7 @@ def check_parity(
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
     reference = partial(reference_logits, model)
-    return _check_cases(
-        reference, path, facts, max_gamma=max_gamma, tolerance=tolerance, seed=seed
-    )
+    return _check_cases(reference, path, facts, max_gamma=max_gamma, tolerance=tolerance, seed=seed)
 
 
 def check_rounding(

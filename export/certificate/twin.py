@@ -44,7 +44,8 @@ def twin_of(
         return None
     if float32_caches:
         twin.widen_interface()
-    return ir.to_proto(model).SerializeToString()
+    serialised: bytes = ir.to_proto(model).SerializeToString()
+    return serialised
 
 
 class _Twin:

@@ -68,9 +68,9 @@ def _tensor(value: ir.Value | None) -> ir.TensorProtocol:
 
 def _packed(integers: ir.TensorProtocol, bits: int, size: int) -> npt.NDArray[np.uint8]:
     """Return integers [K, N] as bytes [N, K / size, size * bits / 8]."""
-    raised = (integers.numpy().astype(np.int16) + (1 << (bits - 1))).astype(np.uint8).T
+    raised: npt.NDArray[np.uint8] = integers.numpy().astype(np.uint8).T + np.uint8(1 << (bits - 1))
     if bits == 4:
-        raised = raised[:, 0::2] | (raised[:, 1::2] << 4)
+        raised = raised[:, 0::2] | (raised[:, 1::2] << np.uint8(4))
     return np.ascontiguousarray(raised).reshape(len(raised), -1, size * bits // 8)
 
 

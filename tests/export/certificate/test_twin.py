@@ -113,7 +113,9 @@ def test_inputs_outputs_and_weights_are_those_of_the_graph(tmp_path: Path, kind:
     for found, expected in ((graph.input, plain.input), (graph.output, plain.output)):
         assert [*found] == [*expected]
     assert [*graph.initializer] == [*plain.initializer]
-    halves = {value.name for value in graph.input if value.type.tensor_type.elem_type == KINDS[kind][0]}
+    halves = {
+        value.name for value in graph.input if value.type.tensor_type.elem_type == KINDS[kind][0]
+    }
     halves |= {value.name for value in graph.initializer}
     casts = [node for node in graph.node if node.op_type == "Cast"]
     halves |= {node.output[0] for node in casts if node.attribute[0].i == KINDS[kind][0]}
