@@ -21,8 +21,11 @@ from outrider.engines.bundle.manifest import (
     present_names,
 )
 from outrider.engines.kv_cache import KvCache
+from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packages
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# ONNX Runtime's name for the memory of a CUDA device; the host's are "Cpu" and "CudaPinned".
+_CUDA_MEMORY = "Cuda"
 _RECORDS = "enable_cuda_graph"
 _OWN_OPTIONS = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
 # ONNX Runtime's exceptions have no common base but Exception.
@@ -53,12 +56,14 @@ _LOG_ERRORS = 3
 
 
 def why_unavailable(device: str) -> str:
-    """Say why a provider cannot run here; empty where it can."""
+    """Say why a provider cannot run here; empty where it can, its libraries being loaded."""
     if device not in _PROVIDERS:
         return f"must be one of {', '.join(_PROVIDERS)}"
+    if reason := why_two_packages():
+        return reason
     if _PROVIDERS[device] not in onnxruntime.get_available_providers():
-        return f"this onnxruntime has no {_PROVIDERS[device]}"
-    return ""
+        return f"this onnxruntime has no {_PROVIDERS[device]}; install outrider-server[{device}]"
+    return why_not_loadable() if device == "cuda" else ""
 
 
 def open_session(
@@ -87,8 +92,8 @@ def open_session(
         provider_options: of a GPU's provider, as ONNX Runtime documents them.
 
     Raises:
-        EngineError: unknown device, unloadable graph, an option that cannot be given, or the shared
-            pool has another size.
+        EngineError: unknown device, unloadable graph, an option that cannot be given, a graph that
+            the device's provider reads an input of on the host, or the shared pool has another size.
     """
     if reason := why_unavailable(device):
         raise EngineError(f"device {device!r}: {reason}")
@@ -106,13 +111,28 @@ def open_session(
             options,
             providers=[_PROVIDERS[device]],
             provider_options=[own_options],
+            # Otherwise a device that fails is replaced by the CPU, with a line on stdout.
+            enable_fallback=False,
         )
     except LIBRARY_ERRORS as error:
-        raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
-    # A provider that fails to start is silently replaced by the CPU's.
+        words = " ".join(str(error).split())
+        raise EngineError(f"ONNX Runtime cannot load the graph: {words}") from error
     if session.get_providers()[0] != _PROVIDERS[device]:
         raise EngineError(f"device {device!r}: {_PROVIDERS[device]} did not start")
+    if device == "cuda":
+        _check_on_device(session, path)
     return session
+
+
+def _check_on_device(session: onnxruntime.InferenceSession, path: Path) -> None:
+    """Refuse inputs that the provider reads on the host: they are copied when they are bound, and never again."""
+    memories = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    on_host = [repr(tensor.name) for tensor, memory in memories if memory.name != _CUDA_MEMORY]
+    if on_host:
+        raise EngineError(
+            f"{path.parent.name}/{path.name}: the CUDA provider reads {', '.join(on_host)} on the host "
+            "and would keep the first value; export the bundle again"
+        )
 
 
 def enqueue(
