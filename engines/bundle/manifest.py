@@ -22,10 +22,15 @@ from outrider.engines.bundle.fields import FieldReader
 from outrider.engines.bundle.files import (
     MANIFEST_FILE,
     FileEntry,
+    FileStamp,
     check_file,
     check_inside,
+    check_size,
+    check_stamp,
     list_files,
+    read_file,
 )
+from outrider.engines.bundle.mapped_files import still_mapped, take_mapped
 from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER, PlanEntry, read_plans
 from outrider.engines.bundle.serving_defaults import ServingDefaults, read_serving_defaults
@@ -211,10 +216,56 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A verified bundle: every file of ``manifest.files`` lies under ``root`` as declared."""
+    """A verified bundle: every file of ``manifest.files`` but the plans lay under ``root`` as declared.
+
+    Attributes:
+        root: folder.
+        manifest: of it.
+        stamps: of the files whose content was found to be the declared one; ``read`` adds to them.
+    """
 
     root: Path
     manifest: Manifest
+    stamps: dict[str, FileStamp] = field(default_factory=dict)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file, which is hashed unless that was done before.
+
+        Raises:
+            BundleError: the manifest does not hold its hash, or it is another one.
+        """
+        declared = self.manifest.files.get(name)
+        if declared is None:
+            raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
+        data, self.stamps[name] = read_file(self.root, name, declared, self.stamps.get(name))
+        return data
+
+    def check_unchanged(self) -> None:
+        """Refuse a bundle whose files were written to, moved or replaced since they were hashed.
+
+        Libraries open graphs and weights by their paths: this is how what they opened is what was hashed. Plans and
+        whatever else goes through ``read`` do not need it.
+
+        Raises:
+            BundleError: naming the file.
+        """
+        for name, stamp in self.stamps.items():
+            if not name.startswith(f"{PLANS_FOLDER}/"):
+                check_stamp(self.root, name, stamp)
+
+    def take_mapped(self) -> int:
+        """Move the weights that engines have mapped into private memory; return the bytes that stay mapped.
+
+        Raises:
+            BundleError: as ``check_unchanged``.
+        """
+        left = take_mapped([self.root / name for name in self.stamps])
+        self.check_unchanged()
+        return left
+
+    def is_mapped(self) -> bool:
+        """Return whether engines compute from files, as where private memory was too small."""
+        return bool(still_mapped([self.root / name for name in self.stamps]))
 
     def model_path(self, entry: ModelEntry) -> Path:
         """Graph file of one of the bundle's models."""
@@ -274,6 +325,8 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 def load_bundle(root: Path) -> Bundle:
     """Bundle at ``root`` after checking every file against the manifest.
 
+    Of plans only the size is checked here: ``Bundle.read`` hashes one when it is loaded.
+
     Raises:
         BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
             hard link, outside the folder, or a graph whose weights lie outside it.
@@ -292,12 +345,16 @@ def load_bundle(root: Path) -> Bundle:
     for name in manifest.files:
         check_inside(name)
     _check_listing(names, manifest)
+    stamps = {}
     for name, declared in manifest.files.items():
-        check_file(root, name, declared)
+        if name.startswith(f"{PLANS_FOLDER}/"):
+            check_size(name, (root / name).stat().st_size, declared)
+        else:
+            stamps[name] = check_file(root, name, declared)
     for entry in (manifest.target, manifest.draft):
         if entry is not None:
             _check_model(root, entry, manifest)
-    return Bundle(root=root, manifest=manifest)
+    return Bundle(root=root, manifest=manifest, stamps=stamps)
 
 
 def _model_entry(reader: FieldReader) -> ModelEntry:

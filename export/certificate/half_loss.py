@@ -25,7 +25,7 @@ def half_logits(checkpoint: Checkpoint, precision: str, *, max_gamma: int) -> Fl
         BundleError: they are not numbers: the model overflows in float16.
     """
     prompts = certified_prompts(checkpoint.facts, max_gamma=max_gamma)
-    logits = reference_logits(checkpoint.load(_TYPES[precision]), prompts)
+    logits = reference_logits(checkpoint.load_as(_TYPES[precision]), prompts)
     if not np.isfinite(logits).all():
         raise BundleError(
             f"{checkpoint.path.name}: PyTorch overflows in {precision}; export with --weights {BFLOAT16}"

@@ -96,7 +96,9 @@ class GraphRunner:
 def open_for_checks(path: Path, *, exact_blocks: bool = False) -> InferenceSession:
     """Return a session over a graph, or over its twin where it computes in 16 bits; caches are float32."""
     twin = twin_of(path, float32_caches=True)
-    return open_session(path, graph=twin, copies_caches=True, exact_blocks=exact_blocks)
+    return open_session(
+        twin or path, weights_folder=path.parent, copies_caches=True, exact_blocks=exact_blocks
+    )
 
 
 def used_caches(facts: ModelFacts, batch: int, capacity: int) -> dict[str, FloatArray]:

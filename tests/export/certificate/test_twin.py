@@ -64,7 +64,7 @@ def write_graph(folder: Path, kind: str) -> Path:
 def run_twin(path: Path, feeds: dict[str, FloatArray]) -> list[FloatArray]:
     twin = twin_of(path, float32_caches=True)
     assert twin is not None
-    found: list[FloatArray] = open_session(path, graph=twin).run(None, feeds)
+    found: list[FloatArray] = open_session(twin, weights_folder=path.parent).run(None, feeds)
     return found
 
 
