@@ -26,7 +26,7 @@ from outrider.engines.bundle.manifest import (
     write_manifest,
 )
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
-from outrider.export.certificate.certify import certify
+from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.parity import FLOAT32_TOLERANCE
 from outrider.export.checkpoint import (
     Checkpoint,
@@ -46,8 +46,9 @@ from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
 
 WEIGHT_KINDS = ("float32", FLOAT16, *INTEGER_KINDS)
 MAX_EXTEND = 512
-# The graph is written once in float32, and once more by a pass that rewrites its weights.
-_DISK_COPIES = 2
+# Weights are written once as the checkpoint has them and once as the bundle wants them, or once in float32; of int8
+# and int4 an embedding stays float32.
+_DISK_COPIES = 2.5
 _DISK_MARGIN_BYTES = 64 << 20
 _PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
 
@@ -188,7 +189,7 @@ def _export_part(
         else:
             drop_device_graphs(path)
         return certify(
-            model,
+            reference,
             path,
             facts,
             max_gamma=sizes.max_gamma,
@@ -197,8 +198,14 @@ def _export_part(
         )
 
     progress(f"{name}: writing the graph ({facts.num_layers} layers)")
-    export_model(model, path, num_positions=sizes.max_context + sizes.max_extend)
+    num_positions = sizes.max_context + sizes.max_extend
+    # What is stored otherwise is made of the checkpoint's own bits, which take half the disk.
+    export_model(model, path, num_positions=num_positions, keeps_halves=weights != FLOAT32)
     progress(f"{name}: comparing with the checkpoint")
+    reference = prepare(
+        model, facts, max_gamma=sizes.max_gamma, max_tree_nodes=sizes.max_tree_nodes
+    )
+    del model  # and its pages, which would stand beside those of the graphs
     certificate = certified(FLOAT32_TOLERANCE, device=FLOAT32)
     precision = _device_precision(weights)
     if weights in INTEGER_KINDS:
@@ -260,9 +267,8 @@ def _check_tokens(checkpoints: dict[str, Checkpoint]) -> None:
 
 
 def _check_disk(folder: Path, checkpoints: Iterable[Checkpoint]) -> None:
-    # Checkpoints in 16 bits double when written as float32.
-    weight_bytes = sum(2 * checkpoint.num_weight_bytes() for checkpoint in checkpoints)
-    wanted = _DISK_COPIES * weight_bytes + _DISK_MARGIN_BYTES
+    weight_bytes = sum(checkpoint.num_weight_bytes() for checkpoint in checkpoints)
+    wanted = int(_DISK_COPIES * weight_bytes) + _DISK_MARGIN_BYTES
     free = shutil.disk_usage(folder).free
     if free < wanted:
         raise BundleError(

@@ -68,6 +68,7 @@ def open_session(
     device_index: int = 0,
     num_threads: int = 2,
     copies_caches: bool = False,
+    maps_weights: bool = False,
     stream: int = 0,
     provider_options: Mapping[str, str] | None = None,
 ) -> onnxruntime.InferenceSession:
@@ -83,6 +84,8 @@ def open_session(
         num_threads: size of the shared pool.
         copies_caches: the caller binds past and present to different memory on purpose, so the
             library's warning about it, one line per call and layer, is left out.
+        maps_weights: weights of 16 bits stay in their file, mapped, and each is widened in every call: for checks
+            of models that are too large in float32. Otherwise they are widened once, to memory of the session's.
         stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
         provider_options: of a GPU's provider, as ONNX Runtime documents them.
 
@@ -100,12 +103,16 @@ def open_session(
         options.log_severity_level = _LOG_ERRORS
     # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+    if maps_weights:
+        # The last level reads every weight (1.31.1), whatever it changes.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
         session = onnxruntime.InferenceSession(
             str(path),
             options,
             providers=[_PROVIDERS[device]],
             provider_options=[own_options],
+            disabled_optimizers=["ConstantFolding"] if maps_weights else [],
         )
     except LIBRARY_ERRORS as error:
         raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
-from outrider.export.graph.edits import put
+from outrider.export.graph.edits import put_tensor
 from outrider.export.graph.position_tables import is_position_table
+from outrider.export.weights.widened import load_widened, save_over
 
 FLOAT16 = "float16"
 # Rounding moves logits by some 1e-2; a wrong weight by more than 1.
@@ -28,14 +29,13 @@ def store_float16(path: Path) -> int:
     Raises:
         BundleError: a weight is beyond the range of float16, or there is none.
     """
-    model = ir.load(path)
-    ir.external_data.load_to_model(model)
+    model = load_widened(path)
     matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
     for value in matrices:
         _store(model.graph, value, path.parent.name)
     if not matrices:
         raise BundleError(f"{path.parent.name}: no weight matrix in the graph")
-    ir.save(model, path, external_data=f"{path.name}.data")
+    save_over(model, path)
     return len(matrices)
 
 
@@ -51,12 +51,18 @@ def _is_matrix(value: ir.Value) -> bool:
 
 
 def _store(graph: ir.Graph, value: ir.Value, where: str) -> None:
-    assert value.const_value is not None
-    values = value.const_value.numpy()
-    if np.abs(values).max() > np.finfo(np.float16).max:
-        raise BundleError(f"{where}: {value.name} is beyond the range of float16; use float32")
-    name = f"{value.name}.float16"
-    stored = put(graph, values.astype(np.float16), name)
+    tensor, name = value.const_value, f"{value.name}.float16"
+    assert tensor is not None
+
+    def rounded() -> ir.TensorProtocol:
+        values = tensor.numpy()
+        if max(values.max(), -values.min()) > np.finfo(np.float16).max:
+            raise BundleError(f"{where}: {value.name} is beyond the range of float16; use float32")
+        return ir.tensor(values.astype(np.float16))
+
+    shape = ir.Shape(tensor.shape.numpy())
+    lazy = ir.LazyTensor(rounded, ir.DataType.FLOAT16, shape, name=name)
+    stored = put_tensor(graph, lazy)
     node = ir.node("Cast", [stored], attributes={"to": ir.DataType.FLOAT.value})
     restored = node.outputs[0]
     restored.name, restored.type, restored.shape = f"{name}.restored", value.type, value.shape
