@@ -26,7 +26,7 @@ from outrider.engines.bundle.manifest import (
     write_manifest,
 )
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
-from outrider.export.certificate.certify import certify
+from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.half_loss import half_logits, half_tolerance
 from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_rounding
 from outrider.export.checkpoint import (
@@ -49,8 +49,9 @@ HALF = "half"
 """The 16-bit type that suits a checkpoint; see ``Checkpoint.half_precision``."""
 WEIGHT_KINDS = (FLOAT32, HALF, *HALF_TYPES, *INTEGER_KINDS)
 MAX_EXTEND = 512
-# The graph is written once in float32, and once more by a pass that rewrites its weights.
-_DISK_COPIES = 2
+# Weights are written once as the checkpoint has them and once as the bundle wants them, or once in float32; of int8
+# and int4 an embedding stays float32.
+_DISK_COPIES = 2.5
 _DISK_MARGIN_BYTES = 64 << 20
 _PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
 
@@ -195,8 +196,6 @@ def _export_part(
     if precision in HALF_TYPES:
         precision, halved = _half_logits(part, max_gamma)
     model = part.checkpoint.load()
-    if precision in HALF_TYPES:
-        tolerance = half_tolerance(model, halved, part.checkpoint, max_gamma=max_gamma)
 
     def certified(tolerance: float | None, *, device: str) -> dict[str, object]:
         derive_grouped_graph(path)
@@ -208,7 +207,7 @@ def _export_part(
         else:
             drop_device_graphs(path)
         return certify(
-            model,
+            reference,
             path,
             facts,
             max_gamma=max_gamma,
@@ -228,8 +227,14 @@ def _export_part(
         return found
 
     progress(f"{name}: writing the graph ({facts.num_layers} layers)")
-    export_model(model, path, num_positions=sizes.max_context + sizes.max_extend)
+    num_positions = sizes.max_context + sizes.max_extend
+    # What is stored otherwise is made of the checkpoint's own bits, which take half the disk.
+    export_model(model, path, num_positions=num_positions, keeps_halves=weights != FLOAT32)
     progress(f"{name}: comparing with the checkpoint")
+    reference = prepare(model, facts, max_gamma=max_gamma, max_tree_nodes=sizes.max_tree_nodes)
+    del model  # and its pages, which would stand beside those of the graphs
+    if precision in HALF_TYPES:
+        tolerance = half_tolerance(reference, halved, part.checkpoint, max_gamma=max_gamma)
     certificate = certified(FLOAT32_TOLERANCE, device=FLOAT32)
     if weights != FLOAT32:
         progress(f"{name}: storing the weights as {weights}")
@@ -301,9 +306,8 @@ def _check_tokens(checkpoints: dict[str, Checkpoint]) -> None:
 
 
 def _check_disk(folder: Path, checkpoints: Iterable[Checkpoint]) -> None:
-    # Checkpoints in 16 bits double when written as float32.
-    weight_bytes = sum(2 * checkpoint.num_weight_bytes() for checkpoint in checkpoints)
-    wanted = _DISK_COPIES * weight_bytes + _DISK_MARGIN_BYTES
+    weight_bytes = sum(checkpoint.num_weight_bytes() for checkpoint in checkpoints)
+    wanted = int(_DISK_COPIES * weight_bytes) + _DISK_MARGIN_BYTES
     free = shutil.disk_usage(folder).free
     if free < wanted:
         raise BundleError(

@@ -75,6 +75,7 @@ def open_session(
     device_index: int = 0,
     num_threads: int = 2,
     copies_caches: bool = False,
+    maps_weights: bool = False,
     stream: int = 0,
     provider_options: Mapping[str, str] | None = None,
     weights_folder: Path | None = None,
@@ -92,6 +93,8 @@ def open_session(
         num_threads: size of the shared pool.
         copies_caches: the caller binds past and present to different memory on purpose, so the
             library's warning about it, one line per call and layer, is left out.
+        maps_weights: weights of 16 bits stay in their file, mapped, and each is widened in every call: for checks
+            of models that are too large in float32. Otherwise they are widened once, to memory of the session's.
         stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
         provider_options: of a GPU's provider, as ONNX Runtime documents them.
         weights_folder: of a graph given as bytes, where its data lies, if any.
@@ -113,6 +116,9 @@ def open_session(
     options.add_session_config_entry(_BLOCKS_ACCURACY, "1" if exact_blocks else "4")
     if weights_folder is not None:
         options.add_session_config_entry(WEIGHTS_FOLDER, str(weights_folder))
+    if maps_weights:
+        # The last level reads every weight (1.31.1), whatever it changes.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
         session = onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph),
@@ -121,6 +127,7 @@ def open_session(
             provider_options=[own_options],
             # Otherwise a device that fails is replaced by the CPU, with a line on stdout.
             enable_fallback=False,
+            disabled_optimizers=["ConstantFolding"] if maps_weights else [],
         )
     except LIBRARY_ERRORS as error:
         words = " ".join(str(error).split())

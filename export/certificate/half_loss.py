@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 from outrider.engines.base import BundleError, FloatArray
-from outrider.export.certificate.parity import certified_prompts, reference_logits
+from outrider.export.certificate.parity import certified_prompts
+from outrider.export.certificate.reference import Reference, reference_logits
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
-from transformers import PreTrainedModel
 
 ALLOWED_LOSS = 2.0
 _TYPES = {FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
@@ -24,7 +24,7 @@ def half_logits(checkpoint: Checkpoint, precision: str, *, max_gamma: int) -> Fl
     Raises:
         BundleError: they are not numbers: the model overflows in float16.
     """
-    prompts = certified_prompts(checkpoint.facts, max_gamma=max_gamma)
+    prompts = certified_prompts(checkpoint.facts, max_gamma)
     logits = reference_logits(checkpoint.load_as(_TYPES[precision]), prompts)
     if not np.isfinite(logits).all():
         raise BundleError(
@@ -34,8 +34,8 @@ def half_logits(checkpoint: Checkpoint, precision: str, *, max_gamma: int) -> Fl
 
 
 def half_tolerance(
-    model: PreTrainedModel, halved: FloatArray, checkpoint: Checkpoint, *, max_gamma: int
+    reference: Reference, halved: FloatArray, checkpoint: Checkpoint, *, max_gamma: int
 ) -> float:
-    """Return how far from the float32 model a graph may be whose logits PyTorch in 16 bits has as ``halved``."""
-    prompts = certified_prompts(checkpoint.facts, max_gamma=max_gamma)
-    return ALLOWED_LOSS * float(np.abs(halved - reference_logits(model, prompts)).max())
+    """Return how far from the model in float32 a graph may be, where PyTorch in 16 bits answers ``halved``."""
+    expected = reference.logits(certified_prompts(checkpoint.facts, max_gamma))
+    return ALLOWED_LOSS * float(np.abs(halved - expected).max())

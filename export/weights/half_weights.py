@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
-from outrider.export.graph.edits import put
+from outrider.export.graph.edits import put_tensor
 from outrider.export.graph.position_tables import is_position_table
+from outrider.export.weights.widened import load_widened, save_over
 
 FLOAT16, BFLOAT16 = "float16", "bfloat16"
 HALF_TYPES = {FLOAT16: ir.DataType.FLOAT16, BFLOAT16: ir.DataType.BFLOAT16}
@@ -29,14 +30,13 @@ def store_halves(path: Path, kind: str) -> int:
     Raises:
         BundleError: a weight is beyond the range of float16, or there is none.
     """
-    model = ir.load(path)
-    ir.external_data.load_to_model(model)
+    model = load_widened(path)
     matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
     for value in matrices:
         _store(model.graph, value, kind, path.parent.name)
     if not matrices:
         raise BundleError(f"{path.parent.name}: no weight matrix in the graph")
-    ir.save(model, path, external_data=f"{path.name}.data")
+    save_over(model, path)
     return len(matrices)
 
 
@@ -52,12 +52,17 @@ def _is_matrix(value: ir.Value) -> bool:
 
 
 def _store(graph: ir.Graph, value: ir.Value, kind: str, where: str) -> None:
-    assert value.const_value is not None
-    values = value.const_value.numpy()
-    if kind == FLOAT16 and np.abs(values).max() > np.finfo(np.float16).max:
-        raise BundleError(f"{where}: {value.name} is beyond the range of float16; use bfloat16")
-    name = f"{value.name}.{kind}"
-    stored = put(graph, values.astype(HALF_TYPES[kind].numpy()), name)
+    tensor, name, stored_type = value.const_value, f"{value.name}.{kind}", HALF_TYPES[kind]
+    assert tensor is not None
+
+    def rounded() -> ir.TensorProtocol:
+        values = tensor.numpy()
+        if kind == FLOAT16 and max(values.max(), -values.min()) > np.finfo(np.float16).max:
+            raise BundleError(f"{where}: {value.name} is beyond the range of float16; use bfloat16")
+        return ir.tensor(values.astype(stored_type.numpy()), dtype=stored_type)
+
+    shape = ir.Shape(tensor.shape.numpy())
+    stored = put_tensor(graph, ir.LazyTensor(rounded, stored_type, shape, name=name))
     node = ir.node("Cast", [stored], attributes={"to": ir.DataType.FLOAT.value})
     restored = node.outputs[0]
     restored.name, restored.type, restored.shape = f"{name}.restored", value.type, value.shape

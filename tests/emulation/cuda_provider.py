@@ -44,7 +44,9 @@ def host_inputs(source: str | bytes) -> frozenset[str]:
     all it reads are shapes, constants and inputs of the graph, and so are the nodes behind it.
     """
     is_file = isinstance(source, str)
-    model = onnx.load(source, load_external_data=False) if is_file else onnx.load_from_string(source)
+    model = (
+        onnx.load(source, load_external_data=False) if is_file else onnx.load_from_string(source)
+    )
     graph = model.graph
     inputs = {value.name for value in graph.input}
     free = {"", *inputs, *(value.name for value in graph.initializer)}
