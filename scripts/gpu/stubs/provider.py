@@ -28,6 +28,7 @@ _TYPES = {
     "tensor(int64)": np.int64,
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
+    "tensor(bfloat16)": np.uint16,
     "tensor(bool)": np.bool_,
     "tensor(int32)": np.int32,
 }

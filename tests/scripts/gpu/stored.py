@@ -18,7 +18,7 @@ from outrider.engines.bundle.manifest import (
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.weights.blocks import quantize_file
-from outrider.export.weights.half_weights import store_float16
+from outrider.export.weights.half_weights import HALF_TYPES, store_halves
 
 
 def store_bundle(
@@ -36,8 +36,8 @@ def store_bundle(
         source: bundle in float32 with a target and a draft.
         out: folder to make.
         checkpoints: of target and draft.
-        weights: "float32", "float16", "int8" or "int4".
-        precision: of accelerators; "float32" or "float16".
+        weights: "float32", "float16", "bfloat16", "int8" or "int4".
+        precision: of accelerators; "float32", "float16" or "bfloat16".
         change: made to the graph of chains.
     """
     shutil.copytree(source, out)
@@ -48,8 +48,8 @@ def store_bundle(
         if weights in ("int8", "int4"):
             checkpoint = open_checkpoint(folder, max_context=manifest.max_context)
             quantize_file(path, weights, checkpoint.facts)
-        elif weights != "float32":
-            store_float16(path)
+        elif weights in HALF_TYPES:
+            store_halves(path, weights)
         derive_device_graphs(path, precision, with_trees=True)
         if change is not None:
             change(path.with_name(DEVICE_FILE))

@@ -17,8 +17,16 @@ from tests.scripts.gpu.stored import store_bundle
 
 Found = dict[str, dict[str, Any]]
 
-# Storage of weights, and what accelerators compute in.
-WEIGHTS = {"float32": "float32", "float16": "float16", "int8": "float32", "int4": "float32"}
+# Bundles: storage of weights, and what accelerators compute in.
+WEIGHTS = {
+    "float32": ("float32", "float32"),
+    "float16": ("float16", "float16"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+    "int8": ("int8", "float16"),
+    "int4": ("int4", "float16"),
+    "int8-bfloat16": ("int8", "bfloat16"),
+    "int4-bfloat16": ("int4", "bfloat16"),
+}
 MUTANT = "mutant"
 MODEL_GRAPHS = ("device.onnx", "device_tree.onnx", "device_keep_path.onnx")
 # All of it computes shapes: nothing of it reads what is on the device, or a node would copy it.
@@ -52,7 +60,7 @@ SAMPLER_SUBMISSIONS = {
     "noise.onnx": 1252,
 }
 # And of a layer, by what computes and for every shape.
-LAYER_SUBMISSIONS = {"float32": 35, "float16": 39}
+LAYER_SUBMISSIONS = {"float32": 35, "float16": 39, "bfloat16": 39}
 
 
 def draw_start_to_the_host(path: Path) -> None:
@@ -81,8 +89,8 @@ def found(
 ) -> Found:
     """Everything found of every graph, by "bundle/model/file"; one of the bundles is a mutant."""
     root = tmp_path_factory.mktemp("placed")
-    for weights, precision in WEIGHTS.items():
-        store_bundle(tiny_bundle, root / weights, tiny_checkpoints, weights, precision)
+    for name, kinds in WEIGHTS.items():
+        store_bundle(tiny_bundle, root / name, tiny_checkpoints, *kinds)
     store_bundle(
         tiny_bundle, root / MUTANT, tiny_checkpoints, "float16", "float16",
         change=draw_start_to_the_host,
@@ -131,7 +139,7 @@ def test_every_graph_is_recorded_and_replayed(placed: Found) -> None:
 
 
 def test_16_bits_attend_by_fused_kernels(placed: Found) -> None:
-    for weights, precision in WEIGHTS.items():
+    for weights, (_, precision) in WEIGHTS.items():
         kinds = [run["attention"] for run in placed[f"{weights}/target/device.onnx"]["runs"]]
         if precision == "float32":
             assert kinds == ["unfused"] * len(_SHAPES), weights
@@ -143,7 +151,7 @@ def test_16_bits_attend_by_fused_kernels(placed: Found) -> None:
 
 def test_a_layer_keeps_its_number_of_launches(placed: Found) -> None:
     """The target has one layer more than the draft, and is otherwise as deep."""
-    for weights, precision in WEIGHTS.items():
+    for weights, (_, precision) in WEIGHTS.items():
         for file in ("device.onnx", "device_tree.onnx"):
             both = (placed[f"{weights}/{part}/{file}"]["runs"] for part in ("target", "draft"))
             for target, draft in zip(*both, strict=True):
