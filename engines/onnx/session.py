@@ -120,17 +120,18 @@ def open_session(
     if session.get_providers()[0] != _PROVIDERS[device]:
         raise EngineError(f"device {device!r}: {_PROVIDERS[device]} did not start")
     if device == "cuda":
-        _check_on_device(session, path)
+        _check_on_device(session, graph)
     return session
 
 
-def _check_on_device(session: onnxruntime.InferenceSession, path: Path) -> None:
+def _check_on_device(session: onnxruntime.InferenceSession, graph: Path | bytes) -> None:
     """Refuse inputs that the provider reads on the host: they are copied when they are bound, and never again."""
     memories = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
     on_host = [repr(tensor.name) for tensor, memory in memories if memory.name != _CUDA_MEMORY]
     if on_host:
+        name = "/".join(graph.parts[-2:]) if isinstance(graph, Path) else "a graph"
         raise EngineError(
-            f"{path.parent.name}/{path.name}: the CUDA provider reads {', '.join(on_host)} on the host "
+            f"{name}: the CUDA provider reads {', '.join(on_host)} on the host "
             "and would keep the first value; export the bundle again"
         )
 

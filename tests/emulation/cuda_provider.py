@@ -33,13 +33,15 @@ _HOST_READERS = {
 }
 
 
-def host_inputs(path: Path) -> frozenset[str]:
+def host_inputs(file: str | bytes) -> frozenset[str]:
     """Names of the graph's inputs that the CUDA provider reads on the host.
 
     Its rule (ONNX Runtime 1.31.1, ``GetCpuPreferredNodes``): a node that computes with a shape is moved to the host if
     all it reads are shapes, constants and inputs of the graph, and so are the nodes behind it.
     """
-    graph = onnx.load(path, load_external_data=False).graph
+    if isinstance(file, str):
+        file = Path(file).read_bytes()
+    graph = onnx.load_from_string(file).graph
     inputs = {value.name for value in graph.input}
     free = {"", *inputs, *(value.name for value in graph.initializer)}
     on_host: set[str] = set()
@@ -60,7 +62,7 @@ def cuda_session(cuda: EmulatedCuda) -> type[onnxruntime.InferenceSession]:
     """A class of sessions; those opened for the CPU are plain ones."""
 
     class Session(_PlainSession):
-        def __init__(self, path: str, options: Any, **given: Any) -> None:
+        def __init__(self, path: str | bytes, options: Any, **given: Any) -> None:
             self.provider = given["providers"][0]
             (asked,) = given["provider_options"]
             self.stream = int(asked.get("user_compute_stream", 0))
@@ -69,7 +71,7 @@ def cuda_session(cuda: EmulatedCuda) -> type[onnxruntime.InferenceSession]:
                 assert 0 <= int(asked["device_id"]) < cuda.num_devices
                 given |= {"providers": [CPU_PROVIDER], "provider_options": [{}]}
             super().__init__(path, options, **given)
-            self.host_inputs = host_inputs(Path(path)) if self.provider == CUDA_PROVIDER else ()
+            self.host_inputs = host_inputs(path) if self.provider == CUDA_PROVIDER else ()
 
         def get_input_memory_infos(self) -> list[Any]:
             if self.provider == CPU_PROVIDER:
