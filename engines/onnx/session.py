@@ -144,9 +144,9 @@ def _check_on_device(session: onnxruntime.InferenceSession, graph: Path | bytes)
     memories = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
     on_host = [repr(tensor.name) for tensor, memory in memories if memory.name != _CUDA_MEMORY]
     if on_host:
-        name = f"{graph.parent.name}/{graph.name}: " if isinstance(graph, Path) else ""
+        name = "/".join(graph.parts[-2:]) if isinstance(graph, Path) else "a graph"
         raise EngineError(
-            f"{name}the CUDA provider reads {', '.join(on_host)} on the host "
+            f"{name}: the CUDA provider reads {', '.join(on_host)} on the host "
             "and would keep the first value; export the bundle again"
         )
 
