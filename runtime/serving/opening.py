@@ -102,6 +102,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
         max_beams=worker.max_beams,
+        max_token_bytes=codec.max_token_bytes,
     )
     return Serving(
         worker=worker,
