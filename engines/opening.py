@@ -161,6 +161,7 @@ def _open_together(
             memory,
             num_threads=num_threads,
             max_batch=max_batch,
+            with_trees=with_trees,
             provider_options=provider_options,
         )
 

@@ -170,8 +170,13 @@ def serve(
     datastore: Annotated[
         Path | None, typer.Option(help="Corpus made by outrider datastore build.")
     ] = None,
-    history_scope: Annotated[
-        str, typer.Option(help="Whose answers inform drafts: request, tenant or server.")
+    scope: Annotated[
+        str,
+        typer.Option(
+            "--scope",
+            "--history-scope",
+            help="Whose earlier answers a request may profit from: request, tenant or server.",
+        ),
     ] = "tenant",
     drafting: Annotated[
         list[str] | None,
@@ -215,7 +220,7 @@ def serve(
             num_threads=threads,
             sampler=sampler,
             provider_options=_pairs(provider_option or ()),
-            drafting=_drafting(datastore, history_scope, drafting or []),
+            drafting=_drafting(datastore, scope, drafting or []),
         )
         options = ServeOptions(
             address=f"{host}:{port}",
@@ -305,13 +310,11 @@ def _pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((key.strip() if sign else "", value.strip()) for key, sign, value in parts)
 
 
-def _drafting(
-    datastore: Path | None, history_scope: str, settings: Sequence[str]
-) -> DraftingConfig:
-    if history_scope not in set(HistoryScope):
-        raise ConfigError("history_scope", f"must be one of {', '.join(HistoryScope)}")
+def _drafting(datastore: Path | None, scope: str, settings: Sequence[str]) -> DraftingConfig:
+    if scope not in set(HistoryScope):
+        raise ConfigError("scope", f"must be one of {', '.join(HistoryScope)}")
     return DraftingConfig(
         datastore="" if datastore is None else str(datastore),
-        history_scope=HistoryScope(history_scope),
+        history_scope=HistoryScope(scope),
         **parse_settings(settings),  # type: ignore[arg-type]
     )

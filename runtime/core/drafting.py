@@ -35,7 +35,8 @@ BRANCHING_RULE = f"must be 1 to {MAX_BRANCHING} numbers in [1, {MAX_BRANCHING}]"
 class HistoryScope(StrEnum):
     """The requests whose answers may inform a request's drafts.
 
-    Shared history is a timing side channel: the speed of an answer hints at the answers of others.
+    Shared history is a timing side channel: the speed of an answer hints at the answers of others. With TENANT, a
+    caller whom nobody knows (``runtime.core.tenant.is_known``) shares nothing.
     """
 
     REQUEST = "request"
@@ -316,8 +317,11 @@ def check_mode(params: SpeculationParams, *, can_adapt: bool) -> None:
         raise RequestError("speculation.block_verification", "needs mode MAX_ACCEPT")
 
 
-def scope_of(scope: HistoryScope, tenant: str) -> str | None:
-    """Return the name of the history that a request shares; None when it shares none."""
-    if scope is HistoryScope.REQUEST:
-        return None
-    return "server" if scope is HistoryScope.SERVER else f"tenant:{tenant}"
+def scope_of(scope: HistoryScope, tenant: str | None) -> str | None:
+    """Return the name of what a request shares with others; None when it shares nothing.
+
+    ``tenant`` is None for a caller whom nobody knows.
+    """
+    if scope is HistoryScope.SERVER:
+        return "server"
+    return None if scope is HistoryScope.REQUEST or tenant is None else f"tenant:{tenant}"

@@ -190,6 +190,16 @@ class RequestFailed(ServingError):
         self.error_id = error_id
 
 
+class RequestQuarantined(ServingError):
+    """The request makes steps fail that go well without it; ``error_id`` as of ``RequestFailed``."""
+
+    reason: str = "REQUEST_QUARANTINED"
+
+    def __init__(self, error_id: str) -> None:
+        super().__init__(f"the engine fails for this request alone; error id {error_id}")
+        self.error_id = error_id
+
+
 class InternalError(ServingError):
     """An invariant of the server is broken: our bug; ``error_id`` as of ``RequestFailed``."""
 

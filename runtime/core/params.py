@@ -101,6 +101,7 @@ class RequestSpec:
         params: ``end_token_ids`` already holds EOS (unless ignored) and the stop ids.
         skip_special_tokens: whether the text leaves special tokens out.
         tenant: whose request it is; history may be shared within a tenant.
+        is_known: whether it is certain enough whose it is to share anything within the tenant.
         beams: None for one completion, which is drawn or greedy.
     """
 
@@ -117,6 +118,7 @@ class RequestSpec:
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     deadline_s: float | None = None
     tenant: str = ""
+    is_known: bool = True
     beams: BeamParams | None = None
 
     @property

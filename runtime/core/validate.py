@@ -124,6 +124,7 @@ class Admission:
         bad_words: token sequences of the bad words.
         deadline_s: on the worker's monotonic clock.
         tenant: as ``runtime.core.tenant`` reads it.
+        is_known: likewise.
     """
 
     internal_id: str
@@ -133,6 +134,7 @@ class Admission:
     seed: int
     deadline_s: float | None
     tenant: str = ""
+    is_known: bool = True
 
 
 def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
@@ -202,6 +204,7 @@ def build_spec(
         beams=fields.beams,
         deadline_s=admission.deadline_s,
         tenant=admission.tenant,
+        is_known=admission.is_known,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from outrider.runtime.core.drafting import parse_drafter
@@ -22,6 +23,8 @@ from outrider.runtime.drafters.model.cascade import CascadeDrafter
 
 MAX_COMPOSED = 256
 """Composites kept; callers may spell many thousands."""
+NONE = "none"
+"""The drafter that proposes nothing."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +93,33 @@ class Drafters(Mapping[str, Proposer]):
         return Need.DRAFT_MODEL in self.traits(name).needs
 
     def usable(self, name: str) -> str | None:
-        """Return the parts of a name that this server has, in their order; None if it has none."""
+        """Return the canonical name of the parts that this server has, in their order; None if it has none.
+
+        Names of drafters that always propose the same have one canonical name. It leaves out caps that no draft
+        reaches, and "none" beside other parts.
+        """
         try:
-            left = [str(part) for part in parse_drafter(name) if str(part) in self]
+            parts = [part for part in parse_drafter(name) if part.uncapped in self]
         except RequestError:
             return None
+        most = self._parts.max_gamma
+        proposing = [
+            part.uncapped if part.most is None or part.most >= most else str(part)
+            for part in parts
+            if part.name != NONE
+        ]
+        return "+".join(proposing) or (NONE if parts else None)
+
+    def asked(self, name: str) -> tuple[str, ...]:
+        """Return the parts of a name that its last ``propose`` asked, without caps; the last may have failed."""
+        found = self[name]
+        if isinstance(found, FallbackDrafter):
+            return _uncapped(name)[: found.num_asked]
+        return (name,)
+
+    def without(self, name: str, parts: Collection[str]) -> str | None:
+        """Return a chain of fallbacks without some of its parts, named without caps; None if none are left."""
+        left = [str(part) for part in parse_drafter(name) if part.uncapped not in parts]
         return "+".join(left) or None
 
     def without_model(self, name: str) -> str | None:
@@ -133,6 +158,11 @@ class Drafters(Mapping[str, Proposer]):
         if part.name != "model" or self._parts.draft is None or not isinstance(guesser, Guesser):
             raise KeyError(name)
         return CascadeDrafter(self._parts, guesser)
+
+
+@lru_cache(maxsize=MAX_COMPOSED)
+def _uncapped(name: str) -> tuple[str, ...]:
+    return tuple(part.uncapped for part in parse_drafter(name))
 
 
 def _together(each: Sequence[Traits]) -> Traits:

@@ -20,11 +20,15 @@ class FallbackDrafter:
             gives them outcomes and ends.
         share: a draft whose drafter says how many of its tokens it expects to be kept is taken at once if these are at
             least this share of the tokens that the next part may propose.
+
+    Attributes:
+        num_asked: parts that the last ``propose`` asked; where it raised, the last of them failed.
     """
 
     def __init__(self, parts: Sequence[tuple[Proposer, int | None]], *, share: float) -> None:
         self._parts = tuple(parts)
         self._share = share
+        self.num_asked = 0
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Return one draft per chosen slot, with the draft model's cache as the last part that was asked left it."""
@@ -32,6 +36,7 @@ class FallbackDrafter:
         found: dict[int, Draft] = {}
         open_slots = list(chosen)
         for place, (part, most) in enumerate(self._parts):
+            self.num_asked = place + 1
             asked = rows if most is None else _capped(rows, open_slots, most)
             for slot, draft in zip(open_slots, part.propose(asked, open_slots), strict=True):
                 if draft.num_computed is not None:

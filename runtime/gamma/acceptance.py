@@ -28,7 +28,7 @@ POSITION_WEIGHT = 12.0  # trials that the rate over all positions weighs against
 GROUP_WEIGHT = 8.0  # trials that the group weighs against a request's own
 OLD_TRIALS = 32.0  # that old evidence weighs at most in a try: 8 new ones must be able to turn it
 LEAST_RATE, MOST_RATE = 0.01, 0.99  # bounds of every estimate, so that odds stay finite
-MOST_GROUPS = 64  # groups that are kept apart; further ones share one
+MOST_GROUPS = 64  # groups that are kept; the one unused for longest goes first
 HITS, TRIALS, ASKED, PROPOSED, CALLED = range(5)
 
 
@@ -66,7 +66,7 @@ class Acceptance:
         self._max_gamma = max_gamma
         # [5, G] float64 each: hits, trials, and how often a token was asked for, proposed, and called for.
         self._requests: dict[str, Rates] = {}
-        self._groups: dict[Hashable, Rates] = {}
+        self._groups: dict[Hashable, Rates] = {}  # the one unused for longest first
 
     def keep_only(self, requests: Collection[str]) -> None:
         """Forget the requests that are not named."""
@@ -125,9 +125,14 @@ class Acceptance:
         return Expected(survival, proposed / asked, called / asked)
 
     def _of_group(self, key: Hashable) -> Rates:
-        if key not in self._groups and len(self._groups) >= MOST_GROUPS:
-            key = None
-        return self._groups.setdefault(key, self._empty())
+        """Return the evidence of a group; a new one takes the place of the one unused for longest."""
+        evidence = self._groups.pop(key, None)
+        if evidence is None:
+            evidence = self._empty()
+            if len(self._groups) >= MOST_GROUPS:
+                del self._groups[next(iter(self._groups))]
+        self._groups[key] = evidence
+        return evidence
 
     def _empty(self) -> Rates:
         return np.zeros((5, self._max_gamma))

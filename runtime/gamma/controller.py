@@ -22,7 +22,7 @@ from outrider.runtime.core.request import Request
 from outrider.runtime.core.stats import ControlReport
 from outrider.runtime.drafters.base import Draft
 from outrider.runtime.gamma import guard
-from outrider.runtime.gamma.acceptance import Acceptance, Round
+from outrider.runtime.gamma.acceptance import MOST_GROUPS, Acceptance, Round
 from outrider.runtime.gamma.choose import Options, Rows, options_of
 from outrider.runtime.gamma.costs import CostTable, RowKind, StepPrices
 from outrider.runtime.gamma.report import Ledger
@@ -280,7 +280,10 @@ class Controller:
         if rows and saved_s >= max(self._try_at_s, plain_s * guard.LOST_SHARE):
             group = _group(self._rows[slot])
             self._acceptance.soften(group)
+            self._num_tries.pop(group, None)
             self._num_tries[group] = num_tries + 1
+            if len(self._num_tries) > MOST_GROUPS:
+                del self._num_tries[next(iter(self._num_tries))]
             self._tried_row, self._num_left = slot, guard.TRY_STEPS - 1
 
     def _observe(

@@ -16,6 +16,7 @@ from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.stats import DISABLED, NO_DRAFT, PAUSED
 from outrider.runtime.drafters.bandit import DrafterChoice
+from outrider.runtime.drafters.compose import NONE
 from outrider.runtime.drafters.registry import DRAFTER_NAMES, Drafters
 
 FIXED_GAMMA = 4
@@ -33,7 +34,8 @@ class SpeculationPolicy:
         elapsed: what requests are timed by where a drafter is chosen for them, only ever growing.
 
     Attributes:
-        breakers: of the drafters that failed last time they were asked, by name.
+        breakers: of the drafters that failed last time they were asked, by name; of a chain of fallbacks each part has
+            its own, whatever chains and caps it was asked under.
         has_chosen: whether a drafter was ever chosen for a request.
 
     Raises:
@@ -86,11 +88,11 @@ class SpeculationPolicy:
         is_adaptive = is_adaptive and self._can_adapt
         fixed_gamma = min(FIXED_GAMMA if gamma is None else gamma, self._max_gamma)
         gamma = self._max_gamma if gamma is None and is_adaptive else fixed_gamma
-        if not wanted.is_enabled or drafter == "none" or gamma == 0:
-            return Speculation(drafter="none", gamma=0, off_reason=DISABLED)
         usable = self._drafters.usable(drafter)
+        if not wanted.is_enabled or usable == NONE or gamma == 0:
+            return Speculation(drafter=NONE, gamma=0, off_reason=DISABLED)
         if usable is None:
-            return Speculation(drafter="none", gamma=0, off_reason=NO_DRAFT)
+            return Speculation(drafter=NONE, gamma=0, off_reason=NO_DRAFT)
         return Speculation(
             drafter=usable,
             gamma=gamma,
@@ -144,9 +146,9 @@ class SpeculationPolicy:
         """Have rows whose drafter is paused at ``now`` go on without it."""
         paused = {name for name, breaker in self.breakers.items() if breaker.is_paused(now)}
         for request in live if paused else ():
-            while request.gamma and (name := request.speculation.drafter) in paused:
-                left = self._drafters.without_model(name)
-                request.degrade(None if left == name else left, reason=PAUSED)
+            name = request.speculation.drafter
+            if request.gamma and (left := self._drafters.without(name, paused)) != name:
+                request.degrade(left, reason=PAUSED)
 
     def note(self, asked: Mapping[str, Exception | None], now: float) -> None:
         """Count what the drafters asked in a step raised; None where one worked."""

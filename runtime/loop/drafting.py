@@ -74,7 +74,7 @@ class Proposals:
     Attributes:
         drafts: per live slot; None for rows that do not decode.
         rows: per live slot, as drafters saw it; empty when none was asked.
-        asked: every drafter asked, by name, and what it raised, if it did.
+        asked: every drafter asked, by name, and what it raised, if it did; of a chain each part, without its cap.
         num_choices: likeliest target tokens wanted, by drafter that wants any.
         learners: drafters that are to be told the outcomes of their drafts.
         has_trees: whether any draft is a tree.
@@ -106,7 +106,7 @@ def propose(
             chosen.setdefault(live[slot].speculation.drafter, []).append(slot)
     if not chosen:
         return Proposals(drafts=drafts)
-    asked: dict[str, Exception | None] = dict.fromkeys(chosen)
+    asked: dict[str, Exception | None] = {}
     traits = {name: drafters.traits(name) for name in chosen}
     rows = draft_rows(live, gammas, rules, traits.values())
     num_choices: dict[str, int] = {}
@@ -124,10 +124,13 @@ def propose(
                 for slot, draft in zip(slots, drafters[name].propose(rows, slots), strict=True)
             ]
         except Exception as error:  # a drafter may be anybody's; its rows go on without it
-            asked[name] = error
+            *others, failed = drafters.asked(name)
+            asked = {**dict.fromkeys(others), **asked, failed: error}
             if degrade(drafters, live, rows, slots, error):
                 drafts = [draft and replace(draft, num_computed=None) for draft in drafts]
             continue
+        for part in drafters.asked(name):
+            asked.setdefault(part, None)
         for slot, draft in zip(slots, proposed, strict=True):
             drafts[slot] = draft
             has_trees = has_trees or draft.parents is not None
@@ -218,7 +221,7 @@ def draft_rows(
                 gamma=gamma or 0,
                 num_computed=request.draft_computed,
                 key=spec.internal_id,
-                scope=_scope_of(rules.scope, spec.tenant),
+                scope=_scope_of(rules.scope, spec.tenant if spec.is_known else None),
                 params=spec.speculation,
                 max_nodes=max_nodes,
                 node_cost=node_cost,

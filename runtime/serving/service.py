@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 from outrider.runtime.core import errors
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.core.tenant import tenant_of
+from outrider.runtime.core.tenant import is_known, tenant_of
 from outrider.runtime.core.validate import (
     Admission,
     GenerateFields,
@@ -169,7 +169,7 @@ class InferenceService:
             budget_s = min(budget_s, remaining_s)
         deadline_s = serving.clock() + budget_s
         fields = await self._with_reference(fields)
-        internal_id = uuid.uuid4().hex
+        internal_id, tenant = uuid.uuid4().hex, _tenant(context)
         admission = Admission(
             internal_id=internal_id,
             request_id=fields.request_id or internal_id,
@@ -177,7 +177,8 @@ class InferenceService:
             bad_words=tokenize_bad_words(serving.codec, fields.bad_words),
             seed=secrets.randbits(63) if fields.seed is None else fields.seed,
             deadline_s=deadline_s,
-            tenant=_tenant(context),
+            tenant=tenant,
+            is_known=is_known(tenant, context.peer()),
         )
         return build_spec(fields, admission, serving.limits, serving.model)
 

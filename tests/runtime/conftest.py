@@ -96,6 +96,7 @@ async def running(
     options: Sequence[tuple[str, Any]] = (),
     clock: Callable[[], float] = time.monotonic,
     costs: CostTable | None = None,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[Running]:
     engine_limits = EngineLimits(
         max_batch=max_batch,
@@ -136,8 +137,8 @@ async def running(
         clock=clock,
     )
     server = Server(serving)
-    port = await server.start("127.0.0.1:0")
-    address = f"127.0.0.1:{port}"
+    port = await server.start(f"{host}:0")
+    address = f"{host}:{port}"
     async with Client(address, options=(("grpc.enable_retries", 0), *options)) as client:
         try:
             yield Running(client, server, serving, address)

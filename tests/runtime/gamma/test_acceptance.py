@@ -148,10 +148,30 @@ def test_requests_that_ended_are_forgotten_and_groups_are_bounded() -> None:
     one.record([judged(str(n), 1, group=str(n)) for n in range(3 * acceptance.MOST_GROUPS)])
     one.keep_only({"3"})
     assert set(one._requests) == {"3"}
-    assert len(one._groups) <= acceptance.MOST_GROUPS + 1
+    assert len(one._groups) == acceptance.MOST_GROUPS
+
+
+def test_many_new_groups_take_nothing_from_one_that_is_used() -> None:
+    one = Acceptance(G)
+    feed(one, "a", 0.05, 60)
+    usual = rates_of(one, ("new", "g"))[0, 0]
+    for number in range(3 * acceptance.MOST_GROUPS):
+        one.record([judged(f"spelt {number}", G, group=f"spelling {number}")] * 8)
+        assert rates_of(one, ("new", "g"))[0, 0] == usual
+    assert rates_of(one, ("late", "spelling 191"))[0, 0] > 0.7 > 2 * usual
 
 
 MUTANTS = {
+    "a new group takes the place of the newest": (
+        "del self._groups[next(iter(self._groups))]",
+        "self._groups.popitem()",
+        test_many_new_groups_take_nothing_from_one_that_is_used,
+    ),
+    "groups beyond the bound share one": (
+        "if len(self._groups) >= MOST_GROUPS:",
+        "key = None if len(self._groups) >= MOST_GROUPS else key\n            if False:",
+        test_many_new_groups_take_nothing_from_one_that_is_used,
+    ),
     "tokens that were not proposed are not counted as tried": (
         "min(one.num_accepted + 1, one.num_asked)",
         "min(one.num_accepted + 1, one.num_drafted)",

@@ -204,7 +204,7 @@ def test_an_unknown_default_drafter_is_refused_at_start() -> None:
         Harness(default_drafter="oracle")
 
 
-def test_a_bug_in_a_step_ends_requests_and_not_the_worker(caplog) -> None:
+def test_a_bug_that_one_request_triggers_ends_it_alone(caplog) -> None:
     def broken(prefix: tuple[int, ...]) -> np.ndarray:
         if prefix[0] == 9:
             raise ZeroDivisionError
@@ -214,11 +214,9 @@ def test_a_bug_in_a_step_ends_requests_and_not_the_worker(caplog) -> None:
     harness.submit("bad", (9, 1))
     harness.submit("other")
     harness.run()
-    assert harness.error("bad").reason == harness.error("other").reason == "INTERNAL"
+    assert harness.error("bad").reason == "REQUEST_QUARANTINED"
+    assert harness.finished("other").num_output == 12
     harness.check_is_idle()
-    harness.submit("next")
-    harness.run()
-    assert harness.finished("next").num_output == 12
     assert harness.error("bad").error_id in caplog.text
 
 
@@ -409,6 +407,31 @@ def test_a_draft_model_that_recovers_is_used_again() -> None:
         harness.run()
         reasons.append(harness.finished("a").report.off_reason)
     assert reasons == ["DEGRADED", "DRAFTER_PAUSED", "DEGRADED", None, None]
+
+
+def test_no_spelling_gets_a_failing_drafter_another_try() -> None:
+    draft = always_failing()
+    breaker = BreakerConfig(max_failures=2, first_pause_s=9.0)
+    harness = Harness(draft=draft, breaker=breaker)
+    # Nothing repeats in the prompt, so lookup proposes nothing and the model is asked behind it.
+    spellings = (
+        "lookup+model",
+        "model:1",
+        "model:2",
+        "model+lookup",
+        "ngram:1+model:2+none",
+        "model",
+    )
+    reasons = []
+    for name in spellings:
+        harness.submit(name, (1, 7), drafter=name, gamma=3, max_tokens=4)
+        harness.run()
+        reasons.append(harness.finished(name).report.off_reason)
+    assert reasons == ["DEGRADED", "DEGRADED", *["DRAFTER_PAUSED"] * 4]
+    assert draft.num_extends == 2
+    harness.submit("healthy", (1, 2, 1, 2), drafter="lookup", gamma=3)
+    harness.run()
+    assert harness.finished("healthy").report.off_reason is None
 
 
 def test_a_pause_leaves_what_does_not_need_the_draft_model() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
+import psutil
 import pytest
 from outrider import CallError, Client
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.core.tenant import TENANT_KEY, tenant_of
+from outrider.runtime.core.tenant import TENANT_KEY, is_known, tenant_of
 
 X = {"tenant": "x", "options": (("grpc.enable_retries", 0),)}
 PHRASES = {"drafter": "phrases", "gamma": 4, "phrase_length": 3}
@@ -27,6 +30,54 @@ def test_the_tenant_is_the_one_named(metadata, name) -> None:
 def test_an_impossible_tenant_is_refused_by_name(values) -> None:
     with pytest.raises(RequestError, match="outrider-tenant"):
         tenant_of([(TENANT_KEY, value) for value in values])
+
+
+@pytest.mark.parametrize(
+    ("peer", "expected"),
+    [
+        ("ipv4:127.0.0.1:5000", True),
+        ("ipv4:127.9.9.9:5000", True),
+        ("ipv6:%5B::1%5D:5000", True),
+        ("ipv6:[::1]:5000", True),
+        ("ipv6:%5B::ffff:127.0.0.1%5D:5000", True),
+        ("unix:", True),
+        ("unix:/run/outrider.sock", True),
+        ("ipv4:10.0.0.7:5000", False),
+        ("ipv6:%5Bfd00::2%5D:5000", False),
+        ("ipv6:%5B::ffff:10.0.0.7%5D:5000", False),
+        ("ipv6:%5Bfe80::1%25eth0%5D:5000", False),
+        ("", False),
+        ("vsock:1:2", False),
+    ],
+)
+def test_a_caller_without_a_tenant_is_known_on_this_machine_alone(peer, expected) -> None:
+    assert is_known("", peer) is expected
+    assert is_known("named", peer)
+
+
+def address_elsewhere() -> str:
+    """An address of this machine that is not the loopback's; calls to it come from it."""
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            if one.family is socket.AF_INET and not one.address.startswith("127."):
+                return one.address
+    pytest.skip("this machine has no IPv4 address but the loopback's")
+
+
+async def test_callers_from_elsewhere_without_a_tenant_share_nothing(start) -> None:
+    host = address_elsewhere()
+    async with start(host=host) as running, Client(running.address, tenant="x") as named:
+        assert running.address.startswith(host)
+        first = await steps_of(running.client)
+        assert await steps_of(running.client) == first
+        assert await steps_of(named) == first
+        assert await steps_of(named) < first
+
+
+async def test_local_callers_without_a_tenant_share(start) -> None:
+    async with start() as running:
+        first = await steps_of(running.client)
+        assert await steps_of(running.client) < first
 
 
 async def steps_of(client: Client) -> int:

@@ -175,8 +175,33 @@ def test_caps_are_kept_where_parts_are_missing() -> None:
         DrafterParts(draft=Recorder(), sampler=sampler(), vocab_size=VOCAB_SIZE, chunk=4)
     )
     assert drafters.usable("psychic:2+lookup:5+model:3") == "lookup:5+model:3"
+    assert drafters.without("lookup:5+model:3", {"lookup"}) == "model:3"
+    assert drafters.without("lookup:5", {"lookup"}) is None
     assert drafters.without_model("lookup:5+model:3+ngram") == "lookup:5+ngram"
     assert drafters.members("lookup:5+model:3") == drafters.members("lookup+model")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("model:8", "model"),
+        ("model:999", "model"),
+        ("model:7", "model:7"),
+        ("none+model", "model"),
+        ("lookup:9+none+model/lookup:8", "lookup+model/lookup"),
+        ("none:3", "none"),
+        ("psychic+none", "none"),
+        ("psychic", None),
+        ("model:0", None),
+    ],
+)
+def test_names_that_draft_alike_have_one_canonical_name(spelling: str, name: str | None) -> None:
+    drafters = build_drafters(
+        DrafterParts(
+            draft=Recorder(), sampler=sampler(), vocab_size=VOCAB_SIZE, chunk=4, max_gamma=8
+        )
+    )
+    assert drafters.usable(spelling) == name
 
 
 def test_no_drafter_drafts_nothing() -> None:
