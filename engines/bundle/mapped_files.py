@@ -3,9 +3,9 @@
 ONNX Runtime maps each tensor of a data file. It repacks most of them and unmaps those, and computes from the mapping of
 the others (embeddings, norms, tables of angles) as long as it serves. Whoever writes to the file then changes answers,
 and who truncates it ends the process. So once a model is open, what is still mapped is copied into a file in memory,
-without a name, which takes the mapping's place at its address. The library sees the same bytes, and nobody else can open
-them. That takes as much memory as those tensors have, once for all graphs of a model; a copy of the whole file would take
-all of it beside the repacked tensors.
+without a name, which takes the mapping's place at its address. The library sees the same bytes, and nobody else can
+open them. That takes as much memory as those tensors have, once for all graphs of a model; a copy of the whole file
+would take all of it beside the repacked tensors.
 
 Linux alone says what is mapped; where memory is too small, files stay mapped and ``still_mapped`` says which: their
 stamps must then be watched.

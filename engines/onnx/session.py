@@ -23,6 +23,7 @@ from outrider.engines.bundle.manifest import (
 from outrider.engines.kv_cache import KvCache
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+LIBRARY_VERSION: str = onnxruntime.__version__
 _RECORDS = "enable_cuda_graph"
 _OWN_OPTIONS = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
 # ONNX Runtime's exceptions have no common base but Exception.
