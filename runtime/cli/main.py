@@ -63,7 +63,9 @@ def export(
     target: Annotated[Path, typer.Option(help="Checkpoint of the target model.")],
     out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
     draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
-    weights: Annotated[str, typer.Option(help="float32, float16, int8, w8a8 or int4.")] = "float32",
+    weights: Annotated[
+        str, typer.Option(help="float32, half, float16, bfloat16, int8, w8a8 or int4.")
+    ] = "float32",
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
     max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
     max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,

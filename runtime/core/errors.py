@@ -163,6 +163,13 @@ class NotReady(ServingError):
     message: str = "the server is still warming up"
 
 
+class ModelChanged(ServingError):
+    """A file that the engines compute from is not what was checked at the start."""
+
+    reason: str = "MODEL_INTEGRITY"
+    message: str = "a file of the model was changed under the server; try another replica"
+
+
 class Draining(ServingError):
     """The server is shutting down and takes nothing new."""
 
@@ -187,6 +194,16 @@ class RequestFailed(ServingError):
 
     def __init__(self, error_id: str) -> None:
         super().__init__(f"the engine failed; error id {error_id}")
+        self.error_id = error_id
+
+
+class RequestQuarantined(ServingError):
+    """The request makes steps fail that go well without it; ``error_id`` as of ``RequestFailed``."""
+
+    reason: str = "REQUEST_QUARANTINED"
+
+    def __init__(self, error_id: str) -> None:
+        super().__init__(f"the engine fails for this request alone; error id {error_id}")
         self.error_id = error_id
 
 

@@ -20,6 +20,8 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.memory import give_back_regularly
@@ -87,6 +89,7 @@ class Server:
         reflection.enable_server_reflection(names, self._server)
         self._giving_back: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        self._file_watch: asyncio.Task[None] | None = None
         self._watch_worker()
 
     async def start(self, address: str) -> int:
@@ -106,6 +109,8 @@ class Server:
         self._serving.worker.start()
         self._service.set_ready()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        if self._serving.mapped is not None:
+            self._file_watch = asyncio.create_task(self._watch_files(self._serving.mapped))
         return int(port)
 
     def hurry(self) -> None:
@@ -114,6 +119,8 @@ class Server:
 
     async def drain(self) -> int:
         """Shut down without losing an answer; return the number of streams cut short."""
+        if self._file_watch is not None:
+            self._file_watch.cancel()
         config, worker = self._serving.config, self._serving.worker
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._wait_or_hurry(self._hurry.wait(), config.lb_delay_s)
@@ -132,6 +139,17 @@ class Server:
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", SERVICE):
             await self._health.set(name, status)
+
+    async def _watch_files(self, bundle: Bundle) -> None:
+        """Turn NOT_SERVING and refuse new requests once a file that engines compute from has changed."""
+        try:
+            while True:
+                bundle.check_unchanged()
+                await asyncio.sleep(self._serving.file_watch_s)
+        except BundleError as error:
+            log.error("no longer serving: %s", error)
+            self._service.refuse_changed_model()
+            await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def _wait_or_hurry(self, waiting: Coroutine[Any, Any, Any], timeout_s: float) -> None:
         """Wait for something, at most ``timeout_s``, or until ``hurry`` is called."""

@@ -60,6 +60,7 @@ class InferenceService:
         self._live: dict[tuple[str, str], str] = {}
         self._is_ready = False
         self._is_draining = False
+        self._has_changed_model = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._num_cut = 0
@@ -78,6 +79,10 @@ class InferenceService:
     def close_admission(self) -> None:
         """Answer new requests with DRAINING from now on; the other methods still work."""
         self._is_draining = True
+
+    def refuse_changed_model(self) -> None:
+        """Answer new requests with MODEL_INTEGRITY from now on."""
+        self._has_changed_model = True
 
     @property
     def num_streams(self) -> int:
@@ -165,6 +170,8 @@ class InferenceService:
         serving = self._serving
         if not self._is_ready:
             raise errors.NotReady
+        if self._has_changed_model:
+            raise errors.ModelChanged
         if self._is_draining:
             raise errors.Draining
         check_counts(request, serving.limits, serving.model.max_context)

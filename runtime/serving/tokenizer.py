@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import TOKENIZER_FILE
 from outrider.runtime.core.text import REPLACEMENT
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
@@ -41,7 +42,7 @@ class TokenizersCodec:
     """``TextCodec`` over the tokenizers library, and the ``PieceDecoder`` of ``runtime.core.text``.
 
     Args:
-        path: a ``tokenizer.json``.
+        source: a ``tokenizer.json``, or its bytes.
 
     Attributes:
         max_token_bytes: bytes of a text that one token stands for at most; None where that is not known.
@@ -50,14 +51,15 @@ class TokenizersCodec:
         BundleError: it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, source: Path | bytes) -> None:
         try:
-            text = path.read_text(encoding="utf-8")
+            content = source if isinstance(source, bytes) else source.read_bytes()
+            text = content.decode("utf-8")
             self._tokenizer = Tokenizer.from_str(text)
             self.max_token_bytes = max_token_bytes(json.loads(text))
         # The library raises bare Exception for a file it cannot read.
         except Exception as error:
-            raise BundleError(f"{path.name}: not a tokenizer") from error
+            raise BundleError(f"{TOKENIZER_FILE}: not a tokenizer") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._decode_short = lru_cache(_MOST_SHORT_TEXTS)(self._decode)

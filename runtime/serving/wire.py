@@ -16,6 +16,7 @@ from outrider.runtime.core.params import (
     EmittedToken,
     Finished,
     FinishReason,
+    OffReason,
     Provenance,
     SpeculationParams,
     SpeculationReport,
@@ -42,6 +43,14 @@ PROVENANCES = {
     Provenance.ACCEPTED: wire.PROVENANCE_ACCEPTED,
     Provenance.RECOVERED: wire.PROVENANCE_RECOVERED,
     Provenance.BONUS: wire.PROVENANCE_BONUS,
+}
+OFF_REASONS = {
+    None: wire.OFF_REASON_UNSPECIFIED,
+    OffReason.DISABLED: wire.OFF_REASON_DISABLED,
+    OffReason.NO_DRAFT: wire.OFF_REASON_NO_DRAFT,
+    OffReason.DEGRADED: wire.OFF_REASON_DEGRADED,
+    OffReason.DRAFTER_PAUSED: wire.OFF_REASON_DRAFTER_PAUSED,
+    OffReason.NO_EXPECTED_GAIN: wire.OFF_REASON_NO_EXPECTED_GAIN,
 }
 # Fields of the same name and value on both sides.
 _SAMPLING = (
@@ -151,7 +160,7 @@ def finish_of(end: Finished, seed: int, request_id: str) -> wire.Finish:
         stop_string=end.stop if isinstance(end.stop, str) else None,
         stop_token=end.stop if isinstance(end.stop, int) else None,
         usage=wire.Usage(prompt_tokens=end.num_prompt, output_tokens=end.num_output),
-        speculation=_report(end.report),
+        speculation=report_of(end.report),
         seed=seed,
         request_id=request_id,
         beams=[_beam(answer) for answer in end.beams],
@@ -220,9 +229,11 @@ def _options(given: dict[str, Any], speculation: dict[str, Any]) -> dict[str, ob
     return {path: named[path] for path in ALL_VALUES if path in named}
 
 
-def _report(report: SpeculationReport) -> wire.SpeculationReport:
+def report_of(report: SpeculationReport) -> wire.SpeculationReport:
+    """Return the acceptance figures of a completion; a client of 0.2 or before reads its reason from the string."""
     return wire.SpeculationReport(
         off_reason=report.off_reason or "",
+        off_reason_code=OFF_REASONS[report.off_reason],
         mode=WIRE_MODES[report.mode],
         **{name: getattr(report, name) for name in _FIGURES},
         block_verification=report.verifies_block,

@@ -21,9 +21,11 @@ CASES = [
     (errors.Cancelled("abort"), "ABORTED_BY_RPC"),
     (errors.SlowConsumer(), "SLOW_CONSUMER"),
     (errors.NotReady(), "NOT_READY"),
+    (errors.ModelChanged(), "MODEL_INTEGRITY"),
     (errors.Draining(), "DRAINING"),
     (errors.DrainDeadline(2), "DRAIN_DEADLINE"),
     (errors.RequestFailed("e1"), "ENGINE_FAILED"),
+    (errors.RequestQuarantined("e1"), "REQUEST_QUARANTINED"),
     (errors.InternalError("e2"), "INTERNAL"),
     (errors.ConfigError("max_running", "must be at least 1"), "CONFIG"),
 ]
