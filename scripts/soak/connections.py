@@ -86,7 +86,7 @@ def main(
 ) -> None:
     """Send waves to a server process of BUNDLE, and exit 1 where its memory grows by more than a tenth."""
     counts = dict.fromkeys(WAVES, bombs) | {"connections": connections}
-    with running_server(bundle) as server:
+    with running_server(bundle, "--gamma", "4") as server:
         figures, problems = asyncio.run(attack(server.address, server.pid, counts))
     finish("connections", figures, problems)
 

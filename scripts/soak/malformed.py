@@ -229,7 +229,7 @@ def main(
 ) -> None:
     """Judge and send malformed messages, and exit 1 where anything but a refusal or an answer comes of one."""
     reasons, problems = in_process(messages, seed)
-    with running_server(bundle) as server:
+    with running_server(bundle, "--gamma", "4") as server:
         statuses, broken = asyncio.run(on_the_wire(server.address, on_wire, seed + 1))
     figures = {f"in process: {name}": count for name, count in sorted(reasons.items())}
     figures |= {f"on the wire: {name}": count for name, count in sorted(statuses.items())}
