@@ -55,13 +55,25 @@ async def serves(address: str) -> bool:
     return responses[-1].HasField("finish")
 
 
+async def settled_mib(pid: int) -> float:
+    """Return a process's resident memory once it has stopped falling for two turns, or after a minute."""
+    lowest, since = resident_mib(pid), 0
+    for _ in range(round(60.0 / GIVE_BACK_EVERY_S)):
+        await asyncio.sleep(GIVE_BACK_EVERY_S)
+        now = resident_mib(pid)
+        since = 0 if now < 0.99 * lowest else since + 1
+        lowest = min(lowest, now)
+        if since == 2:
+            break
+    return resident_mib(pid)
+
+
 async def attack(
     address: str, pid: int, counts: dict[str, int]
 ) -> tuple[dict[str, str], list[str]]:
     """Send every wave twice; the figures, and what is wrong."""
     await serves(address)
-    await asyncio.sleep(2 * GIVE_BACK_EVERY_S)
-    before = resident_mib(pid)
+    before = await settled_mib(pid)
     figures, problems = {"MiB before": f"{before:.1f}"}, list[str]()
     for name, count in counts.items():
         for number in (1, 2):
@@ -69,8 +81,7 @@ async def attack(
             held = resident_mib(pid)
             if not await serves(address):
                 problems.append(f"no answer after {name}, wave {number}")
-            await asyncio.sleep(2 * GIVE_BACK_EVERY_S)
-            after = resident_mib(pid)
+            after = await settled_mib(pid)
             figures[f"MiB after {num_opened} x {name}, wave {number}"] = (
                 f"{after:.1f} ({held:.1f} at once)"
             )
