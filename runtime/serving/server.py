@@ -24,7 +24,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.memory import give_back_regularly
+from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
@@ -181,6 +181,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
         ConfigError: a setting cannot be used.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    use_few_arenas()
     server = Server(open_serving(root, options))
     if options.metrics_port is not None:
         start_http_server(options.metrics_port, addr="127.0.0.1", registry=server.metrics.registry)
