@@ -31,19 +31,19 @@ def check_limits(limits: Iterable[tuple[str, int, int]]) -> None:
             raise BundleError(f"{MANIFEST_FILE}: field {name!r} must be at most {most}")
 
 
-def check_tables(path: Path, graph: str, num_positions: int) -> None:
-    """Refuse a graph whose tables end before the last position that the limits allow.
+def check_tables(path: Path, graph: str, max_context: int) -> None:
+    """Refuse a graph whose tables by position end before the last token that a slot may hold.
 
     Args:
         path: the graph's file.
         graph: how errors call it.
-        num_positions: of the longest slot and the longest span behind it.
+        max_context: of the manifest.
 
     Raises:
-        BundleError: naming the graph and the limits.
+        BundleError: naming the graph and the limit.
     """
     for name, length in table_lengths(path, TABLE_SUFFIX).items():
-        if length < num_positions:
+        if length < max_context:
             raise BundleError(
-                f"{graph}: {name} has {length} positions, but max_context + max_extend is {num_positions}"
+                f"{graph}: {name} has {length} positions, but max_context is {max_context}"
             )

@@ -441,7 +441,7 @@ def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
     for name in graphs:
         _check_graph_file(root, folder / name, manifest)
     model = folder / MODEL_FILE
-    check_tables(root / model, model.as_posix(), manifest.max_context + manifest.max_extend)
+    check_tables(root / model, model.as_posix(), manifest.max_context)
 
 
 def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> None:
