@@ -257,9 +257,11 @@ def choose_device(text: str, bundle: Bundle) -> Choice:
     Raises:
         EngineError: it is no device, or the one asked for cannot serve this bundle.
     """
-    return choose(
-        text, {TENSORRT: lambda index: _why_no_tensorrt(bundle, index), CUDA: _why_no_cuda}
-    )
+    probes = {
+        TENSORRT: lambda index: _why_no_tensorrt(bundle, index),
+        CUDA: lambda index: _why_no_cuda(index) or _why_no_device_graphs(bundle),
+    }
+    return choose(text, probes)
 
 
 def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
@@ -290,6 +292,12 @@ def _options_for(chosen: Device, asked: Mapping[str, str] | None) -> dict[str, s
     if asked and chosen.kind == CPU:
         raise EngineError(f"provider option {min(asked)}: device {chosen} has no such provider")
     return dict(asked or {})
+
+
+def _why_no_device_graphs(bundle: Bundle) -> str:
+    models = (bundle.manifest.target, bundle.manifest.draft)
+    reasons = (bundle.why_no_device(model) for model in models if model is not None)
+    return next(filter(None, reasons), "")
 
 
 def _why_no_cuda(index: int) -> str:

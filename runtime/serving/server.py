@@ -24,6 +24,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.memory import give_back_regularly
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
@@ -46,6 +47,11 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port would bind silently.
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 256),
+    # A connection that does not say what it wants; the default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Of a call's metadata: refused by chance from the first on, and surely from the second.
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
     ("grpc.max_connection_age_ms", 30 * 60_000),
     ("grpc.max_connection_age_grace_ms", 10 * 60_000),
     ("grpc.max_connection_idle_ms", 10 * 60_000),
@@ -73,6 +79,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         options = (
             *SERVER_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", serving.config.max_connections),
             ("grpc.max_receive_message_length", serving.limits.max_message_bytes),
         )
         self._server = grpc.aio.server(options=options)
@@ -80,6 +87,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        self._giving_back: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
         self._file_watch: asyncio.Task[None] | None = None
         self._watch_worker()
@@ -97,6 +105,7 @@ class Server:
         except RuntimeError as error:
             raise ConfigError("address", "must be free to bind") from error
         await self._server.start()
+        self._giving_back = asyncio.create_task(give_back_regularly())
         self._serving.worker.start()
         self._service.set_ready()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
@@ -123,6 +132,8 @@ class Server:
             log.error("a step is stuck in the engine")
         await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
         await self._server.stop(CLOSE_GRACE_S)
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         return self._service.num_cut
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

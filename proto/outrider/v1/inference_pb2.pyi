@@ -28,6 +28,15 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
 
+class OffReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OFF_REASON_UNSPECIFIED: _ClassVar[OffReason]
+    OFF_REASON_DISABLED: _ClassVar[OffReason]
+    OFF_REASON_NO_DRAFT: _ClassVar[OffReason]
+    OFF_REASON_DEGRADED: _ClassVar[OffReason]
+    OFF_REASON_DRAFTER_PAUSED: _ClassVar[OffReason]
+    OFF_REASON_NO_EXPECTED_GAIN: _ClassVar[OffReason]
+
 class BitEquality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BIT_EQUALITY_UNSPECIFIED: _ClassVar[BitEquality]
@@ -47,6 +56,12 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+OFF_REASON_UNSPECIFIED: OffReason
+OFF_REASON_DISABLED: OffReason
+OFF_REASON_NO_DRAFT: OffReason
+OFF_REASON_DEGRADED: OffReason
+OFF_REASON_DRAFTER_PAUSED: OffReason
+OFF_REASON_NO_EXPECTED_GAIN: OffReason
 BIT_EQUALITY_UNSPECIFIED: BitEquality
 BIT_EQUALITY_NOT_CLAIMED: BitEquality
 BIT_EQUALITY_CERTIFIED: BitEquality
@@ -269,7 +284,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationReport(_message.Message):
-    __slots__ = ("is_on", "off_reason", "drafter", "mode", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization", "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "is_exact", "num_off", "block_verification")
+    __slots__ = ("is_on", "off_reason", "drafter", "mode", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization", "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "is_exact", "num_off", "block_verification", "off_reason_code")
     IS_ON_FIELD_NUMBER: _ClassVar[int]
     OFF_REASON_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +302,7 @@ class SpeculationReport(_message.Message):
     IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     NUM_OFF_FIELD_NUMBER: _ClassVar[int]
     BLOCK_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    OFF_REASON_CODE_FIELD_NUMBER: _ClassVar[int]
     is_on: bool
     off_reason: str
     drafter: str
@@ -304,7 +320,8 @@ class SpeculationReport(_message.Message):
     is_exact: bool
     num_off: int
     block_verification: bool
-    def __init__(self, is_on: _Optional[bool] = ..., off_reason: _Optional[str] = ..., drafter: _Optional[str] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., alpha_hat: _Optional[float] = ..., draft_utilization: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., num_fallbacks: _Optional[int] = ..., is_exact: _Optional[bool] = ..., num_off: _Optional[int] = ..., block_verification: _Optional[bool] = ...) -> None: ...
+    off_reason_code: OffReason
+    def __init__(self, is_on: _Optional[bool] = ..., off_reason: _Optional[str] = ..., drafter: _Optional[str] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., alpha_hat: _Optional[float] = ..., draft_utilization: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., num_fallbacks: _Optional[int] = ..., is_exact: _Optional[bool] = ..., num_off: _Optional[int] = ..., block_verification: _Optional[bool] = ..., off_reason_code: _Optional[_Union[OffReason, str]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)
