@@ -38,7 +38,7 @@ from outrider.engines.bundle.limits import (
     check_limits,
     check_tables,
 )
-from outrider.engines.bundle.mapped_files import still_mapped, take_mapped
+from outrider.engines.bundle.mapped_files import can_tell, still_mapped, take_mapped
 from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER, PlanEntry, read_plans
 from outrider.engines.bundle.serving_defaults import ServingDefaults, read_serving_defaults
@@ -272,8 +272,8 @@ class Bundle:
         return left
 
     def is_mapped(self) -> bool:
-        """Return whether engines compute from files, as where private memory was too small."""
-        return bool(still_mapped([self.root / name for name in self.stamps]))
+        """Return whether engines may compute from files: memory was too small, or the system does not say."""
+        return not can_tell() or bool(still_mapped([self.root / name for name in self.stamps]))
 
     def model_path(self, entry: ModelEntry) -> Path:
         """Graph file of one of the bundle's models."""

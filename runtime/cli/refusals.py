@@ -18,7 +18,7 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 # Packages that are imported when a command needs them, and the extras of outrider-server that bring them.
 EXTRAS = {
-    "onnxruntime": "cpu' or 'outrider-server[cuda]",
+    "onnxruntime": "cpu",
     "cuda": "cuda",
     "tensorrt": "tensorrt",
     **dict.fromkeys(
