@@ -74,7 +74,7 @@ def test_a_plan_is_read_only_by_the_hash_of_the_manifest(copy: Path) -> None:
         file.write(b"more")
     with pytest.raises(
         BundleError,
-        match="changed after it was hashed|differs from its sha256|bytes, manifest.json says",
+        match="bytes, manifest",
     ):
         bundle.read(plan.path)
 
@@ -179,9 +179,9 @@ def test_a_changed_plan_is_refused(copy: Path) -> None:
     (copy / plan.path).write_bytes(data)
     with pytest.raises(
         BundleError,
-        match="changed after it was hashed|differs from its sha256|bytes, manifest.json says",
+        match="differs from its sha256",
     ):
-        load_bundle(copy)
+        load_bundle(copy).read(plan.path)
 
 
 def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:
