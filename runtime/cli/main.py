@@ -183,6 +183,9 @@ def serve(
         typer.Option(help="Setting of the drafters, NAME=VALUE; repeat for several."),
     ] = None,
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
+    hang_s: Annotated[
+        float, typer.Option(help="A step of at least this and 20 usual ones ends the process.")
+    ] = 10.0,
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
     message_interval_s: Annotated[
         float, typer.Option(help="Between two messages of a stream, where steps are short.")
@@ -215,6 +218,7 @@ def serve(
             default_drafter="model" if drafter is None else drafter,
             auto_drafters=tuple(auto_drafters.split(",")),
             drain_timeout_s=drain_timeout_s,
+            hang_s=hang_s,
             lb_delay_s=lb_delay_s,
             message_interval_s=message_interval_s,
             num_threads=threads,

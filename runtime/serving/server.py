@@ -8,6 +8,7 @@ the present wait.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.service import SERVICE, InferenceService
+from outrider.runtime.serving.watchdog import Watchdog
 from prometheus_client import start_http_server
 
 # The worker's thread asks for the interpreter after every engine call, several times in a step, and
@@ -38,6 +40,8 @@ LIVENESS = "liveness"
 CLOSE_GRACE_S = 1.0
 FLUSH_S = 5.0
 GUARD_S = 10.0
+# Seconds between two looks at the worker.
+WATCH_EVERY_S = 0.5
 GUARD_EXIT_CODE = 70
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -80,6 +84,9 @@ class Server:
         reflection.enable_server_reflection(names, self._server)
         self._hurry = asyncio.Event()
         self._watch_worker()
+        self._watchdog = Watchdog(serving.worker.pulse, serving.config.hang_s, serving.clock)
+        self._watching: asyncio.Task[None] | None = None
+        self.has_failed = asyncio.Event()
 
     async def start(self, address: str) -> int:
         """Listen, start the worker, report SERVING, and return the bound port; 0 for a Unix socket.
@@ -97,7 +104,31 @@ class Server:
         self._serving.worker.start()
         self._service.set_ready()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._watching = asyncio.create_task(self._watch(), name="outrider-watchdog")
         return int(port)
+
+    async def _watch(self) -> None:
+        while not self.has_failed.is_set():
+            await asyncio.sleep(WATCH_EVERY_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """End requests that are overdue; where the worker hangs or is dead, answer everybody and set ``has_failed``."""
+        self._service.end_overdue()
+        complaint = self._watchdog.complaint()
+        if complaint is None or self.has_failed.is_set():
+            return
+        log.critical("%s; ending all requests and the process", complaint)
+        faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
+        self._service.fail()
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
+        self.has_failed.set()
+
+    async def abandon(self) -> None:
+        """Close the listener after ``has_failed``; the worker stays as it is."""
+        await self._server.stop(CLOSE_GRACE_S)
 
     def hurry(self) -> None:
         """End the waits of a running drain."""
@@ -115,6 +146,9 @@ class Server:
         if not has_stopped:
             log.error("a step is stuck in the engine")
         await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._server.stop(CLOSE_GRACE_S)
         return self._service.num_cut
 
@@ -147,6 +181,8 @@ class Server:
 async def serve(root: Path, options: ServeOptions) -> int:
     """Serve a bundle until SIGTERM or SIGINT, and return the exit code: 0, or 1 when streams were cut short.
 
+    Where the worker hangs or is dead, the process ends with ``GUARD_EXIT_CODE``: no return from a hung library.
+
     Raises:
         BundleError: the bundle does not fit its manifest.
         ConfigError: a setting cannot be used.
@@ -166,7 +202,14 @@ async def serve(root: Path, options: ServeOptions) -> int:
         unfinished.write_text(f"{port}\n", encoding="utf-8")
         unfinished.replace(options.port_file)
     print(f"serving on port {port}", flush=True)
-    await stop.wait()
+    failing = asyncio.create_task(server.has_failed.wait())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        await server.abandon()
+        logging.shutdown()
+        os._exit(GUARD_EXIT_CODE)
+    failing.cancel()
     _guard(options.config)
     return 1 if await server.drain() else 0
 

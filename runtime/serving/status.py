@@ -33,6 +33,7 @@ STATUS: Mapping[type[errors.ServingError], grpc.StatusCode] = {
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.DrainDeadline: grpc.StatusCode.UNAVAILABLE,
+    errors.EngineRestart: grpc.StatusCode.UNAVAILABLE,
     errors.RequestFailed: grpc.StatusCode.INTERNAL,
     errors.RequestQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InternalError: grpc.StatusCode.INTERNAL,
@@ -47,7 +48,7 @@ _METADATA: Mapping[str, str] = {
     "error_id": "error_id",
 }
 _NEVER_RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
-_RETRYABLE = (errors.Overloaded, errors.NotReady, errors.Draining)
+_RETRYABLE = (errors.Overloaded, errors.NotReady, errors.Draining, errors.EngineRestart)
 
 
 def code_of(error: errors.ServingError) -> grpc.StatusCode:
