@@ -75,7 +75,7 @@ class Pulse:
     has_died: bool = False
 
     def begin(self) -> None:
-        """Note that a step begins."""
+        """Note that a step begins, or goes on with what makes it longer than its like."""
         self.num_steps += 1
         self.is_stepping = True
 

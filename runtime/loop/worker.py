@@ -82,6 +82,7 @@ class Worker:
         self._decoder = decoder
         self._clock = clock
         self._outbox = Outbox()
+        self.pulse = Pulse()
         self._parts = step_parts(
             engines,
             sampler,
@@ -92,6 +93,7 @@ class Worker:
             clock=clock,
             meanwhile=self._meanwhile,
             are_waiting=lambda: self._inbox.has_waiting,
+            beat=self.pulse.begin,
         )
         self._limits = self._parts.limits
         self._policy = SpeculationPolicy(
@@ -110,7 +112,6 @@ class Worker:
         num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
         self._rows = LiveRows(engines, num_slots)
         self._totals = Totals()
-        self.pulse = Pulse()
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._inbox = Inbox(config, self._rows.slots)  # guarded by the condition
@@ -263,7 +264,9 @@ class Worker:
             if not rows.requests and not rows.searches:
                 return False
             has_run = True
-            self.pulse.reads_prompt = any(one.state is State.PREFILLING for one in rows.all_requests)
+            self.pulse.reads_prompt = any(
+                one.state is State.PREFILLING for one in rows.all_requests
+            )
             if policy.has_chosen:
                 policy.begin(rows.requests)
             if policy.breakers:

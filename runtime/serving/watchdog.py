@@ -1,4 +1,4 @@
-"""Notices a worker whose thread hangs or has ended. Knows neither gRPC nor the event loop: its owner asks it now and then.
+"""Notices a worker whose thread hangs or has ended. Knows neither gRPC nor the event loop: its owner asks now and then.
 
 A step's time is bounded: it has one chunk of prompt at most. So one that takes far longer than its like hangs. Time in
 which nobody asked does not count: then the whole process was stopped, or the machine.
