@@ -291,7 +291,7 @@ async def test_a_process_whose_engine_hangs_ends_by_itself(
         assert server.stdout is not None
         line = await server.stdout.readline()
         address = f"127.0.0.1:{line.decode().split()[-1]}"
-        async with Client(address) as client:
+        async with Client(address, options=(("grpc.enable_retries", 0),)) as client:
             # So many steps that the watchdog knows how long one takes.
             async for _ in client.generate("def", max_tokens=30, speculation={"drafter": "none"}):
                 pass
