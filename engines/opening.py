@@ -45,12 +45,30 @@ def open_engine(
     if entry is None:
         raise BundleError("the bundle has no draft model")
     chosen = parse_device(device) or choose_device(device, bundle).device
+    options: dict[str, Any] = {"max_batch": max_batch, "with_trees": with_trees}
+    if chosen.kind != TENSORRT:
+        options["num_threads"] = num_threads
+    engine = _open_one(bundle, entry, which, chosen, options, provider_options)
+    try:
+        bundle.take_mapped()
+    except BundleError:
+        engine.close()
+        raise
+    return engine
+
+
+def _open_one(
+    bundle: Bundle,
+    entry: ModelEntry,
+    which: str,
+    chosen: Device,
+    options: Mapping[str, Any],
+    provider_options: Mapping[str, str] | None,
+) -> Engine:
     if chosen.kind == TENSORRT:
         from outrider.engines.tensorrt.engine import open_tensorrt
 
-        return open_tensorrt(
-            bundle, entry, which, index=chosen.index, max_batch=max_batch, with_trees=with_trees
-        )
+        return open_tensorrt(bundle, entry, which, index=chosen.index, **options)
     if chosen.kind == CUDA:
         from outrider.engines.device.cuda import CudaDevice
         from outrider.engines.onnx.device_plan import open_on_device
@@ -59,21 +77,13 @@ def open_engine(
             bundle,
             entry,
             CudaDevice(chosen.index),
-            num_threads=num_threads,
-            max_batch=max_batch,
             owns_device=True,
-            with_trees=with_trees,
             provider_options=provider_options,
+            **options,
         )
     from outrider.engines.onnx.engine import OnnxEngine
 
-    return OnnxEngine(
-        bundle,
-        entry,
-        num_threads=num_threads,
-        max_batch=max_batch,
-        with_trees=with_trees,
-    )
+    return OnnxEngine(bundle, entry, **options)
 
 
 def open_pair(
@@ -107,7 +117,13 @@ def open_pair(
     missing = _why_no_sampler(bundle, chosen)
     place, reason = choose_place(sampler, is_accelerator=chosen.kind != CPU, missing=missing)
     if place == DEVICE:
-        return _open_together(bundle, chosen, reason, with_trees=with_trees, **options)
+        pair = _open_together(bundle, chosen, reason, with_trees=with_trees, **options)
+        try:
+            bundle.take_mapped()
+        except BundleError:
+            pair.close()
+            raise
+        return pair
     options["device"] = str(chosen)
     target = open_engine(bundle, "target", with_trees=with_trees, **options)
     draft = None
@@ -145,6 +161,7 @@ def _open_together(
             memory,
             num_threads=num_threads,
             max_batch=max_batch,
+            with_trees=with_trees,
             provider_options=provider_options,
         )
 
@@ -163,11 +180,18 @@ def _open_together(
             vocab_size=manifest.target.vocab_size,
             num_threads=num_threads,
             provider_options=provider_options,
+            graphs=_sampler_graphs(bundle),
         )
 
     return open_together(
         bundle, memory, open_model, open_sampler, max_batch=max_batch, reason=reason
     )
+
+
+def _sampler_graphs(bundle: Bundle) -> dict[str, bytes]:
+    """Return the sampler's graphs by file name: a graph is loaded when it is first used, perhaps days from now."""
+    names = [name for name in bundle.manifest.files if name.startswith(f"{SAMPLER_FOLDER}/")]
+    return {name.removeprefix(f"{SAMPLER_FOLDER}/"): bundle.read(name) for name in names}
 
 
 def _open_memory(chosen: Device) -> Any:

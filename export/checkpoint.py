@@ -18,12 +18,17 @@ from optimum.exporters.tasks import TasksManager
 from optimum.utils import NormalizedConfigManager
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.export.weights.mapped import give_weights
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 TASK = "text-generation"
+# Types of 16 bits, by their names in safetensors.
+_HALVES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 # Layers whose whole state is a key and a value per token.
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -66,7 +71,10 @@ class Checkpoint:
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
 
     def load(self) -> PreTrainedModel:
-        """Return the model with float32 weights, ready to evaluate.
+        """Return the model in evaluation mode; ``weights.mapped`` runs it.
+
+        Weights that are all stored in one type of 16 bits keep it, and stay in their files, mapped. All else is
+        float32, with the numbers of a model that is loaded as float32.
 
         Raises:
             BundleError: weights are missing or unreadable (only safetensors are read).
@@ -75,13 +83,28 @@ class Checkpoint:
             TASK, model_type=self.config.model_type, library="transformers"
         )
         try:
+            kind = self._stored_type()
             with _without_progress_bars():
                 model = model_class.from_pretrained(
-                    self.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
+                    self.path, dtype=kind, local_files_only=True, use_safetensors=True
                 )
+            if kind is not torch.float32:
+                # In 16 bits buffers and constants of the model would be rounded too.
+                with no_init_weights():
+                    wide = type(model)._from_config(model.config, dtype=torch.float32)
+                give_weights(wide, model)
+                model = wide
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
         return model.eval()
+
+    def _stored_type(self) -> torch.dtype:
+        """Return the one type of 16 bits that all weights are stored in, else float32."""
+        kinds = set()
+        for file in sorted(self.path.glob("*.safetensors")):
+            with safe_open(file, framework="pt") as weights:
+                kinds |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+        return _HALVES[kinds.pop()] if len(kinds) == 1 and kinds <= _HALVES.keys() else torch.float32
 
 
 @contextmanager

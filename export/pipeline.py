@@ -16,9 +16,9 @@ from pathlib import Path
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import (
-    HALF_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
+    W8A8,
     Bundle,
     Manifest,
     ModelEntry,
@@ -34,15 +34,15 @@ from outrider.export.checkpoint import (
     check_tokenizer,
     open_checkpoint,
 )
+from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.sampler_graphs import write_sampler_graphs
 from outrider.export.weights.blocks import quantize_file
-from outrider.export.weights.half_graph import derive_half_graph
 from outrider.export.weights.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
-from outrider.export.weights.w8a8 import INTEGER_KINDS, W8A8, quantize_static
+from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
 
 WEIGHT_KINDS = ("float32", FLOAT16, *INTEGER_KINDS)
 MAX_EXTEND = 512
@@ -178,10 +178,15 @@ def _export_part(
     progress(f"{name}: loading {part.checkpoint.config.model_type}")
     model = part.checkpoint.load()
 
-    def certified(tolerance: float | None) -> dict[str, object]:
+    def certified(tolerance: float | None, *, device: str) -> dict[str, object]:
         derive_grouped_graph(path)
-        if sizes.max_tree_nodes:
+        has_trees = sizes.max_tree_nodes > 0
+        if has_trees:
             derive_tree_graphs(path)
+        if device:
+            derive_device_graphs(path, device, with_trees=has_trees)
+        else:
+            drop_device_graphs(path)
         return certify(
             model,
             path,
@@ -194,7 +199,8 @@ def _export_part(
     progress(f"{name}: writing the graph ({facts.num_layers} layers)")
     export_model(model, path, num_positions=sizes.max_context + sizes.max_extend)
     progress(f"{name}: comparing with the checkpoint")
-    certificate = certified(FLOAT32_TOLERANCE)
+    certificate = certified(FLOAT32_TOLERANCE, device=FLOAT32)
+    precision = _device_precision(weights)
     if weights in INTEGER_KINDS:
         progress(f"{name}: storing the weights as {weights}")
         if weights == W8A8:
@@ -203,18 +209,17 @@ def _export_part(
         else:
             quantize_file(path, weights, facts)
         # The graph was judged before; here the change by coarser weights is recorded.
-        certificate[weights] = certified(None)
+        certificate[weights] = certified(None, device=precision)
     elif weights == FLOAT16:
         progress(f"{name}: storing the weights as {weights}")
         store_float16(path)
-        derive_half_graph(path)
         try:
-            certificate[weights] = certified(FLOAT16_TOLERANCE)
+            certificate[weights] = certified(FLOAT16_TOLERANCE, device=precision)
         except BundleError as error:
-            # Activations beyond 16 bits, for example: the canonical graph computes in 32.
-            path.with_name(HALF_FILE).unlink()
-            certificate[weights] = certified(FLOAT16_TOLERANCE)
-            progress(f"{name}: no {HALF_FILE}, accelerators compute in float32: {error}")
+            # Activations beyond 16 bits, for example.
+            precision = FLOAT32
+            certificate[weights] = certified(FLOAT16_TOLERANCE, device=precision)
+            progress(f"{name}: accelerators compute in float32: {error}")
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,
@@ -224,8 +229,16 @@ def _export_part(
         weights=weights,
         max_tree_nodes=sizes.max_tree_nodes,
         narrowest_span=NARROWEST_SPAN,
+        device_precision=precision,
     )
     return entry, certificate
+
+
+def _device_precision(weights: str) -> str:
+    """Return what accelerators compute in with weights stored so; empty where they do not."""
+    if weights == W8A8:
+        return ""  # they would dequantise every weight in every call
+    return FLOAT16 if weights == FLOAT16 else FLOAT32
 
 
 def _check_arguments(out: Path, kinds: Iterable[str], sizes: _Sizes) -> None:

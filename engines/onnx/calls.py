@@ -118,6 +118,13 @@ class OnnxCalls:
             self._calls[key] = call
         return call
 
+    def room(self, num_rows: int, num_wanted: int) -> FloatArray:
+        """Where the answer of a call that packs rows would be: [num_rows, num_wanted, V] float32, of any content."""
+        assert self._memory is not None
+        if self._memory.reserve(PackedShape(num_rows, 1, num_wanted, 0, 0)):
+            self._calls.clear()
+        return self._memory.rectangle(num_rows, num_wanted)
+
     def _bound(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
         memory = self._memory
         if memory is None or is_tree:

@@ -12,7 +12,8 @@ kernels give a row the same bits whatever is beside it (I2): the export admits n
 place in its tensor (``export.graph.to_onnx``).
 
 Graphs: ``model.onnx`` is causal. ``grouped.onnx`` packs rows and reads shared cache heads once; it runs instead where
-the bundle has it. ``tree.onnx`` is masked and runs where a row is a tree. All three give a row the same bits.
+the bundle has it. ``tree.onnx`` is masked: beside packed rows it runs the trees alone, else every batch with a tree in
+it. All three give a row the same bits.
 
 Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
 columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay sound.
@@ -21,6 +22,7 @@ columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import onnxruntime
@@ -124,38 +126,26 @@ class OnnxEngine:
         self._require_open()
         cache = self._cache
         longest, most_wanted = check_spans(spans, self.limits, cache.lengths)
-        is_tree, furthest, all_tokens, all_wanted = False, 0, 0, 0
+        has_trees, furthest = False, 0
         for span in spans:
-            is_tree = is_tree or span.parents is not None
+            has_trees = has_trees or span.parents is not None
             furthest = max(furthest, span.start)
-            all_tokens += len(span.tokens)
-            all_wanted += span.num_logits
-        is_padded = len(spans) == 1 and self._pads_single_row
-        if self._packed is not None and not is_tree:
-            num_tokens, num_wanted = max(self._packed.least_tokens, longest), max(1, most_wanted)
-        else:
-            num_tokens = max(MIN_SPAN if is_padded or is_tree else self._narrowest_span, longest)
-            num_wanted = max(_MIN_WANTED if is_padded else 1, most_wanted)
-            # Padding is rows like others.
-            all_tokens, all_wanted = len(spans) * num_tokens, len(spans) * num_wanted
-        if cache.reserve(furthest + num_tokens):
+        if cache.reserve(furthest + max(MIN_SPAN, longest)):
             self._calls.clear()
-        sizes = PackedShape(len(spans), num_tokens, num_wanted, all_tokens, all_wanted)
-        call = self._calls.of(spans[0].slot, sizes, is_tree=is_tree)
-        call.fill(spans)
-        for span in spans:
-            cache.begin_write(span.slot, span.start, num_tokens)
-            if self._tree_spans:
-                self._tree_spans.pop(span.slot, None)
         try:
-            call.run()
+            if has_trees and self._packed is not None:
+                logits = self._run_apart(spans, most_wanted)
+            else:
+                logits = self._run(spans, most_wanted, is_tree=has_trees)
         except LIBRARY_ERRORS as error:
             raise EngineError(f"ONNX Runtime failed: {error}") from error
         for span in spans:
             cache.lengths[span.slot] = num_valid(span)
+            if self._tree_spans:
+                self._tree_spans.pop(span.slot, None)
             if span.parents is not None:
                 self._tree_spans[span.slot] = span
-        return call.answer(spans)
+        return logits
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
@@ -194,6 +184,60 @@ class OnnxEngine:
         """Free the session and the cache; a later call raises EngineError."""
         self._session = self._trees = None
         del self._calls, self._cache
+
+    def _run(self, spans: Sequence[Span], num_wanted: int, *, is_tree: bool) -> FloatArray:
+        """Run spans in one call, which there is room for in the cache; ``is_tree`` is needed where one is a tree.
+
+        Returns:
+            [B, R, V] float32, R at least ``num_wanted``.
+        """
+        longest = all_tokens = all_wanted = 0
+        for span in spans:
+            num_tokens = len(span.tokens)
+            longest = max(longest, num_tokens)
+            all_tokens += num_tokens
+            all_wanted += span.num_logits
+        is_padded = len(spans) == 1 and self._pads_single_row
+        if self._packed is not None and not is_tree:
+            num_tokens, num_wanted = max(self._packed.least_tokens, longest), max(1, num_wanted)
+        else:
+            num_tokens = max(MIN_SPAN if is_padded or is_tree else self._narrowest_span, longest)
+            num_wanted = max(_MIN_WANTED if is_padded else 1, num_wanted)
+            # Padding is rows like others.
+            all_tokens, all_wanted = len(spans) * num_tokens, len(spans) * num_wanted
+        sizes = PackedShape(len(spans), num_tokens, num_wanted, all_tokens, all_wanted)
+        call = self._calls.of(spans[0].slot, sizes, is_tree=is_tree)
+        call.fill(spans)
+        for span in spans:
+            self._cache.begin_write(span.slot, span.start, num_tokens)
+        call.run()
+        return call.answer(spans)
+
+    def _run_apart(self, spans: Sequence[Span], most_wanted: int) -> FloatArray:
+        """Run all chains in one call that packs rows, then neighbouring trees in calls of their own.
+
+        In one call with trees, weights would multiply every chain as often as the largest tree has nodes. A tree is
+        no more than a row without tokens to the chains' call; what that writes, the tree's call overwrites or zeroes.
+
+        Returns:
+            [B, R, V] float32, R = ``most_wanted``.
+        """
+        chains = [
+            span if span.parents is None else Span(slot=span.slot, start=span.start, tokens=(), num_logits=0)
+            for span in spans
+        ]  # fmt: skip
+        if any(span.tokens for span in chains):
+            logits = self._run(chains, most_wanted, is_tree=False)
+        else:
+            logits = self._calls.room(len(spans), most_wanted)
+        for is_tree, run in groupby(spans, key=lambda span: span.parents is not None):
+            if is_tree:
+                trees = list(run)
+                wanted = max(span.num_logits for span in trees)
+                first = trees[0].slot - spans[0].slot
+                found = self._run(trees, wanted, is_tree=True)
+                logits[first : first + len(trees), :wanted] = found[:, :wanted]
+        return logits
 
     def _require_open(self) -> onnxruntime.InferenceSession:
         if self._session is None:

@@ -49,6 +49,10 @@ class PackedMemory:
         self.logits = logits
         return has_new_inputs or has_new_logits
 
+    def rectangle(self, num_rows: int, num_wanted: int) -> FloatArray:
+        """Logits as [num_rows, num_wanted, V] float32, which there is room for."""
+        return self.logits[: num_rows * num_wanted].reshape(num_rows, num_wanted, -1)
+
 
 class PackedCall:
     """A call of one shape."""
@@ -66,7 +70,7 @@ class PackedCall:
         self.run = bind(inputs, memory.logits[None, : memory.inputs.counts(sizes)[1]])
         num_logits = sizes.num_rows * sizes.num_wanted
         self._is_even = sizes.all_wanted == num_logits
-        self._logits = memory.logits[:num_logits].reshape(sizes.num_rows, sizes.num_wanted, -1)
+        self._logits = memory.rectangle(sizes.num_rows, sizes.num_wanted)
 
     def fill(self, spans: Sequence[Span]) -> None:
         """Write spans of the call's sizes."""

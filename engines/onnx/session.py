@@ -62,7 +62,7 @@ def why_unavailable(device: str) -> str:
 
 
 def open_session(
-    path: Path,
+    graph: Path | bytes,
     *,
     device: str = "cpu",
     device_index: int = 0,
@@ -77,7 +77,7 @@ def open_session(
     sessions with a pool of their own, and checks should run the kernels that serving runs.
 
     Args:
-        path: ``model.onnx`` of a bundle.
+        graph: its file, such as ``model.onnx`` of a bundle, or the file's bytes if no data lies beside it.
         device: key of the provider to run on.
         device_index: which of its devices.
         num_threads: size of the shared pool.
@@ -102,7 +102,7 @@ def open_session(
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
     try:
         session = onnxruntime.InferenceSession(
-            str(path),
+            graph if isinstance(graph, bytes) else str(graph),
             options,
             providers=[_PROVIDERS[device]],
             provider_options=[own_options],

@@ -1,7 +1,7 @@
 """The tree graphs of one model on ONNX Runtime: beside the engine, over the same cache.
 
-``tree.onnx`` answers batches in which at least one row is a tree; chains in such a batch get the
-mask of a chain, which gives them the bits that ``model.onnx`` would. ``keep_path.onnx`` moves the
+``tree.onnx`` answers trees; chains in a batch of its own, where rows are not packed, get the mask of
+a chain, which gives them the bits that ``model.onnx`` would. ``keep_path.onnx`` moves the
 cache rows of an accepted path into place, on the device.
 
 Columns of a slot around ``keep_path``, for a tree of 5 tokens of which 0, 2 and 4 are kept:

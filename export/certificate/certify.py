@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from outrider.engines.bundle.manifest import GROUPED_FILE, HALF_FILE, Bundle
+from outrider.engines.bundle.manifest import DEVICE_FILE, GROUPED_FILE, Bundle
 from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_parity
-from outrider.export.certificate.tree_parity import check_tree_parity
+from outrider.export.certificate.tree_parity import TREE_FILES, check_tree_parity
 from outrider.export.checkpoint import ModelFacts, open_checkpoint
 from transformers import PreTrainedModel
 
@@ -29,17 +29,19 @@ def certify(
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
-    certificate = dict(check_parity(model, path, facts, max_gamma=max_gamma, tolerance=tolerance))
-    for name in (GROUPED_FILE, HALF_FILE):
-        other = path.with_name(name)
-        if other.exists():
-            certificate[other.stem] = check_parity(
-                model, other, facts, max_gamma=max_gamma, tolerance=tolerance
+
+    def judge(graph: Path) -> dict[str, object]:
+        found = dict(check_parity(model, graph, facts, max_gamma=max_gamma, tolerance=tolerance))
+        if max_tree_nodes and graph.name in TREE_FILES:
+            found |= check_tree_parity(
+                model, graph, facts, max_tree_nodes=max_tree_nodes, tolerance=tolerance
             )
-    if max_tree_nodes:
-        certificate |= check_tree_parity(
-            model, path, facts, max_tree_nodes=max_tree_nodes, tolerance=tolerance
-        )
+        return found
+
+    certificate = judge(path)
+    for other in map(path.with_name, (GROUPED_FILE, DEVICE_FILE)):
+        if other.exists():
+            certificate[other.stem] = judge(other)
     return certificate
 
 

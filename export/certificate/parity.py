@@ -57,6 +57,7 @@ class GraphRunner:
             last=facts.max_position - 1,
         )
         self._capacity = capacity
+        self._takes_lengths = any(tensor.name == bundle.LENGTHS for tensor in inputs)
         kinds = {tensor.name: tensor.type for tensor in inputs}
         kind = _CACHE_TYPES[kinds[bundle.key_name(0)]]
         self.caches = used_caches(facts, batch, capacity, kind=kind)
@@ -65,10 +66,15 @@ class GraphRunner:
         """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
         feeds: Feeds
         if self._packed is None:
-            feeds = span_feeds(tokens, start)
+            feeds = self.span_feeds(tokens, start)
         else:
             feeds = packed_feeds(self._packed, tokens, start, capacity=self._capacity)
         return self.run(self._session, feeds).reshape(*tokens.shape, -1)
+
+    def span_feeds(self, tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
+        """Return inputs of this graph and its tree's for a span; see the function of this name."""
+        lengths = {bundle.LENGTHS: start + tokens.shape[1]} if self._takes_lengths else {}
+        return span_feeds(tokens, start) | lengths
 
     def run(self, session: Any, feeds: Feeds) -> FloatArray:
         """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""

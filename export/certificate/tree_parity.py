@@ -23,7 +23,6 @@ from outrider.export.certificate.parity import (
     compare_logits,
     judged,
     reference_logits,
-    span_feeds,
 )
 from outrider.export.checkpoint import ModelFacts
 from transformers import PreTrainedModel
@@ -31,6 +30,11 @@ from transformers import PreTrainedModel
 # Cached tokens of each row before its tree: ragged, one row without any.
 _STARTS = (9, 0, 5)
 _NUM_AFTER = 4
+# Of a graph for chains, those beside it that verify trees and keep their paths.
+TREE_FILES: Mapping[str, tuple[str, str]] = {
+    bundle.MODEL_FILE: (bundle.TREE_FILE, bundle.KEEP_PATH_FILE),
+    bundle.DEVICE_FILE: (bundle.DEVICE_TREE_FILE, bundle.DEVICE_KEEP_PATH_FILE),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ def check_tree_parity(
     tolerance: float | None = FLOAT32_TOLERANCE,
     seed: int = 0,
 ) -> Mapping[str, object]:
-    """Return the certificate of the tree graphs beside ``path``, the canonical graph.
+    """Return the certificate of the tree graphs beside ``path``, the canonical graph or the accelerators'.
 
     The model is the reference. Without a tolerance differences are recorded and not judged.
 
@@ -70,12 +74,13 @@ def check_tree_parity(
     trees = [_random_tree(generator, start, num_nodes, facts.vocab_size) for start in _STARTS]
     # Behind the deepest path, which may be the whole tree, comes a chain.
     capacity = max(_STARTS) + num_nodes + _NUM_AFTER
+    tree, keep = TREE_FILES[path.name]
     runner = _TreeRunner(path, facts, num_rows=len(trees), capacity=capacity)
     masked = _check_masks(model, runner, trees)
     kept = _check_kept_paths(model, runner, trees)
     return {
-        "tree_masks": judged("tree_masks", masked, path.with_name(bundle.TREE_FILE), tolerance),
-        "tree_paths": judged("tree_paths", kept, path.with_name(bundle.KEEP_PATH_FILE), tolerance),
+        "tree_masks": judged("tree_masks", masked, path.with_name(tree), tolerance),
+        "tree_paths": judged("tree_paths", kept, path.with_name(keep), tolerance),
     }
 
 
@@ -84,15 +89,16 @@ class _TreeRunner:
 
     def __init__(self, path: Path, facts: ModelFacts, *, num_rows: int, capacity: int) -> None:
         self.chains = GraphRunner(path, facts, batch=num_rows, capacity=capacity)
-        self._tree = open_session(path.parent / bundle.TREE_FILE, copies_caches=True)
-        self._keep = open_session(path.parent / bundle.KEEP_PATH_FILE, copies_caches=True)
+        self._tree, self._keep = (
+            open_session(path.with_name(name), copies_caches=True) for name in TREE_FILES[path.name]
+        )
 
     def extend(
         self, tokens: IntArray, start: IntArray, parents: list[tuple[int, ...]]
     ) -> FloatArray:
         """Return logits [B, T, V] of one tree [T] per row behind ``start`` [B] int64."""
         layouts = [tree_layout(row) for row in parents]
-        feeds = span_feeds(tokens, start)
+        feeds = self.chains.span_feeds(tokens, start)
         feeds[bundle.POSITIONS] = start[:, None] + np.stack([one.depths for one in layouts])
         feeds[bundle.ANCESTORS] = np.stack([one.ancestors for one in layouts])
         return self.chains.run(self._tree, feeds)

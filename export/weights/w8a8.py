@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
+from outrider.engines.bundle.manifest import W8A8
 from outrider.export.checkpoint import ModelFacts
 from outrider.export.graph.edits import constant, put
 from outrider.export.weights.blocks import (
@@ -31,7 +32,6 @@ from outrider.export.weights.blocks import (
 )
 from outrider.export.weights.rounding import Int8Array, restore, round_by_activations
 
-W8A8 = "w8a8"
 INTEGER_KINDS = (*BITS, W8A8)
 """Kinds of weights that are stored as integers."""
 

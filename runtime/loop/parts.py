@@ -107,7 +107,9 @@ def step_parts(
             max_nodes=max(0, target.limits.max_tree_nodes - 1),
             prices=None
             if costs is None
-            else TreePrices(costs, config.drafting.tree_nodes, target.limits),
+            else TreePrices(
+                costs, config.drafting.tree_nodes, target.limits, packs_rows=target.packs_rows
+            ),
             node_cost=None if costs is None else node_cost(costs, config.drafting.tree_nodes),
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),

@@ -74,7 +74,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
     options = _decided(bundle, options)
     config = options.config
     max_batch = min(config.max_running, manifest.max_batch)
-    codec = TokenizersCodec(root / TOKENIZER_FILE)
+    codec = TokenizersCodec(bundle.read(TOKENIZER_FILE))
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
         costs = bundle_costs(bundle, options, None, codec, max_batch)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import TOKENIZER_FILE
 from outrider.runtime.core.text import REPLACEMENT
 from tokenizers import Tokenizer, decoders
 
@@ -36,18 +37,19 @@ class TokenizersCodec:
     """``TextCodec`` over the tokenizers library, and the ``PieceDecoder`` of ``runtime.core.text``.
 
     Args:
-        path: a ``tokenizer.json``.
+        source: a ``tokenizer.json``, or its bytes.
 
     Raises:
         BundleError: it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, source: Path | bytes) -> None:
         try:
-            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            content = source if isinstance(source, bytes) else source.read_bytes()
+            self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
         # The library raises bare Exception for a file it cannot read.
         except Exception as error:
-            raise BundleError(f"{path.name}: not a tokenizer") from error
+            raise BundleError(f"{TOKENIZER_FILE}: not a tokenizer") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._decode_short = lru_cache(_MOST_SHORT_TEXTS)(self._decode)

@@ -7,6 +7,7 @@ import pytest
 from outrider.engines.base import EngineError, FloatArray, IntArray
 from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.onnx.engine import OnnxEngine
+from outrider.engines.onnx.packed_inputs import PackedShape
 from outrider.engines.opening import open_engine
 from outrider.engines.trees import chain_length, path_to
 
@@ -144,3 +145,44 @@ def test_a_closed_engine_keeps_no_path(bundle: Bundle) -> None:
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         engine.keep_path(0, (0, 1))
+
+
+def test_chains_go_packed_beside_trees_with_everybody_s_bits_unchanged(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights multiply each chain's own tokens, and a tree's nodes for the run of trees it stands in."""
+    engine, alone = open_target(bundle), open_target(bundle)
+    texts = [make_tokens(engine, 3 + slot, seed=20 + slot) for slot in range(4)]
+    for one in (engine, alone):
+        wanted_logits(one, [span(slot, 0, text, 0) for slot, text in enumerate(texts)])
+    nodes, chain = make_tokens(engine, NUM_NODES, seed=30), make_tokens(engine, 3, seed=31)
+    calls: list[tuple[int, int, int, bool]] = []
+    find = engine._calls.of
+
+    def spy(slot: int, sizes: PackedShape, *, is_tree: bool) -> object:
+        calls.append((slot, sizes.num_rows, sizes.all_tokens, is_tree))
+        return find(slot, sizes, is_tree=is_tree)
+
+    monkeypatch.setattr(engine._calls, "of", spy)
+    trees = {slot: tree(slot, 3 + slot, nodes) for slot in range(4)}
+    small = tree(3, 6, nodes[:3], (0, 0), num_logits=1)
+    chains = {slot: span(slot, 3 + slot, chain) for slot in range(4)}
+    idle = {slot: span(slot, 3 + slot, ()) for slot in range(4)}
+    for spans, expected in (
+        ([chains[0], trees[1], chains[2], small], [(0, 4, 6, False), (1, 1, 9, True), (3, 1, 3, True)]),
+        ([trees[0], trees[1], idle[2], chains[3]], [(0, 4, 3, False), (0, 2, 18, True)]),
+        ([idle[0], idle[1], trees[2], small], [(2, 2, 18, True)]),
+        ([trees[0], idle[1], idle[2], idle[3]], [(0, 1, 9, True)]),
+    ):  # fmt: skip
+        calls.clear()
+        found = wanted_logits(engine, spans)
+        assert calls == expected
+        for slot, one in enumerate(spans):
+            if one.tokens:
+                wanted = wanted_logits(alone, [one])[0]
+                np.testing.assert_array_equal(found[slot], wanted)
+                length = one.start + len(one.tokens)
+                np.testing.assert_array_equal(
+                    cache_of(engine, slot, length), cache_of(alone, slot, length)
+                )
+            assert not cache_of(engine, slot, 128)[:, :, one.start + NUM_NODES + 1 :].any()

@@ -9,9 +9,9 @@ from outrider.engines.base import BundleError, Span
 from outrider.engines.bundle.files import list_files
 from outrider.engines.bundle.manifest import Bundle
 from outrider.engines.opening import open_engine
+from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.position_tables import is_position_table
 from outrider.export.tensorrt.graph import derive_graph
-from outrider.export.weights.half_graph import derive_half_graph
 from outrider.export.weights.half_weights import FLOAT16_TOLERANCE, store_float16
 
 from tests.export.tensorrt.test_graph import CAPACITY, run_graph
@@ -68,14 +68,14 @@ def test_a_plan_graph_takes_stored_halves_as_they_are(graph: Path, tmp_path: Pat
 
 def test_a_graph_for_accelerators_computes_in_halves_over_the_same_weights(graph: Path) -> None:
     store_float16(graph)
-    derive_half_graph(graph)
-    half = graph.with_name("half.onnx")
+    derive_device_graphs(graph, "float16", with_trees=False)
+    half = graph.with_name("device.onnx")
     plain = onnx.load(half, load_external_data=False)
     weights = graph.with_name("model.onnx.data").stat()
     # Everything of size stays where it is; the graph itself is small.
     assert half.stat().st_size < 0.1 * weights.st_size
     assert sorted(path.name for path in graph.parent.iterdir()) == [
-        "half.onnx",
+        "device.onnx",
         "model.onnx",
         "model.onnx.data",
     ]
@@ -115,10 +115,10 @@ def test_a_bundle_of_halves_is_certified_and_served_with_its_trees(
     bundle = export_small(weights="float16", max_tree_nodes=16)
     assert bundle.manifest.target.weights == "float16"
     judged = bundle.manifest.certificate["target"]["float16"]
-    assert judged["tolerance"] == judged["half"]["tolerance"] == FLOAT16_TOLERANCE
-    assert 0 < judged["half"]["rollback"]["max_difference"] < FLOAT16_TOLERANCE
-    assert "target/half.onnx" in list_files(bundle.root)
-    assert bundle.half_path(bundle.manifest.target) == bundle.root / "target" / "half.onnx"
+    assert judged["tolerance"] == judged["device"]["tolerance"] == FLOAT16_TOLERANCE
+    assert 0 < judged["device"]["rollback"]["max_difference"] < FLOAT16_TOLERANCE
+    assert bundle.manifest.target.device_precision == "float16"
+    assert "target/device.onnx" in list_files(bundle.root)
     assert 0 < judged["verify"]["max_difference"] < FLOAT16_TOLERANCE
     engine = open_engine(bundle, "target", with_trees=True)
     chain = Span(slot=0, start=0, tokens=(1, 2, 3), num_logits=3)

@@ -33,17 +33,27 @@ def costs(*, slope_of_trees: float | None = 0.05) -> CostTable:
 
 
 def test_a_nodes_price_is_that_of_a_pass_over_trees_of_as_many_rows() -> None:
-    prices = TreePrices(costs(), 24, LIMITS)
+    prices = TreePrices(costs(), 24, LIMITS, packs_rows=False)
     assert prices.of_step([3]) == pytest.approx(0.05)
     assert prices.of_step([3, 2, 1, 4]) == pytest.approx(0.2)
     # Where trees were not measured, chains are the best there is.
-    assert TreePrices(costs(slope_of_trees=None), 8, LIMITS).of_step([3]) == pytest.approx(0.1)
+    chains = TreePrices(costs(slope_of_trees=None), 8, LIMITS, packs_rows=False)
+    assert chains.of_step([3]) == pytest.approx(0.1)
 
 
-def test_rows_without_drafts_pay_for_the_trees_of_others() -> None:
-    prices = TreePrices(costs(), 24, LIMITS)
+def test_rows_without_drafts_pay_for_the_trees_of_others_where_rows_are_not_packed() -> None:
+    prices = TreePrices(costs(), 24, LIMITS, packs_rows=False)
     assert prices.of_step([3, 0, None, 0]) == pytest.approx(4 * 0.2)
     assert prices.of_step([3, 0, 2, 0]) == pytest.approx(2 * 0.2)
+
+
+def test_packed_rows_pay_for_a_second_pass_but_not_for_the_width_of_trees() -> None:
+    """Ten nodes of n trees add n times 0.5 to a step of 1.0, and the pass of their own 1.0 where others have theirs."""
+    prices = TreePrices(costs(), 24, LIMITS, packs_rows=True)
+    assert prices.of_step([3]) == pytest.approx(0.05)
+    assert prices.of_step([3, 2, 1, 4]) == pytest.approx(0.2)
+    assert prices.of_step([3, 0, None, 0]) == pytest.approx(4 * (0.5 + 1.0) / 10)
+    assert prices.of_step([3, 0, 2, 0]) == pytest.approx(2 * (1.0 + 1.0) / 10)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""The graphs that ONNX Runtime's CUDA provider runs, derived from a finished canonical graph.
+
+``device.onnx`` is ``model.onnx`` with ``lengths`` as an input: what attention reads of each row's cache. The canonical
+graph computes them as ``start`` plus the span's width, a shape. The provider computes with shapes on the host, so
+``start`` would become an input of the host's, which IO binding copies once, when it is bound, and never again.
+Attention stays causal by lengths, without a mask, as fused kernels want it. No query is padded: only the CPU promises
+equal bits for spans of every length.
+
+``device_tree.onnx`` verifies trees under a mask, ``device_keep_path.onnx`` moves a kept path; see
+``export.graph.trees``. Heads are not grouped: that is for the CPU.
+
+With a 16-bit precision weights, caches and products have that type; norms, rotations and the residual stay float32.
+Fused attention kernels take 16 bits alone.
+
+Requires Attention that is plainly causal; of 16 bits, weights as ``export.weights.half_weights`` stores them, or
+others that ``HalfPass`` narrows. Ensures the same function up to rounding, no weight stored twice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+from outrider.engines.base import BundleError
+from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.edits import drop_unused, put_input, source
+from outrider.export.graph.grouped_heads import LENGTHS_INPUT, attention_nodes, is_plainly_causal
+from outrider.export.graph.narrow_spans import drop_query_padding
+from outrider.export.graph.trees import give_tree_inputs, keep_path_graph
+from outrider.export.weights.half_products import HalfPass
+
+FLOAT32 = "float32"
+_KINDS = {FLOAT32: ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16}
+
+
+def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> None:
+    """Write the graphs of accelerators beside the canonical graph at ``path``.
+
+    Args:
+        path: of the canonical graph.
+        precision: of weights, caches and products: "float32" or "float16".
+        with_trees: write those that verify trees too.
+
+    Raises:
+        BundleError: an attention is not plainly causal, a weight is beyond float16, or trees are asked of a
+            graph without positions.
+    """
+    kind = _KINDS[precision]
+    _derive(path, path.with_name(bundle.DEVICE_FILE), kind, takes_trees=False)
+    if with_trees:
+        _derive(path, path.with_name(bundle.DEVICE_TREE_FILE), kind, takes_trees=True)
+        keeper = keep_path_graph(ir.load(path).graph, kind)
+        ir.save(keeper, path.with_name(bundle.DEVICE_KEEP_PATH_FILE))
+
+
+def drop_device_graphs(path: Path) -> None:
+    """Remove the graphs of accelerators beside the canonical graph at ``path``, where there are any."""
+    for name in bundle.DEVICE_FILES:
+        path.with_name(name).unlink(missing_ok=True)
+
+
+def _derive(path: Path, out: Path, kind: ir.DataType, *, takes_trees: bool) -> None:
+    model = ir.load(path)
+    graph = model.graph
+    drop_query_padding(graph)
+    _give_lengths(graph, path.parent.name)
+    if takes_trees:
+        give_tree_inputs(graph, path.parent.name)
+    if kind is not ir.DataType.FLOAT:
+        _read_stored_halves(graph, kind)
+        HalfPass(graph, kind, path.parent.name).run()
+    drop_unused(graph)
+    # Weights keep naming the data file of model.onnx: they were never read.
+    ir.save(model, out)
+
+
+def _give_lengths(graph: ir.Graph, where: str) -> None:
+    """Add lengths as an input, and replace those that attention computes from ``start``."""
+    lengths = put_input(graph, bundle.LENGTHS, ir.DataType.INT64, ["batch"])
+    for node in attention_nodes(graph):
+        if not is_plainly_causal(node):
+            raise BundleError(f"{where}: an Attention node is not plainly causal by lengths")
+        node.replace_input_with(LENGTHS_INPUT, lengths)
+
+
+def _read_stored_halves(graph: ir.Graph, kind: ir.DataType) -> None:
+    """Replace the float32 copy of every weight stored as ``kind`` by the weight itself."""
+    for node in list(graph):
+        restored = node.outputs[0]
+        if source(restored, "Cast") is None or node.inputs[0] is None:
+            continue
+        if node.inputs[0].is_initializer() and node.inputs[0].dtype is kind:
+            restored.replace_all_uses_with(node.inputs[0])
