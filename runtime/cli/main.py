@@ -197,6 +197,9 @@ def serve(
     provider_option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE for ONNX Runtime's CUDA provider.")
     ] = None,
+    isolate_engine: Annotated[
+        bool, typer.Option(help="Engines in a process of their own, started again where it ends.")
+    ] = False,
 ) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
     from outrider.runtime.cli.progress import compile_stage, stage
@@ -231,6 +234,7 @@ def serve(
             port_file=port_file,
             metrics_port=metrics_port,
             costs_folder=costs,
+            isolates_engine=isolate_engine,
             refreshes_costs=refresh_costs,
             device=device,
             model_name=model_name,

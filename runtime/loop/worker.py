@@ -233,6 +233,11 @@ class Worker:
         self._thread.join(timeout_s + STOP_GRACE_S)
         return not self._thread.is_alive()
 
+    def wait(self) -> None:
+        """Return when the thread has ended; after ``start``."""
+        assert self._thread is not None
+        self._thread.join()
+
     def snapshot(self) -> WorkerSnapshot:
         """Where the worker stands; callable from any thread."""
         with self._wake:

@@ -43,6 +43,7 @@ class ServeOptions:
         metrics_port: of Prometheus metrics over HTTP on the loopback; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
             cache of the user's where that cannot be written.
+        isolates_engine: whether engines run in a process of their own.
         refreshes_costs: whether step costs are measured even if they are known.
         leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
         leaves_gamma: whether it chooses the default gamma.
@@ -53,6 +54,7 @@ class ServeOptions:
     port_file: Path | None = None
     metrics_port: int | None = None
     costs_folder: Path | None = None
+    isolates_engine: bool = False
     refreshes_costs: bool = False
     device: str = "cpu"
     model_name: str | None = None

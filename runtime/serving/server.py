@@ -23,6 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolated
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
@@ -87,6 +88,7 @@ class Server:
         self._watchdog = Watchdog(serving.worker.pulse, serving.config.hang_s, serving.clock)
         self._watching: asyncio.Task[None] | None = None
         self.has_failed = asyncio.Event()
+        self._is_serving, self._is_draining = True, False
 
     async def start(self, address: str) -> int:
         """Listen, start the worker, report SERVING, and return the bound port; 0 for a Unix socket.
@@ -116,6 +118,12 @@ class Server:
         """End requests that are overdue; where the worker hangs or is dead, answer everybody and set ``has_failed``."""
         self._service.end_overdue()
         complaint = self._watchdog.complaint()
+        worker = self._serving.worker
+        if isinstance(worker, IsolatedWorker) and not worker.pulse.has_died:
+            if complaint is not None:
+                worker.restart(complaint)
+            await self._follow(worker)
+            return
         if complaint is None or self.has_failed.is_set():
             return
         log.critical("%s; ending all requests and the process", complaint)
@@ -125,6 +133,14 @@ class Server:
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
         self.has_failed.set()
+
+    async def _follow(self, worker: IsolatedWorker) -> None:
+        """Report NOT_SERVING while there is no engine."""
+        if worker.is_ready == self._is_serving or self._is_draining:
+            return
+        self._is_serving = worker.is_ready
+        states = health_pb2.HealthCheckResponse
+        await self._set_health(states.SERVING if worker.is_ready else states.NOT_SERVING)
 
     async def abandon(self) -> None:
         """Close the listener after ``has_failed``; the worker stays as it is."""
@@ -137,6 +153,7 @@ class Server:
     async def drain(self) -> int:
         """Shut down without losing an answer; return the number of streams cut short."""
         config, worker = self._serving.config, self._serving.worker
+        self._is_draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._wait_or_hurry(self._hurry.wait(), config.lb_delay_s)
         self._service.close_admission()
@@ -173,6 +190,10 @@ class Server:
         watch("num_requests_waiting", "Waiting for a slot", lambda: snapshot().num_queued)
         watch("slots_total", "Slots", lambda: snapshot().num_slots)
         watch("slots_free", "Free slots", lambda: snapshot().num_free_slots)
+        if isinstance(worker := self._serving.worker, IsolatedWorker):
+            watch(
+                "engine_restarts", "Engines that another has replaced", lambda: worker.num_restarts
+            )
         watch("engine_steps", "Steps run", lambda: snapshot().step_count)
         self.metrics.watch_control(lambda: snapshot().control)
         watch("streams", "Open streams", lambda: self._service.num_streams)
@@ -188,7 +209,10 @@ async def serve(root: Path, options: ServeOptions) -> int:
         ConfigError: a setting cannot be used.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    server = Server(open_serving(root, options))
+    opened = (
+        open_isolated(root, options) if options.isolates_engine else open_serving(root, options)
+    )
+    server = Server(opened)
     if options.metrics_port is not None:
         start_http_server(options.metrics_port, addr="127.0.0.1", registry=server.metrics.registry)
     stop = asyncio.Event()

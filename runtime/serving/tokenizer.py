@@ -39,14 +39,17 @@ class TokenizersCodec:
     Args:
         source: a ``tokenizer.json``, or its bytes.
 
+    Attributes:
+        source: its bytes.
+
     Raises:
         BundleError: it cannot be read.
     """
 
     def __init__(self, source: Path | bytes) -> None:
         try:
-            content = source if isinstance(source, bytes) else source.read_bytes()
-            self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+            self.source = source if isinstance(source, bytes) else source.read_bytes()
+            self._tokenizer = Tokenizer.from_str(self.source.decode("utf-8"))
         # The library raises bare Exception for a file it cannot read.
         except Exception as error:
             raise BundleError(f"{TOKENIZER_FILE}: not a tokenizer") from error
