@@ -307,8 +307,10 @@ class IsolatedWorker:
 
     def _replace(self) -> bool:
         """Start another engine and give it the requests that wait; False where the server gives up."""
+        if self._engine.has_emitted:
+            self._num_vain = 0
         while not self._is_stopping:
-            self._num_vain = 0 if self._engine.has_emitted else self._num_vain + 1
+            self._num_vain += 1
             if self._num_vain > MOST_VAIN_STARTS:
                 log.critical("%d engines in a row served nobody; giving up", self._num_vain)
                 self.pulse.has_died = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ import pytest
 from outrider import CallError, Client
 from outrider.engines.base import BundleError
 from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.serving.isolated.messages import Told
 from outrider.runtime.serving.isolated.worker import (
     MOST_VAIN_STARTS,
     IsolatedWorker,
@@ -25,7 +25,7 @@ from outrider.runtime.serving.server import Server
 from outrider.v1 import inference_pb2 as wire
 
 CONFIG = ServerConfig(
-    default_gamma=2, lb_delay_s=0.0, drain_timeout_s=0.0, hang_s=0.5, message_interval_s=0.0
+    default_gamma=2, lb_delay_s=0.0, drain_timeout_s=0.0, hang_s=2.0, message_interval_s=0.0
 )
 OPTIONS = ServeOptions(config=CONFIG, isolates_engine=True)
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTART")
@@ -99,22 +99,38 @@ async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
     assert list(await isolated.client.abort("long")) == ["long"]
     assert (await failure(stream))[1] == "ABORTED_BY_RPC"
     assert not (await isolated.client.info()).load.num_running
+    last = isolated.client.generate("abc", max_tokens=40, temperature=0.0)
+    await anext(last)
+    isolated.worker.drain()
+    responses = [one async for one in last]
+    assert responses[-1].finish.reason == wire.FINISH_REASON_LENGTH
+    assert await asyncio.to_thread(isolated.worker.stop, 0.0)
 
 
-async def test_a_killed_engine_ends_streams_that_began_and_serves_the_others_again(
-    isolated: Isolated,
+async def test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_again(
+    isolated: Isolated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four slots: four streams begin, two wait."""
     expected = await isolated.answer(temperature=1.0)
-    streams = [isolated.client.generate("abc", max_tokens=200, temperature=1.0) for _ in range(4)]
-    for stream in streams:
-        await anext(stream)
-    waiting = [asyncio.ensure_future(isolated.answer(temperature=1.0)) for _ in range(2)]
-    while (await isolated.client.info()).load.num_queued < 2:
-        pass
-    os.kill(isolated.pid, signal.SIGKILL)
-    assert [await failure(stream) for stream in streams] == [UNAVAILABLE] * 4
-    assert await asyncio.gather(*waiting) == [expected] * 2
+    pid, take = isolated.pid, isolated.worker._take
+
+    def take_and_stop(told: Told) -> None:
+        take(told)
+        if told.events:
+            os.kill(pid, signal.SIGSTOP)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(isolated.worker, "_take", take_and_stop)
+        began = isolated.client.generate("abc", max_tokens=200, temperature=1.0)
+        await anext(began)
+    waiting = [asyncio.ensure_future(isolated.answer(temperature=1.0)) for _ in range(6)]
+    while isolated.server._service.num_streams < 7:
+        await isolated.client.info()
+    os.kill(pid, signal.SIGKILL)
+    while isolated.worker.is_ready:
+        await isolated.client.info()
+    assert await failure(isolated.client.generate("late")) == UNAVAILABLE
+    assert await failure(began) == UNAVAILABLE
+    assert await asyncio.gather(*waiting) == [expected] * 6
     assert isolated.worker.num_restarts == 1
     assert await isolated.answer(temperature=1.0) == expected
 
@@ -128,20 +144,6 @@ async def test_an_engine_that_hangs_is_replaced(isolated: Isolated) -> None:
         assert await failure(stream) == UNAVAILABLE
     await isolated.until_restarted(1)
     assert await isolated.answer(temperature=0.0) == expected
-
-
-async def test_without_an_engine_callers_are_told_to_try_elsewhere(isolated: Isolated) -> None:
-    await isolated.answer()
-    os.kill(isolated.pid, signal.SIGKILL)
-    found = set()
-    while isolated.worker.num_restarts == 0:
-        try:
-            await isolated.answer(max_tokens=1)
-        except CallError as error:
-            found.add((error.code, error.reason))
-    assert found == {UNAVAILABLE}
-    await isolated.until_restarted(1)
-    assert await isolated.answer(max_tokens=1)
 
 
 async def test_engines_that_serve_nobody_end_the_server(
@@ -173,13 +175,3 @@ async def test_the_engine_ends_with_the_process_that_started_it(tiny_bundle: Pat
     worker = IsolatedWorker(tiny_bundle, OPTIONS)
     worker._engine.connection.close()
     assert await asyncio.to_thread(worker._engine.process.wait, 30.0) is not None
-
-
-async def test_draining_lets_the_engine_finish(isolated: Isolated) -> None:
-    stream = isolated.client.generate("abc", max_tokens=40, temperature=0.0)
-    await anext(stream)
-    isolated.worker.drain()
-    with contextlib.suppress(StopAsyncIteration):
-        responses = [one async for one in stream]
-    assert responses[-1].finish.reason == wire.FINISH_REASON_LENGTH
-    assert await asyncio.to_thread(isolated.worker.stop, 0.0)
