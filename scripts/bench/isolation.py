@@ -1,8 +1,8 @@
 """What an engine in a process of its own costs: processor time per output token, against one process.
 
 Both servers of a bundle answer the same greedy requests, in turns, so that what else the machine does meets both. The
-time is that of all threads of all processes of a server, engines included: what ``--isolate-engine`` adds is events that
-are pickled, sent and read once per step.
+time is that of all threads of a server's processes, engines included: what ``--isolate-engine`` adds is events that are
+pickled, sent and read once per step.
 """
 
 from __future__ import annotations
