@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 from hypothesis import settings
 from outrider.engines.bundle.manifest import Bundle
 from outrider.engines.onnx.session import open_session
+
+from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables
 
 # The same examples in every run, and no deadline: a busy machine must not fail a test.
 settings.register_profile("deterministic", derandomize=True, deadline=None)
@@ -103,6 +107,23 @@ def export_small(tiny_checkpoints: tuple[Path, Path], tmp_path: Path) -> Callabl
     fixed = {"target": tiny_checkpoints[1], "draft": None, "max_context": 64}
     quiet = {"out": tmp_path / "bundle", "progress": lambda stage: None}
     return lambda **options: export_bundle(**(fixed | quiet | options))
+
+
+@pytest.fixture(scope="session")
+def run_on_stubs() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs this Python where ONNX Runtime's real CUDA provider finds stub libraries; variables as names."""
+    try:
+        make_environment()
+    except NoEnvironmentError as error:
+        pytest.skip(str(error))
+
+    def run(*arguments: str, fails: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-X", "faulthandler", *arguments]
+        done = subprocess.run(command, env=variables() | more, capture_output=True, text=True)
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done
+
+    return run
 
 
 @pytest.fixture

@@ -21,9 +21,12 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolated
+from outrider.runtime.serving.memory import give_back_regularly
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
@@ -49,6 +52,11 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port would bind silently.
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 256),
+    # A connection that does not say what it wants; the default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Of a call's metadata: refused by chance from the first on, and surely from the second.
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
     ("grpc.max_connection_age_ms", 30 * 60_000),
     ("grpc.max_connection_age_grace_ms", 10 * 60_000),
     ("grpc.max_connection_idle_ms", 10 * 60_000),
@@ -76,6 +84,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         options = (
             *SERVER_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", serving.config.max_connections),
             ("grpc.max_receive_message_length", serving.limits.max_message_bytes),
         )
         self._server = grpc.aio.server(options=options)
@@ -83,7 +92,9 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        self._giving_back: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        self._file_watch: asyncio.Task[None] | None = None
         self._watch_worker()
         self._watchdog = Watchdog(serving.worker.pulse, serving.config.hang_s, serving.clock)
         self._watching: asyncio.Task[None] | None = None
@@ -103,10 +114,13 @@ class Server:
         except RuntimeError as error:
             raise ConfigError("address", "must be free to bind") from error
         await self._server.start()
+        self._giving_back = asyncio.create_task(give_back_regularly())
         self._serving.worker.start()
         self._service.set_ready()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._watching = asyncio.create_task(self._watch(), name="outrider-watchdog")
+        if self._serving.mapped is not None:
+            self._file_watch = asyncio.create_task(self._watch_files(self._serving.mapped))
         return int(port)
 
     async def _watch(self) -> None:
@@ -135,12 +149,15 @@ class Server:
         self.has_failed.set()
 
     async def _follow(self, worker: IsolatedWorker) -> None:
-        """Report NOT_SERVING while there is no engine."""
-        if worker.is_ready == self._is_serving or self._is_draining:
+        """Report NOT_SERVING while there is no engine, or its files have changed."""
+        if worker.has_changed_model:
+            self._service.refuse_changed_model()
+        is_serving = worker.is_ready and not worker.has_changed_model
+        if is_serving == self._is_serving or self._is_draining:
             return
-        self._is_serving = worker.is_ready
+        self._is_serving = is_serving
         states = health_pb2.HealthCheckResponse
-        await self._set_health(states.SERVING if worker.is_ready else states.NOT_SERVING)
+        await self._set_health(states.SERVING if is_serving else states.NOT_SERVING)
 
     async def abandon(self) -> None:
         """Close the listener after ``has_failed``; the worker stays as it is."""
@@ -152,6 +169,8 @@ class Server:
 
     async def drain(self) -> int:
         """Shut down without losing an answer; return the number of streams cut short."""
+        if self._file_watch is not None:
+            self._file_watch.cancel()
         config, worker = self._serving.config, self._serving.worker
         self._is_draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -167,11 +186,24 @@ class Server:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._server.stop(CLOSE_GRACE_S)
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         return self._service.num_cut
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", SERVICE):
             await self._health.set(name, status)
+
+    async def _watch_files(self, bundle: Bundle) -> None:
+        """Turn NOT_SERVING and refuse new requests once a file that engines compute from has changed."""
+        try:
+            while True:
+                bundle.check_unchanged()
+                await asyncio.sleep(self._serving.file_watch_s)
+        except BundleError as error:
+            log.error("no longer serving: %s", error)
+            self._service.refuse_changed_model()
+            await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def _wait_or_hurry(self, waiting: Coroutine[Any, Any, Any], timeout_s: float) -> None:
         """Wait for something, at most ``timeout_s``, or until ``hurry`` is called."""

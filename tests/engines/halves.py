@@ -14,20 +14,20 @@ from outrider.engines.bundle.manifest import (
 )
 from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.trees import derive_tree_graphs
-from outrider.export.weights.half_weights import FLOAT16, store_float16
+from outrider.export.weights.half_weights import FLOAT16, store_halves
 
 
-def halve_bundle(source: Path, out: Path, **limits: int) -> Bundle:
-    """A copy with weights and graphs for accelerators in float16, and other limits."""
+def halve_bundle(source: Path, out: Path, kind: str = FLOAT16, **limits: int) -> Bundle:
+    """A copy with weights and graphs for accelerators in 16 bits, and other limits."""
     shutil.copytree(source, out)
     manifest = load_bundle(out).manifest
     entries = {}
     for part, model in (("target", manifest.target), ("draft", manifest.draft)):
         path = out / model.path / MODEL_FILE
         path.with_name(GROUPED_FILE).unlink()
-        store_float16(path)
+        store_halves(path, kind)
         derive_tree_graphs(path)
-        derive_device_graphs(path, FLOAT16, with_trees=True)
-        entries[part] = replace(model, weights=FLOAT16, device_precision=FLOAT16)
+        derive_device_graphs(path, kind, with_trees=True)
+        entries[part] = replace(model, weights=kind, device_precision=kind)
     write_manifest(out, replace(manifest, files=hash_files(out), **entries, **limits))
     return load_bundle(out)

@@ -6,6 +6,7 @@ Ends with the process that started it: when the pipe is closed, nobody is left t
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import pickle
 import signal
@@ -15,12 +16,13 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from outrider.engines.base import SpeculativeError
+from outrider.engines.base import BundleError, SpeculativeError
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.isolated.messages import (
     Cancel,
+    Changed,
     Drain,
     FromChild,
     Open,
@@ -32,7 +34,10 @@ from outrider.runtime.serving.isolated.messages import (
     Told,
 )
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
+from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.tokenizer import TokenizersCodec
+
+log = logging.getLogger(__name__)
 
 DEAD_EXIT_CODE = 71
 SNAPSHOT_EVERY_S = 0.25
@@ -52,6 +57,7 @@ class EngineProcess:
         self._sending = threading.Lock()
         self._events: list[tuple[str, Event]] = []
         self._sent_s = 0.0
+        self._has_changed = False
 
     def run(self, root: Path, options: ServeOptions) -> None:
         """Serve until the other side stops it; ends the process where the worker's thread dies."""
@@ -71,12 +77,26 @@ class EngineProcess:
                 config=serving.config,
                 tokenizer=serving.codec.source,
                 certificate=dict(serving.certificate),
+                bit_equality=serving.bit_equality,
                 speculation=worker.default_speculation,
                 snapshot=worker.snapshot(),
             )
         )
-        while self._obey(self._connection.recv()):
+        while self._wait(serving) is False or self._obey(self._connection.recv()):
             pass
+
+    def _wait(self, serving: Serving) -> bool:
+        """Return whether a message came before it was time to look at the files; a change is told once."""
+        if serving.mapped is None or self._has_changed:
+            return self._connection.poll(None)
+        has_message = self._connection.poll(serving.file_watch_s)
+        try:
+            serving.mapped.check_unchanged()
+        except BundleError as error:
+            log.error("no longer serving: %s", error)
+            self._has_changed = True
+            self._send(Changed())
+        return has_message
 
     def _obey(self, message: object) -> bool:
         """Do what a message asks for; False where it was the last."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.engines.bit_equality import BitEquality
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import Event, RequestSpec
 from outrider.runtime.core.request import Speculation
@@ -33,6 +34,7 @@ class Opened:
     Attributes:
         tokenizer: the bundle's tokenizer, as it was hashed.
         certificate: the bundle's parity certificate.
+        bit_equality: as of ``Serving``.
         speculation: of requests that ask for nothing in particular.
     """
 
@@ -40,6 +42,7 @@ class Opened:
     config: ServerConfig
     tokenizer: bytes
     certificate: Mapping[str, object]
+    bit_equality: BitEquality
     speculation: Speculation
     snapshot: WorkerSnapshot
 
@@ -49,6 +52,11 @@ class Refused:
     """From the child: the bundle or a setting cannot be used."""
 
     error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """From the child: a file that engines compute from has changed; what they answer is not to be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +99,5 @@ class Stop:
     timeout_s: float
 
 
-FromChild = Opened | Refused | Told
+FromChild = Opened | Refused | Changed | Told
 ToChild = Open | Start | Submit | Cancel | Drain | Stop

@@ -23,13 +23,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from outrider.engines.base import EngineError
-from outrider.runtime.core.errors import Draining, EngineRestart
+from outrider.runtime.core.errors import Draining, EngineRestart, Overloaded
 from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
 from outrider.runtime.serving.isolated.messages import (
     Cancel,
+    Changed,
     Drain,
     Open,
     Opened,
@@ -113,6 +114,7 @@ class IsolatedWorker:
         opened: what the first process said of the bundle.
         pulse: signs of life; a step is what happens between two messages while requests are aboard.
         num_restarts: processes that another one has replaced.
+        has_changed_model: whether a file that engines compute from has changed.
 
     Raises:
         BundleError: the bundle does not fit its manifest.
@@ -132,6 +134,7 @@ class IsolatedWorker:
         self._thread: threading.Thread | None = None
         self.pulse = Pulse()
         self.num_restarts = 0
+        self.has_changed_model = False
         self._engine, self.opened = self._open()
         # Costs that were measured anew need no second measurement.
         self._options = replace(options, refreshes_costs=False)
@@ -166,6 +169,25 @@ class IsolatedWorker:
             self._aboard[spec.internal_id] = _Aboard(spec, deliver)
             self.pulse.reads_prompt = True
             self._engine.send(Submit(spec))
+
+    def check_room(self, num_slots: int, num_tokens: int) -> None:
+        """Refuse a request for which the engine's queue has clearly no room; the engine itself counts exactly.
+
+        Raises:
+            EngineRestart: there is no engine at present.
+            Draining: the server is shutting down.
+            Overloaded: the queue is full.
+        """
+        config = self.opened.config
+        with self._lock:
+            if self._is_draining:
+                raise Draining
+            if not self.is_ready:
+                raise EngineRestart
+            queued = [*self._aboard.values()][self.opened.snapshot.num_slots :]
+            num_tokens += sum(len(one.spec.prompt_tokens) for one in queued)
+        if len(queued) >= config.max_queued or num_tokens > config.max_queued_tokens:
+            raise Overloaded(config.retry_after_s)
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """End a request with ``error`` before the next step; one that has ended is left alone."""
@@ -266,7 +288,10 @@ class IsolatedWorker:
                 self.is_ready = False
                 self._end_all(EngineRestart())
 
-    def _take(self, told: Told) -> None:
+    def _take(self, told: Told | Changed) -> None:
+        if isinstance(told, Changed):
+            self.has_changed_model = True
+            return
         with self._lock:
             self._note_step(told)
             for internal_id, event in told.events:
@@ -373,4 +398,5 @@ def open_isolated(root: Path, options: ServeOptions) -> Serving:
         config=opened.config,
         limits=options.limits,
         certificate=opened.certificate,
+        bit_equality=opened.bit_equality,
     )
