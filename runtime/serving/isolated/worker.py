@@ -136,8 +136,8 @@ class IsolatedWorker:
         self.num_restarts = 0
         self.has_changed_model = False
         self._engine, self.opened = self._open()
-        # Costs that were measured anew need no second measurement.
-        self._options = replace(options, refreshes_costs=False)
+        # Callers wait for the next engine, so it measures nothing that the first one has measured.
+        self._options = replace(options, refreshes_costs=False, takes_unsettled_costs=True)
         self._snapshot = self.opened.snapshot
 
     def start(self) -> None:
@@ -257,6 +257,8 @@ class IsolatedWorker:
         try:
             answer: object = engine.connection.recv()
         except (EOFError, OSError) as error:
+            with suppress(subprocess.TimeoutExpired):
+                engine.process.wait(STOP_GRACE_S)
             engine.end()
             code = engine.process.returncode
             raise EngineError(f"the engine's process ended with code {code}") from error
