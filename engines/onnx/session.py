@@ -26,6 +26,7 @@ from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packa
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # ONNX Runtime's name for the memory of a CUDA device; the host's are "Cpu" and "CudaPinned".
 _CUDA_MEMORY = "Cuda"
+LIBRARY_VERSION: str = onnxruntime.__version__
 _RECORDS = "enable_cuda_graph"
 _OWN_OPTIONS = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
 # ONNX Runtime's exceptions have no common base but Exception.
