@@ -104,7 +104,9 @@ class Checkpoint:
         for file in sorted(self.path.glob("*.safetensors")):
             with safe_open(file, framework="pt") as weights:
                 kinds |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
-        return _HALVES[kinds.pop()] if len(kinds) == 1 and kinds <= _HALVES.keys() else torch.float32
+        return (
+            _HALVES[kinds.pop()] if len(kinds) == 1 and kinds <= _HALVES.keys() else torch.float32
+        )
 
 
 @contextmanager

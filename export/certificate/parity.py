@@ -33,6 +33,8 @@ _CACHE_TYPES: Mapping[str, npt.DTypeLike] = {
 # Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened
 # in every call, which is slower and by other kernels: bits differ from those served.
 _MOST_WIDENED_BYTES = 256 << 20
+# Of caches beyond what was written.
+_UNREAD = 7.0
 Feeds = Mapping[str, npt.NDArray[Any]]
 
 
@@ -72,12 +74,11 @@ class GraphRunner:
         self._takes_lengths = any(tensor.name == bundle.LENGTHS for tensor in inputs)
         kinds = {tensor.name: tensor.type for tensor in inputs}
         kind = _CACHE_TYPES[kinds[bundle.key_name(0)]]
-        self._fresh = lambda: used_caches(facts, batch, capacity, kind=kind)
-        self.caches = self._fresh()
+        self.caches = used_caches(facts, batch, capacity, kind=kind)
 
     def forget(self) -> None:
         """Start again with caches as at the beginning."""
-        self.caches = self._fresh()
+        self.caches = {name: np.full_like(held, _UNREAD) for name, held in self.caches.items()}
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
@@ -122,7 +123,7 @@ def used_caches(
     shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
     layers = range(facts.num_layers)
     names = (*map(bundle.key_name, layers), *map(bundle.value_name, layers))
-    return {name: np.full(shape, 7.0, kind) for name in names}
+    return {name: np.full(shape, _UNREAD, kind) for name in names}
 
 
 def span_feeds(tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
@@ -160,7 +161,9 @@ def check_parity(
     return certificate
 
 
-def prepare_parity(reference: Reference, facts: ModelFacts, *, max_gamma: int, seed: int = 0) -> None:
+def prepare_parity(
+    reference: Reference, facts: ModelFacts, *, max_gamma: int, seed: int = 0
+) -> None:
     """Compute all that ``check_parity`` asks of a reference."""
     for script in parity_scripts(facts, max_gamma, seed).values():
         for step in script:

@@ -59,7 +59,8 @@ class _Tree:
     def expected_after(self, reference: Reference) -> FloatArray:
         """Return the reference's logits of what comes behind the deepest path."""
         kept = self.tokens[list(self.path())]
-        return reference.logits(np.concatenate([self.text, kept, self.after])[None])[0][-_NUM_AFTER:]
+        whole = reference.logits(np.concatenate([self.text, kept, self.after])[None])
+        return whole[0, -_NUM_AFTER:]
 
 
 def check_tree_parity(
@@ -151,9 +152,7 @@ def _random_tree(
     return _Tree(text=text, tokens=nodes, parents=parents, after=after)
 
 
-def _check_masks(
-    reference: Reference, runner: _TreeRunner, trees: list[_Tree]
-) -> list[CaseResult]:
+def _check_masks(reference: Reference, runner: _TreeRunner, trees: list[_Tree]) -> list[CaseResult]:
     """Extend by texts, padded to the longest; then compare every row's tree in one call."""
     longest = max(_STARTS)
     texts = np.stack([np.resize(np.append(tree.text, 0), longest) for tree in trees])

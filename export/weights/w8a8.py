@@ -100,7 +100,9 @@ def normed_products(graph: ir.Graph) -> Iterator[NormedProducts]:
             continue
         readers = _readers(node.outputs[0])
         if readers and all(
-            reader.op_type == "MatMul" and place == 0 and weight_tensor(reader.inputs[1]) is not None
+            reader.op_type == "MatMul"
+            and place == 0
+            and weight_tensor(reader.inputs[1]) is not None
             for reader, place in readers
         ):
             yield NormedProducts(node, tuple(reader for reader, _ in readers))

@@ -226,9 +226,7 @@ def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on(
     assert engine.capacity == 128
 
 
-def test_a_cache_that_cannot_move_back_fails_every_call(
-    tiny_bundle, folder, monkeypatch
-) -> None:
+def test_a_cache_that_cannot_move_back_fails_every_call(tiny_bundle, folder, monkeypatch) -> None:
     engine, _, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
     tokens = make_tokens(engine, 140, seed=6)
     extend_one(engine, 0, 0, tokens[:100])
