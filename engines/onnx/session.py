@@ -26,6 +26,7 @@ from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packa
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # ONNX Runtime's name for the memory of a CUDA device; the host's are "Cpu" and "CudaPinned".
 _CUDA_MEMORY = "Cuda"
+LIBRARY_VERSION: str = onnxruntime.__version__
 _RECORDS = "enable_cuda_graph"
 _OWN_OPTIONS = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
 # Kernels of attention: Flash 1, memory-efficient 2, unfused 16, and not cuDNN's 8. That would take spans of one
@@ -150,9 +151,9 @@ def _check_on_device(session: onnxruntime.InferenceSession, graph: Path | bytes)
     memories = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
     on_host = [repr(tensor.name) for tensor, memory in memories if memory.name != _CUDA_MEMORY]
     if on_host:
-        name = f"{graph.parent.name}/{graph.name}: " if isinstance(graph, Path) else ""
+        name = "/".join(graph.parts[-2:]) if isinstance(graph, Path) else "a graph"
         raise EngineError(
-            f"{name}the CUDA provider reads {', '.join(on_host)} on the host "
+            f"{name}: the CUDA provider reads {', '.join(on_host)} on the host "
             "and would keep the first value; export the bundle again"
         )
 

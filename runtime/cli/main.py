@@ -150,6 +150,7 @@ def serve(
     model_name: Annotated[str | None, typer.Option(help="Default: the folder's name.")] = None,
     max_running: Annotated[int, typer.Option(help="Requests that hold a slot.")] = 64,
     max_queued: Annotated[int, typer.Option(help="Requests that wait for one.")] = 256,
+    max_connections: Annotated[int, typer.Option(help="Of clients, at once.")] = 512,
     queue_timeout_s: Annotated[float, typer.Option(help="Longest wait, seconds.")] = 30.0,
     gamma: Annotated[
         str | None,
@@ -211,6 +212,7 @@ def serve(
         config = ServerConfig(
             max_running=max_running,
             max_queued=max_queued,
+            max_connections=max_connections,
             queue_timeout_s=queue_timeout_s,
             default_gamma=_gamma(gamma or "auto"),
             block_verification=block_verification,

@@ -37,17 +37,15 @@ _HOST_READERS = {
 }
 
 
-def host_inputs(source: str | bytes) -> frozenset[str]:
+def host_inputs(file: str | bytes) -> frozenset[str]:
     """Names of the graph's inputs that the CUDA provider reads on the host.
 
     Its rule (ONNX Runtime 1.31.1, ``GetCpuPreferredNodes``): a node that computes with a shape is moved to the host if
     all it reads are shapes, constants and inputs of the graph, and so are the nodes behind it.
     """
-    is_file = isinstance(source, str)
-    model = (
-        onnx.load(source, load_external_data=False) if is_file else onnx.load_from_string(source)
-    )
-    graph = model.graph
+    if isinstance(file, str):
+        file = Path(file).read_bytes()
+    graph = onnx.load_from_string(file).graph
     inputs = {value.name for value in graph.input}
     free = {"", *inputs, *(value.name for value in graph.initializer)}
     on_host: set[str] = set()

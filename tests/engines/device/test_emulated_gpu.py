@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from outrider.engines.base import EngineError
+from outrider.engines.base import EngineError, FloatArray
 from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.device.cuda import CudaDevice
+from outrider.engines.onnx import device_plan, session
 from outrider.engines.opening import choose_device, open_engine, open_pair
 from outrider.engines.pair import DEVICE, HOST
 from outrider.engines.sampling.base import ExactnessMode
@@ -26,7 +29,7 @@ from outrider.runtime.serving.opening import ServeOptions, open_serving
 
 from tests.emulation.cuda_runtime import EmulatedCuda
 from tests.emulation.install import emulate
-from tests.engines.contract import EngineContract, MakeEngine
+from tests.engines.contract import MakeEngine, extend_one, make_tokens
 from tests.engines.halves import halve_bundle
 from tests.engines.tree_contract import TreeContract
 from tests.runtime.markov import spec
@@ -85,13 +88,13 @@ class TestPlans(TreeContract):
         return lambda: open_engine(bundle, "target", **options)
 
 
-class TestProvider(EngineContract):
-    atol = 1e-4
+class TestProvider(TreeContract):
+    atol = branch_atol = 1e-4
 
     @pytest.fixture
     def make_engine(self, scheduled: EmulatedCuda, root: Path) -> MakeEngine:
         bundle = load_bundle(root)
-        return lambda: open_engine(bundle, "target", device="cuda:0", max_batch=3)
+        return lambda: open_engine(bundle, "target", device="cuda:0", max_batch=3, with_trees=True)
 
 
 class TestProviderInBfloat16(TreeContract):
@@ -107,10 +110,10 @@ class TestProviderInBfloat16(TreeContract):
         assert make_engine().precision == "bfloat16"
 
 
-class TestProviderInHalves(EngineContract):
+class TestProviderInHalves(TreeContract):
     """A bundle with float16 weights."""
 
-    atol = 5e-2
+    atol = branch_atol = 5e-2
 
     @pytest.fixture
     def make_engine(self, scheduled: EmulatedCuda, halves: Bundle) -> MakeEngine:
@@ -118,6 +121,32 @@ class TestProviderInHalves(EngineContract):
 
     def test_it_computes_in_float16(self, make_engine: MakeEngine) -> None:
         assert make_engine().precision == "float16"
+
+
+def single_tokens(bundle: Bundle, device: str) -> FloatArray:
+    """Logits of a text by single tokens, each step of one shape over one place."""
+    engine = open_engine(bundle, "target", device=device, max_batch=3)
+    tokens = make_tokens(engine, 6, seed=1)
+    found = [extend_one(engine, 0, start, [token])[0] for start, token in enumerate(tokens)]
+    engine.close()
+    return np.stack(found)
+
+
+def test_a_graph_that_computes_lengths_is_refused_since_its_start_would_stay_the_first(
+    cuda: EmulatedCuda, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = load_bundle(root)
+    expected = single_tokens(bundle, "cpu")
+    np.testing.assert_allclose(single_tokens(bundle, "cuda:0"), expected, rtol=0, atol=1e-4)
+    monkeypatch.setattr(device_plan, "_device_graphs", lambda *model: device_plan._OF_HOST)
+    with pytest.raises(
+        EngineError, match=r"model\.onnx: the CUDA provider reads 'start' on the host"
+    ):
+        single_tokens(bundle, "cuda:0")
+    monkeypatch.setattr(session, "_check_on_device", lambda *opened: None)
+    wrong = np.abs(single_tokens(bundle, "cuda:0") - expected).max(axis=1)
+    assert wrong[0] < 1e-4
+    assert wrong[1:].min() > 1e-2
 
 
 def requests(**options: object) -> list[RequestSpec]:
@@ -266,6 +295,11 @@ def test_auto_takes_plans_that_run_then_the_provider_then_the_host(
         open_pair(bundle, device="cuda:1")
     without = load_bundle(tiny_bundle)
     assert "the bundle has none; run outrider build" in choose_device("auto", without).reason
+    target = replace(bundle.manifest.target, device_precision="")
+    before = replace(bundle, manifest=replace(bundle.manifest, target=target))
+    choice = choose_device("auto", before)
+    assert str(choice.device) == "cpu"
+    assert "cuda (target: no device.onnx; export the bundle again)" in choice.reason
     emulate(monkeypatch, has_provider=False).capability = (9, 0)
     choice = choose_device("auto", bundle)
     assert str(choice.device) == "cpu"
