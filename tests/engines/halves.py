@@ -6,8 +6,11 @@ from pathlib import Path
 
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import (
+    DEVICE_FILES,
     GROUPED_FILE,
+    KEEP_PATH_FILE,
     MODEL_FILE,
+    TREE_FILE,
     Bundle,
     load_bundle,
     write_manifest,
@@ -17,17 +20,24 @@ from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.weights.half_weights import FLOAT16, store_float16
 
 
-def halve_bundle(source: Path, out: Path, **limits: int) -> Bundle:
+def halve_bundle(
+    source: Path, out: Path, *, with_trees: bool = True, **limits: int
+) -> Bundle:
     """A copy with weights and graphs for accelerators in float16, and other limits."""
     shutil.copytree(source, out)
     manifest = load_bundle(out).manifest
     entries = {}
     for part, model in (("target", manifest.target), ("draft", manifest.draft)):
         path = out / model.path / MODEL_FILE
-        path.with_name(GROUPED_FILE).unlink()
+        for name in (GROUPED_FILE, TREE_FILE, KEEP_PATH_FILE, *DEVICE_FILES):
+            path.with_name(name).unlink()
         store_float16(path)
-        derive_tree_graphs(path)
-        derive_device_graphs(path, FLOAT16, with_trees=True)
-        entries[part] = replace(model, weights=FLOAT16, device_precision=FLOAT16)
+        if with_trees:
+            derive_tree_graphs(path)
+        derive_device_graphs(path, FLOAT16, with_trees=with_trees)
+        num_nodes = model.max_tree_nodes if with_trees else 0
+        entries[part] = replace(
+            model, weights=FLOAT16, device_precision=FLOAT16, max_tree_nodes=num_nodes
+        )
     write_manifest(out, replace(manifest, files=hash_files(out), **entries, **limits))
     return load_bundle(out)
