@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.engines.base import BundleError, Engine, EngineError
+from outrider.engines.bit_equality import BitEquality, has_equal_bits
 from outrider.engines.bundle.manifest import Bundle, ModelEntry
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.devices import CPU, CUDA, TENSORRT, Choice, Device, choose, parse_device
@@ -130,6 +131,32 @@ def open_pair(
     if bundle.manifest.draft is not None:
         draft = open_engine(bundle, "draft", with_trees=with_trees, **options)
     return open_on_host(target, draft, bundle, rows, reason)
+
+
+def judge_bits(bundle: Bundle, pair: Pair) -> tuple[BitEquality, str]:
+    """Return what is known of the claim that a row's bits depend on nothing beside it, and what was compared.
+
+    Where ONNX Runtime is not the version that the bundle's certificate was made with, a few dozen passes of each model
+    decide; the second value is empty where nothing had to be compared.
+    """
+    engines = [engine for engine in (pair.target, pair.draft) if engine is not None]
+    if not all(engine.is_row_invariant for engine in engines):
+        return BitEquality.NOT_CLAIMED, ""
+    from outrider.engines.onnx.session import LIBRARY_VERSION
+
+    certified = bundle.manifest.versions.get("onnxruntime", "of an unknown version")
+    if certified == LIBRARY_VERSION:
+        return BitEquality.CERTIFIED, ""
+    line = (
+        f"onnxruntime is {LIBRARY_VERSION}, the bundle was certified with {certified}: a row's bits"
+    )
+    if all(has_equal_bits(engine) for engine in engines):
+        return BitEquality.CONFIRMED, f"{line} were compared and are the same in all shapes"
+    return (
+        BitEquality.WITHDRAWN,
+        f"{line} differ between shapes; answers keep their distributions, but greedy and seed_stable ones may depend "
+        "on what runs beside them",
+    )
 
 
 def _open_together(

@@ -7,13 +7,14 @@ anybody has written to it since: every write, truncation and rename moves ``chan
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from outrider.engines.base import BundleError
 
@@ -81,14 +82,14 @@ def fingerprint(path: Path) -> FileEntry:
 
 
 @contextmanager
-def open_plain(root: Path, name: str) -> Iterator[BinaryIO]:
+def open_plain(root: Path, name: str) -> Iterator[io.FileIO]:
     """Open a file of a bundle for reading.
 
     Raises:
         BundleError: the path is a link by now, a special file, or cannot be read.
     """
     try:
-        file = os.fdopen(os.open(root / name, _OPEN_FLAGS), "rb", buffering=0)
+        file = io.FileIO(os.open(root / name, _OPEN_FLAGS))
     except OSError as error:
         raise BundleError(f"{name}: cannot be read: {error.strerror}") from error
     with file:

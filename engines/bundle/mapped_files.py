@@ -2,14 +2,15 @@
 
 ONNX Runtime maps each tensor of a data file. It repacks most of them and unmaps those, and computes from the mapping of
 the others (embeddings, norms, tables of angles) as long as it serves. Whoever writes to the file then changes answers,
-and who truncates it ends the process. So once a model is open, each range that is still mapped is read into anonymous
-memory, which takes the range's place and address (mremap): the library sees the same bytes, and nobody else does. It
-takes as much memory as those tensors have, where a copy of the file would take all of it beside the repacked ones.
+and who truncates it ends the process. So once a model is open, what is still mapped is copied into a file in memory,
+without a name, which takes the mapping's place at its address. The library sees the same bytes, and nobody else can
+open them. That takes as much memory as those tensors have, once for all graphs of a model; a copy of the whole file
+would take all of it beside the repacked tensors.
 
-Linux alone says what is mapped; elsewhere, and where memory is too small, files stay mapped and ``still_mapped`` says
-which: their stamps must then be watched.
+Linux alone says what is mapped; where memory is too small, files stay mapped and ``still_mapped`` says which: their
+stamps must then be watched.
 
-Source: mremap(2), MREMAP_FIXED; proc(5), /proc/pid/maps; Control Group v2, memory.max.
+Source: memfd_create(2); mmap(2), MAP_FIXED; proc(5), /proc/pid/maps; Control Group v2, memory.max.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAPS = Path("/proc/self/maps")
 _MEMORY = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
 _DELETED = " (deleted)"
-_MAY_MOVE_TO = 3  # MREMAP_MAYMOVE | MREMAP_FIXED; Python's mmap does not name them.
+_MAP_FIXED = 0x10  # Python's mmap does not name it.
 # Left to the rest of the process and of the machine.
 _MARGIN_BYTES = 64 << 20
 
@@ -62,9 +63,9 @@ def _ranges(lines: list[str], wanted: dict[str, Path]) -> Iterator[MappedRange]:
 
 
 def take_mapped(paths: Collection[Path]) -> int:
-    """Move what is mapped of files into private memory, and return the bytes that stay mapped.
+    """Move what is mapped of files into memory of the process, and return the bytes that stay mapped.
 
-    Nothing may write to the ranges meanwhile. All of them are moved, or none where memory is too small.
+    Where memory is too small, nothing is moved.
     """
     ranges = still_mapped(paths)
     wanted = sum(one.end - one.start for one in ranges)
@@ -73,8 +74,15 @@ def take_mapped(paths: Collection[Path]) -> int:
         log.info("%d MiB of weights stay mapped: too little memory is free", wanted >> 20)
         return wanted
     try:
-        for one in ranges:
-            _take(one)
+        for path in {one.path for one in ranges}:
+            ours = [one for one in ranges if one.path == path]
+            copy = os.memfd_create(path.name)
+            try:
+                _fill(copy, path, ours)
+                for one in ours:
+                    _put_in_place(copy, one)
+            finally:
+                os.close(copy)
     except OSError as error:
         log.info("weights stay mapped: %s", error)
     return sum(one.end - one.start for one in still_mapped(paths))
@@ -103,40 +111,28 @@ def free_bytes(memory: Path = _MEMORY, group: Path = _GROUP) -> int | None:
     return free if most == "max" else min(free, int(most) - used)
 
 
-def _take(one: MappedRange) -> None:
-    """Read a range's bytes from the file into memory that takes the range's place.
+def _fill(copy: int, path: Path, ranges: Collection[MappedRange]) -> None:
+    """Copy ranges of a file to their places in a file in memory.
 
     Raises:
         OSError: the file has fewer bytes by now, or there is no memory.
     """
-    size = one.end - one.start
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        os.ftruncate(copy, size)
+        for offset, end in {(one.offset, one.offset + one.end - one.start) for one in ranges}:
+            os.lseek(copy, offset, os.SEEK_SET)
+            # The file may end within a range's last page.
+            while (done := os.lseek(copy, 0, os.SEEK_CUR)) < min(end, size):
+                if not os.sendfile(copy, file.fileno(), done, min(end, size) - done):
+                    raise OSError(f"{path.name}: ends too early")
+
+
+def _put_in_place(copy: int, one: MappedRange) -> None:
     library = ctypes.CDLL(None, use_errno=True)
-    library.mmap.restype = library.mremap.restype = ctypes.c_void_p
+    library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-    library.mremap.argtypes = (
-        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t),
-        *(ctypes.c_int, ctypes.c_void_p),
-    )
-    access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = library.mmap(None, size, access, kind, -1, 0)
-    if memory == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), "no memory")
-    try:
-        _read(one, (ctypes.c_char * size).from_address(memory))
-        if library.mremap(memory, size, size, _MAY_MOVE_TO, one.start) != one.start:
-            raise OSError(ctypes.get_errno(), "the memory cannot be moved")
-    except OSError:
-        library.munmap(ctypes.c_void_p(memory), ctypes.c_size_t(size))
-        raise
-
-
-def _read(one: MappedRange, memory: ctypes.Array[ctypes.c_char]) -> None:
-    # A range ends with a page, the file perhaps within it: the rest of the page is zeros in both.
-    view, done = memoryview(memory).cast("B"), 0
-    with one.path.open("rb", buffering=0) as file:
-        wanted = min(one.end - one.start, os.fstat(file.fileno()).st_size - one.offset)
-        while done < wanted:
-            count = os.preadv(file.fileno(), [view[done:wanted]], one.offset + done)
-            if not count:
-                raise OSError(f"{one.path.name}: ends too early")
-            done += count
+    access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+    size = one.end - one.start
+    if library.mmap(one.start, size, access, kind, copy, one.offset) != one.start:
+        raise OSError(ctypes.get_errno(), "memory cannot take the place of a mapping")

@@ -49,11 +49,8 @@ def open_onnx_sampler(
 ) -> GraphSampler:
     """Return the sampler over the graphs of a folder, each loaded when it is first used.
 
-    Without a device they run on the host. All else is as ``GraphSampler`` and ``open_session`` take it.
-
-    Args:
-        folder: of the graphs.
-        graphs: their bytes by file name; None to read the folder.
+    Without a device they run on the host. ``graphs`` has their bytes by file name; None reads the folder. All else is
+    as ``GraphSampler`` and ``open_session`` take it.
     """
     memory = HostDevice() if device is None else device
 

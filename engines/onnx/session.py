@@ -26,6 +26,7 @@ from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packa
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 # ONNX Runtime's name for the memory of a CUDA device; the host's are "Cpu" and "CudaPinned".
 _CUDA_MEMORY = "Cuda"
+LIBRARY_VERSION: str = onnxruntime.__version__
 _RECORDS = "enable_cuda_graph"
 _OWN_OPTIONS = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
 # ONNX Runtime's exceptions have no common base but Exception.
@@ -51,6 +52,8 @@ def _share_thread_pool(num_threads: int) -> None:
         ) from error
 
 
+_BLOCKS_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # onnxruntime's severity "error", the first above "warning".
 _LOG_ERRORS = 3
 
@@ -73,8 +76,11 @@ def open_session(
     device_index: int = 0,
     num_threads: int = 2,
     copies_caches: bool = False,
+    maps_weights: bool = False,
     stream: int = 0,
     provider_options: Mapping[str, str] | None = None,
+    weights_folder: Path | None = None,
+    exact_blocks: bool = False,
 ) -> onnxruntime.InferenceSession:
     """Session over a graph file, on the thread pool that all sessions of the process share.
 
@@ -82,14 +88,18 @@ def open_session(
     sessions with a pool of their own, and checks should run the kernels that serving runs.
 
     Args:
-        graph: its file, such as ``model.onnx`` of a bundle, or the file's bytes if no data lies beside it.
+        graph: its file, such as ``model.onnx`` of a bundle, or a file's bytes.
         device: key of the provider to run on.
         device_index: which of its devices.
         num_threads: size of the shared pool.
         copies_caches: the caller binds past and present to different memory on purpose, so the
             library's warning about it, one line per call and layer, is left out.
+        maps_weights: weights of 16 bits stay in their file, mapped, and each is widened in every call: for checks
+            of models that are too large in float32. Otherwise they are widened once, to memory of the session's.
         stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
         provider_options: of a GPU's provider, as ONNX Runtime documents them.
+        weights_folder: of a graph given as bytes, where its data lies, if any.
+        exact_blocks: multiply with blocks of integers in float32 on the CPU, not in 8 bits.
 
     Raises:
         EngineError: unknown device, unloadable graph, an option that cannot be given, a graph that
@@ -103,8 +113,13 @@ def open_session(
     options.use_per_session_threads = False
     if copies_caches:
         options.log_severity_level = _LOG_ERRORS
-    # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+    # Weights in blocks of int8 or int4 become MatMulNBits; level 4 is 8-bit products, 1 is float32.
+    options.add_session_config_entry(_BLOCKS_ACCURACY, "1" if exact_blocks else "4")
+    if weights_folder is not None:
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(weights_folder))
+    if maps_weights:
+        # The last level reads every weight (1.31.1), whatever it changes.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
         session = onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph),
@@ -113,6 +128,7 @@ def open_session(
             provider_options=[own_options],
             # Otherwise a device that fails is replaced by the CPU, with a line on stdout.
             enable_fallback=False,
+            disabled_optimizers=["ConstantFolding"] if maps_weights else [],
         )
     except LIBRARY_ERRORS as error:
         words = " ".join(str(error).split())

@@ -57,9 +57,7 @@ class TensorRtProgram:
         self._logger = make_logger(api.trt, self._errors.append)
         runtime: trt.Runtime = api.trt.Runtime(self._logger)
         self._runtime = runtime
-        engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(
-            bundle.read(entry.path)
-        )
+        engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(bundle.read(entry.path))
         if engine is None:
             raise EngineError(f"{entry.path}: cannot be loaded: {self._last_error()}")
         self._engine = engine

@@ -6,14 +6,38 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.engines.bundle.manifest import DEVICE_FILE, GROUPED_FILE, Bundle
-from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_parity
-from outrider.export.certificate.tree_parity import TREE_FILES, check_tree_parity
+from outrider.export.certificate.parity import (
+    FLOAT32_TOLERANCE,
+    check_parity,
+    check_rounding,
+    prepare_parity,
+)
+from outrider.export.certificate.reference import Reference
+from outrider.export.certificate.tree_parity import (
+    TREE_FILES,
+    check_tree_parity,
+    prepare_tree_parity,
+)
 from outrider.export.checkpoint import ModelFacts, open_checkpoint
+from outrider.export.weights.blocks import BITS
+from outrider.export.weights.half_weights import HALF_TYPES
 from transformers import PreTrainedModel
 
 
+def prepare(
+    model: PreTrainedModel, facts: ModelFacts, *, max_gamma: int, max_tree_nodes: int
+) -> Reference:
+    """Return all of a model that ``certify`` with these sizes asks for; it holds the model no longer."""
+    reference = Reference(model)
+    prepare_parity(reference, facts, max_gamma=max_gamma)
+    if max_tree_nodes:
+        prepare_tree_parity(reference, facts, max_tree_nodes=max_tree_nodes)
+    reference.release()
+    return reference
+
+
 def certify(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Reference,
     path: Path,
     facts: ModelFacts,
     *,
@@ -60,7 +84,7 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
         if (entry := parts[name]) is not None:
             checkpoint = open_checkpoint(path, max_context=manifest.max_context)
             certificate[name] = certify(
-                checkpoint.load(),
+                Reference(checkpoint.load()),
                 bundle.model_path(entry),
                 checkpoint.facts,
                 max_gamma=manifest.max_gamma,
@@ -68,4 +92,11 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
                 # Other weights differ from the checkpoint's by design: recorded, not judged.
                 tolerance=FLOAT32_TOLERANCE if entry.weights == "float32" else None,
             )
+            if entry.weights in BITS and entry.device_precision in HALF_TYPES:
+                certificate[name]["device_rounding"] = check_rounding(
+                    bundle.model_path(entry),
+                    checkpoint.facts,
+                    max_gamma=manifest.max_gamma,
+                    tolerance=None,
+                )
     return certificate

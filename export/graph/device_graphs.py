@@ -9,15 +9,17 @@ equal bits for spans of every length.
 ``device_tree.onnx`` verifies trees under a mask, ``device_keep_path.onnx`` moves a kept path; see
 ``export.graph.trees``. Heads are not grouped: that is for the CPU.
 
-With a 16-bit precision weights, caches and products have that type; norms, rotations and the residual stay float32.
-Fused attention kernels take 16 bits alone.
+With a 16-bit precision caches and products have that type; norms, rotations and the residual stay float32. Fused
+attention kernels take 16 bits alone. Matrices are read as ``export.weights.half_weights`` or ``blocks`` stores them;
+what of them needs another type, such as the scales of blocks, is stored in ``device.onnx.data``.
 
-Requires Attention that is plainly causal; of 16 bits, weights as ``export.weights.half_weights`` stores them, or
-others that ``HalfPass`` narrows. Ensures the same function up to rounding, no weight stored twice.
+Requires Attention that is plainly causal. Ensures the same function up to rounding; no weight is stored twice but
+blocks of integers where the precision is bfloat16 (``export.weights.block_products``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -27,10 +29,13 @@ from outrider.export.graph.edits import drop_unused, put_input, source
 from outrider.export.graph.grouped_heads import LENGTHS_INPUT, attention_nodes, is_plainly_causal
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.trees import give_tree_inputs, keep_path_graph
+from outrider.export.weights.block_products import name_block_products
 from outrider.export.weights.half_products import HalfPass
+from outrider.export.weights.half_weights import HALF_TYPES
 
 FLOAT32 = "float32"
-_KINDS = {FLOAT32: ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16}
+_KINDS = {FLOAT32: ir.DataType.FLOAT, **HALF_TYPES}
+_DATA_FILE = f"{bundle.DEVICE_FILE}.data"
 
 
 def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> None:
@@ -38,28 +43,50 @@ def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> Non
 
     Args:
         path: of the canonical graph.
-        precision: of weights, caches and products: "float32" or "float16".
+        precision: of caches and products: "float32", "float16" or "bfloat16".
         with_trees: write those that verify trees too.
 
     Raises:
         BundleError: an attention is not plainly causal, a weight is beyond float16, or trees are asked of a
             graph without positions.
     """
-    kind = _KINDS[precision]
-    _derive(path, path.with_name(bundle.DEVICE_FILE), kind, takes_trees=False)
+    drop_device_graphs(path)
+    kind, stored = _KINDS[precision], _Constants(path.with_name(_DATA_FILE))
+    _derive(path, path.with_name(bundle.DEVICE_FILE), kind, stored, takes_trees=False)
     if with_trees:
-        _derive(path, path.with_name(bundle.DEVICE_TREE_FILE), kind, takes_trees=True)
+        _derive(path, path.with_name(bundle.DEVICE_TREE_FILE), kind, stored, takes_trees=True)
         keeper = keep_path_graph(ir.load(path).graph, kind)
         ir.save(keeper, path.with_name(bundle.DEVICE_KEEP_PATH_FILE))
 
 
 def drop_device_graphs(path: Path) -> None:
     """Remove the graphs of accelerators beside the canonical graph at ``path``, where there are any."""
-    for name in bundle.DEVICE_FILES:
+    for name in (*bundle.DEVICE_FILES, _DATA_FILE):
         path.with_name(name).unlink(missing_ok=True)
 
 
-def _derive(path: Path, out: Path, kind: ir.DataType, *, takes_trees: bool) -> None:
+class _Constants:
+    """The constants of a model's graphs that are not among the canonical graph's, in one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tensors: dict[str | None, ir.ExternalTensor] = {}
+
+    def store(self, values: Sequence[ir.Value]) -> None:
+        """Let values be those of the file, which the first graph writes; the others have them by the same names."""
+        if values and not self._tensors:
+            tensors = [value.const_value for value in values if value.const_value is not None]
+            written = ir.external_data.convert_tensors_to_external(
+                tensors, self._path.parent, self._path.name
+            )
+            self._tensors = {tensor.name: tensor for tensor in written}
+        for value in values:
+            value.const_value = self._tensors[value.name]
+
+
+def _derive(
+    path: Path, out: Path, kind: ir.DataType, stored: _Constants, *, takes_trees: bool
+) -> None:
     model = ir.load(path)
     graph = model.graph
     drop_query_padding(graph)
@@ -68,7 +95,10 @@ def _derive(path: Path, out: Path, kind: ir.DataType, *, takes_trees: bool) -> N
         give_tree_inputs(graph, path.parent.name)
     if kind is not ir.DataType.FLOAT:
         _read_stored_halves(graph, kind)
-        HalfPass(graph, kind, path.parent.name).run()
+        # ONNX Runtime makes the operator of blocks of other types itself.
+        made = name_block_products(graph, kind) if kind is ir.DataType.BFLOAT16 else []
+        made += HalfPass(graph, kind, path.parent.name, with_embeddings=False).run()
+        stored.store(made)
     drop_unused(graph)
     # Weights keep naming the data file of model.onnx: they were never read.
     ir.save(model, out)

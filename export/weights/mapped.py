@@ -134,7 +134,9 @@ class StandIns:
                 stored = _stored(weight, is_turned=array.strides[1] == 0)
                 value.const_value = WidenedTensor(stored, name=value.name)
             elif self._by_address and np.isnan(array).any():
-                raise BundleError(f"{value.name}: computed from weights, which 16 bits do not allow")
+                raise BundleError(
+                    f"{value.name}: computed from weights, which 16 bits do not allow"
+                )
 
 
 def _stored(weight: nn.Parameter, *, is_turned: bool) -> ir.TensorProtocol:

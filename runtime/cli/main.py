@@ -63,7 +63,9 @@ def export(
     target: Annotated[Path, typer.Option(help="Checkpoint of the target model.")],
     out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
     draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
-    weights: Annotated[str, typer.Option(help="float32, float16, int8, w8a8 or int4.")] = "float32",
+    weights: Annotated[
+        str, typer.Option(help="float32, half, float16, bfloat16, int8, w8a8 or int4.")
+    ] = "float32",
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
     max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
     max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
@@ -148,6 +150,7 @@ def serve(
     model_name: Annotated[str | None, typer.Option(help="Default: the folder's name.")] = None,
     max_running: Annotated[int, typer.Option(help="Requests that hold a slot.")] = 64,
     max_queued: Annotated[int, typer.Option(help="Requests that wait for one.")] = 256,
+    max_connections: Annotated[int, typer.Option(help="Of clients, at once.")] = 512,
     queue_timeout_s: Annotated[float, typer.Option(help="Longest wait, seconds.")] = 30.0,
     gamma: Annotated[
         str | None,
@@ -209,6 +212,7 @@ def serve(
         config = ServerConfig(
             max_running=max_running,
             max_queued=max_queued,
+            max_connections=max_connections,
             queue_timeout_s=queue_timeout_s,
             default_gamma=_gamma(gamma or "auto"),
             block_verification=block_verification,

@@ -17,11 +17,12 @@ STYLES = {"+": "green", "-": "red strike", "=": "bold blue"}
 
 
 def step_line(step: wire.Step) -> list[tuple[str, str]]:
-    """Return marks and texts of one pass; draft tokens after the first rejected one were never judged."""
+    """Return marks and texts of one pass, up to its first rejected token or the answer's end."""
     accepted = [("+", text) for text in step.drafted_text[: step.num_accepted]]
+    if not step.HasField("next_token"):
+        return accepted
     rejected = [("-", text) for text in step.drafted_text[step.num_accepted :][:1]]
-    added = [("=", step.next_text)] if step.HasField("next_token") else []
-    return accepted + rejected + added
+    return [*accepted, *rejected, ("=", step.next_text)]
 
 
 def print_step(console: Console, number: int, step: wire.Step) -> None:

@@ -22,6 +22,7 @@ class ServerConfig:
         max_running: requests that may hold a slot at once; the engine's slots bound it too.
         max_queued: requests that may wait for a slot.
         max_queued_tokens: prompt tokens of all waiting requests together.
+        max_connections: connections of clients at once; a further one is closed.
         queue_timeout_s: seconds a request may wait for a slot.
         default_gamma: draft tokens per step where a request does not say; None lets the controller
             choose them by what they are expected to gain.
@@ -52,6 +53,7 @@ class ServerConfig:
     max_running: int = 64
     max_queued: int = 256
     max_queued_tokens: int = 262_144
+    max_connections: int = 512
     queue_timeout_s: float = 30.0
     default_gamma: int | None = None
     block_verification: bool = False
@@ -71,7 +73,9 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting out of range, with its key and its rule."""
-        for key in ("max_running", "prefill_chunk", "max_unsent_chunks", "num_threads"):
+        for key in (
+            "max_running", "max_connections", "prefill_chunk", "max_unsent_chunks", "num_threads",
+        ):  # fmt: skip
             _check(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("max_queued", "max_queued_tokens", "default_gamma"):
             value = getattr(self, key)

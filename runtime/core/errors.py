@@ -163,6 +163,13 @@ class NotReady(ServingError):
     message: str = "the server is still warming up"
 
 
+class ModelChanged(ServingError):
+    """A file that the engines compute from is not what was checked at the start."""
+
+    reason: str = "MODEL_INTEGRITY"
+    message: str = "a file of the model was changed under the server; try another replica"
+
+
 class Draining(ServingError):
     """The server is shutting down and takes nothing new."""
 

@@ -28,6 +28,21 @@ class Provenance(StrEnum):
     BONUS = "bonus"
 
 
+class OffReason(StrEnum):
+    """Why speculation was off or degraded for a request, or a part of it.
+
+    DISABLED: asked for, by request or server. NO_DRAFT: this server lacks the drafter. DEGRADED: the drafter failed.
+    DRAFTER_PAUSED: it failed too often and is left alone for a while. NO_EXPECTED_GAIN: some passes were not worth a
+    draft.
+    """
+
+    DISABLED = "DISABLED"
+    NO_DRAFT = "NO_DRAFT"
+    DEGRADED = "DEGRADED"
+    DRAFTER_PAUSED = "DRAFTER_PAUSED"
+    NO_EXPECTED_GAIN = "NO_EXPECTED_GAIN"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
     """How a request is drafted for.
@@ -141,6 +156,10 @@ class StepTrace:
     """One target pass of a request, for ``--trace``: what was drafted and how it was judged.
 
     Attributes:
+        draft_tokens: as drafted, also behind the end of the answer; of a tree the path that was kept and, if any, the
+            first child that was rejected behind it.
+        num_accepted: leading draft tokens that the answer has.
+        next_token: what the target added; None where the answer ended before it.
         is_prompt: whether the pass read the prompt's end, had nothing to verify, and counts as no target pass.
     """
 
@@ -169,7 +188,7 @@ class SpeculationReport:
     """
 
     is_on: bool
-    off_reason: str | None
+    off_reason: OffReason | None
     drafter: str
     mode: ExactnessMode
     lenience: float

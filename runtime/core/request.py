@@ -21,13 +21,14 @@ from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, Reques
 from outrider.runtime.core.params import (
     EmittedToken,
     FinishReason,
+    OffReason,
     Progressed,
     Provenance,
     RequestSpec,
     SpeculationReport,
     StepTrace,
 )
-from outrider.runtime.core.stats import DEGRADED, SpeculationStats
+from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.core.text import CompletionText, Decoder, IncrementalDecoder, StopScanner
 
 
@@ -56,7 +57,7 @@ class Speculation:
 
     drafter: str
     gamma: int
-    off_reason: str | None
+    off_reason: OffReason | None
     is_adaptive: bool = False
     verifies_block: bool = False
     fixed_gamma: int | None = None
@@ -191,7 +192,9 @@ class Request:
         """Move the draft's pointer; never beyond the token before the last known one (R2)."""
         self.draft_computed = min(num_computed, self.num_known - 1)
 
-    def degrade(self, fallback: str | None = None, *, reason: str = DEGRADED) -> None:
+    def degrade(
+        self, fallback: str | None = None, *, reason: OffReason = OffReason.DEGRADED
+    ) -> None:
         """Go on without the drafter that failed or is paused: with another one, or plainly."""
         self.speculation = replace(
             self.speculation,
@@ -248,8 +251,8 @@ class Request:
             )
         trace = StepTrace(
             draft_tokens=draft_tokens,
-            num_accepted=verdict.num_accepted,
-            next_token=verdict.next_token,
+            num_accepted=min(verdict.num_accepted, num_kept),
+            next_token=verdict.next_token if num_kept > verdict.num_accepted else None,
             is_prompt=is_prompt,
         )
         tokens = _emitted(run[:num_kept], verdict, len(draft_tokens))

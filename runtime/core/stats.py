@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.params import SpeculationReport
-
-DISABLED = "DISABLED"
-NO_DRAFT = "NO_DRAFT"
-DEGRADED = "DEGRADED"
-PAUSED = "DRAFTER_PAUSED"
-NO_GAIN = "NO_EXPECTED_GAIN"
+from outrider.runtime.core.params import OffReason, SpeculationReport
 
 
 class SpeculationStats:
@@ -74,14 +68,14 @@ class SpeculationStats:
         return kept
 
     def report(
-        self, *, drafter: str, mode: ExactnessMode, lenience: float, off_reason: str | None
+        self, *, drafter: str, mode: ExactnessMode, lenience: float, off_reason: OffReason | None
     ) -> SpeculationReport:
         """The figures so far; positions that were never drafted are left out."""
         drafted = [count for count in _by_position(self._rounds_by_gamma) if count]
         accepted = _by_position(self._rounds_by_kept)[: len(drafted)]
         is_on = off_reason is None and (self.num_off == 0 or self.num_drafted > 0)
         if off_reason is None and self.num_off > 0:
-            off_reason = NO_GAIN
+            off_reason = OffReason.NO_EXPECTED_GAIN
         return SpeculationReport(
             is_on=is_on,
             off_reason=off_reason,

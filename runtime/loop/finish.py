@@ -70,11 +70,11 @@ class Finisher:
             totals.host_fallback_reasons[result.host_fallback_reason] += 1
         passes = list(result.passes)
         for _, told, ending in result.progressed:
-            trace, num_emitted = told.trace, len(told.tokens)
-            totals.num_emitted += num_emitted
+            trace = told.trace
+            totals.num_emitted += len(told.tokens)
             totals.num_finished += ending is not None
             if not trace.is_prompt:
-                passes.append((len(trace.draft_tokens), min(trace.num_accepted, num_emitted)))
+                passes.append((len(trace.draft_tokens), trace.num_accepted))
         for _, finished in result.searched:
             totals.num_emitted += finished.num_output
             totals.num_finished += 1

@@ -149,6 +149,16 @@ class Worker:
             self._policy.ended(request)
             raise
 
+    def check_room(self, num_slots: int, num_tokens: int) -> None:
+        """Refuse a request that ``submit`` would refuse now, by its slots and tokens; callable from any thread.
+
+        Raises:
+            Draining: the server is shutting down.
+            Overloaded: the queue is full.
+        """
+        with self._wake:
+            self._inbox.check_room(num_slots, num_tokens)
+
     def _new_request(self, spec: RequestSpec) -> Request:
         """Return a request with its speculation resolved, or refuse what no step could ever serve."""
         max_context, num_slots = self._limits.max_context, self._rows.slots.num_slots

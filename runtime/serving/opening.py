@@ -15,7 +15,7 @@ from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.devices import CUDA, parse_device
 from outrider.engines.huge_pages import use_everywhere
-from outrider.engines.opening import choose_device, open_pair
+from outrider.engines.opening import choose_device, judge_bits, open_pair
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.calibration.calibrate import calibrate
@@ -31,6 +31,9 @@ from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 log = logging.getLogger(__name__)
+
+PRIVATE = "memory of its own: the bundle's files may change"
+MAPPED = "files, since memory for a copy is missing: they are watched, and a change ends serving"
 
 Stage = Callable[[str], AbstractContextManager[object]]
 
@@ -82,6 +85,11 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         costs = bundle_costs(bundle, options, None, codec, max_batch)
     pair = open_engines(bundle, options, max_batch)
     log.info("sampling %s", pair.place)
+    bit_equality, line = judge_bits(bundle, pair)
+    if line:
+        log.warning("%s", line)
+    is_mapped = bundle.is_mapped()
+    log.warning("serving from %s", MAPPED if is_mapped else PRIVATE)
     worker = Worker(
         target=pair.target,
         draft=pair.draft,
@@ -102,6 +110,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
         max_beams=worker.max_beams,
+        max_token_bytes=codec.max_token_bytes,
     )
     return Serving(
         worker=worker,
@@ -110,6 +119,8 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         config=config,
         limits=options.limits,
         certificate=manifest.certificate,
+        bit_equality=bit_equality,
+        mapped=bundle if is_mapped else None,
     )
 
 

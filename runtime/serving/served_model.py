@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 
+from outrider.engines.bit_equality import BitEquality
+from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.loop.worker import Worker
@@ -25,6 +27,9 @@ class Serving:
         stall_timeout_s: seconds one response may wait to be read before the request is cut off.
         certificate: the bundle's parity certificate.
         clock: seconds; the same clock as the worker's.
+        bit_equality: what is known of the claim that a row's bits depend on nothing beside it.
+        mapped: the bundle, if engines compute from its files, so that these must be watched; else None.
+        file_watch_s: seconds between two looks at them.
     """
 
     worker: Worker
@@ -35,6 +40,9 @@ class Serving:
     certificate: Mapping[str, object] = field(default_factory=dict)
     stall_timeout_s: float = 30.0
     clock: Callable[[], float] = time.monotonic
+    bit_equality: BitEquality = BitEquality.NOT_CLAIMED
+    mapped: Bundle | None = None
+    file_watch_s: float = 5.0
 
 
 def describe(serving: Serving) -> wire.GetServerInfoResponse:
@@ -62,6 +70,10 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             default_is_adaptive=serving.worker.default_speculation.is_adaptive,
             default_block_verification=config.block_verification,
             control=_control(serving.worker),
+        ),
+        engine=wire.EngineInfo(
+            weights_are_private=serving.mapped is None,
+            bit_equality=f"BIT_EQUALITY_{serving.bit_equality.name}",
         ),
     )
 

@@ -20,8 +20,11 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.memory import give_back_regularly
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
@@ -44,6 +47,11 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port would bind silently.
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 256),
+    # A connection that does not say what it wants; the default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Of a call's metadata: refused by chance from the first on, and surely from the second.
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
     ("grpc.max_connection_age_ms", 30 * 60_000),
     ("grpc.max_connection_age_grace_ms", 10 * 60_000),
     ("grpc.max_connection_idle_ms", 10 * 60_000),
@@ -71,6 +79,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         options = (
             *SERVER_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", serving.config.max_connections),
             ("grpc.max_receive_message_length", serving.limits.max_message_bytes),
         )
         self._server = grpc.aio.server(options=options)
@@ -78,7 +87,9 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        self._giving_back: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        self._file_watch: asyncio.Task[None] | None = None
         self._watch_worker()
 
     async def start(self, address: str) -> int:
@@ -94,9 +105,12 @@ class Server:
         except RuntimeError as error:
             raise ConfigError("address", "must be free to bind") from error
         await self._server.start()
+        self._giving_back = asyncio.create_task(give_back_regularly())
         self._serving.worker.start()
         self._service.set_ready()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        if self._serving.mapped is not None:
+            self._file_watch = asyncio.create_task(self._watch_files(self._serving.mapped))
         return int(port)
 
     def hurry(self) -> None:
@@ -105,6 +119,8 @@ class Server:
 
     async def drain(self) -> int:
         """Shut down without losing an answer; return the number of streams cut short."""
+        if self._file_watch is not None:
+            self._file_watch.cancel()
         config, worker = self._serving.config, self._serving.worker
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._wait_or_hurry(self._hurry.wait(), config.lb_delay_s)
@@ -116,11 +132,24 @@ class Server:
             log.error("a step is stuck in the engine")
         await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
         await self._server.stop(CLOSE_GRACE_S)
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         return self._service.num_cut
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", SERVICE):
             await self._health.set(name, status)
+
+    async def _watch_files(self, bundle: Bundle) -> None:
+        """Turn NOT_SERVING and refuse new requests once a file that engines compute from has changed."""
+        try:
+            while True:
+                bundle.check_unchanged()
+                await asyncio.sleep(self._serving.file_watch_s)
+        except BundleError as error:
+            log.error("no longer serving: %s", error)
+            self._service.refuse_changed_model()
+            await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def _wait_or_hurry(self, waiting: Coroutine[Any, Any, Any], timeout_s: float) -> None:
         """Wait for something, at most ``timeout_s``, or until ``hurry`` is called."""

@@ -33,13 +33,14 @@ from outrider.runtime.serving.outbox import Outbox, Post
 from outrider.runtime.serving.served_model import Serving, describe
 from outrider.runtime.serving.status import code_of, trailing_status
 from outrider.runtime.serving.stream import CompletionStream
+from outrider.runtime.serving.texts import TextLane
 from outrider.runtime.serving.tokenizer import tokenize_bad_words
-from outrider.runtime.serving.wire import fields_of, parse
+from outrider.runtime.serving.wire import check_counts, fields_of, parse
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
-# Texts shorter than this are tokenised on the event loop: a thread costs more than they do.
-INLINE_TEXT = 4096
+# Of an answer to Tokenize: what gRPC clients take where nobody says otherwise.
+MAX_ANSWER_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +60,15 @@ class InferenceService:
         self._live: dict[tuple[str, str], str] = {}
         self._is_ready = False
         self._is_draining = False
+        self._has_changed_model = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._num_cut = 0
+        self._texts = TextLane(
+            max_queued=serving.config.max_queued,
+            max_queued_tokens=serving.config.max_queued_tokens,
+            retry_after_s=serving.config.retry_after_s,
+        )
         self._post = Post(asyncio.get_running_loop())
         serving.worker.after_step(self._post.send)
 
@@ -72,6 +79,10 @@ class InferenceService:
     def close_admission(self) -> None:
         """Answer new requests with DRAINING from now on; the other methods still work."""
         self._is_draining = True
+
+    def refuse_changed_model(self) -> None:
+        """Answer new requests with MODEL_INTEGRITY from now on."""
+        self._has_changed_model = True
 
     @property
     def num_streams(self) -> int:
@@ -159,8 +170,11 @@ class InferenceService:
         serving = self._serving
         if not self._is_ready:
             raise errors.NotReady
+        if self._has_changed_model:
+            raise errors.ModelChanged
         if self._is_draining:
             raise errors.Draining
+        check_counts(request, serving.limits, serving.model.max_context)
         fields = fields_of(request)
         check_fields(fields, serving.limits, serving.model)
         remaining_s = context.time_remaining()
@@ -168,13 +182,19 @@ class InferenceService:
         if remaining_s is not None:
             budget_s = min(budget_s, remaining_s)
         deadline_s = serving.clock() + budget_s
+        if fields.text is not None:
+            # A full queue needs no tokenised text to say so.
+            serving.worker.check_room(1, num_tokens=1)
         fields = await self._with_reference(fields)
         internal_id, tenant = uuid.uuid4().hex, _tenant(context)
         admission = Admission(
             internal_id=internal_id,
             request_id=fields.request_id or internal_id,
             prompt_tokens=await self._prompt_tokens(fields),
-            bad_words=tokenize_bad_words(serving.codec, fields.bad_words),
+            bad_words=await self._texts.run(
+                "".join(fields.bad_words),
+                lambda: tokenize_bad_words(serving.codec, fields.bad_words),
+            ),
             seed=secrets.randbits(63) if fields.seed is None else fields.seed,
             deadline_s=deadline_s,
             tenant=tenant,
@@ -219,9 +239,7 @@ class InferenceService:
 
     async def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         encode = self._serving.codec.encode
-        if len(text) < INLINE_TEXT:
-            return encode(text, add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens)
+        return await self._texts.run(text, lambda: encode(text, add_special_tokens))
 
     async def _abort(self, data: bytes, context: Context) -> bytes:
         request_ids = parse(wire.AbortRequest, data).request_ids
@@ -236,12 +254,25 @@ class InferenceService:
     async def _tokenize(self, data: bytes) -> bytes:
         request = parse(wire.TokenizeRequest, data)
         check_text("text", request.text, self._serving.limits)
+        return await self._texts.run(request.text, lambda: self._spelled(request))
+
+    def _spelled(self, request: wire.TokenizeRequest) -> bytes:
+        """Return the answer to Tokenize; callable from any thread.
+
+        Raises:
+            RequestError: clients would not take an answer of its length.
+        """
+        codec = self._serving.codec
         is_asked = not request.HasField("add_special_tokens") or request.add_special_tokens
-        ids = await self._encode(request.text, add_special_tokens=is_asked)
-        tokens = [self._serving.codec.spell(token) for token in ids]
+        ids = codec.encode(request.text, add_special_tokens=is_asked)
         response = wire.TokenizeResponse(
-            ids=ids, tokens=tokens, max_context=self._serving.model.max_context
+            ids=ids,
+            tokens=[codec.spell(token) for token in ids],
+            max_context=self._serving.model.max_context,
         )
+        if response.ByteSize() > MAX_ANSWER_BYTES:
+            rule = f"must have an answer of at most {MAX_ANSWER_BYTES} bytes; ask for it in pieces"
+            raise errors.RequestError("text", rule)
         return response.SerializeToString()
 
     async def _get_server_info(self, data: bytes) -> bytes:

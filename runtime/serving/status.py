@@ -31,6 +31,7 @@ STATUS: Mapping[type[errors.ServingError], grpc.StatusCode] = {
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
+    errors.ModelChanged: grpc.StatusCode.UNAVAILABLE,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.DrainDeadline: grpc.StatusCode.UNAVAILABLE,
     errors.RequestFailed: grpc.StatusCode.INTERNAL,
@@ -47,7 +48,7 @@ _METADATA: Mapping[str, str] = {
     "error_id": "error_id",
 }
 _NEVER_RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
-_RETRYABLE = (errors.Overloaded, errors.NotReady, errors.Draining)
+_RETRYABLE = (errors.Overloaded, errors.NotReady, errors.ModelChanged, errors.Draining)
 
 
 def code_of(error: errors.ServingError) -> grpc.StatusCode:

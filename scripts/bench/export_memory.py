@@ -82,7 +82,9 @@ def write_checkpoint(folder: Path, size: str, dtype: str, source: Path) -> None:
     config.save_pretrained(folder)
     shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
     with torch.device("meta"):
-        shapes = {name: tensor.shape for name, tensor in LlamaForCausalLM(config).state_dict().items()}
+        shapes = {
+            name: tensor.shape for name, tensor in LlamaForCausalLM(config).state_dict().items()
+        }
     generator = torch.Generator().manual_seed(0)
     weights = {}
     for name, shape in shapes.items():
@@ -154,7 +156,9 @@ def slopes(small: Usage, large: Usage) -> dict[str, float]:
     for name in ("peak_own", "peak_with_files"):
         slope = (getattr(large, name) - getattr(small, name)) / grown
         figures[f"{name}_per_byte"] = slope
-        figures[f"{name}_fixed_GiB"] = (getattr(small, name) - slope * small.weight_bytes) / (1 << 30)
+        figures[f"{name}_fixed_GiB"] = (getattr(small, name) - slope * small.weight_bytes) / (
+            1 << 30
+        )
     return figures
 
 
@@ -181,7 +185,10 @@ def main(
                 for name, value in asdict(usage).items()
                 if isinstance(value, int)
             }
-            figures |= {"seconds": round(usage.seconds, 1), "processor_s": round(usage.processor_s, 1)}
+            figures |= {
+                "seconds": round(usage.seconds, 1),
+                "processor_s": round(usage.processor_s, 1),
+            }
             rows.append(Row(case={"size": one, "weights": kind}, figures=figures))
         if len(found) > 1:
             lines.append(Row(case={"weights": kind}, figures=dict(slopes(found[0], found[-1]))))

@@ -14,13 +14,14 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from outrider.engines.base import BundleError, EngineError
+from outrider.engines.base import BundleError, SpeculativeError
 from outrider.engines.bundle.manifest import Bundle, ModelEntry, load_bundle
 from outrider.engines.device.sampling.tensors import NUM_ANSWERS, SAMPLER_FOLDER
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 Sizes = Mapping[str, int]
 
-_INSIDE = "OUTRIDER_CUDA_STUBS"
 _POSITIONS = 5
 # What graphs call their dimensions.
 _SIZES = {
@@ -49,13 +49,16 @@ _SIZES = {
 }
 # Rows and tokens: a step, a verification, one of a batch, and a prefill.
 _SHAPES = ((1, 1), (1, 5), (8, 5), (1, 128))
-# Parts of kernels' names, in the order in which they are looked for.
-_ATTENTION = {
-    "cudnn plan": "cuDNN",
-    "flash": "Flash",
-    "attention_kernel_batched_impl": "memory-efficient",
-    "oftmax": "unfused",
-}
+_HEADS = (
+    "graph",
+    "nodes on device",
+    "on the host",
+    "Memcpy",
+    "host inputs",
+    "recorded",
+    "copies in",
+    "waits",
+)
 
 
 def place_bundle(bundle: Bundle, device: StubDevice, seen: set[bytes]) -> Iterator[Placement]:
@@ -83,40 +86,32 @@ def _opened(bundle: Bundle, entry: ModelEntry, device: StubDevice) -> list[Path]
     with watching() as watched:
         try:
             open_on_device(bundle, entry, device, with_trees=True).close()
-        except EngineError as error:
+        except SpeculativeError as error:
             print(f"{bundle.root.name}/{entry.path}: {error}", file=sys.stderr)
     return watched.paths
 
 
-def attention_of(run: Run) -> str:
-    """Name the kind of attention that a run launched; "-" if none."""
-    for part, kind in _ATTENTION.items():
-        if any(part in kernel for kernel in run.kernels):
-            return kind
-    return "-"
-
-
 def render(placements: Sequence[Placement]) -> str:
-    """Return the table, one line per graph."""
-    heads = ["graph", "nodes on device", "on the host", "Memcpy", "host inputs", "recorded"]
+    """Return the table, one line per graph; under a shape, how much work a run gives to the device."""
     shapes = [f"{rows} x {tokens}" for rows, tokens in _SHAPES]
-    lines = [" | ".join([*heads, *shapes]), "|".join(["---"] * (len(heads) + len(shapes)))]
+    lines = [[*_HEADS, *shapes], ["---"] * (len(_HEADS) + len(shapes))]
     for one in placements:
-        operators = sorted(node.split()[0] for node in one.on_host)
-        cells = [
-            one.graph,
-            str(one.on_device),
-            f"{len(operators)}: {', '.join(operators)}" if operators else "0",
-            str(one.num_memcpys),
-            ", ".join(one.host_inputs) or "0",
-            "yes" if one.records else one.refused or one.why_not_recorded or one.failure,
-        ]
+        operators = Counter(node.split()[0] for node in one.on_host)
+        on_host = ", ".join(f"{count} {name}" for name, count in sorted(operators.items()))
+        problem = one.refused or one.failure or one.why_not_recorded
         runs = {(run.sizes["batch"], run.sizes["tokens"]): run for run in one.runs}
-        for shape in _SHAPES:
-            run = runs.get(shape)
-            cells.append(f"{run.num_submissions}, {attention_of(run)}" if run is not None else "")
-        lines.append(" | ".join(cells))
-    return "\n".join(f"| {line} |" for line in lines)
+        cells = [one.graph, str(one.on_device), on_host or "0", str(one.num_memcpys)]
+        cells += [", ".join(one.host_inputs) or "0", problem or "yes"]
+        for counts in ([run.num_uploads for run in one.runs], [run.num_waits for run in one.runs]):
+            cells.append(str(max(counts)) if counts else "")
+        lines.append([*cells, *(_cell(runs.get(shape)) for shape in _SHAPES)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(run: Run | None) -> str:
+    if run is None:
+        return ""
+    return ", ".join(filter(None, (str(run.num_submissions), run.attention)))
 
 
 def main(
@@ -126,13 +121,13 @@ def main(
     ] = None,
 ) -> None:
     """Place the graphs of bundles on the real CUDA provider over stub libraries."""
-    if _INSIDE not in os.environ:
+    if os.environ.get("LD_LIBRARY_PATH") != variables()["LD_LIBRARY_PATH"]:
         try:
             make_environment()
         except NoEnvironmentError as error:
             raise typer.BadParameter(str(error)) from error
         command = [sys.executable, "-m", "scripts.gpu.placement", *sys.argv[1:]]
-        raise typer.Exit(subprocess.run(command, env=variables() | {_INSIDE: "1"}).returncode)
+        raise typer.Exit(subprocess.run(command, env=variables()).returncode)
     from scripts.gpu.stubs.provider import StubDevice
 
     device, seen = StubDevice(), set[bytes]()

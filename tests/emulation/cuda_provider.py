@@ -1,6 +1,7 @@
 """ONNX Runtime's CUDA provider emulated by the CPU's: sessions whose runs go to an emulated stream.
 
-Inputs of the host are copied when they are bound and never again, as IO binding copies them.
+Inputs of the host are copied when they are bound and never again, as IO binding copies them. What the CPU's provider
+cannot compute, bfloat16, it computes by the graph's twin.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
+from outrider.engines.onnx.session import WEIGHTS_FOLDER
+from outrider.export.certificate.twin import twin_of
 
 from tests.emulation.cuda_runtime import ALIGNMENT, EmulatedCuda
 
@@ -70,8 +74,11 @@ def cuda_session(cuda: EmulatedCuda) -> type[onnxruntime.InferenceSession]:
             if self.provider == CUDA_PROVIDER:
                 assert 0 <= int(asked["device_id"]) < cuda.num_devices
                 given |= {"providers": [CPU_PROVIDER], "provider_options": [{}]}
+                self.host_inputs = host_inputs(path)
+                if isinstance(path, str):
+                    options.add_session_config_entry(WEIGHTS_FOLDER, str(Path(path).parent))
+                    path = twin_of(Path(path), kinds={ir.DataType.BFLOAT16}) or path
             super().__init__(path, options, **given)
-            self.host_inputs = host_inputs(path) if self.provider == CUDA_PROVIDER else ()
 
         def get_input_memory_infos(self) -> list[Any]:
             if self.provider == CPU_PROVIDER:

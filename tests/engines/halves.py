@@ -17,13 +17,13 @@ from outrider.engines.bundle.manifest import (
 )
 from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.trees import derive_tree_graphs
-from outrider.export.weights.half_weights import FLOAT16, store_float16
+from outrider.export.weights.half_weights import FLOAT16, store_halves
 
 
 def halve_bundle(
-    source: Path, out: Path, *, with_trees: bool = True, **limits: int
+    source: Path, out: Path, kind: str = FLOAT16, *, with_trees: bool = True, **limits: int
 ) -> Bundle:
-    """A copy with weights and graphs for accelerators in float16, and other limits."""
+    """A copy with weights and graphs for accelerators in 16 bits, and other limits."""
     shutil.copytree(source, out)
     manifest = load_bundle(out).manifest
     entries = {}
@@ -31,13 +31,13 @@ def halve_bundle(
         path = out / model.path / MODEL_FILE
         for name in (GROUPED_FILE, TREE_FILE, KEEP_PATH_FILE, *DEVICE_FILES):
             path.with_name(name).unlink()
-        store_float16(path)
+        store_halves(path, kind)
         if with_trees:
             derive_tree_graphs(path)
-        derive_device_graphs(path, FLOAT16, with_trees=with_trees)
+        derive_device_graphs(path, kind, with_trees=with_trees)
         num_nodes = model.max_tree_nodes if with_trees else 0
         entries[part] = replace(
-            model, weights=FLOAT16, device_precision=FLOAT16, max_tree_nodes=num_nodes
+            model, weights=kind, device_precision=kind, max_tree_nodes=num_nodes
         )
     write_manifest(out, replace(manifest, files=hash_files(out), **entries, **limits))
     return load_bundle(out)

@@ -8,7 +8,6 @@ from outrider.engines.bundle.manifest import DEVICE_FILE, LOGITS, Bundle, load_b
 from outrider.engines.device.sampling.tensors import Variant, judge_file, propose_file
 from outrider.export import pipeline
 from outrider.export.graph.device_graphs import derive_device_graphs
-from outrider.export.weights.half_weights import FLOAT16_TOLERANCE
 
 
 def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
@@ -114,7 +113,7 @@ def test_where_a_graph_in_halves_strays_accelerators_compute_in_float32(
     )
     assert spoilt.manifest.target.device_precision == "float32"
     device = spoilt.manifest.certificate["target"]["float16"]["device"]
-    assert 0 < device["rollback"]["max_difference"] < FLOAT16_TOLERANCE
+    assert 0 < device["rollback"]["max_difference"] < device["tolerance"]
     assert sum("accelerators compute in float32" in stage for stage in stages) == 1
 
 

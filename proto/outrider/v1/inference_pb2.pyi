@@ -27,6 +27,23 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP_TOKEN: _ClassVar[FinishReason]
     FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class OffReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OFF_REASON_UNSPECIFIED: _ClassVar[OffReason]
+    OFF_REASON_DISABLED: _ClassVar[OffReason]
+    OFF_REASON_NO_DRAFT: _ClassVar[OffReason]
+    OFF_REASON_DEGRADED: _ClassVar[OffReason]
+    OFF_REASON_DRAFTER_PAUSED: _ClassVar[OffReason]
+    OFF_REASON_NO_EXPECTED_GAIN: _ClassVar[OffReason]
+
+class BitEquality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BIT_EQUALITY_UNSPECIFIED: _ClassVar[BitEquality]
+    BIT_EQUALITY_NOT_CLAIMED: _ClassVar[BitEquality]
+    BIT_EQUALITY_CERTIFIED: _ClassVar[BitEquality]
+    BIT_EQUALITY_CONFIRMED: _ClassVar[BitEquality]
+    BIT_EQUALITY_WITHDRAWN: _ClassVar[BitEquality]
 EXACTNESS_MODE_UNSPECIFIED: ExactnessMode
 EXACTNESS_MODE_MAX_ACCEPT: ExactnessMode
 EXACTNESS_MODE_SEED_STABLE: ExactnessMode
@@ -39,6 +56,17 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+OFF_REASON_UNSPECIFIED: OffReason
+OFF_REASON_DISABLED: OffReason
+OFF_REASON_NO_DRAFT: OffReason
+OFF_REASON_DEGRADED: OffReason
+OFF_REASON_DRAFTER_PAUSED: OffReason
+OFF_REASON_NO_EXPECTED_GAIN: OffReason
+BIT_EQUALITY_UNSPECIFIED: BitEquality
+BIT_EQUALITY_NOT_CLAIMED: BitEquality
+BIT_EQUALITY_CERTIFIED: BitEquality
+BIT_EQUALITY_CONFIRMED: BitEquality
+BIT_EQUALITY_WITHDRAWN: BitEquality
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "text", "tokens", "sampling", "max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "skip_special_tokens", "return_provenance", "return_trace", "speculation", "model", "n", "prompt_logprobs", "regex", "json_schema", "grammar", "adapter", "num_beams", "length_penalty", "early_stopping", "exhaustive_search")
@@ -256,7 +284,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationReport(_message.Message):
-    __slots__ = ("is_on", "off_reason", "drafter", "mode", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization", "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "is_exact", "num_off", "block_verification")
+    __slots__ = ("is_on", "off_reason", "drafter", "mode", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization", "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "is_exact", "num_off", "block_verification", "off_reason_code")
     IS_ON_FIELD_NUMBER: _ClassVar[int]
     OFF_REASON_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +302,7 @@ class SpeculationReport(_message.Message):
     IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     NUM_OFF_FIELD_NUMBER: _ClassVar[int]
     BLOCK_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    OFF_REASON_CODE_FIELD_NUMBER: _ClassVar[int]
     is_on: bool
     off_reason: str
     drafter: str
@@ -291,7 +320,8 @@ class SpeculationReport(_message.Message):
     is_exact: bool
     num_off: int
     block_verification: bool
-    def __init__(self, is_on: _Optional[bool] = ..., off_reason: _Optional[str] = ..., drafter: _Optional[str] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., alpha_hat: _Optional[float] = ..., draft_utilization: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., num_fallbacks: _Optional[int] = ..., is_exact: _Optional[bool] = ..., num_off: _Optional[int] = ..., block_verification: _Optional[bool] = ...) -> None: ...
+    off_reason_code: OffReason
+    def __init__(self, is_on: _Optional[bool] = ..., off_reason: _Optional[str] = ..., drafter: _Optional[str] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., num_steps: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., alpha_hat: _Optional[float] = ..., draft_utilization: _Optional[float] = ..., tokens_per_step: _Optional[float] = ..., accepted_by_position: _Optional[_Iterable[int]] = ..., drafted_by_position: _Optional[_Iterable[int]] = ..., num_fallbacks: _Optional[int] = ..., is_exact: _Optional[bool] = ..., num_off: _Optional[int] = ..., block_verification: _Optional[bool] = ..., off_reason_code: _Optional[_Union[OffReason, str]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_ids",)
@@ -328,7 +358,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("server_version", "model", "vocab_size", "eos_token_ids", "limits", "speculation", "load", "certificate_json")
+    __slots__ = ("server_version", "model", "vocab_size", "eos_token_ids", "limits", "speculation", "load", "certificate_json", "engine")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +367,7 @@ class GetServerInfoResponse(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     model: str
     vocab_size: int
@@ -345,7 +376,16 @@ class GetServerInfoResponse(_message.Message):
     speculation: SpeculationInfo
     load: Load
     certificate_json: str
-    def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ...) -> None: ...
+    engine: EngineInfo
+    def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ...) -> None: ...
+
+class EngineInfo(_message.Message):
+    __slots__ = ("weights_are_private", "bit_equality")
+    WEIGHTS_ARE_PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    BIT_EQUALITY_FIELD_NUMBER: _ClassVar[int]
+    weights_are_private: bool
+    bit_equality: BitEquality
+    def __init__(self, weights_are_private: _Optional[bool] = ..., bit_equality: _Optional[_Union[BitEquality, str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_context", "max_prompt_bytes", "max_tokens", "default_max_tokens", "max_stop_strings", "max_stop_bytes", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_logprobs", "max_bad_words", "max_running", "max_queued", "max_queued_tokens", "queue_timeout_s", "max_request_s", "max_message_bytes", "max_beams")

@@ -28,11 +28,20 @@ _TYPES = {
     "tensor(int64)": np.int64,
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
+    "tensor(bfloat16)": np.uint16,
     "tensor(bool)": np.bool_,
     "tensor(int32)": np.int32,
 }
 _MEMCPY_NODES = re.compile(r"(\d+) Memcpy nodes are added")
 _CUDA, _DEVICE_MEMORY = "CUDAExecutionProvider", "Cuda"
+# Parts of kernels' names, in the order in which they are looked for.
+_ATTENTION = {
+    "cudnn plan": "cuDNN",
+    "flash": "Flash",
+    "attention_kernel_batched_impl": "memory-efficient",
+    "oftmax": "unfused",
+}
+_SUBMISSIONS = ("launch", "product", "cudnn", "copy", "set")
 # The log's severity "warning", which tells of copies between host and device.
 _WARNINGS = 2
 
@@ -45,17 +54,19 @@ class Run:
         sizes: of the dimensions that have names.
         events: how often each call was made, by the first word of its event, and copies by direction.
         kernels: how often each kernel was launched, products and cuDNN's plans among them.
+        num_submissions: pieces of work given to the device: kernels, products, cuDNN's plans, copies.
+        num_uploads: copies from the host among them.
+        num_waits: calls that wait for the device, and copies to the host.
+        attention: the kind of kernel that attended; empty if none did.
     """
 
     sizes: Mapping[str, int]
     events: Mapping[str, int]
     kernels: Mapping[str, int]
-
-    @property
-    def num_submissions(self) -> int:
-        """Number of pieces of work that were given to the device."""
-        kinds = ("launch", "product", "cudnn", "copy", "set")
-        return sum(count for kind, count in self.events.items() if kind.split()[0] in kinds)
+    num_submissions: int
+    num_uploads: int
+    num_waits: int
+    attention: str
 
 
 @dataclass(slots=True)
@@ -171,7 +182,18 @@ def _run(
             events[kind] += 1
         if kind in ("launch", "product", "cudnn"):
             kernels[what if kind == "launch" else event] += 1
-    return Run(dict(sizes), dict(events), dict(kernels))
+    waits = (kind for kind in events if kind.startswith("wait") or kind.endswith("_to_host"))
+    return Run(
+        sizes=dict(sizes),
+        events=dict(events),
+        kernels=dict(kernels),
+        num_submissions=sum(events[kind] for kind in events if kind.split()[0] in _SUBMISSIONS),
+        num_uploads=events["copy host_to_device"],
+        num_waits=sum(events[kind] for kind in waits),
+        attention=next(
+            (kind for part, kind in _ATTENTION.items() if part in " ".join(kernels)), ""
+        ),
+    )
 
 
 def _call(

@@ -22,6 +22,7 @@ from outrider.engines.opening import choose_device, open_engine, open_pair
 from outrider.engines.pair import DEVICE, HOST
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.export.tensorrt.build import BuildOptions, build_plans
+from outrider.export.weights.half_weights import BFLOAT16
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.opening import ServeOptions, open_serving
@@ -61,6 +62,11 @@ def halves(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundl
     return halve_bundle(tiny_bundle, tmp_path_factory.mktemp("halves") / "bundle")
 
 
+@pytest.fixture(scope="module")
+def bfloats(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return halve_bundle(tiny_bundle, tmp_path_factory.mktemp("bfloats") / "bundle", BFLOAT16)
+
+
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> EmulatedCuda:
     return emulate(monkeypatch)
@@ -89,6 +95,19 @@ class TestProvider(TreeContract):
     def make_engine(self, scheduled: EmulatedCuda, root: Path) -> MakeEngine:
         bundle = load_bundle(root)
         return lambda: open_engine(bundle, "target", device="cuda:0", max_batch=3, with_trees=True)
+
+
+class TestProviderInBfloat16(TreeContract):
+    """A bundle with bfloat16 weights; the emulated provider computes by the graphs' twins."""
+
+    atol = branch_atol = 0.4
+
+    @pytest.fixture
+    def make_engine(self, scheduled: EmulatedCuda, bfloats: Bundle) -> MakeEngine:
+        return lambda: open_engine(bfloats, "target", device="cuda:0", max_batch=3, with_trees=True)
+
+    def test_it_computes_in_bfloat16(self, make_engine: MakeEngine) -> None:
+        assert make_engine().precision == "bfloat16"
 
 
 class TestProviderInHalves(TreeContract):

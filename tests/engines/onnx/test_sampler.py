@@ -1,9 +1,9 @@
 """The device sampler's graphs on the CPU: their laws against the oracle, their answers beside others.
 
-Laws are enumerated. Answers are compared token for token, at fixed seeds, with a sequential sampler
-over the oracle's float64 laws: both have the same noise, and their borders lie within 1e-6 of each
-other, so a draw would have to fall into that gap to tell them apart. ``CpuSampler`` draws truncated
-and long rows in another order, so with it greedy and ``seed_stable`` answers are compared.
+Laws are enumerated. Answers are compared token for token, at fixed seeds, with a sequential sampler over the oracle's
+float64 laws (``tests.engines.sampling.mixed_batches`` says why), those of batches of every kind in
+``tests.engines.sampling.test_mixed_batches``. ``CpuSampler`` draws truncated and long rows in another order, so with it
+greedy and ``seed_stable`` answers are compared.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from outrider.export.sampler_graphs import sampler_graphs
 
 from tests.engines.device.device_laws import logits_of, same
 from tests.engines.rows import row_for
+from tests.engines.sampling.mixed_batches import drafted_by
 from tests.engines.sampling.reference_sampler import ReferenceSampler
 from tests.runtime.oracle.laws import F1_DRAFT, F1_TARGET
 
@@ -28,81 +29,6 @@ MAX_ERROR = 1e-6
 MAX_GAMMA = 4
 MAX_ACCEPT, SEED_STABLE, LENIENT = ExactnessMode
 GREEDY = SamplingParams(temperature=0.0)
-
-
-def mixed_rows(generator, vocab_size, history):
-    """Four rows with laws of every kind."""
-    rows = []
-    for index in range(4):
-        pick = generator.choice
-        params = SamplingParams(
-            temperature=float(pick([0.0, 0.7, 1.0, 1.5])),
-            top_k=int(pick([0, 3, vocab_size])),
-            top_p=float(pick([1.0, 0.6, 0.9])),
-            min_p=float(pick([0.0, 0.1])),
-            repetition_penalty=float(pick([1.0, 1.3, 0.8])),
-            presence_penalty=float(pick([0.0, 0.5])),
-            frequency_penalty=float(pick([0.0, 0.3])),
-            logit_bias=((1, 2.0), (3, -1.0)) if generator.random() < 0.3 else (),
-            allowed_token_ids=(0, 1, 2, 5) if generator.random() < 0.2 else (),
-            bad_words=((2,), (int(history[-1]), 1), (1, 1, 3)) if generator.random() < 0.3 else (),
-            min_tokens=int(pick([0, 6, 7])),
-            end_token_ids=(0,),
-        )
-        rows.append(
-            row_for(
-                index=index,
-                slot=index,
-                params=params,
-                mode=list(ExactnessMode)[generator.integers(3)],
-                lenience=float(pick([1.0, 0.6])),
-                seed=int(generator.integers(2**63)),
-                history=history,
-                num_prompt=7,
-                num_logprobs=3 if generator.random() < 0.3 else None,
-            )
-        )
-    return rows
-
-
-def drafted_by(sampler, rows, logits, vocab_size):
-    drafts = [() for _ in rows]
-    for step in logits:
-        asked = [replace(row, draft_tokens=draft) for row, draft in zip(rows, drafts, strict=True)]
-        tokens = sampler.propose(step, asked, vocab_size=vocab_size)
-        drafts = [(*draft, token) for draft, token in zip(drafts, tokens, strict=True)]
-    return drafts
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_mixed_batches_are_answered_as_the_oracle_answers_them(loaded, seed):
-    generator = np.random.default_rng(seed)
-    vocab_size, gamma = 8, seed % 5
-    _, device = loaded(vocab_size)
-    reference = ReferenceSampler()
-    rows = mixed_rows(generator, vocab_size, generator.integers(0, vocab_size, 12))
-    draft_logits = generator.normal(scale=2, size=(gamma, 4, 2, vocab_size)).astype(np.float32)
-    target_logits = generator.normal(scale=2, size=(4, gamma + 1, vocab_size)).astype(np.float32)
-    drafts = drafted_by(device, rows, draft_logits, vocab_size)
-    assert drafts == drafted_by(reference, rows, draft_logits, vocab_size)
-    judged = [
-        replace(
-            row,
-            draft_tokens=draft,
-            is_sampled_draft=gamma > 0
-            and seed % 3 > 0
-            and not row.params.is_greedy
-            and row.mode is not SEED_STABLE,
-        )
-        for row, draft in zip(rows, drafts, strict=True)
-    ]
-    verdicts = device.judge(target_logits, judged)
-    for verdict, expected in zip(verdicts, reference.judge(target_logits, judged), strict=True):
-        assert same(verdict, expected)
-    # Alone, a row may be served by another graph; its answer has the same bits.
-    for verdict, row in zip(verdicts, judged, strict=True):
-        assert device.judge(target_logits, [row]) == [verdict]
-    assert device.judge(target_logits, judged[::-1]) == verdicts[::-1]
 
 
 def test_races_drawn_on_the_device_are_won_by_the_same_tokens(folders):

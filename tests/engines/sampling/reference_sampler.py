@@ -1,4 +1,4 @@
-"""A sampler over the oracle's float64 laws: slow, sequential, one row at a time; draws in order of id.
+"""A sampler over the oracle's float64 laws: slow, sequential, one row at a time; draws in order of id, or of rank.
 
 Shares no code with the samplers in ``engines``, only their noise.
 """
@@ -12,10 +12,14 @@ from outrider.runtime.oracle.sampling import adjusted_probs, processed_scores, s
 
 
 class ReferenceSampler:
-    """Implements ``engines.sampling.base.Sampler``; without log-probabilities and broken rows."""
+    """Implements ``engines.sampling.base.Sampler``; without log-probabilities and broken rows.
 
-    def __init__(self):
+    ``draws_by_rank``: whether top-k rows are drawn from by descending probability, as ``CpuSampler`` does.
+    """
+
+    def __init__(self, *, draws_by_rank=False):
         self.noise = CounterNoise()
+        self.draws_by_rank = draws_by_rank
         self.kept = {}
 
     def propose(self, logits, rows, *, vocab_size):
@@ -34,7 +38,7 @@ class ReferenceSampler:
         if row.mode is ExactnessMode.SEED_STABLE:
             return self._race(probs, row, position)
         self.kept[row.slot, depth] = probs
-        return drawn(probs, self._uniform(row, Purpose.DRAFT, position))
+        return self._drawn(probs, probs, row, self._uniform(row, Purpose.DRAFT, position))
 
     def _judge(self, logits, row):
         gamma, start = len(row.draft_tokens), len(row.history)
@@ -59,7 +63,7 @@ class ReferenceSampler:
                 uniform = self._uniform(row, Purpose.RECOVER, start + index)
                 return Verdict(
                     num_accepted=index,
-                    next_token=drawn(residual, uniform),
+                    next_token=self._drawn(residual, target, row, uniform),
                     overlaps=tuple(overlaps),
                 )
             own = self._own(target, row, start + index)
@@ -67,7 +71,8 @@ class ReferenceSampler:
                 return Verdict(num_accepted=index, next_token=own)
         target = self._law(logits[gamma], row, gamma)
         if is_ratio and gamma:
-            token = drawn(target, self._uniform(row, Purpose.BONUS, start + gamma))
+            uniform = self._uniform(row, Purpose.BONUS, start + gamma)
+            token = self._drawn(target, target, row, uniform)
         else:
             token = self._own(target, row, start + gamma)
         return Verdict(num_accepted=gamma, next_token=token, overlaps=tuple(overlaps))
@@ -78,7 +83,14 @@ class ReferenceSampler:
             return int(target.argmax())
         if row.mode is ExactnessMode.SEED_STABLE:
             return self._race(target, row, position)
-        return drawn(target, self._uniform(row, Purpose.MATCH, position))
+        return self._drawn(target, target, row, self._uniform(row, Purpose.MATCH, position))
+
+    def _drawn(self, weights, probs, row, uniform):
+        """A token of ``weights``, whose order may be that of ``probs``."""
+        if not (self.draws_by_rank and 0 < row.params.top_k < len(weights)):
+            return drawn(weights, uniform)
+        ranked = np.argsort(-probs, kind="stable")
+        return int(ranked[drawn(weights[ranked], uniform)])
 
     def _is_near(self, logits, row, index):
         """Greedy: whether a draft token has ``lenience`` times the greatest probability."""

@@ -272,7 +272,12 @@ def test_a_token_is_kept_below_the_ratio():
 
 def check_residuals(module):
     weights = np.array([0.5, 0.25, 0.25], dtype=np.float32)
-    for taken, mass in (([0.5, 0.0, 0.125], 0.375), ([0.5, 0.25, 0.25 - 2.0**-22], 0.0)):
+    least = 2.0**-19  # 1.9e-6
+    for taken, mass in (
+        ([0.5, 0.0, 0.125], 0.375),
+        ([0.5, 0.25, 0.25 - least], least),
+        ([0.5, 0.25, 0.25 - 2.0**-22], 0.0),
+    ):
         rest = np.array(taken, dtype=np.float32)
         assert module.leave_residual(weights, rest, 1.0) == mass
         assert rest.tolist() == (weights - np.array(taken, dtype=np.float32)).tolist()
@@ -304,6 +309,11 @@ MUTANTS = {
     "a residual of rounding drawn from": (
         "left > SMALLEST_RESIDUAL * mass",
         "left > 0.0",
+        check_residuals,
+    ),
+    "a residual of a thousandth for rounding": (
+        "SMALLEST_RESIDUAL = 1e-6",
+        "SMALLEST_RESIDUAL = 1e-3",
         check_residuals,
     ),
     "a token without weight drawn": ("if block[i] > 0.0:", "if True:", check_draws),

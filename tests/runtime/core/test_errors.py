@@ -21,6 +21,7 @@ CASES = [
     (errors.Cancelled("abort"), "ABORTED_BY_RPC"),
     (errors.SlowConsumer(), "SLOW_CONSUMER"),
     (errors.NotReady(), "NOT_READY"),
+    (errors.ModelChanged(), "MODEL_INTEGRITY"),
     (errors.Draining(), "DRAINING"),
     (errors.DrainDeadline(2), "DRAIN_DEADLINE"),
     (errors.RequestFailed("e1"), "ENGINE_FAILED"),

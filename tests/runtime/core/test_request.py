@@ -170,6 +170,30 @@ def test_max_tokens_cuts_a_run_of_four() -> None:
     assert progressed.text + ending.text == "ef"
 
 
+@pytest.mark.parametrize(
+    ("options", "num_accepted", "next_token"),
+    [
+        ({}, 3, 7),
+        ({"max_tokens": 4}, 3, 7),
+        ({"max_tokens": 3}, 3, None),
+        ({"max_tokens": 1}, 1, None),
+        ({"end_tokens": (5,)}, 2, None),
+        ({"end_tokens": (7,)}, 3, 7),
+        ({"stop_strings": ("ef",)}, 2, None),
+        ({"stop_strings": ("h",)}, 3, 7),
+    ],
+)
+def test_a_trace_names_the_tokens_that_the_answer_has_and_no_other(
+    options: dict[str, object], num_accepted: int, next_token: int | None
+) -> None:
+    progressed, _ = decoding(**options).commit((4, 5, 6), Verdict(num_accepted=3, next_token=7))
+    trace = progressed.trace
+    assert (trace.num_accepted, trace.next_token) == (num_accepted, next_token)
+    added = () if next_token is None else (next_token,)
+    named = trace.draft_tokens[:num_accepted] + added
+    assert named == tuple(token.token for token in progressed.tokens)
+
+
 def test_the_context_bounds_the_answer() -> None:
     assert request(max_context=5).num_remaining == 2
 

@@ -7,6 +7,7 @@ from outrider.engines.sampling import adjust, cpu_sampler, token_probs
 from outrider.runtime.oracle import verification
 
 import tests.engines.sampling.test_cpu_sampler as sampler_tests
+import tests.engines.sampling.test_mixed_batches as batch_tests
 import tests.runtime.oracle.test_verification as oracle_tests
 from tests.mutants import assert_caught
 
@@ -45,6 +46,11 @@ ORACLE_MUTANTS = {
         "draft_probs[num_accepted], 0.0",
         "draft_probs[num_accepted - 1], 0.0",
         "the_run_law_of_the_markov_pair",
+    ),
+    "a residual of a thousandth for rounding": (
+        "mass <= SMALLEST_RESIDUAL",
+        "mass <= 1e-3",
+        "a_small_residual_is_drawn_from",
     ),
     "accepting past a rejection": (
         "proposed < wanted\n    return int(np.cumprod(survives).sum())",
@@ -96,6 +102,12 @@ SAMPLER_MUTANTS = {
         "logits_at(logits[gamma]",
         "logits_at(logits[gamma - 1]",
         "the_run_law_of_the_markov_pair",
+    ),
+    "bonus row adjusted with one draft token too few": (
+        cpu_sampler,
+        "logits_at(logits[gamma], row, gamma)",
+        "logits_at(logits[gamma], row, gamma - 1)",
+        "mixed_batches_by_steps",
     ),
     "draft row off by one": (
         cpu_sampler,
@@ -156,6 +168,7 @@ SAMPLER_MUTANTS = {
 
 # Tests that take parameters, with the case that shows the mistake.
 CASES = {
+    "mixed_batches_by_steps": batch_tests.check_host_by_steps,
     "the_lenient_round_at_0_8": lambda: sampler_tests.test_the_lenient_round_has_the_oracles_law(
         0.8
     ),

@@ -127,6 +127,13 @@ def test_equal_rows_are_always_kept_and_need_no_residual():
     assert next_token_probs(0, rows[:1], rows).tolist() == F1_TARGET.tolist()
 
 
+def test_a_small_residual_is_drawn_from():
+    for mass in (1e-3, 1e-6, 1e-9):
+        draft, target = np.array([0.5, 0.5]), np.array([0.5 + mass, 0.5 - mass])
+        rows = np.array([target, target])
+        assert next_token_probs(0, draft[None], rows).tolist() == [1.0, 0.0]
+
+
 def test_disjoint_supports_reject_and_fall_back_to_the_target():
     draft, target = np.array([1.0, 0.0]), np.array([0.0, 1.0])
     assert emitted_probs(lambda _: draft, lambda _: target, 3) == {(1,): 1.0}

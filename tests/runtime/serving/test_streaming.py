@@ -48,6 +48,20 @@ async def test_provenance_and_trace_add_up_with_the_tokens_and_the_report(start)
     assert texts == "".join(r.text for r in responses)
 
 
+@pytest.mark.parametrize("options", [{"stop": ["i"]}, {"stop_token_ids": [8]}])
+async def test_a_trace_ends_with_the_completion_inside_an_accepted_run(start, options):
+    """Rounds are b, c d e f, g h i j k: the last ends before the token that the target adds."""
+    async with start() as run:
+        responses = await collect(
+            run.client.generate("a", temperature=0, return_trace=True, **options)
+        )
+    *_, last = [step for r in responses for step in r.steps]
+    tokens = [token.id for r in responses for token in r.tokens]
+    assert list(last.drafted)[:3] == tokens[-3:] == [6, 7, 8]
+    assert last.num_accepted == 3
+    assert not last.HasField("next_token") and last.next_text == ""
+
+
 @pytest.mark.parametrize(("include", "text"), [(False, "cd"), (True, "cdefg")])
 async def test_stop_string(start, include, text):
     async with start() as run:
