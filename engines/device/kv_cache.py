@@ -2,8 +2,8 @@
 
 Layout and invariants are those of ``engines.kv_cache``; elements have two or four bytes, nothing is
 ever copied over the host, and what must be cleared or moved is enqueued on the device. K2 holds where attention reads
-by lengths too: the host's kernel for those graphs answers NaN where NaN lies beyond a row's length, and no GPU has shown
-that its kernels do not.
+by lengths too: the host's kernel for those graphs answers NaN where NaN lies beyond a row's length, and no GPU has
+shown that its kernels do not.
 """
 
 from __future__ import annotations
