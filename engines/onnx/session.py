@@ -127,6 +127,8 @@ def open_session(
     if maps_weights:
         # The last level reads every weight (1.31.1), whatever it changes.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        # What was widened goes back at once: the arena would keep it, twice over.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     try:
         session = onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph),

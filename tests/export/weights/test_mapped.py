@@ -17,7 +17,7 @@ from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.weights import mapped
-from outrider.export.weights.half_weights import store_float16
+from outrider.export.weights.half_weights import store_halves
 from outrider.export.weights.mapped import StandIns, is_mapped
 from outrider.export.weights.widened import load_widened, save_over
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -126,7 +126,7 @@ def test_large_weights_stay_in_their_file_while_graphs_are_certified(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = copied(graphs[0], tmp_path)
-    store_float16(path)
+    store_halves(path, "float16")
     derive_grouped_graph(path)
     derive_device_graphs(path, "float16", with_trees=False)
     opened: list[bool] = []
