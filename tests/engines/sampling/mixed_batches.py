@@ -94,8 +94,8 @@ def check_mixed_batch(sampler, seed, *, draws_by_rank=False):
     verdicts = sampler.judge(target_logits, judged)
     for verdict, expected in zip(verdicts, reference.judge(target_logits, judged), strict=True):
         assert same(verdict, expected)
-    # Alone, a row may be served by another graph or kernel. Its answer has the same bits; graphs round log-probabilities
-    # by their place in the batch.
+    # Alone, a row may be served by another graph or kernel. Its answer has the same bits; graphs round
+    # log-probabilities by their place in the batch.
     for verdict, row in zip(verdicts, judged, strict=True):
         (alone,) = sampler.judge(target_logits, [row])
         assert replace(alone, logprobs=verdict.logprobs) == verdict
