@@ -284,12 +284,15 @@ def verify_sampler(
     seed: Annotated[int, typer.Option(help="First of the seeds used.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "cpu",
     sampler: Annotated[str, typer.Option(help="The one to prove: auto, host or device.")] = "auto",
+    prompt: Annotated[list[str] | None, typer.Option(help="Of your own; repeatable.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file of them, one per line.")] = None,
 ) -> None:
     """Prove on this bundle that speculation leaves the target's distribution alone."""
     from outrider.runtime.cli.progress import compile_stage
 
     with refusals(), compile_stage():
-        from outrider.runtime.verify.command import verify
+        from outrider.runtime.offline.prompts import own_prompts
+        from outrider.runtime.verify.command import MAX_TOKENS, verify
 
     with refusals():
         report = verify(
@@ -299,6 +302,7 @@ def verify_sampler(
             seed=seed,
             device=device,
             place=sampler,
+            prompts_of=own_prompts(prompt or (), prompts, max_tokens=MAX_TOKENS),
         )
     typer.echo(report.table())
     raise typer.Exit(0 if report.has_passed else EXIT_FAILED)
