@@ -26,7 +26,7 @@ from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolated
-from outrider.runtime.serving.memory import give_back_regularly
+from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
@@ -241,6 +241,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
         ConfigError: a setting cannot be used.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    use_few_arenas()
     opened = (
         open_isolated(root, options) if options.isolates_engine else open_serving(root, options)
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import itertools
+import subprocess
+import sys
 
 import grpc
 import psutil
@@ -91,3 +93,33 @@ def test_freed_memory_goes_back_to_the_system() -> None:
     for block in blocks[::16]:
         libc.free(block)
     assert given_back > 30 << 20
+
+
+ARENAS = """
+import ctypes, sys, threading
+from outrider.runtime.serving.memory import use_few_arenas
+if sys.argv[1] == "few":
+    assert use_few_arenas()
+libc, all_here = ctypes.CDLL(None), threading.Barrier(9)
+def allocate():
+    libc.malloc(100)
+    all_here.wait()
+    all_here.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+all_here.wait()
+libc.malloc_stats()
+all_here.wait()
+"""
+
+
+@pytest.mark.skipif(memory.trimmer() is None, reason="the C library is not glibc")
+def test_threads_share_two_arenas() -> None:
+    def num_arenas(way: str) -> int:
+        command = [sys.executable, "-c", ARENAS, way]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        return run.stderr.count("Arena ")
+
+    assert num_arenas("few") == 2
+    assert num_arenas("many") > 2
