@@ -259,7 +259,7 @@ def choose_device(text: str, bundle: Bundle) -> Choice:
     """
     probes = {
         TENSORRT: lambda index: _why_no_tensorrt(bundle, index),
-        CUDA: lambda index: _why_no_cuda(index) or _why_no_device_graphs(bundle),
+        CUDA: lambda index: _why_no_cuda(index) or _why_no_device_graphs(bundle, index),
     }
     return choose(text, probes)
 
@@ -294,9 +294,12 @@ def _options_for(chosen: Device, asked: Mapping[str, str] | None) -> dict[str, s
     return dict(asked or {})
 
 
-def _why_no_device_graphs(bundle: Bundle) -> str:
+def _why_no_device_graphs(bundle: Bundle, index: int) -> str:
+    from outrider.engines.device.cuda import compute_capability
+
+    capability = compute_capability(index)
     models = (bundle.manifest.target, bundle.manifest.draft)
-    reasons = (bundle.why_no_device(model) for model in models if model is not None)
+    reasons = (bundle.why_no_device(model, capability) for model in models if model is not None)
     return next(filter(None, reasons), "")
 
 

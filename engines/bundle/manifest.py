@@ -53,7 +53,10 @@ DEVICE_FILE = "device.onnx"
 DEVICE_TREE_FILE = "device_tree.onnx"
 DEVICE_KEEP_PATH_FILE = "device_keep_path.onnx"
 DEVICE_FILES = (DEVICE_FILE, DEVICE_TREE_FILE, DEVICE_KEEP_PATH_FILE)
-DEVICE_PRECISIONS = ("float32", "float16", "bfloat16")
+_BFLOAT16 = "bfloat16"
+DEVICE_PRECISIONS = ("float32", "float16", _BFLOAT16)
+# Ampere's, the first GPUs that multiply in it.
+_LEAST_OF_BFLOAT16 = 8
 W8A8 = "w8a8"
 
 TOKENS = "tokens"
@@ -292,8 +295,19 @@ class Bundle:
         """Graph file that moves the kept path of a tree into place, where ``tree_path`` exists."""
         return self.root / entry.path / KEEP_PATH_FILE
 
-    def why_no_device(self, entry: ModelEntry) -> str:
-        """Say why ONNX Runtime's CUDA provider serves none of a model's graphs; empty where it does."""
+    def why_no_device(self, entry: ModelEntry, capability: str) -> str:
+        """Say why ONNX Runtime's CUDA provider serves none of a model's graphs; empty where it does.
+
+        ``capability`` is the GPU's compute capability, such as "8.0"; empty for a host that runs the same graphs.
+        """
+        if entry.device_precision == _BFLOAT16:
+            if not capability:
+                return f"{entry.path}: {_BFLOAT16} is for GPUs, ONNX Runtime's CPU provider has no products of it"
+            if int(capability.split(".")[0]) < _LEAST_OF_BFLOAT16:
+                return (
+                    f"{entry.path}: {_BFLOAT16} needs compute capability {_LEAST_OF_BFLOAT16}.0, this GPU has "
+                    f"{capability}; export with --weights float16"
+                )
         if entry.device_precision:
             return ""
         if entry.weights == W8A8:

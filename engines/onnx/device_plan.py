@@ -118,7 +118,7 @@ def open_on_device(
         EngineError: the library cannot load it.
     """
     is_host = device.kind == CPU if runs_device_graphs is None else not runs_device_graphs
-    graphs = _OF_HOST if is_host else _device_graphs(bundle, model)
+    graphs = _OF_HOST if is_host else _device_graphs(bundle, model, device)
     limits = bundle.limits(model, max_batch, with_trees=with_trees)
     options = provider_options or {}
     opener = _Opener(
@@ -148,8 +148,8 @@ def open_on_device(
     )
 
 
-def _device_graphs(bundle: Bundle, model: ModelEntry) -> _Graphs:
-    if reason := bundle.why_no_device(model):
+def _device_graphs(bundle: Bundle, model: ModelEntry, device: PlanDevice) -> _Graphs:
+    if reason := bundle.why_no_device(model, device.compute_capability):
         raise BundleError(reason)
     files = (DEVICE_FILE, DEVICE_TREE_FILE, DEVICE_KEEP_PATH_FILE)
     return _Graphs(*files, frozenset({LENGTHS}), model.device_precision)

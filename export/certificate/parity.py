@@ -29,6 +29,8 @@ _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
 # Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened
 # in every call, which is slower and by other kernels: bits differ from those served.
 _MOST_WIDENED_BYTES = 256 << 20
+# Of caches beyond what was written.
+_UNREAD = 7.0
 Feeds = Mapping[str, npt.NDArray[Any]]
 
 
@@ -70,12 +72,11 @@ class GraphRunner:
         )
         self._capacity = capacity
         self._takes_lengths = any(tensor.name == bundle.LENGTHS for tensor in inputs)
-        self._fresh = lambda: used_caches(facts, batch, capacity)
-        self.caches = self._fresh()
+        self.caches = used_caches(facts, batch, capacity)
 
     def forget(self) -> None:
         """Start again with caches as at the beginning."""
-        self.caches = self._fresh()
+        self.caches = {name: np.full_like(held, _UNREAD) for name, held in self.caches.items()}
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
@@ -126,7 +127,7 @@ def used_caches(facts: ModelFacts, batch: int, capacity: int) -> dict[str, Float
     shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
     layers = range(facts.num_layers)
     names = (*map(bundle.key_name, layers), *map(bundle.value_name, layers))
-    return {name: np.full(shape, 7.0, np.float32) for name in names}
+    return {name: np.full(shape, _UNREAD, np.float32) for name in names}
 
 
 def span_feeds(tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:

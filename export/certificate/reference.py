@@ -36,9 +36,9 @@ class Reference:
         key = (sequences.shape, sequences.tobytes())
         return self._once(key, lambda model: reference_logits(model, sequences))
 
-    def tree(self, tokens: Sequence[int], parents: Sequence[int]) -> FloatArray:
+    def tree(self, tokens: Sequence[int], parents: tuple[int, ...]) -> FloatArray:
         """Return logits [n, V] float32 of a text with a tree behind it; see ``tree_logits``."""
-        key = (tuple(tokens), tuple(parents))
+        key = (tuple(tokens), parents)
         return self._once(key, lambda model: tree_logits(model, tokens, parents))
 
     def release(self) -> None:

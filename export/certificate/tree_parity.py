@@ -59,9 +59,8 @@ class _Tree:
     def expected_after(self, reference: Reference) -> FloatArray:
         """Return the reference's logits of what comes behind the deepest path."""
         kept = self.tokens[list(self.path())]
-        return reference.logits(np.concatenate([self.text, kept, self.after])[None])[0][
-            -_NUM_AFTER:
-        ]
+        whole = reference.logits(np.concatenate([self.text, kept, self.after])[None])
+        return whole[0, -_NUM_AFTER:]
 
 
 def check_tree_parity(

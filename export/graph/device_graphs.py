@@ -22,10 +22,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
-from outrider.export.graph.edits import drop_unused, put_input, source
+from outrider.export.graph.edits import constant, drop_unused, put, put_input, source, take_over
 from outrider.export.graph.grouped_heads import LENGTHS_INPUT, attention_nodes, is_plainly_causal
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.trees import give_tree_inputs, keep_path_graph
@@ -99,6 +100,7 @@ def _derive(
         made = name_block_products(graph, kind) if kind is ir.DataType.BFLOAT16 else []
         made += HalfPass(graph, kind, path.parent.name, with_embeddings=False).run()
         stored.store(made)
+    _slice_unequal_parts(graph)
     drop_unused(graph)
     # Weights keep naming the data file of model.onnx: they were never read.
     ir.save(model, out)
@@ -111,6 +113,29 @@ def _give_lengths(graph: ir.Graph, where: str) -> None:
         if not is_plainly_causal(node):
             raise BundleError(f"{where}: an Attention node is not plainly causal by lengths")
         node.replace_input_with(LENGTHS_INPUT, lengths)
+
+
+def _slice_unequal_parts(graph: ir.Graph) -> None:
+    """Cut by Slice what a Split cuts to unequal parts: for such it uploads tables in every call."""
+    numbers: dict[int, ir.Value] = {}
+
+    def number(value: int) -> ir.Value:
+        if value not in numbers:
+            numbers[value] = put(graph, np.array([value]), f"slice_at.{value}")
+        return numbers[value]
+
+    for node in list(graph):
+        # A Split into equal parts may have no sizes.
+        has_sizes = node.op_type == "Split" and len(node.inputs) > 1
+        sizes = constant(node.inputs[1]) if has_sizes else None
+        if sizes is None or len(set(sizes.tolist())) == 1:
+            continue
+        axis = number(node.attributes["axis"].as_int())
+        ends = np.cumsum(sizes).tolist()
+        for part, begin, end in zip(node.outputs, [0, *ends], ends, strict=False):
+            cut = ir.node("Slice", [node.inputs[0], number(begin), number(end), axis])
+            graph.insert_before(node, cut)
+            take_over(part, cut.outputs[0])
 
 
 def _read_stored_halves(graph: ir.Graph, kind: ir.DataType) -> None:

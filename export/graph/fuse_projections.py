@@ -31,7 +31,7 @@ class _Projection:
     @property
     def num_columns(self) -> int:
         """N of the weight."""
-        return int(self.weight.shape[1])
+        return self.weight.shape.numpy()[1]
 
 
 def join_projections(graph: ir.Graph) -> None:

@@ -35,7 +35,7 @@ class WidenedTensor(ir.LazyTensor):
 
 def joined(parts: Sequence[ir.TensorProtocol], name: str) -> ir.TensorProtocol:
     """Return matrices [K, N] side by side, put together whenever they are read."""
-    columns = sum(int(part.shape[1]) for part in parts)
+    columns = sum(part.shape.numpy()[1] for part in parts)
     halves = [part.stored for part in parts if isinstance(part, WidenedTensor)]
     kinds = {half.dtype for half in halves}
     if len(halves) == len(parts) and len(kinds) == 1:
@@ -49,7 +49,7 @@ def _side_by_side(
     return ir.LazyTensor(
         lambda: ir.tensor(np.concatenate([part.numpy() for part in parts], axis=1), dtype=kind),
         kind,
-        ir.Shape([parts[0].shape[0], columns]),
+        ir.Shape([parts[0].shape.numpy()[0], columns]),
         name=name,
     )
 

@@ -25,15 +25,20 @@ log = logging.getLogger(__name__)
 
 
 def load_or_measure(
-    paths: Sequence[Path], measure: Callable[[], CostTable], *, is_refreshed: bool = False
+    paths: Sequence[Path],
+    measure: Callable[[], CostTable],
+    *,
+    is_refreshed: bool = False,
+    takes_unsettled: bool = False,
 ) -> CostTable:
     """Return the table kept at the first of the paths that has one, else a measured one, which is then kept.
 
     A kept table whose measurements disagreed is measured again, and the better of the two is taken. The first of the
-    paths that can be written keeps the table. ``is_refreshed`` measures even if there is one.
+    paths that can be written keeps the table. ``is_refreshed`` measures even if there is one;
+    ``takes_unsettled`` measures only if there is none.
     """
     kept = None if is_refreshed else _kept(paths)
-    if kept is not None and kept.is_settled:
+    if kept is not None and (kept.is_settled or takes_unsettled):
         return kept
     measured = measure()
     table = min(measured, kept or measured, key=lambda one: one.disagreement)

@@ -189,6 +189,9 @@ def serve(
         typer.Option(help="Setting of the drafters, NAME=VALUE; repeat for several."),
     ] = None,
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
+    hang_s: Annotated[
+        float, typer.Option(help="A step of at least this and 20 usual ones ends the process.")
+    ] = 10.0,
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
     message_interval_s: Annotated[
         float, typer.Option(help="Between two messages of a stream, where steps are short.")
@@ -200,6 +203,9 @@ def serve(
     provider_option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE for ONNX Runtime's CUDA provider.")
     ] = None,
+    isolate_engine: Annotated[
+        bool, typer.Option(help="Engines in a process of their own, started again where it ends.")
+    ] = False,
 ) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
     from outrider.runtime.cli.progress import compile_stage, stage
@@ -222,6 +228,7 @@ def serve(
             default_drafter="model" if drafter is None else drafter,
             auto_drafters=tuple(auto_drafters.split(",")),
             drain_timeout_s=drain_timeout_s,
+            hang_s=hang_s,
             lb_delay_s=lb_delay_s,
             message_interval_s=message_interval_s,
             num_threads=threads,
@@ -234,6 +241,7 @@ def serve(
             port_file=port_file,
             metrics_port=metrics_port,
             costs_folder=costs,
+            isolates_engine=isolate_engine,
             refreshes_costs=refresh_costs,
             device=device,
             model_name=model_name,
@@ -276,12 +284,15 @@ def verify_sampler(
     seed: Annotated[int, typer.Option(help="First of the seeds used.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "cpu",
     sampler: Annotated[str, typer.Option(help="The one to prove: auto, host or device.")] = "auto",
+    prompt: Annotated[list[str] | None, typer.Option(help="Of your own; repeatable.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file of them, one per line.")] = None,
 ) -> None:
     """Prove on this bundle that speculation leaves the target's distribution alone."""
     from outrider.runtime.cli.progress import compile_stage
 
     with refusals(), compile_stage():
-        from outrider.runtime.verify.command import verify
+        from outrider.runtime.offline.prompts import own_prompts
+        from outrider.runtime.verify.command import MAX_TOKENS, verify
 
     with refusals():
         report = verify(
@@ -291,6 +302,7 @@ def verify_sampler(
             seed=seed,
             device=device,
             place=sampler,
+            prompts_of=own_prompts(prompt or (), prompts, max_tokens=MAX_TOKENS),
         )
     typer.echo(report.table())
     raise typer.Exit(0 if report.has_passed else EXIT_FAILED)

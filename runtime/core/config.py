@@ -45,6 +45,8 @@ class ServerConfig:
         prefill_chunk: prompt tokens fed in one step, to one row or to several together; running
             streams wait at most this much per step. The engine's ``max_extend`` bounds it too.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
+        hang_s: seconds after which a step that has not ended may be taken for hung; it is where it takes twenty times
+            its usual time, too.
         lb_delay_s: seconds between "not ready" and refusing, for load balancers to notice.
         message_interval_s: seconds between two messages of one stream: tokens decoded meanwhile travel
             together, unless steps take more than half of it. The first message and the last never
@@ -69,6 +71,7 @@ class ServerConfig:
     auto_drafters: tuple[str, ...] = AUTO_DRAFTERS
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0
+    hang_s: float = 10.0
     lb_delay_s: float = 5.0
     message_interval_s: float = 0.05
     max_unsent_chunks: int = 2048

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -52,6 +54,23 @@ def encode_prompts(
             rule = f"prompt {number}: must have 1..{most} tokens, so that {max_tokens} may follow"
             raise ConfigError(KEY, rule)
     return prompts
+
+
+def own_prompts(
+    texts: Sequence[str], path: Path | None, *, max_tokens: int
+) -> Callable[[Bundle], Prompts] | None:
+    """Return what encodes these texts and those of a file for a bundle; None without any.
+
+    Raises:
+        ConfigError: as ``read_prompts``; calling the result, as ``encode_prompts``.
+    """
+    everything = (*texts, *(() if path is None else read_prompts(path)))
+
+    def encoded(bundle: Bundle) -> Prompts:
+        codec, most = TokenizersCodec(bundle.root / TOKENIZER_FILE), bundle.manifest.max_context
+        return encode_prompts(everything, codec, max_tokens=max_tokens, max_context=most)
+
+    return encoded if everything else None
 
 
 def _text(line: str, where: str) -> str:

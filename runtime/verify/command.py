@@ -5,7 +5,11 @@
   distribution.
 * Runs: over a few tokens every draft and every outcome can be enumerated. The oracle's distribution of whole rounds
   must be the target's, token by token and as a block, and the sampler's runs must follow it.
-* Pair: first tokens of whole completions, with speculation against without.
+* Sequences: rounds over a few tokens, with penalties, that the oracle completes, against the target's sequences. Drafts
+  are chains and trees, sampled and point masses, and the target's own, whose rounds all have a bonus token.
+* Blocks: every token of such rounds, over the pair's own vocabulary.
+* Pair: first tokens of whole completions, with speculation of every kind against without. Those of mode ``seed_stable``
+  are equal.
 
 Each sampled check is a chi-square test at level false_alarm / number of checks, so that a correct bundle fails with at
 most about that probability in all. A token of probability zero fails at once.
@@ -13,33 +17,41 @@ most about that probability in all. A token of probability zero fails at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.oracle.block import emitted_probs_block
 from outrider.runtime.oracle.verification import emitted_probs
-from outrider.runtime.verify.pair import check_pair
+from outrider.runtime.verify.pair import NUM_TOKENS, check_pair
 from outrider.runtime.verify.report import Check, VerifyReport
-from outrider.runtime.verify.rounds import RUN_GAMMA, Bench
+from outrider.runtime.verify.rounds import NUM_SEQUENCE, RUN_GAMMA, Bench
+
+Prompts = Sequence[tuple[int, ...]]
 
 NUM_PROMPTS = 2
 NUM_PROMPT_TOKENS = 8
 # Rows judged in one call, and slots of the pair, where the bundle allows as many.
 NUM_ROWS = 32
 
+PENALISED = "min-p 0.05, penalties"
 SETTINGS: Mapping[str, SamplingParams] = {
     "plain": SamplingParams(),
     "temperature 0.7": SamplingParams(temperature=0.7),
     "top-k 8, top-p 0.9": SamplingParams(top_k=8, top_p=0.9),
-    "min-p 0.05, penalties": SamplingParams(
+    PENALISED: SamplingParams(
         min_p=0.05, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2
     ),
 }
+# Of sequences over a few tokens, which repeat: a row that misses one token of its history is far from the target's.
+SEVERE = SamplingParams(repetition_penalty=1.5, presence_penalty=0.8, frequency_penalty=0.6)
+MAX_TOKENS = NUM_TOKENS
+"""Tokens behind a prompt that there must be room for."""
 
 
 def verify(
@@ -50,6 +62,7 @@ def verify(
     seed: int,
     device: str = "cpu",
     place: str = "auto",
+    prompts_of: Callable[[Bundle], Prompts] | None = None,
 ) -> VerifyReport:
     """Run all checks on a bundle.
 
@@ -60,6 +73,7 @@ def verify(
         seed: first of the request seeds.
         device: as in ``open_pair``.
         place: of the sampler: "host", "device" or "auto".
+        prompts_of: prompts for a bundle; None for random tokens.
 
     Raises:
         BundleError: the bundle does not fit its manifest.
@@ -68,9 +82,9 @@ def verify(
     bundle = load_bundle(bundle_root)
     manifest = bundle.manifest
     num_rows = min(NUM_ROWS, manifest.max_batch)
-    pair = open_pair(bundle, device=device, sampler=place, max_batch=num_rows)
+    pair = open_pair(bundle, device=device, sampler=place, max_batch=num_rows, with_trees=True)
     draft = pair.draft if manifest.max_gamma > 0 else None
-    prompts = _prompts(manifest.target.vocab_size, seed)
+    prompts = (prompts_of or partial(_random_prompts, seed))(bundle)
     checks: list[Check] = []
     for number, prompt in enumerate(prompts):
         bench = Bench(
@@ -87,7 +101,13 @@ def verify(
             checks.append(bench.check_first(title, params, ExactnessMode.MAX_ACCEPT, 0))
         if draft is not None:
             checks += _check_rounds(bench, f"prompt {number}", min(RUN_GAMMA, manifest.max_gamma))
-    checks += check_pair(bundle, replace(pair, draft=draft), prompts[0], num_samples, seed)
+        for way, drafter in bench.drafts() if manifest.max_gamma >= NUM_SEQUENCE - 1 else ():
+            title = f"prompt {number}: sequences, {way}, penalties"
+            checks.append(bench.check_sequences(title, SEVERE, drafter))
+        # Whole completions take most of the time: of random prompts the first is enough.
+        if number == 0 or prompts_of is not None:
+            real = replace(pair, draft=draft)
+            checks += check_pair(bundle, real, f"prompt {number}", prompt, num_samples, seed)
     pair.close()
     return VerifyReport(checks=tuple(checks), false_alarm=false_alarm)
 
@@ -103,9 +123,14 @@ def _check_rounds(bench: Bench, name: str, gamma: int) -> Iterator[Check]:
     yield from bench.check_runs(
         f"{name}: runs, as a block", emitted_probs_block, gamma, verifies_block=True
     )
+    if gamma >= NUM_SEQUENCE - 1:
+        yield from bench.check_shares(
+            f"{name}: block, whole vocabulary", SETTINGS[PENALISED], verifies_block=True
+        )
 
 
-def _prompts(vocab_size: int, seed: int) -> Sequence[tuple[int, ...]]:
+def _random_prompts(seed: int, bundle: Bundle) -> Prompts:
     generator = np.random.default_rng(seed)
+    vocab_size = bundle.manifest.target.vocab_size
     ids = generator.integers(0, vocab_size, size=(NUM_PROMPTS, NUM_PROMPT_TOKENS))
     return [tuple(int(token) for token in row) for row in ids]

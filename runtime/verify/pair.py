@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
 from outrider.engines.pair import Pair
-from outrider.engines.sampling.base import SamplingParams
+from outrider.engines.sampling.base import CandidateSampler, ExactnessMode, SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
 from outrider.runtime.loop.worker import Worker
@@ -15,33 +18,83 @@ from outrider.runtime.serving.tokenizer import TokenizersCodec
 from outrider.runtime.verify.chi_square import homogeneity
 from outrider.runtime.verify.report import Check
 
-NUM_FIRST_TOKENS = 3
+NUM_TOKENS = 4
+"""Tokens of a completion: on the host the first comes with the prompt, the others with rounds."""
+PLAIN = SamplingParams()
+PENALISED = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5)
+_POINT_DRAFTER = "recycling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How completions are drafted for, and the parameters they are sampled with."""
+
+    name: str
+    speculation: SpeculationParams
+    params: SamplingParams = PLAIN
 
 
 def check_pair(
-    bundle: Bundle, pair: Pair, prompt: tuple[int, ...], num_samples: int, seed: int
-) -> list[Check]:
-    """Return a check per position of the first tokens of completions, with speculation against without."""
-    drafter = "lookup" if pair.draft is None else "model"
-    with_drafts = SpeculationParams(drafter=drafter, gamma=min(4, bundle.manifest.max_gamma))
-    alone = SpeculationParams(is_enabled=False)
-    sides = [
-        _completions(bundle, pair, prompt, params, range(first, first + num_samples))
-        for params, first in ((with_drafts, seed), (alone, seed + num_samples))
-    ]
-    return [
-        Check(
-            name=f"pair: token {k + 1} with {drafter} drafts, against the target alone",
-            num_draws=2 * num_samples,
-            p_value=homogeneity(*(Counter(tokens[k] for tokens in side) for side in sides)),
-        )
-        for k in range(NUM_FIRST_TOKENS)
-    ]
+    bundle: Bundle, pair: Pair, name: str, prompt: tuple[int, ...], num_samples: int, seed: int
+) -> Iterator[Check]:
+    """Yield checks of completions with speculation of every kind against the target alone.
+
+    One per position of the tokens, of completions with other seeds. ``seed_stable`` completions of the same seeds are
+    equal, where the target gives a token the same bits in any batch.
+    """
+    with_seeds = range(seed, seed + num_samples)
+    others = range(seed + num_samples, seed + 2 * num_samples)
+    few = with_seeds[: math.ceil(num_samples / 4)]  # equality needs no large sample
+    off = SpeculationParams(is_enabled=False)
+    stable = replace(off, mode=ExactnessMode.SEED_STABLE)
+
+    @cache
+    def tokens_of(
+        params: SamplingParams, speculation: SpeculationParams, seeds: range
+    ) -> list[tuple[int, ...]]:
+        return _completions(bundle, pair, prompt, params, speculation, seeds)
+
+    for way in _ways(bundle, pair):
+        found = tokens_of(way.params, way.speculation, with_seeds)
+        alone = tokens_of(way.params, off, others)
+        for k in range(NUM_TOKENS):
+            yield Check(
+                name=f"{name}: pair, {way.name}, token {k + 1}",
+                num_draws=2 * num_samples,
+                p_value=homogeneity(
+                    Counter(run[k] for run in found), Counter(run[k] for run in alone)
+                ),
+            )
+        if pair.target.is_row_invariant and not way.speculation.verifies_block:
+            asked = replace(way.speculation, mode=ExactnessMode.SEED_STABLE)
+            found = tokens_of(way.params, asked, few)
+            yield Check(
+                name=f"{name}: pair, {way.name}, seed_stable tokens equal",
+                num_draws=2 * len(few),
+                p_value=float(found == tokens_of(way.params, stable, few)),
+            )
+
+
+def _ways(bundle: Bundle, pair: Pair) -> Iterator[Way]:
+    gamma = min(4, bundle.manifest.max_gamma)
+    points = SpeculationParams(drafter=_POINT_DRAFTER, gamma=gamma)
+    yield Way(name="point masses", speculation=points)
+    if pair.draft is None:
+        yield Way(name="point masses, penalties", speculation=points, params=PENALISED)
+        return
+    model = SpeculationParams(drafter="model", gamma=gamma)
+    yield Way(name="model", speculation=model)
+    yield Way(name="model, penalties", speculation=model, params=PENALISED)
+    yield Way(name="model, as a block", speculation=replace(model, verifies_block=True))
+    takes_trees = min(pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) > 1
+    if takes_trees and isinstance(pair.sampler, CandidateSampler):
+        yield Way(name="tree", speculation=replace(model, drafter="tree", branching=(3, 2)))
 
 
 def _completions(
-    bundle: Bundle, pair: Pair, prompt: tuple[int, ...], params: SpeculationParams, seeds: range
-) -> list[tuple[int, ...]]:
+    bundle: Bundle, pair: Pair, prompt: tuple[int, ...], params: SamplingParams, speculation: SpeculationParams,
+    seeds: range,
+) -> list[tuple[int, ...]]:  # fmt: skip
     worker = _worker(bundle, pair, num_queued=len(seeds), num_tokens=len(prompt))
     receivers = [_Receiver() for _ in seeds]
     for seed, receiver in zip(seeds, receivers, strict=True):
@@ -49,10 +102,10 @@ def _completions(
             internal_id=str(seed),
             request_id=str(seed),
             prompt_tokens=prompt,
-            params=SamplingParams(),
+            params=params,
             seed=seed,
-            max_tokens=NUM_FIRST_TOKENS,
-            speculation=params,
+            max_tokens=NUM_TOKENS,
+            speculation=speculation,
         )
         worker.submit(spec, receiver)
     while worker.run_step():

@@ -43,7 +43,7 @@ class VerifyReport:
     def table(self) -> str:
         """Return the report as text."""
         lines = [
-            f"{'ok  ' if check.p_value >= self.level else 'FAIL'} {check.name:57s} "
+            f"{'ok  ' if check.p_value >= self.level else 'FAIL'} {check.name:66s} "
             + (
                 f"draws {check.num_draws:6d}  p-value {check.p_value:.3g}"
                 if check.num_draws

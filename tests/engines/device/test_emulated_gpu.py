@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines.base import EngineError, FloatArray
+from outrider.engines.base import BundleError, EngineError, FloatArray
 from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.device.base import HostDevice
 from outrider.engines.device.cuda import CudaDevice
 from outrider.engines.onnx import device_plan, session
 from outrider.engines.opening import choose_device, open_engine, open_pair
@@ -305,6 +306,36 @@ def test_auto_takes_plans_that_run_then_the_provider_then_the_host(
     assert str(choice.device) == "cpu"
     assert "this machine has 9.0" in choice.reason
     assert "has no CUDAExecutionProvider" in choice.reason
+
+
+def test_bfloat16_is_refused_where_nothing_multiplies_in_it(
+    cuda: EmulatedCuda, bfloats: Bundle
+) -> None:
+    assert str(choose_device("auto", bfloats).device) == "cuda:0"
+    cuda.capability = (7, 5)
+    rule = "target: bfloat16 needs compute capability 8.0, this GPU has 7.5; export with"
+    choice = choose_device("auto", bfloats)
+    assert str(choice.device) == "cpu"
+    assert rule in choice.reason
+    with pytest.raises(BundleError, match=rule):
+        open_engine(bfloats, "target", device="cuda:0")
+    with pytest.raises(BundleError, match="target: bfloat16 is for GPUs"):
+        device_plan.open_on_device(
+            bfloats, bfloats.manifest.target, HostDevice(), runs_device_graphs=True
+        )
+
+
+def test_integers_compute_in_16_bits_on_the_device(
+    cuda: EmulatedCuda, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """Near the very integers of the host, which multiplies them by activations of 8 bits."""
+    for weights, precision, atol in (("int4", "bfloat16", 0.8), ("int8", "float16", 0.5)):
+        bundle = halve_bundle(tiny_bundle, tmp_path / weights, weights, precision)
+        engine = open_engine(bundle, "target", device="cuda:0", max_batch=3, with_trees=True)
+        assert engine.precision == precision
+        engine.close()
+        found, expected = (single_tokens(bundle, device) for device in ("cuda:0", "cpu"))
+        assert 1e-3 < np.abs(found - expected).max() < atol
 
 
 @pytest.mark.parametrize("has_provider", [True, False])

@@ -187,3 +187,14 @@ def test_the_tests_tell_wrong_laws_from_right_ones():
     assert goodness_of_fit({0: 500, 1: 300, 2: 199, 3: 1}, probs) == 0.0
     assert homogeneity({0: 500, 1: 500}, {0: 500, 1: 500}) == 1.0
     assert homogeneity({0: 600, 1: 400}, {0: 400, 1: 600}) < 1e-9
+
+
+def test_verify_sampler_takes_prompts_of_ones_own(tiny_bundle: Path, tmp_path: Path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n")
+    options = ["verify-sampler", str(tiny_bundle), "--prompts", str(file)]
+    refused = CliRunner().invoke(app, options)
+    assert refused.exit_code == 2 and "must have at least one prompt" in refused.output
+    longer = ["verify-sampler", str(tiny_bundle), "--prompt", "the quick", "--prompt", "x " * 300]
+    refused = CliRunner().invoke(app, longer)
+    assert refused.exit_code == 2 and "prompt 2: must have 1..252 tokens" in refused.output

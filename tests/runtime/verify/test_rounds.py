@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.opening import open_engine
-from outrider.engines.sampling import block_judge
+from outrider.engines.sampling import adjust, block_judge, candidates, cpu_sampler, tree_judge
+from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.oracle.block import emitted_probs_block
 from outrider.runtime.oracle.verification import emitted_probs
+from outrider.runtime.verify.command import SEVERE
+from outrider.runtime.verify.drafts import Drafter
 from outrider.runtime.verify.rounds import RUN_GAMMA, Bench
 
 from tests.mutants import put_in
@@ -33,6 +36,11 @@ def bench(tiny_bundle: Path) -> Bench:
         num_samples=1000,
         seed=0,
     )
+
+
+@pytest.fixture(scope="module")
+def drafts(bench: Bench) -> dict[str, Drafter]:
+    return dict(bench.drafts())
 
 
 def p_values(bench: Bench, verifies_block: bool) -> list[float]:
@@ -69,3 +77,44 @@ def test_a_block_judge_that_leaves_its_rule_fails(monkeypatch, bench, old, new):
     of_rule, of_sampler = p_values(bench, True)
     assert of_rule == 1.0 and of_sampler < LEVEL
     assert p_values(bench, False)[1] > 1e-3
+
+
+def test_sequences_of_every_way_to_draft_have_the_targets_distribution(bench, drafts):
+    assert len(drafts) == 6
+    for name, draft in drafts.items():
+        assert bench.check_sequences(name, SEVERE, draft).p_value > 1e-3, name
+
+
+@pytest.mark.parametrize(
+    ("way", "module", "old", "new"),
+    [
+        # Penalties on bonus tokens, and behind accepted ones.
+        (
+            "drafts of the target", cpu_sampler,
+            "logits_at(logits[gamma], row, gamma)", "logits_at(logits[gamma], row, gamma - 1)",
+        ),
+        (
+            "drafts of the model", adjust,
+            "row.draft_tokens[:num_drafted]", "row.draft_tokens[: max(num_drafted - 1, 0)]",
+        ),
+        (
+            "point masses", cpu_sampler,
+            "drawn != row.draft_tokens[index]", "index == 0 and drawn == row.draft_tokens[0]",
+        ),
+        ("tree of point masses", tree_judge, "for node in self.path]", "for node in self.path[1:]]"),
+        ("tree, different candidates", candidates, "if is_without_replacement else probs", "if False else probs"),
+        ("tree, independent candidates", candidates, "if is_without_replacement else probs", "if True else probs"),
+    ],
+)  # fmt: skip
+def test_a_judge_that_leaves_the_target_fails(monkeypatch, bench, drafts, way, module, old, new):
+    put_in(monkeypatch, module, old, new)
+    assert bench.check_sequences(way, SEVERE, drafts[way]).p_value < LEVEL
+
+
+def test_blocks_are_checked_token_by_token_over_the_whole_vocabulary(monkeypatch, bench):
+    params = SamplingParams(temperature=2.0)  # at which this random pair agrees often
+    found = bench.check_shares("block", params, verifies_block=True)
+    assert len(found) == 3 and min(check.p_value for check in found) > 1e-3
+    put_in(monkeypatch, block_judge, "self.last * target.weight(token)", "target.weight(token)")
+    found = bench.check_shares("block", params, verifies_block=True)
+    assert min(check.p_value for check in found) < LEVEL
