@@ -7,7 +7,6 @@ nothing that loads.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -41,6 +40,7 @@ from outrider.export.graph.narrow_spans import NARROWEST_SPAN
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.sampler_graphs import write_sampler_graphs
+from outrider.export.scratch import scratch_folder
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
 from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
@@ -106,14 +106,11 @@ def export_bundle(
     _check_tokens(checkpoints)
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_disk(out.parent, checkpoints.values())
-    building = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with scratch_folder(out.parent, f".{out.name}.export-") as building:
         shutil.copyfile(target / TOKENIZER_FILE, building / TOKENIZER_FILE)
         _write(building, parts, sizes, progress)
         building.chmod(0o755)
         building.rename(out)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return load_bundle(out)
 
 

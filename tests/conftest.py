@@ -20,6 +20,18 @@ from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, 
 settings.register_profile("deterministic", derandomize=True, deadline=None)
 settings.load_profile("deterministic")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also what needs environments of its own")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="needs an environment of its own: --long"))
+
+
 VOCAB_SIZE = 512
 CORPUS = (
     "the quick brown fox jumps over the lazy dog and runs away from the small grey cat",

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from outrider.engines.base import BundleError
 
 MANIFEST_FILE = "manifest.json"
+# Nobody reads it: a process that was killed while it wrote leaves it, and the next to write replaces it.
+UNFINISHED_MANIFEST = MANIFEST_FILE + ".new"
 # A path that became a link is refused; one that became a pipe does not block. Windows has none of the flags.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -63,7 +65,7 @@ def list_files(root: Path) -> list[str]:
         if stat.S_ISDIR(status.st_mode):
             continue
         _refuse_links(name, status)
-        if name != MANIFEST_FILE:
+        if name not in (MANIFEST_FILE, UNFINISHED_MANIFEST):
             names.append(name)
     return names
 

@@ -21,6 +21,7 @@ from outrider.engines.base import BundleError, EngineLimits
 from outrider.engines.bundle.fields import FieldReader
 from outrider.engines.bundle.files import (
     MANIFEST_FILE,
+    UNFINISHED_MANIFEST,
     FileEntry,
     FileStamp,
     check_file,
@@ -30,7 +31,14 @@ from outrider.engines.bundle.files import (
     list_files,
     read_file,
 )
-from outrider.engines.bundle.mapped_files import still_mapped, take_mapped
+from outrider.engines.bundle.limits import (
+    MOST_ROWS,
+    MOST_SIZE,
+    MOST_TOKENS,
+    check_limits,
+    check_tables,
+)
+from outrider.engines.bundle.mapped_files import can_tell, still_mapped, take_mapped
 from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER, PlanEntry, read_plans
 from outrider.engines.bundle.serving_defaults import ServingDefaults, read_serving_defaults
@@ -186,7 +194,7 @@ class Manifest:
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BundleError(f"{MANIFEST_FILE}: not JSON: {error}") from error
         reader = FieldReader(data, where=MANIFEST_FILE)
         schema_version = reader.count("schema_version", at_least=0)
@@ -267,8 +275,8 @@ class Bundle:
         return left
 
     def is_mapped(self) -> bool:
-        """Return whether engines compute from files, as where private memory was too small."""
-        return bool(still_mapped([self.root / name for name in self.stamps]))
+        """Return whether engines may compute from files: memory was too small, or the system does not say."""
+        return not can_tell() or bool(still_mapped([self.root / name for name in self.stamps]))
 
     def model_path(self, entry: ModelEntry) -> Path:
         """Graph file of one of the bundle's models."""
@@ -331,7 +339,7 @@ class Bundle:
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Write ``manifest.json`` whole or not at all."""
-    draft = root / (MANIFEST_FILE + ".new")
+    draft = root / UNFINISHED_MANIFEST
     draft.write_text(manifest.to_json(), encoding="utf-8")
     draft.replace(root / MANIFEST_FILE)
 
@@ -356,6 +364,7 @@ def load_bundle(root: Path) -> Bundle:
         manifest = Manifest.from_json(manifest_path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise BundleError(f"{MANIFEST_FILE}: not UTF-8") from error
+    _check_limits(manifest)
     for name in manifest.files:
         check_inside(name)
     _check_listing(names, manifest)
@@ -395,6 +404,31 @@ def _device_precision(reader: FieldReader) -> str:
     return found
 
 
+def _check_limits(manifest: Manifest) -> None:
+    parts = {"target": manifest.target} | ({"draft": manifest.draft} if manifest.draft else {})
+    check_limits(
+        [
+            ("max_context", manifest.max_context, MOST_TOKENS),
+            ("max_extend", manifest.max_extend, MOST_TOKENS),
+            ("max_batch", manifest.max_batch, MOST_ROWS),
+            ("max_gamma", manifest.max_gamma, manifest.max_extend - 1),
+            *(
+                ("eos_token_ids", one, manifest.target.vocab_size - 1)
+                for one in manifest.eos_token_ids
+            ),
+            ("bos_token_id", manifest.bos_token_id or 0, manifest.target.vocab_size - 1),
+        ]
+    )
+    for name, part in parts.items():
+        for field_name in ("num_layers", "num_kv_heads", "head_size", "vocab_size"):
+            check_limits([(f"{name}.{field_name}", getattr(part, field_name), MOST_SIZE)])
+        check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
+        if part.max_tree_nodes == 1:
+            raise BundleError(
+                f"{MANIFEST_FILE}: {name}: a tree has at least 2 tokens, or there is none"
+            )
+
+
 def _check_listing(names: list[str], manifest: Manifest) -> None:
     found = set(names)
     for name in manifest.files:
@@ -420,6 +454,8 @@ def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
         graphs += DEVICE_FILES if entry.max_tree_nodes else [DEVICE_FILE]
     for name in graphs:
         _check_graph_file(root, folder / name, manifest)
+    model = folder / MODEL_FILE
+    check_tables(root / model, model.as_posix(), manifest.max_context)
 
 
 def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> None:

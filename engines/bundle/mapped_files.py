@@ -43,6 +43,11 @@ class MappedRange(NamedTuple):
     offset: int
 
 
+def can_tell() -> bool:
+    """Return whether the system says what is mapped."""
+    return _MAPS.exists()
+
+
 def still_mapped(paths: Collection[Path]) -> list[MappedRange]:
     """Return the ranges of the process over files; none on systems that do not say."""
     try:

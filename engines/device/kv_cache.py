@@ -1,7 +1,9 @@
 """Keys and values of all slots in a device's memory, for graphs that write them in place.
 
 Layout and invariants are those of ``engines.kv_cache``; elements have two or four bytes, nothing is
-ever copied over the host, and what must be cleared or moved is enqueued on the device.
+ever copied over the host, and what must be cleared or moved is enqueued on the device. K2 holds where attention reads
+by lengths too: the host's kernel for those graphs answers NaN where NaN lies beyond a row's length, and no GPU has
+shown that its kernels do not.
 """
 
 from __future__ import annotations

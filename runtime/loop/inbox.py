@@ -107,6 +107,11 @@ class Inbox:
         self._stop_at = stop_at if stop_at is not None else self._stop_at
         self.due_at = -math.inf
 
+    def is_queued(self, internal_id: str) -> bool:
+        """Return whether a request waits for a slot."""
+        request = self._taken.get(internal_id)
+        return request is not None and request.slot is None
+
     def admit(self, admit: Callable[[Request], None]) -> None:
         """Hand over queued requests, oldest first, as long as slots are free; while draining none."""
         for _ in range(self._num_fitting() if self._queue and not self._is_draining else 0):

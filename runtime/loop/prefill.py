@@ -21,10 +21,11 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.engines.base import Engine, Span
+from outrider.engines.device.rounds import do_nothing
 from outrider.engines.sampling.base import Sampler, Verdict
 from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.request import Request
@@ -60,12 +61,20 @@ class PromptFeeder:
         target: what is fed.
         sampler: draws first tokens where the limits have chunks answer prompts.
         limits: of a step.
+        beat: called for every row that is fed again, which makes a step longer than its like.
     """
 
-    def __init__(self, target: Engine, sampler: Sampler, limits: StepLimits) -> None:
+    def __init__(
+        self,
+        target: Engine,
+        sampler: Sampler,
+        limits: StepLimits,
+        beat: Callable[[], None] = do_nothing,
+    ) -> None:
         self._target = target
         self._sampler = sampler
         self._limits = limits
+        self._beat = beat
         self._ahead: list[End] = []
         self._error: Exception | None = None
         self._has_fed = False
@@ -112,6 +121,7 @@ class PromptFeeder:
             EngineError: the target failed.
         """
         assert request.slot is not None
+        self._beat()
         for start in range(0, request.num_computed, self._limits.prefill_chunk):
             end = min(start + self._limits.prefill_chunk, request.num_computed)
             tokens = tuple(request.history[start:end].tolist())

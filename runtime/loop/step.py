@@ -39,11 +39,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     rounds, steering, prompts = parts.rounds, parts.steering, parts.prompts
     plan = plan_step(live, parts.limits, has_fed=rounds is not None and prompts.take_fed())
     fed = NOTHING_FED if plan.prefill is None else prompts.feed(live, plan.prefill)
-    unfed = {id(request) for request, _ in fed.failed}
-    caps = tuple(
-        None if id(request) in unfed else gamma
-        for request, gamma in zip(live, plan.gammas, strict=True)
-    )
+    caps = _without(plan.gammas, [request for request, _ in fed.failed])
     if caps.count(None) == len(caps):
         progressed, failed = _commit(parts.target, live, [None] * len(live), fed.first_verdicts)
         return StepResult(
@@ -84,6 +80,16 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         is_sound=bool(verdicts) or fed.num_fed > 0,
         asked=drafted.asked,
         host_fallback_reason=reason,
+    )
+
+
+def _without(gammas: tuple[int | None, ...], requests: Sequence[Request]) -> tuple[int | None, ...]:
+    """Return the gammas with None for these requests."""
+    slots = {request.slot for request in requests}
+    return (
+        tuple(None if slot in slots else gamma for slot, gamma in enumerate(gammas))
+        if slots
+        else gammas
     )
 
 

@@ -48,7 +48,9 @@ class ServeOptions:
         metrics_port: of Prometheus metrics over HTTP on the loopback; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
             cache of the user's where that cannot be written.
+        isolates_engine: whether engines run in a process of their own.
         refreshes_costs: whether step costs are measured even if they are known.
+        takes_unsettled_costs: whether known ones are taken though their measurements disagreed.
         leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
         leaves_gamma: whether it chooses the default gamma.
         stage: entered with the name of work that takes seconds, so that somebody can show it.
@@ -58,7 +60,9 @@ class ServeOptions:
     port_file: Path | None = None
     metrics_port: int | None = None
     costs_folder: Path | None = None
+    isolates_engine: bool = False
     refreshes_costs: bool = False
+    takes_unsettled_costs: bool = False
     device: str = "cpu"
     model_name: str | None = None
     leaves_drafter: bool = False
@@ -213,7 +217,12 @@ def bundle_costs(
         max_batch=max_batch,
     )
     paths = [folder / name for folder in folders if folder is not None]
-    return load_or_measure(paths, measure, is_refreshed=options.refreshes_costs)
+    return load_or_measure(
+        paths,
+        measure,
+        is_refreshed=options.refreshes_costs,
+        takes_unsettled=options.takes_unsettled_costs,
+    )
 
 
 def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:

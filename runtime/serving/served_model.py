@@ -6,17 +6,68 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from typing import Protocol
 
 from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.validate import RequestLimits, ServedModel
-from outrider.runtime.loop.worker import Worker
+from outrider.runtime.loop.outbox import Deliver
+from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
 from outrider.runtime.serving.tokenizer import TextCodec
 from outrider.v1 import inference_pb2 as wire
 
 # Limits of the wire that are ``RequestLimits`` of the same name; beams are bounded by the model too.
 _OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {"max_beams"}
+
+
+class ServingWorker(Protocol):
+    """What serving needs of a worker, in this process or another: see ``runtime.loop.worker.Worker``."""
+
+    pulse: Pulse
+
+    def start(self) -> None:
+        """Run steps until ``stop``."""
+        ...
+
+    def after_step(self, call: Callable[[], None]) -> None:
+        """Call something after each step's events."""
+        ...
+
+    def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
+        """Queue a request; its events go to ``deliver``."""
+        ...
+
+    def check_room(self, num_slots: int, num_tokens: int) -> None:
+        """Refuse a request that ``submit`` would refuse now, by its slots and tokens."""
+        ...
+
+    def cancel(self, internal_id: str, error: Exception) -> None:
+        """End a request with ``error``."""
+        ...
+
+    def is_queued(self, internal_id: str) -> bool:
+        """Return whether a request waits for a slot."""
+        ...
+
+    @property
+    def default_speculation(self) -> Speculation:
+        """How a request that asks for nothing in particular is drafted for."""
+        ...
+
+    def snapshot(self) -> WorkerSnapshot:
+        """Where the worker stands."""
+        ...
+
+    def drain(self) -> None:
+        """Refuse new requests and end the queued ones."""
+        ...
+
+    def stop(self, timeout_s: float) -> bool:
+        """Drain, end what still runs after ``timeout_s``, and say whether everything ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +83,7 @@ class Serving:
         file_watch_s: seconds between two looks at them.
     """
 
-    worker: Worker
+    worker: ServingWorker
     codec: TextCodec
     model: ServedModel
     config: ServerConfig = field(default_factory=ServerConfig)
@@ -78,7 +129,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
     )
 
 
-def _control(worker: Worker) -> wire.Control | None:
+def _control(worker: ServingWorker) -> wire.Control | None:
     report = worker.snapshot().control
     return None if report is None else wire.Control(**asdict(report))
 

@@ -13,7 +13,7 @@ import secrets
 import uuid
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -39,6 +39,8 @@ from outrider.runtime.serving.wire import check_counts, fields_of, parse
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
+# Seconds past a deadline that the worker gets to end a request itself, between two steps.
+LATE_S = 1.0
 # Of an answer to Tokenize: what gRPC clients take where nobody says otherwise.
 MAX_ANSWER_BYTES = 4 << 20
 
@@ -50,14 +52,23 @@ Context: TypeAlias = grpc.aio.ServicerContext
 T = TypeVar("T")
 
 
+class _Live(NamedTuple):
+    """A request that has not ended, and where its events go."""
+
+    spec: RequestSpec
+    outbox: Outbox
+    submitted_s: float
+
+
 class InferenceService:
     """Handlers of ``outrider.v1.Inference`` over one served model, counted in ``metrics``."""
 
     def __init__(self, serving: Serving, metrics: Metrics) -> None:
         self._serving = serving
         self._metrics = metrics
-        # Tenant and the caller's id to ours, while the request is live.
-        self._live: dict[tuple[str, str], str] = {}
+        # By tenant and the caller's id, while the request is live.
+        self._live: dict[tuple[str, str], _Live] = {}
+        self._has_failed = False
         self._is_ready = False
         self._is_draining = False
         self._has_changed_model = False
@@ -79,6 +90,23 @@ class InferenceService:
     def close_admission(self) -> None:
         """Answer new requests with DRAINING from now on; the other methods still work."""
         self._is_draining = True
+
+    def end_overdue(self) -> None:
+        """End streams whose deadline or queue timeout is well past: their worker is stuck in a step."""
+        worker, config = self._serving.worker, self._serving.config
+        now_s = self._serving.clock() - LATE_S
+        for live in self._live.values():
+            waited_s = now_s - live.submitted_s
+            if live.spec.deadline_s is not None and now_s >= live.spec.deadline_s:
+                live.outbox.cut(errors.DeadlineExceeded(live.outbox.num_tokens))
+            elif waited_s > config.queue_timeout_s and worker.is_queued(live.spec.internal_id):
+                live.outbox.cut(errors.QueueTimeout(waited_s))
+
+    def fail(self) -> None:
+        """End all streams, and refuse new ones: the worker is gone."""
+        self._has_failed = True
+        for live in self._live.values():
+            live.outbox.cut(errors.EngineRestart(live.outbox.num_tokens))
 
     def refuse_changed_model(self) -> None:
         """Answer new requests with MODEL_INTEGRITY from now on."""
@@ -174,6 +202,8 @@ class InferenceService:
             raise errors.ModelChanged
         if self._is_draining:
             raise errors.Draining
+        if self._has_failed:
+            raise errors.EngineRestart
         check_counts(request, serving.limits, serving.model.max_context)
         fields = fields_of(request)
         check_fields(fields, serving.limits, serving.model)
@@ -206,6 +236,8 @@ class InferenceService:
         """Queue a request and register the caller's id; both happen or neither."""
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
+        if self._has_failed:
+            raise errors.EngineRestart
         worker = self._serving.worker
         outbox = Outbox(
             self._post,
@@ -214,7 +246,8 @@ class InferenceService:
             interval_s=self._serving.config.message_interval_s,
         )
         worker.submit(spec, outbox.deliver)
-        self._live[spec.tenant, spec.request_id] = spec.internal_id
+        live = _Live(spec, outbox, self._serving.clock())
+        self._live[spec.tenant, spec.request_id] = live
         self._idle.clear()
         self._metrics.admitted.inc()
         self._metrics.prompt_tokens.inc(len(spec.prompt_tokens))
@@ -247,7 +280,7 @@ class InferenceService:
         tenant = _tenant(context)
         aborted = [one for one in dict.fromkeys(request_ids) if (tenant, one) in self._live]
         for request_id in aborted:
-            internal_id = self._live[tenant, request_id]
+            internal_id = self._live[tenant, request_id].spec.internal_id
             self._serving.worker.cancel(internal_id, errors.Cancelled("abort"))
         return wire.AbortResponse(aborted=aborted).SerializeToString()
 

@@ -34,6 +34,7 @@ STATUS: Mapping[type[errors.ServingError], grpc.StatusCode] = {
     errors.ModelChanged: grpc.StatusCode.UNAVAILABLE,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.DrainDeadline: grpc.StatusCode.UNAVAILABLE,
+    errors.EngineRestart: grpc.StatusCode.UNAVAILABLE,
     errors.RequestFailed: grpc.StatusCode.INTERNAL,
     errors.RequestQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InternalError: grpc.StatusCode.INTERNAL,
@@ -48,7 +49,13 @@ _METADATA: Mapping[str, str] = {
     "error_id": "error_id",
 }
 _NEVER_RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
-_RETRYABLE = (errors.Overloaded, errors.NotReady, errors.ModelChanged, errors.Draining)
+_RETRYABLE = (
+    errors.Overloaded,
+    errors.NotReady,
+    errors.ModelChanged,
+    errors.Draining,
+    errors.EngineRestart,
+)
 
 
 def code_of(error: errors.ServingError) -> grpc.StatusCode:

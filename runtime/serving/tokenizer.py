@@ -45,6 +45,7 @@ class TokenizersCodec:
         source: a ``tokenizer.json``, or its bytes.
 
     Attributes:
+        source: its bytes.
         max_token_bytes: bytes of a text that one token stands for at most; None where that is not known.
 
     Raises:
@@ -53,8 +54,8 @@ class TokenizersCodec:
 
     def __init__(self, source: Path | bytes) -> None:
         try:
-            content = source if isinstance(source, bytes) else source.read_bytes()
-            text = content.decode("utf-8")
+            self.source = source if isinstance(source, bytes) else source.read_bytes()
+            text = self.source.decode("utf-8")
             self._tokenizer = Tokenizer.from_str(text)
             self.max_token_bytes = max_token_bytes(json.loads(text))
         # The library raises bare Exception for a file it cannot read.

@@ -63,12 +63,15 @@ _HEADS = (
 
 def place_bundle(bundle: Bundle, device: StubDevice, seen: set[bytes]) -> Iterator[Placement]:
     """Place every graph that CUDA would run of a bundle, but for sampler graphs that were seen before."""
-    from scripts.gpu.stubs.provider import place
+    from scripts.gpu.stubs.provider import Placement, place
 
     name = bundle.root.name
     shapes = [_SIZES | {"batch": rows, "tokens": tokens} for rows, tokens in _SHAPES]
     for entry in (bundle.manifest.target, bundle.manifest.draft):
-        for path in _opened(bundle, entry, device) if entry is not None else ():
+        paths, refused = _opened(bundle, entry, device) if entry is not None else ([], "")
+        if refused and not paths and entry is not None:
+            yield Placement(f"{name}/{entry.path}", refused=refused)
+        for path in paths:
             yield place(path, f"{name}/{path.parent.name}/{path.name}", shapes, device)
     for path in sorted((bundle.root / SAMPLER_FOLDER).glob("*.onnx")):
         content = path.read_bytes()
@@ -77,8 +80,8 @@ def place_bundle(bundle: Bundle, device: StubDevice, seen: set[bytes]) -> Iterat
             yield place(path, f"{name}/{SAMPLER_FOLDER}/{path.name}", shapes[2:3], device)
 
 
-def _opened(bundle: Bundle, entry: ModelEntry, device: StubDevice) -> list[Path]:
-    """Return the graphs that the engine opens of a model, up to the first that is refused."""
+def _opened(bundle: Bundle, entry: ModelEntry, device: StubDevice) -> tuple[list[Path], str]:
+    """Return the graphs that the engine opens of a model, up to the first that it refuses, and why it does."""
     from outrider.engines.onnx.device_plan import open_on_device
 
     from scripts.gpu.stubs.provider import watching
@@ -87,8 +90,8 @@ def _opened(bundle: Bundle, entry: ModelEntry, device: StubDevice) -> list[Path]
         try:
             open_on_device(bundle, entry, device, with_trees=True).close()
         except SpeculativeError as error:
-            print(f"{bundle.root.name}/{entry.path}: {error}", file=sys.stderr)
-    return watched.paths
+            return watched.paths, str(error)
+    return watched.paths, ""
 
 
 def render(placements: Sequence[Placement]) -> str:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import (
+    DEVICE_FILES,
     GROUPED_FILE,
+    KEEP_PATH_FILE,
     MODEL_FILE,
+    TREE_FILE,
     Bundle,
     load_bundle,
     write_manifest,
@@ -19,7 +22,13 @@ from outrider.export.weights.half_weights import FLOAT16, store_halves
 
 
 def halve_bundle(
-    source: Path, out: Path, kind: str = FLOAT16, precision: str | None = None, **limits: int
+    source: Path,
+    out: Path,
+    kind: str = FLOAT16,
+    precision: str | None = None,
+    *,
+    with_trees: bool = True,
+    **limits: int,
 ) -> Bundle:
     """A copy with weights of another kind, graphs for accelerators in 16 bits, and other limits.
 
@@ -31,10 +40,15 @@ def halve_bundle(
     entries = {}
     for part, model in (("target", manifest.target), ("draft", manifest.draft)):
         path = out / model.path / MODEL_FILE
-        path.with_name(GROUPED_FILE).unlink()
+        for name in (GROUPED_FILE, TREE_FILE, KEEP_PATH_FILE, *DEVICE_FILES):
+            path.with_name(name).unlink()
         (quantize_file if kind in BITS else store_halves)(path, kind)
-        derive_tree_graphs(path)
-        derive_device_graphs(path, precision, with_trees=True)
-        entries[part] = replace(model, weights=kind, device_precision=precision)
+        if with_trees:
+            derive_tree_graphs(path)
+        derive_device_graphs(path, precision, with_trees=with_trees)
+        num_nodes = model.max_tree_nodes if with_trees else 0
+        entries[part] = replace(
+            model, weights=kind, device_precision=precision, max_tree_nodes=num_nodes
+        )
     write_manifest(out, replace(manifest, files=hash_files(out), **entries, **limits))
     return load_bundle(out)

@@ -101,7 +101,7 @@ class StubDevice(HostDevice):
     """Memory of the host that is given to the CUDA provider as a device's, with a stream of the stub's."""
 
     kind = "cuda"
-    compute_capability = "9.0"
+    compute_capability = "9.0"  # as in cudart.c
 
     def __init__(self) -> None:
         super().__init__()

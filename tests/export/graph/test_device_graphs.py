@@ -1,17 +1,25 @@
 """The graphs of accelerators in 16 bits: what is stored, in which type, and how far from float32 they answer."""
 
+import copy
 import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto
-from outrider.export.certificate.parity import open_graph
+from outrider.engines.base import BundleError
+from outrider.export.certificate.half_loss import ALLOWED_LOSS
+from outrider.export.certificate.parity import certified_prompts, check_parity, open_graph
+from outrider.export.certificate.reference import Reference, reference_logits
+from outrider.export.checkpoint import model_facts
 from outrider.export.graph.device_graphs import derive_device_graphs
+from outrider.export.graph.to_onnx import export_model
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.half_weights import store_halves
 
+from scripts.check_parity import random_model
 from tests.export.tensorrt.test_graph import run_graph
 
 TYPES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -73,3 +81,23 @@ def test_another_precision_leaves_nothing_of_the_last(tiny_bundle: Path, tmp_pat
     derive_device_graphs(path, "bfloat16", with_trees=True)
     derive_device_graphs(path, "float32", with_trees=False)
     assert sorted(file.name for file in path.parent.glob("device*")) == ["device.onnx"]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+def test_families_lose_in_bfloat16_at_most_twice_what_pytorch_does(
+    family: str, tmp_path: Path
+) -> None:
+    """Of products with biases, equal parts, learnt positions; and of scores that are capped."""
+    model = random_model(family, num_positions=96)
+    facts, reference = model_facts(model.config), Reference(model)
+    path = tmp_path / "target" / "model.onnx"
+    export_model(model, path)
+    store_halves(path, "bfloat16")
+    derive_device_graphs(path, "bfloat16", with_trees=False)
+    prompts = certified_prompts(facts, 4)
+    halved = reference_logits(copy.deepcopy(model).to(torch.bfloat16), prompts)
+    lost = float(np.abs(halved - reference.logits(prompts)).max())
+    device = path.with_name("device.onnx")
+    check_parity(reference, device, facts, max_gamma=4, tolerance=ALLOWED_LOSS * lost)
+    with pytest.raises(BundleError, match="parity case prefill differs by"):
+        check_parity(reference, device, facts, max_gamma=4, tolerance=lost / 20)

@@ -72,7 +72,10 @@ def test_a_plan_is_read_only_by_the_hash_of_the_manifest(copy: Path) -> None:
         unlisted.read(plan.path)
     with (copy / plan.path).open("ab") as file:
         file.write(b"more")
-    with pytest.raises(BundleError, match="changed after it was hashed|differs from its sha256|bytes, manifest.json says"):
+    with pytest.raises(
+        BundleError,
+        match="bytes, manifest",
+    ):
         bundle.read(plan.path)
 
 
@@ -174,8 +177,11 @@ def test_a_changed_plan_is_refused(copy: Path) -> None:
     data = bytearray((copy / plan.path).read_bytes())
     data[100] ^= 1
     (copy / plan.path).write_bytes(data)
-    with pytest.raises(BundleError, match="changed after it was hashed|differs from its sha256|bytes, manifest.json says"):
-        load_bundle(copy)
+    with pytest.raises(
+        BundleError,
+        match="differs from its sha256",
+    ):
+        load_bundle(copy).read(plan.path)
 
 
 def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:

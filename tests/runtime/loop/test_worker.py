@@ -211,8 +211,8 @@ def test_a_bug_that_one_request_triggers_ends_it_alone(caplog) -> None:
         return counting_logits(prefix)
 
     harness = Harness(target=ScriptedEngine(broken, limits(10)))
-    harness.submit("bad", (9, 1))
     harness.submit("other")
+    harness.submit("bad", (9, 1))
     harness.run()
     assert harness.error("bad").reason == "REQUEST_QUARANTINED"
     assert harness.finished("other").num_output == 12

@@ -54,6 +54,7 @@ def test_every_error_of_the_runtime_has_a_row():
         (errors.SlowConsumer(), "-1"),
         (errors.RequestFailed("x"), None),
         (errors.RequestQuarantined("x"), "-1"),
+        (errors.EngineRestart(), "1000"),
     ],
 )
 def test_pushback_tells_service_configs_what_to_do(error, pushback):

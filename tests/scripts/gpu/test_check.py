@@ -92,7 +92,7 @@ def test_the_check_runs_on_the_host_and_writes_its_report(
 def planned(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny pair with float16 weights and emulated plans."""
     root = tmp_path_factory.mktemp("planned") / "1b-50m.bundle"
-    halve_bundle(tiny_bundle, root, max_batch=3)
+    halve_bundle(tiny_bundle, root, with_trees=False, max_batch=3)
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch)
         build_plans(root, BuildOptions(parts=(*MODELS, "sampler")), report=lambda *step: None)
