@@ -102,7 +102,8 @@ def test_a_graph_that_kept_16_bits_is_the_float32_graph_again(
     graphs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     kept, plain = graphs
-    assert len(bits(kept)[1]) < 0.6 * len(bits(plain)[1])
+    # Keys, 8,192 elements here, and what is joined with them are float32.
+    assert len(bits(kept)[1]) < 0.75 * len(bits(plain)[1])
     again = copied(kept, tmp_path)
     save_over(load_widened(again), again)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
