@@ -41,6 +41,18 @@ def step_value(cls: type[T]) -> type[T]:
 class SpeculativeError(Exception):
     """Base of every error of this project; never raised itself."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle what was said and the attributes; constructors of subclasses take other arguments."""
+        return _error_of, (type(self), self.args, self.__dict__)
+
+
+def _error_of(
+    kind: type[SpeculativeError], arguments: tuple[object, ...], attributes: dict[str, object]
+) -> SpeculativeError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(attributes)
+    return error
+
 
 class BundleError(SpeculativeError):
     """A bundle or checkpoint does not fit its manifest; raised at load only."""

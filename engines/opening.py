@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.engines.base import BundleError, Engine, EngineError
+from outrider.engines.bit_equality import BitEquality, has_equal_bits
 from outrider.engines.bundle.manifest import Bundle, ModelEntry
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.devices import CPU, CUDA, TENSORRT, Choice, Device, choose, parse_device
@@ -45,12 +46,30 @@ def open_engine(
     if entry is None:
         raise BundleError("the bundle has no draft model")
     chosen = parse_device(device) or choose_device(device, bundle).device
+    options: dict[str, Any] = {"max_batch": max_batch, "with_trees": with_trees}
+    if chosen.kind != TENSORRT:
+        options["num_threads"] = num_threads
+    engine = _open_one(bundle, entry, which, chosen, options, provider_options)
+    try:
+        bundle.take_mapped()
+    except BundleError:
+        engine.close()
+        raise
+    return engine
+
+
+def _open_one(
+    bundle: Bundle,
+    entry: ModelEntry,
+    which: str,
+    chosen: Device,
+    options: Mapping[str, Any],
+    provider_options: Mapping[str, str] | None,
+) -> Engine:
     if chosen.kind == TENSORRT:
         from outrider.engines.tensorrt.engine import open_tensorrt
 
-        return open_tensorrt(
-            bundle, entry, which, index=chosen.index, max_batch=max_batch, with_trees=with_trees
-        )
+        return open_tensorrt(bundle, entry, which, index=chosen.index, **options)
     if chosen.kind == CUDA:
         from outrider.engines.device.cuda import CudaDevice
         from outrider.engines.onnx.device_plan import open_on_device
@@ -59,21 +78,13 @@ def open_engine(
             bundle,
             entry,
             CudaDevice(chosen.index),
-            num_threads=num_threads,
-            max_batch=max_batch,
             owns_device=True,
-            with_trees=with_trees,
             provider_options=provider_options,
+            **options,
         )
     from outrider.engines.onnx.engine import OnnxEngine
 
-    return OnnxEngine(
-        bundle,
-        entry,
-        num_threads=num_threads,
-        max_batch=max_batch,
-        with_trees=with_trees,
-    )
+    return OnnxEngine(bundle, entry, **options)
 
 
 def open_pair(
@@ -107,13 +118,45 @@ def open_pair(
     missing = _why_no_sampler(bundle, chosen)
     place, reason = choose_place(sampler, is_accelerator=chosen.kind != CPU, missing=missing)
     if place == DEVICE:
-        return _open_together(bundle, chosen, reason, with_trees=with_trees, **options)
+        pair = _open_together(bundle, chosen, reason, with_trees=with_trees, **options)
+        try:
+            bundle.take_mapped()
+        except BundleError:
+            pair.close()
+            raise
+        return pair
     options["device"] = str(chosen)
     target = open_engine(bundle, "target", with_trees=with_trees, **options)
     draft = None
     if bundle.manifest.draft is not None:
         draft = open_engine(bundle, "draft", with_trees=with_trees, **options)
     return open_on_host(target, draft, bundle, rows, reason)
+
+
+def judge_bits(bundle: Bundle, pair: Pair) -> tuple[BitEquality, str]:
+    """Return what is known of the claim that a row's bits depend on nothing beside it, and what was compared.
+
+    Where ONNX Runtime is not the version that the bundle's certificate was made with, a few dozen passes of each model
+    decide; the second value is empty where nothing had to be compared.
+    """
+    engines = [engine for engine in (pair.target, pair.draft) if engine is not None]
+    if not all(engine.is_row_invariant for engine in engines):
+        return BitEquality.NOT_CLAIMED, ""
+    from outrider.engines.onnx.session import LIBRARY_VERSION
+
+    certified = bundle.manifest.versions.get("onnxruntime", "of an unknown version")
+    if certified == LIBRARY_VERSION:
+        return BitEquality.CERTIFIED, ""
+    line = (
+        f"onnxruntime is {LIBRARY_VERSION}, the bundle was certified with {certified}: a row's bits"
+    )
+    if all(has_equal_bits(engine) for engine in engines):
+        return BitEquality.CONFIRMED, f"{line} were compared and are the same in all shapes"
+    return (
+        BitEquality.WITHDRAWN,
+        f"{line} differ between shapes; answers keep their distributions, but greedy and seed_stable ones may depend "
+        "on what runs beside them",
+    )
 
 
 def _open_together(
@@ -145,6 +188,7 @@ def _open_together(
             memory,
             num_threads=num_threads,
             max_batch=max_batch,
+            with_trees=with_trees,
             provider_options=provider_options,
         )
 
@@ -163,11 +207,18 @@ def _open_together(
             vocab_size=manifest.target.vocab_size,
             num_threads=num_threads,
             provider_options=provider_options,
+            graphs=_sampler_graphs(bundle),
         )
 
     return open_together(
         bundle, memory, open_model, open_sampler, max_batch=max_batch, reason=reason
     )
+
+
+def _sampler_graphs(bundle: Bundle) -> dict[str, bytes]:
+    """Return the sampler's graphs by file name: a graph is loaded when it is first used, perhaps days from now."""
+    names = [name for name in bundle.manifest.files if name.startswith(f"{SAMPLER_FOLDER}/")]
+    return {name.removeprefix(f"{SAMPLER_FOLDER}/"): bundle.read(name) for name in names}
 
 
 def _open_memory(chosen: Device) -> Any:
@@ -206,9 +257,11 @@ def choose_device(text: str, bundle: Bundle) -> Choice:
     Raises:
         EngineError: it is no device, or the one asked for cannot serve this bundle.
     """
-    return choose(
-        text, {TENSORRT: lambda index: _why_no_tensorrt(bundle, index), CUDA: _why_no_cuda}
-    )
+    probes = {
+        TENSORRT: lambda index: _why_no_tensorrt(bundle, index),
+        CUDA: lambda index: _why_no_cuda(index) or _why_no_device_graphs(bundle, index),
+    }
+    return choose(text, probes)
 
 
 def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
@@ -239,6 +292,15 @@ def _options_for(chosen: Device, asked: Mapping[str, str] | None) -> dict[str, s
     if asked and chosen.kind == CPU:
         raise EngineError(f"provider option {min(asked)}: device {chosen} has no such provider")
     return dict(asked or {})
+
+
+def _why_no_device_graphs(bundle: Bundle, index: int) -> str:
+    from outrider.engines.device.cuda import compute_capability
+
+    capability = compute_capability(index)
+    models = (bundle.manifest.target, bundle.manifest.draft)
+    reasons = (bundle.why_no_device(model, capability) for model in models if model is not None)
+    return next(filter(None, reasons), "")
 
 
 def _why_no_cuda(index: int) -> str:

@@ -18,12 +18,18 @@ from optimum.exporters.tasks import TasksManager
 from optimum.utils import NormalizedConfigManager
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
+from outrider.export.weights.mapped import give_weights
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 TASK = "text-generation"
+# Types of 16 bits, by their names in safetensors.
+_HALVES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 # Layers whose whole state is a key and a value per token.
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -65,8 +71,32 @@ class Checkpoint:
         """Return the size of the stored weights, in bytes."""
         return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
 
+    def half_precision(self) -> str:
+        """Return the 16-bit type that keeps this model's range: bfloat16 where any of its weights is stored so."""
+        return BFLOAT16 if "BF16" in self._stored_kinds() else FLOAT16
+
     def load(self) -> PreTrainedModel:
-        """Return the model with float32 weights, ready to evaluate.
+        """Return the model in evaluation mode; ``weights.mapped`` runs it.
+
+        Weights that are all stored in one type of 16 bits keep it, and stay in their files, mapped. All else is
+        float32, with the numbers of a model that is loaded as float32.
+
+        Raises:
+            BundleError: weights are missing or unreadable (only safetensors are read).
+        """
+        kinds = self._stored_kinds()
+        kind = _HALVES[min(kinds)] if len(kinds) == 1 and kinds <= _HALVES.keys() else torch.float32
+        model = self.load_as(kind)
+        if kind is torch.float32:
+            return model
+        # In 16 bits buffers and constants of the model would be rounded too.
+        with no_init_weights():
+            wide = type(model)._from_config(model.config, dtype=torch.float32)
+        give_weights(wide, model)
+        return wide.eval()
+
+    def load_as(self, kind: torch.dtype) -> PreTrainedModel:
+        """Return the model in evaluation mode, with all that it computes in one type.
 
         Raises:
             BundleError: weights are missing or unreadable (only safetensors are read).
@@ -77,11 +107,26 @@ class Checkpoint:
         try:
             with _without_progress_bars():
                 model = model_class.from_pretrained(
-                    self.path, dtype=torch.float32, local_files_only=True, use_safetensors=True
+                    self.path, dtype=kind, local_files_only=True, use_safetensors=True
                 )
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
         return model.eval()
+
+    def _stored_kinds(self) -> set[str]:
+        """Return the types of the stored weights, by safetensors' names.
+
+        Raises:
+            BundleError: a file is not of safetensors.
+        """
+        kinds = set()
+        for file in sorted(self.path.glob("*.safetensors")):
+            try:
+                with safe_open(file, framework="pt") as weights:
+                    kinds |= {weights.get_slice(name).get_dtype() for name in weights.offset_keys()}
+            except SafetensorError as error:
+                raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
+        return kinds
 
 
 @contextmanager

@@ -7,18 +7,17 @@ nothing that loads.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from outrider.engines.base import BundleError
+from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import (
-    HALF_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
+    W8A8,
     Bundle,
     Manifest,
     ModelEntry,
@@ -26,28 +25,33 @@ from outrider.engines.bundle.manifest import (
     write_manifest,
 )
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
-from outrider.export.certificate.certify import certify
-from outrider.export.certificate.parity import FLOAT32_TOLERANCE
+from outrider.export.certificate.certify import certify, prepare
+from outrider.export.certificate.half_loss import half_logits, half_tolerance
+from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_rounding
 from outrider.export.checkpoint import (
     Checkpoint,
     check_same_tokens,
     check_tokenizer,
     open_checkpoint,
 )
+from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.sampler_graphs import write_sampler_graphs
+from outrider.export.scratch import scratch_folder
 from outrider.export.weights.blocks import quantize_file
-from outrider.export.weights.half_graph import derive_half_graph
-from outrider.export.weights.half_weights import FLOAT16, FLOAT16_TOLERANCE, store_float16
-from outrider.export.weights.w8a8 import INTEGER_KINDS, W8A8, quantize_static
+from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
+from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
 
-WEIGHT_KINDS = ("float32", FLOAT16, *INTEGER_KINDS)
+HALF = "half"
+"""The 16-bit type that suits a checkpoint; see ``Checkpoint.half_precision``."""
+WEIGHT_KINDS = (FLOAT32, HALF, *HALF_TYPES, *INTEGER_KINDS)
 MAX_EXTEND = 512
-# The graph is written once in float32, and once more by a pass that rewrites its weights.
-_DISK_COPIES = 2
+# Weights are written once as the checkpoint has them and once as the bundle wants them, or once in float32; of int8
+# and int4 an embedding stays float32.
+_DISK_COPIES = 2.5
 _DISK_MARGIN_BYTES = 64 << 20
 _PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
 
@@ -95,21 +99,18 @@ def export_bundle(
     if draft is not None:
         wanted["draft"] = (draft, draft_weights or weights)
     parts = {
-        name: _Part(name, open_checkpoint(path, max_context=max_context), kind)
+        name: _part(name, open_checkpoint(path, max_context=max_context), kind)
         for name, (path, kind) in wanted.items()
     }
     checkpoints = {name: part.checkpoint for name, part in parts.items()}
     _check_tokens(checkpoints)
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_disk(out.parent, checkpoints.values())
-    building = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
+    with scratch_folder(out.parent, f".{out.name}.export-") as building:
         shutil.copyfile(target / TOKENIZER_FILE, building / TOKENIZER_FILE)
         _write(building, parts, sizes, progress)
         building.chmod(0o755)
         building.rename(out)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return load_bundle(out)
 
 
@@ -130,11 +131,23 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A model to export: "target" or "draft", its checkpoint and the kind of its weights."""
+    """A model to export: "target" or "draft", its checkpoint, its weights and what accelerators compute in."""
 
     name: str
     checkpoint: Checkpoint
     weights: str
+    precision: str
+
+
+def _part(name: str, checkpoint: Checkpoint, asked: str) -> _Part:
+    weights = checkpoint.half_precision() if asked == HALF else asked
+    if weights == W8A8:
+        precision = ""  # accelerators would dequantise every weight in every call
+    elif weights in INTEGER_KINDS:
+        precision = checkpoint.half_precision()
+    else:
+        precision = weights
+    return _Part(name, checkpoint, weights, precision)
 
 
 def _write(
@@ -174,47 +187,64 @@ def _export_part(
     part: _Part, root: Path, sizes: _Sizes, progress: Callable[[str], None]
 ) -> tuple[ModelEntry, dict[str, object]]:
     name, weights, facts = part.name, part.weights, part.checkpoint.facts
-    path = root / name / MODEL_FILE
+    path, precision, max_gamma = root / name / MODEL_FILE, part.precision, sizes.max_gamma
     progress(f"{name}: loading {part.checkpoint.config.model_type}")
+    tolerance = None
+    if precision in HALF_TYPES:
+        precision, halved = _half_logits(part, max_gamma)
     model = part.checkpoint.load()
 
-    def certified(tolerance: float | None) -> dict[str, object]:
+    def certified(tolerance: float | None, *, device: str) -> dict[str, object]:
         derive_grouped_graph(path)
-        if sizes.max_tree_nodes:
+        has_trees = sizes.max_tree_nodes > 0
+        if has_trees:
             derive_tree_graphs(path)
+        if device:
+            derive_device_graphs(path, device, with_trees=has_trees)
+        else:
+            drop_device_graphs(path)
         return certify(
-            model,
+            reference,
             path,
             facts,
-            max_gamma=sizes.max_gamma,
+            max_gamma=max_gamma,
             max_tree_nodes=sizes.max_tree_nodes,
             tolerance=tolerance,
         )
 
+    def certified_as_stored(device: str) -> dict[str, object]:
+        if weights in HALF_TYPES:
+            return certified(tolerance, device=device)
+        # The float32 graph was judged before; here the change by coarser weights is recorded.
+        found = certified(None, device=device)
+        if device in HALF_TYPES:
+            found["device_rounding"] = check_rounding(
+                path, facts, max_gamma=max_gamma, tolerance=tolerance
+            )
+        return found
+
     progress(f"{name}: writing the graph ({facts.num_layers} layers)")
-    export_model(model, path, num_positions=sizes.max_context + sizes.max_extend)
+    num_positions = sizes.max_context + sizes.max_extend
+    # What is stored otherwise is made of the checkpoint's own bits, which take half the disk.
+    export_model(model, path, num_positions=num_positions, keeps_halves=weights != FLOAT32)
     progress(f"{name}: comparing with the checkpoint")
-    certificate = certified(FLOAT32_TOLERANCE)
-    if weights in INTEGER_KINDS:
+    reference = prepare(model, facts, max_gamma=max_gamma, max_tree_nodes=sizes.max_tree_nodes)
+    del model  # and its pages, which would stand beside those of the graphs
+    if precision in HALF_TYPES:
+        tolerance = half_tolerance(reference, halved, part.checkpoint, max_gamma=max_gamma)
+    certificate = certified(FLOAT32_TOLERANCE, device=FLOAT32)
+    if weights != FLOAT32:
         progress(f"{name}: storing the weights as {weights}")
-        if weights == W8A8:
-            count = quantize_static(path, facts)
-            progress(f"{name}: {count} products take 8-bit activations")
-        else:
-            quantize_file(path, weights, facts)
-        # The graph was judged before; here the change by coarser weights is recorded.
-        certificate[weights] = certified(None)
-    elif weights == FLOAT16:
-        progress(f"{name}: storing the weights as {weights}")
-        store_float16(path)
-        derive_half_graph(path)
+        _store(part, path, progress)
         try:
-            certificate[weights] = certified(FLOAT16_TOLERANCE)
+            certificate[weights] = certified_as_stored(precision)
         except BundleError as error:
-            # Activations beyond 16 bits, for example: the canonical graph computes in 32.
-            path.with_name(HALF_FILE).unlink()
-            certificate[weights] = certified(FLOAT16_TOLERANCE)
-            progress(f"{name}: no {HALF_FILE}, accelerators compute in float32: {error}")
+            if precision not in HALF_TYPES:
+                raise
+            # Activations beyond 16 bits, for example.
+            precision = FLOAT32
+            certificate[weights] = certified_as_stored(precision)
+            progress(f"{name}: accelerators compute in float32: {error}")
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,
@@ -224,8 +254,34 @@ def _export_part(
         weights=weights,
         max_tree_nodes=sizes.max_tree_nodes,
         narrowest_span=NARROWEST_SPAN,
+        device_precision=precision,
     )
     return entry, certificate
+
+
+def _half_logits(part: _Part, max_gamma: int) -> tuple[str, FloatArray]:
+    """Return the 16-bit type of accelerators, and PyTorch's logits in it.
+
+    Raises:
+        BundleError: PyTorch overflows in float16, which was asked for.
+    """
+    try:
+        return part.precision, half_logits(part.checkpoint, part.precision, max_gamma=max_gamma)
+    except BundleError:
+        if part.weights == part.precision:
+            raise
+    return BFLOAT16, half_logits(part.checkpoint, BFLOAT16, max_gamma=max_gamma)
+
+
+def _store(part: _Part, path: Path, progress: Callable[[str], None]) -> None:
+    """Rewrite the canonical graph with the weights that were asked for."""
+    if part.weights == W8A8:
+        count = quantize_static(path, part.checkpoint.facts)
+        progress(f"{part.name}: {count} products take 8-bit activations")
+    elif part.weights in INTEGER_KINDS:
+        quantize_file(path, part.weights, part.checkpoint.facts)
+    else:
+        store_halves(path, part.weights)
 
 
 def _check_arguments(out: Path, kinds: Iterable[str], sizes: _Sizes) -> None:
@@ -247,9 +303,8 @@ def _check_tokens(checkpoints: dict[str, Checkpoint]) -> None:
 
 
 def _check_disk(folder: Path, checkpoints: Iterable[Checkpoint]) -> None:
-    # Checkpoints in 16 bits double when written as float32.
-    weight_bytes = sum(2 * checkpoint.num_weight_bytes() for checkpoint in checkpoints)
-    wanted = _DISK_COPIES * weight_bytes + _DISK_MARGIN_BYTES
+    weight_bytes = sum(checkpoint.num_weight_bytes() for checkpoint in checkpoints)
+    wanted = int(_DISK_COPIES * weight_bytes) + _DISK_MARGIN_BYTES
     free = shutil.disk_usage(folder).free
     if free < wanted:
         raise BundleError(

@@ -14,8 +14,8 @@ from outrider.export.certificate.parity import (
     CaseResult,
     GraphRunner,
     compare_logits,
-    reference_logits,
 )
+from outrider.export.certificate.reference import reference_logits
 from outrider.export.checkpoint import model_facts
 from outrider.export.graph.to_onnx import export_model
 from rich.console import Console

@@ -2,11 +2,16 @@
 
 ``python scripts/gen_proto.py`` writes them in place; ``--out DIR`` writes elsewhere, for the test
 that compares.
+
+Stubs refuse libraries older than the generator, whatever they use of them. The generator's versions are therefore
+replaced by the oldest ones that the client's distribution allows: grpcio-tools 1.71.0 writes the same code, but for
+annotations and names of bases. ``tests/runtime/serving/test_oldest_client.py`` runs the client on those versions.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +19,12 @@ from pathlib import Path
 from grpc_tools import protoc
 
 PROTO_ROOT = Path(__file__).resolve().parent.parent / "proto"
+# What the generator writes of its version -> the oldest versions that proto/pyproject.toml allows.
+OLDEST = {
+    r"Protobuf Python Version: [\d.]+": "Protobuf Python Version: 6.31.0",
+    r"(?<=Domain.PUBLIC,\n)    \d+,\n    \d+,\n    \d+,\n": "    6,\n    31,\n    0,\n",
+    r"GRPC_GENERATED_VERSION = '[\d.]+'": "GRPC_GENERATED_VERSION = '1.71.0'",
+}
 
 
 def generate(out: Path) -> None:
@@ -30,6 +41,11 @@ def generate(out: Path) -> None:
     ]
     if protoc.main(arguments) != 0:
         sys.exit("protoc failed")
+    for path in out.glob("outrider/**/*_pb2*.py"):
+        text = path.read_text(encoding="utf-8")
+        for pattern, oldest in OLDEST.items():
+            text = re.sub(pattern, oldest, text)
+        path.write_text(text, encoding="utf-8")
 
 
 def main() -> None:

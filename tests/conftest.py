@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +14,23 @@ from hypothesis import settings
 from outrider.engines.bundle.manifest import Bundle
 from outrider.engines.onnx.session import open_session
 
+from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables
+
 # The same examples in every run, and no deadline: a busy machine must not fail a test.
 settings.register_profile("deterministic", derandomize=True, deadline=None)
 settings.load_profile("deterministic")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also what needs environments of its own")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="needs an environment of its own: --long"))
+
 
 VOCAB_SIZE = 512
 CORPUS = (
@@ -103,6 +119,23 @@ def export_small(tiny_checkpoints: tuple[Path, Path], tmp_path: Path) -> Callabl
     fixed = {"target": tiny_checkpoints[1], "draft": None, "max_context": 64}
     quiet = {"out": tmp_path / "bundle", "progress": lambda stage: None}
     return lambda **options: export_bundle(**(fixed | quiet | options))
+
+
+@pytest.fixture(scope="session")
+def run_on_stubs() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs this Python where ONNX Runtime's real CUDA provider finds stub libraries; variables as names."""
+    try:
+        make_environment()
+    except NoEnvironmentError as error:
+        pytest.skip(str(error))
+
+    def run(*arguments: str, fails: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-X", "faulthandler", *arguments]
+        done = subprocess.run(command, env=variables() | more, capture_output=True, text=True)
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done
+
+    return run
 
 
 @pytest.fixture

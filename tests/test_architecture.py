@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CONTRACTS = "engines.base engines.spans engines.trees engines.buffers engines.sampling.base engines.device.rounds"
-ENGINES = f"numpy {CONTRACTS} engines.tree_inputs engines.kv_cache engines.devices engines.huge_pages engines.bundle"
+ENGINES = (
+    f"numpy {CONTRACTS} engines.tree_inputs engines.kv_cache engines.devices engines.huge_pages engines.bundle "
+    "engines.bit_equality"
+)
 DEVICE = f"{ENGINES} engines.device engines.sampling"
 CORE = f"numpy {CONTRACTS} runtime.core"
 GRPC = "grpc_status grpc_health grpc_reflection google outrider.v1"
@@ -39,7 +42,7 @@ RULES = {
     "runtime.verify": f"{ENGINES} engines.opening engines.pair engines.sampling runtime",
     "runtime.cli": "*",
     "export": "*",
-    "outrider": "grpc_status google",
+    "outrider": "google",
 }
 # Packages that nobody may import but these.
 PRIVATE = {

@@ -240,6 +240,16 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         "runtime/drafters/phrases/test_phrases": ("test_the_hand_examples_of_matching_segments",),
         "runtime/drafters/phrases/test_lookahead": ("test_the_hand_example_of_a_window",),
     },
+    "failures change no token": {
+        "runtime/loop/test_isolation": (
+            "test_the_guilty_request_ends_alone_and_no_other_token_changes",
+            "test_a_failure_that_does_not_come_again_ends_nobody",
+            "test_a_guilty_search_ends_alone",
+        ),
+        "runtime/serving/test_isolated": (
+            "test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_again",
+        ),
+    },
     "the law of served answers, by drafter": {
         "runtime/drafters/test_laws": ("test_answers_have_the_targets_law",)
     },

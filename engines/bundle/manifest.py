@@ -1,11 +1,11 @@
 """The exported directory: names of the tensors of its graphs, its manifest, and how it is checked.
 
 Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
-it, ``grouped.onnx`` over the same data where rows can be packed, ``half.onnx`` likewise where
-weights are float16, ``tree.onnx`` likewise and ``keep_path.onnx`` where trees are verified, and
-``draft/`` in the same way; the device sampler's graphs, without weights, in ``sampler/``; TensorRT plans
-under ``plans/``. The manifest lists every other file with its size and SHA-256; a file that is missing,
-changed, unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is merely
+it, ``grouped.onnx`` over the same data where rows can be packed, ``tree.onnx`` likewise and ``keep_path.onnx``
+where trees are verified, ``device.onnx``, ``device_tree.onnx`` and ``device_keep_path.onnx`` likewise for ONNX
+Runtime's CUDA provider, and ``draft/`` in the same way; the device sampler's graphs, without weights, in
+``sampler/``; TensorRT plans under ``plans/``. The manifest lists every other file with its size and SHA-256; a file
+that is missing, changed, unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is merely
 never read: a build that was killed leaves one behind. Knows no inference library.
 """
 
@@ -21,11 +21,24 @@ from outrider.engines.base import BundleError, EngineLimits
 from outrider.engines.bundle.fields import FieldReader
 from outrider.engines.bundle.files import (
     MANIFEST_FILE,
+    UNFINISHED_MANIFEST,
     FileEntry,
+    FileStamp,
     check_file,
     check_inside,
+    check_size,
+    check_stamp,
     list_files,
+    read_file,
 )
+from outrider.engines.bundle.limits import (
+    MOST_ROWS,
+    MOST_SIZE,
+    MOST_TOKENS,
+    check_limits,
+    check_tables,
+)
+from outrider.engines.bundle.mapped_files import can_tell, still_mapped, take_mapped
 from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER, PlanEntry, read_plans
 from outrider.engines.bundle.serving_defaults import ServingDefaults, read_serving_defaults
@@ -34,14 +47,24 @@ SCHEMA_VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILE = "model.onnx"
 GROUPED_FILE = "grouped.onnx"
-HALF_FILE = "half.onnx"
 TREE_FILE = "tree.onnx"
 KEEP_PATH_FILE = "keep_path.onnx"
+DEVICE_FILE = "device.onnx"
+DEVICE_TREE_FILE = "device_tree.onnx"
+DEVICE_KEEP_PATH_FILE = "device_keep_path.onnx"
+DEVICE_FILES = (DEVICE_FILE, DEVICE_TREE_FILE, DEVICE_KEEP_PATH_FILE)
+_BFLOAT16 = "bfloat16"
+DEVICE_PRECISIONS = ("float32", "float16", _BFLOAT16)
+# Ampere's, the first GPUs that multiply in it.
+_LEAST_OF_BFLOAT16 = 8
+W8A8 = "w8a8"
 
 TOKENS = "tokens"
 START = "start"
 LOGIT_POSITIONS = "logit_positions"
 LOGITS = "logits"
+# Of device.onnx and device_tree.onnx: start + tokens, [batch] int64.
+LENGTHS = "lengths"
 # Of tree.onnx and grouped.onnx: [batch, tokens] int64.
 POSITIONS = "positions"
 # Of grouped.onnx alone (``engines.onnx.packed_inputs``): the numbers of the cache's columns, [capacity] float32;
@@ -111,6 +134,8 @@ class ModelEntry:
         max_tree_nodes: tokens of the largest tree; 0 where there is no ``tree.onnx``.
         narrowest_span: tokens of the narrowest span that has the bits of wider ones, in a batch of
             at least two rows: 1 or 2. One row alone may take 2 in any graph (``engines.onnx.batch_invariance``).
+        device_precision: of the weights, products and caches of the graphs for accelerators, one of
+            ``DEVICE_PRECISIONS``; empty where there are none.
     """
 
     path: str
@@ -121,6 +146,7 @@ class ModelEntry:
     weights: str
     max_tree_nodes: int = 0
     narrowest_span: int = 2
+    device_precision: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +194,7 @@ class Manifest:
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BundleError(f"{MANIFEST_FILE}: not JSON: {error}") from error
         reader = FieldReader(data, where=MANIFEST_FILE)
         schema_version = reader.count("schema_version", at_least=0)
@@ -201,10 +227,56 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A verified bundle: every file of ``manifest.files`` lies under ``root`` as declared."""
+    """A verified bundle: every file of ``manifest.files`` but the plans lay under ``root`` as declared.
+
+    Attributes:
+        root: folder.
+        manifest: of it.
+        stamps: of the files whose content was found to be the declared one; ``read`` adds to them.
+    """
 
     root: Path
     manifest: Manifest
+    stamps: dict[str, FileStamp] = field(default_factory=dict)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file, which is hashed unless that was done before.
+
+        Raises:
+            BundleError: the manifest does not hold its hash, or it is another one.
+        """
+        declared = self.manifest.files.get(name)
+        if declared is None:
+            raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
+        data, self.stamps[name] = read_file(self.root, name, declared, self.stamps.get(name))
+        return data
+
+    def check_unchanged(self) -> None:
+        """Refuse a bundle whose files were written to, moved or replaced since they were hashed.
+
+        Libraries open graphs and weights by their paths: this is how what they opened is what was hashed. Plans and
+        whatever else goes through ``read`` do not need it.
+
+        Raises:
+            BundleError: naming the file.
+        """
+        for name, stamp in self.stamps.items():
+            if not name.startswith(f"{PLANS_FOLDER}/"):
+                check_stamp(self.root, name, stamp)
+
+    def take_mapped(self) -> int:
+        """Move the weights that engines have mapped into private memory; return the bytes that stay mapped.
+
+        Raises:
+            BundleError: as ``check_unchanged``.
+        """
+        left = take_mapped([self.root / name for name in self.stamps])
+        self.check_unchanged()
+        return left
+
+    def is_mapped(self) -> bool:
+        """Return whether engines may compute from files: memory was too small, or the system does not say."""
+        return not can_tell() or bool(still_mapped([self.root / name for name in self.stamps]))
 
     def model_path(self, entry: ModelEntry) -> Path:
         """Graph file of one of the bundle's models."""
@@ -215,11 +287,6 @@ class Bundle:
         is_grouped = f"{entry.path}/{GROUPED_FILE}" in self.manifest.files
         return self.root / entry.path / GROUPED_FILE if is_grouped else self.model_path(entry)
 
-    def half_path(self, entry: ModelEntry) -> Path | None:
-        """Graph file that computes in float16, for accelerators; None where weights are others."""
-        has_halves = f"{entry.path}/{HALF_FILE}" in self.manifest.files
-        return self.root / entry.path / HALF_FILE if has_halves else None
-
     def tree_path(self, entry: ModelEntry) -> Path:
         """Graph file that verifies trees with one of the bundle's models, if it has one."""
         return self.root / entry.path / TREE_FILE
@@ -227,6 +294,28 @@ class Bundle:
     def keep_path_path(self, entry: ModelEntry) -> Path:
         """Graph file that moves the kept path of a tree into place, where ``tree_path`` exists."""
         return self.root / entry.path / KEEP_PATH_FILE
+
+    def why_no_device(self, entry: ModelEntry, capability: str) -> str:
+        """Say why ONNX Runtime's CUDA provider serves none of a model's graphs; empty where it does.
+
+        ``capability`` is the GPU's compute capability, such as "8.0"; empty for a host that runs the same graphs.
+        """
+        if entry.device_precision == _BFLOAT16:
+            if not capability:
+                return f"{entry.path}: {_BFLOAT16} is for GPUs, ONNX Runtime's CPU provider has no products of it"
+            if int(capability.split(".")[0]) < _LEAST_OF_BFLOAT16:
+                return (
+                    f"{entry.path}: {_BFLOAT16} needs compute capability {_LEAST_OF_BFLOAT16}.0, this GPU has "
+                    f"{capability}; export with --weights float16"
+                )
+        if entry.device_precision:
+            return ""
+        if entry.weights == W8A8:
+            return (
+                f"{entry.path}: on CUDA {W8A8} is slower than float32; serve it on the CPU or from TensorRT "
+                "plans, or export other weights"
+            )
+        return f"{entry.path}: no {DEVICE_FILE}; export the bundle again"
 
     def limits(
         self, entry: ModelEntry, max_batch: int | None = None, *, with_trees: bool = False
@@ -250,13 +339,15 @@ class Bundle:
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Write ``manifest.json`` whole or not at all."""
-    draft = root / (MANIFEST_FILE + ".new")
+    draft = root / UNFINISHED_MANIFEST
     draft.write_text(manifest.to_json(), encoding="utf-8")
     draft.replace(root / MANIFEST_FILE)
 
 
 def load_bundle(root: Path) -> Bundle:
     """Bundle at ``root`` after checking every file against the manifest.
+
+    Of plans only the size is checked here: ``Bundle.read`` hashes one when it is loaded.
 
     Raises:
         BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
@@ -273,15 +364,20 @@ def load_bundle(root: Path) -> Bundle:
         manifest = Manifest.from_json(manifest_path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise BundleError(f"{MANIFEST_FILE}: not UTF-8") from error
+    _check_limits(manifest)
     for name in manifest.files:
         check_inside(name)
     _check_listing(names, manifest)
+    stamps = {}
     for name, declared in manifest.files.items():
-        check_file(root, name, declared)
+        if name.startswith(f"{PLANS_FOLDER}/"):
+            check_size(name, (root / name).stat().st_size, declared)
+        else:
+            stamps[name] = check_file(root, name, declared)
     for entry in (manifest.target, manifest.draft):
         if entry is not None:
             _check_model(root, entry, manifest)
-    return Bundle(root=root, manifest=manifest)
+    return Bundle(root=root, manifest=manifest, stamps=stamps)
 
 
 def _model_entry(reader: FieldReader) -> ModelEntry:
@@ -296,7 +392,41 @@ def _model_entry(reader: FieldReader) -> ModelEntry:
         max_tree_nodes=reader.count("max_tree_nodes", at_least=0, default=0),
         # Nor those whose graphs do not pad attention over single tokens.
         narrowest_span=reader.count("narrowest_span", at_most=2, default=2),
+        device_precision=_device_precision(reader),
     )
+
+
+def _device_precision(reader: FieldReader) -> str:
+    # Bundles made before graphs for accelerators took lengths do not have the field.
+    found = reader.values.get("device_precision", "")
+    if not isinstance(found, str) or found not in ("", *DEVICE_PRECISIONS):
+        raise reader.wrong("device_precision", f"one of {', '.join(DEVICE_PRECISIONS)}, or empty")
+    return found
+
+
+def _check_limits(manifest: Manifest) -> None:
+    parts = {"target": manifest.target} | ({"draft": manifest.draft} if manifest.draft else {})
+    check_limits(
+        [
+            ("max_context", manifest.max_context, MOST_TOKENS),
+            ("max_extend", manifest.max_extend, MOST_TOKENS),
+            ("max_batch", manifest.max_batch, MOST_ROWS),
+            ("max_gamma", manifest.max_gamma, manifest.max_extend - 1),
+            *(
+                ("eos_token_ids", one, manifest.target.vocab_size - 1)
+                for one in manifest.eos_token_ids
+            ),
+            ("bos_token_id", manifest.bos_token_id or 0, manifest.target.vocab_size - 1),
+        ]
+    )
+    for name, part in parts.items():
+        for field_name in ("num_layers", "num_kv_heads", "head_size", "vocab_size"):
+            check_limits([(f"{name}.{field_name}", getattr(part, field_name), MOST_SIZE)])
+        check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
+        if part.max_tree_nodes == 1:
+            raise BundleError(
+                f"{MANIFEST_FILE}: {name}: a tree has at least 2 tokens, or there is none"
+            )
 
 
 def _check_listing(names: list[str], manifest: Manifest) -> None:
@@ -316,12 +446,16 @@ def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
     check_inside(entry.path)
     folder = PurePosixPath(entry.path)
     graphs = [MODEL_FILE]
-    optional = (GROUPED_FILE, HALF_FILE)
-    graphs += [name for name in optional if (folder / name).as_posix() in manifest.files]
+    if (folder / GROUPED_FILE).as_posix() in manifest.files:
+        graphs.append(GROUPED_FILE)
     if entry.max_tree_nodes:
         graphs += [TREE_FILE, KEEP_PATH_FILE]
+    if entry.device_precision:
+        graphs += DEVICE_FILES if entry.max_tree_nodes else [DEVICE_FILE]
     for name in graphs:
         _check_graph_file(root, folder / name, manifest)
+    model = folder / MODEL_FILE
+    check_tables(root / model, model.as_posix(), manifest.max_context)
 
 
 def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> None:

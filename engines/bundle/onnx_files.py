@@ -29,6 +29,7 @@ _CHILDREN: dict[str, dict[int, str]] = {
     "tensor": {13: "entry"},
 }
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_DIMS, _TENSOR_NAME = 7, 5, 1, 8
 
 _Buffer = mmap.mmap | bytes
 
@@ -47,6 +48,46 @@ def external_data_paths(path: Path) -> set[str]:
                 return set(_locations(data, "model", 0, len(data)))
             except (ValueError, IndexError, KeyError, RecursionError) as error:
                 raise BundleError(f"{path.name}: not an ONNX model: {error}") from error
+
+
+def table_lengths(path: Path, suffix: str) -> dict[str, int]:
+    """First dimensions of a model's initializers whose names end with a suffix, by name.
+
+    Raises:
+        BundleError: the file is not a readable ONNX model.
+    """
+    data = path.read_bytes()
+    try:
+        tensors = [
+            (begin, end)
+            for number, first, last in _fields(data, 0, len(data))
+            if number == _MODEL_GRAPH
+            for field, begin, end in _fields(data, first, last)
+            if field == _GRAPH_INITIALIZER
+        ]
+        found = {_tensor_name(data, begin, end): (begin, end) for begin, end in tensors}
+        return {
+            name: _first_dimension(data, *place)
+            for name, place in found.items()
+            if name.endswith(suffix)
+        }
+    except (ValueError, IndexError) as error:
+        raise BundleError(f"{path.name}: not an ONNX model: {error}") from error
+
+
+def _tensor_name(data: _Buffer, begin: int, end: int) -> str:
+    names = [data[a:b] for number, a, b in _fields(data, begin, end) if number == _TENSOR_NAME]
+    return bytes(names[-1]).decode("utf-8") if names else ""
+
+
+def _first_dimension(data: _Buffer, begin: int, end: int) -> int:
+    """TensorProto.dims is its field 1, and writers put fields in order: packed, or one number each."""
+    tag, begin = _varint(data, begin, end)
+    if tag >> 3 != _TENSOR_DIMS:
+        return 0
+    if tag & 7 == _BYTES:
+        _, begin = _varint(data, begin, end)
+    return _varint(data, begin, end)[0]
 
 
 def _locations(data: _Buffer, kind: str, begin: int, end: int) -> Iterator[str]:

@@ -107,6 +107,11 @@ class PlanDevice(Protocol):
         ...
 
     @property
+    def compute_capability(self) -> str:
+        """Of a GPU, for example "8.0"; empty for the host."""
+        ...
+
+    @property
     def stream(self) -> int:
         """Handle of the queue that everything is enqueued on; 0 where enqueuing is doing."""
         ...
@@ -173,6 +178,7 @@ class HostDevice:
 
     kind = "cpu"
     index = 0
+    compute_capability = ""
     stream = 0
 
     def __init__(self) -> None:

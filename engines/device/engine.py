@@ -245,7 +245,9 @@ class PlanEngine:
         )
         rows = [*spans, *padding]
         shape = shape._replace(batch=len(rows))
-        arrays: dict[str, HostArray] = {**feeds_of(rows, shape)}
+        arrays: dict[str, HostArray] = {
+            name: array for name, array in feeds_of(rows, shape).items() if name in plan.inputs
+        }
         if self._trees is not None and has_tree(spans):
             arrays |= self._trees.feeds(rows, shape)
         feeds = self._inputs.take(self._uploads.put(arrays))

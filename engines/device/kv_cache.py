@@ -1,7 +1,9 @@
 """Keys and values of all slots in a device's memory, for graphs that write them in place.
 
 Layout and invariants are those of ``engines.kv_cache``; elements have two or four bytes, nothing is
-ever copied over the host, and what must be cleared or moved is enqueued on the device.
+ever copied over the host, and what must be cleared or moved is enqueued on the device. K2 holds where attention reads
+by lengths too: the host's kernel for those graphs answers NaN where NaN lies beyond a row's length, and no GPU has
+shown that its kernels do not.
 """
 
 from __future__ import annotations
@@ -46,30 +48,50 @@ class PlanCache:
         return dict(zip(self._names, 2 * self.pointers(slot), strict=True))
 
     def resize(self, capacity: int) -> None:
-        """Move all slots into buffers of another capacity; what has no room there is forgotten.
+        """Move all slots into buffers of another capacity, one by one; what has no room there is forgotten.
 
-        The new buffers are all there, and filled, before the first is replaced: if they cannot be
-        had, nothing has changed.
+        Two old buffers at most lie beside the new ones of what was moved, so old and new caches need not fit
+        together. If a buffer cannot be had, what was moved moves back, and nothing has changed but addresses: the
+        last old buffer is still there, and each larger one that is given back makes room for the one before.
         """
-        old_pitch = self.capacity * self._token_bytes
-        new_pitch = capacity * self._token_bytes
-        buffers: list[int] = []
+        spare: list[int] = []
+        num_moved = 0
         try:
-            for old in self._buffers:
-                buffers.append(self._device.allocate(self._buffer_bytes(capacity)))
-                self._device.copy_rows(
-                    Rows(buffers[-1], new_pitch),
-                    Rows(old, old_pitch),
-                    width=min(old_pitch, new_pitch),
-                    rows=len(self.lengths) * self._num_heads,
-                )
+            for old in list(self._buffers):
+                self._buffers[num_moved] = self._copied(old, self.capacity, capacity)
+                num_moved += 1
+                self._free(spare)
+                spare = [old]
         except Exception:
-            self._free(buffers)
+            self._move_back(num_moved, spare, capacity)
             raise
-        replaced, self._buffers = self._buffers, buffers
+        self._free(spare)
         self.capacity = capacity
         self._written = [min(end, capacity) for end in self._written]
-        self._free(replaced)
+
+    def _move_back(self, num_moved: int, spare: list[int], capacity: int) -> None:
+        """Undo the first moves to buffers of a capacity; ``spare`` is the last that was replaced."""
+        try:
+            for at in reversed(range(num_moved)):
+                new = self._buffers[at]
+                old = spare.pop() if spare else self._copied(new, capacity, self.capacity)
+                self._buffers[at] = old
+                self._device.free(new)
+        except Exception:
+            self.free()  # buffers of two capacities would answer wrongly; without any, every call fails
+            raise
+
+    def _copied(self, buffer: int, capacity: int, new_capacity: int) -> int:
+        """Return a new buffer of another capacity with what one holds, as far as it has room."""
+        old_pitch, new_pitch = capacity * self._token_bytes, new_capacity * self._token_bytes
+        new = self._device.allocate(self._buffer_bytes(new_capacity))
+        self._device.copy_rows(
+            Rows(new, new_pitch),
+            Rows(buffer, old_pitch),
+            width=min(old_pitch, new_pitch),
+            rows=len(self.lengths) * self._num_heads,
+        )
+        return new
 
     def trim(self, lengths: Sequence[int]) -> int:
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Protocol
 
 from outrider.engines.bundle.plans import PlanEntry, Shape
@@ -14,6 +14,11 @@ class LoadedPlan(Protocol):
     @property
     def entry(self) -> PlanEntry:
         """Entry of the plan in the manifest."""
+        ...
+
+    @property
+    def inputs(self) -> Set[str]:
+        """Names of the tensors that the graph reads."""
         ...
 
     def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:

@@ -10,6 +10,7 @@ from outrider.engines.base import IntArray, Span
 from outrider.engines.bundle.manifest import (
     ANCESTORS,
     COLUMNS,
+    LENGTHS,
     LOGIT_POSITIONS,
     LOGITS,
     POSITIONS,
@@ -54,6 +55,7 @@ class ModelTensors:
         kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
             TOKENS: ((batch, tokens), _INT64),
             START: ((batch,), _INT64),
+            LENGTHS: ((batch,), _INT64),
             LOGIT_POSITIONS: ((batch, wanted), _INT64),
             POSITIONS: ((batch, tokens), _INT64),
             ANCESTORS: ((batch, tokens, tokens), _BOOL),
@@ -66,7 +68,10 @@ class ModelTensors:
 
 
 def feeds_of(spans: Sequence[Span], shape: Shape) -> dict[str, IntArray]:
-    """The integers of a call; a row's last token and last wanted position repeat as padding."""
+    """The integers of a call; a row's last token and last wanted position repeat as padding.
+
+    Lengths are those of the rectangle: causality counts back from the last column, padding or not.
+    """
     tokens = np.zeros((shape.batch, shape.tokens), dtype=np.int64)
     positions = np.zeros((shape.batch, shape.wanted), dtype=np.int64)
     for row, span in enumerate(spans):
@@ -76,4 +81,5 @@ def feeds_of(spans: Sequence[Span], shape: Shape) -> dict[str, IntArray]:
         positions[row] = max(0, num_tokens - 1)
         positions[row, : span.num_logits] = range(num_tokens - span.num_logits, num_tokens)
     starts = np.array([span.start for span in spans], dtype=np.int64)
-    return {TOKENS: tokens, START: starts, LOGIT_POSITIONS: positions}
+    lengths = starts + shape.tokens
+    return {TOKENS: tokens, START: starts, LENGTHS: lengths, LOGIT_POSITIONS: positions}

@@ -16,6 +16,8 @@ _MAX_BINDINGS = 512
 # The library keeps every recording of a session for good.
 _MAX_RECORDINGS = 128
 _NOT_RECORDED = -1
+# NumPy has no bfloat16; ONNX Runtime takes the number of its type in ONNX.
+_BFLOAT16_TYPE, _BFLOAT16 = "tensor(bfloat16)", 16
 
 
 class BoundSession:
@@ -32,6 +34,8 @@ class BoundSession:
         self._records = records
         self._bindings: dict[Hashable, onnxruntime.IOBinding] = {}
         self._recordings: dict[Hashable, int] = {}
+        tensors = (*session.get_inputs(), *session.get_outputs())
+        self._bfloat16 = {tensor.name for tensor in tensors if tensor.type == _BFLOAT16_TYPE}
         self.inputs = frozenset(tensor.name for tensor in session.get_inputs())
         self.outputs = tuple(tensor.name for tensor in session.get_outputs())
 
@@ -72,5 +76,6 @@ class BoundSession:
         binding = self._session.io_binding()
         for name, tensor in tensors.items():
             bind = binding.bind_input if name in self.inputs else binding.bind_output
-            bind(name, *self._place, tensor.dtype.type, tensor.shape, tensor.pointer)
+            kind = _BFLOAT16 if name in self._bfloat16 else tensor.dtype.type
+            bind(name, *self._place, kind, tensor.shape, tensor.pointer)
         return binding

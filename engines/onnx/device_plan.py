@@ -1,20 +1,25 @@
 """Canonical graphs on ONNX Runtime as plans: over memory of a device, on that device's one stream.
 
-The very graphs of ``engines.onnx.engine``, and where weights are float16 one that computes so too. There
-a call's arrays lie on the host; here everything is on the device when the graph is enqueued, and
-nothing waits. So the provider of a GPU runs behind
-``engines.device.engine`` as TensorRT does, and on the CPU's provider the same code can be tested.
+In ``engines.onnx.engine`` a call's arrays lie on the host; here everything is on the device when the graph is
+enqueued, and nothing waits. So the provider of a GPU runs behind ``engines.device.engine`` as TensorRT does, over
+``device.onnx`` and its like. On the CPU's provider the same code runs the host's own graphs, with the host's bits, or
+the device's in tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.engines.base import BundleError, EngineLimits
 from outrider.engines.bundle.manifest import (
     ANCESTORS,
-    HALF_FILE,
+    DEVICE_FILE,
+    DEVICE_KEEP_PATH_FILE,
+    DEVICE_TREE_FILE,
+    KEEP_PATH_FILE,
+    LENGTHS,
     MODEL_FILE,
     POSITIONS,
     TREE_FILE,
@@ -34,12 +39,27 @@ from outrider.engines.device.engine import PlanEngine, row_sizes
 from outrider.engines.device.tensors import ModelTensors
 from outrider.engines.device.tree_plans import keep_profile, tree_profile
 from outrider.engines.device.trees import PlanTrees
+from outrider.engines.devices import CPU
 from outrider.engines.kv_cache import MIN_SPAN, coarse_capacities
 from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import check_graph, open_session, records_graphs
 
 _ANY = "any"
-_FLOAT32, _FLOAT16 = "float32", "float16"
+_FLOAT32 = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    """Files of a model's graphs for chains and trees, the inputs that all but the last have more, and their type."""
+
+    chains: str
+    trees: str
+    keep_path: str
+    extra_inputs: frozenset[str]
+    precision: str
+
+
+_OF_HOST = _Graphs(MODEL_FILE, TREE_FILE, KEEP_PATH_FILE, frozenset(), _FLOAT32)
 
 
 class OnnxPlan:
@@ -55,6 +75,11 @@ class OnnxPlan:
         self._session = session
         self._tensors = ModelTensors(model, entry)
         self._max_recorded = max_recorded
+
+    @property
+    def inputs(self) -> Set[str]:
+        """Names of the tensors that the graph reads."""
+        return self._session.inputs
 
     def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:
         """Enqueue the graph; see ``LoadedPlan.run``.
@@ -79,102 +104,105 @@ def open_on_device(
     max_batch: int | None = None,
     owns_device: bool = False,
     with_trees: bool = False,
-    computes_in_halves: bool | None = None,
+    runs_device_graphs: bool | None = None,
     provider_options: Mapping[str, str] | None = None,
 ) -> PlanEngine:
     """Engine of a bundle's model over a device.
 
-    In float32 spans are padded on the CPU's provider as ``OnnxEngine`` pads them, so that they have its
-    bits. A model with float16 weights has a graph that computes in float16; it takes chains alone.
-
-    With trees the weights are on the device twice. Where ``computes_in_halves`` is None, an accelerator does.
+    The host's graphs pad spans as ``OnnxEngine`` does, so that they have its bits. With trees the weights are on
+    the device twice. Where ``runs_device_graphs`` is None, an accelerator does.
 
     Raises:
-        BundleError: the graph does not fit its entry, there is none in halves, or ``max_batch`` does
-            not fit the bundle.
+        BundleError: the graph does not fit its entry, there is none for accelerators, or ``max_batch``
+            does not fit the bundle.
         EngineError: the library cannot load it.
     """
-    in_halves = _picks_halves(bundle, model, device, computes_in_halves)
-    limits = bundle.limits(model, max_batch, with_trees=with_trees and not in_halves)
+    is_host = device.kind == CPU if runs_device_graphs is None else not runs_device_graphs
+    graphs = _OF_HOST if is_host else _device_graphs(bundle, model, device)
+    limits = bundle.limits(model, max_batch, with_trees=with_trees)
     options = provider_options or {}
-    opener = _Opener(bundle, model, device, limits, num_threads, options)
-    is_row_invariant = device.kind == "cpu" and not in_halves
-    return PlanEngine(
-        opener.chains(is_row_invariant, in_halves=in_halves),
-        device,
-        model,
-        limits,
-        is_row_invariant=is_row_invariant,
-        owns_device=owns_device,
-        row_sizes=row_sizes(limits.max_batch) if records_graphs(options) else (),
-        trees=opener.trees() if limits.max_tree_nodes else None,
-    )
-
-
-def _picks_halves(
-    bundle: Bundle, model: ModelEntry, device: PlanDevice, asked: bool | None
-) -> bool:
-    has_halves = bundle.half_path(model) is not None
-    if asked and not has_halves:
-        raise BundleError(f"{model.path}: no {HALF_FILE}; export with --weights float16")
-    return has_halves and device.kind != "cpu" if asked is None else asked
-
-
-class _Opener:
-    """Loads the graphs of one model as plans of every capacity, each graph once."""
-
-    def __init__(
-        self,
-        bundle: Bundle,
-        model: ModelEntry,
-        device: PlanDevice,
-        limits: EngineLimits,
-        num_threads: int,
-        provider_options: Mapping[str, str],
-    ) -> None:
-        self._bundle, self._model, self._device, self._limits = bundle, model, device, limits
-        self._records = records_graphs(provider_options)
-        self._options: Any = {
+    opener = _Opener(
+        bundle=bundle,
+        model=model,
+        device=device,
+        limits=limits,
+        graphs=graphs,
+        records=records_graphs(options),
+        options={
             "device": device.kind,
             "device_index": device.index,
             "num_threads": num_threads,
             "stream": device.stream,
-            "provider_options": provider_options,
-        }
+            "provider_options": options,
+        },
+    )
+    return PlanEngine(
+        opener.chains(is_row_invariant=is_host),
+        device,
+        model,
+        limits,
+        is_row_invariant=is_host,
+        owns_device=owns_device,
+        row_sizes=row_sizes(limits.max_batch) if opener.records else (),
+        trees=opener.trees() if limits.max_tree_nodes else None,
+    )
 
-    def chains(self, is_row_invariant: bool, *, in_halves: bool) -> list[OnnxPlan]:
-        """Plans of the canonical graph, or of that which computes in float16."""
-        file, precision = (HALF_FILE, _FLOAT16) if in_halves else (MODEL_FILE, _FLOAT32)
-        path = self._bundle.model_path(self._model).with_name(file)
-        session = open_session(path, **self._options)
-        check_graph(session, self._model, file=file)
-        max_recorded = max(MAX_STEP_TOKENS, self._bundle.manifest.max_gamma + 1)
-        profile = _any_shape(self._limits, is_row_invariant)
-        return self._plans(session, profile, max_recorded, precision)
+
+def _device_graphs(bundle: Bundle, model: ModelEntry, device: PlanDevice) -> _Graphs:
+    if reason := bundle.why_no_device(model, device.compute_capability):
+        raise BundleError(reason)
+    files = (DEVICE_FILE, DEVICE_TREE_FILE, DEVICE_KEEP_PATH_FILE)
+    return _Graphs(*files, frozenset({LENGTHS}), model.device_precision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opener:
+    """Loads the graphs of one model as plans of every capacity, each graph once.
+
+    ``options`` are those of ``open_session``; ``records`` says whether its provider records CUDA graphs.
+    """
+
+    bundle: Bundle
+    model: ModelEntry
+    device: PlanDevice
+    limits: EngineLimits
+    graphs: _Graphs
+    records: bool
+    options: Any
+
+    def chains(self, *, is_row_invariant: bool) -> list[OnnxPlan]:
+        """Plans of the graph that takes chains."""
+        session = self._open(self.graphs.chains)
+        extra = self.graphs.extra_inputs
+        check_graph(session, self.model, file=self.graphs.chains, extra_inputs=extra)
+        max_recorded = max(MAX_STEP_TOKENS, self.bundle.manifest.max_gamma + 1)
+        return self._plans(session, _any_shape(self.limits, is_row_invariant), max_recorded)
 
     def trees(self) -> PlanTrees:
         """Plans of the graphs that take trees."""
-        session = open_session(self._bundle.tree_path(self._model), **self._options)
-        extra = {POSITIONS, ANCESTORS}
-        check_graph(session, self._model, file=TREE_FILE, extra_inputs=extra)
-        keeper = open_session(self._bundle.keep_path_path(self._model), **self._options)
-        profile = tree_profile(self._bundle.manifest, self._model)
+        session = self._open(self.graphs.trees)
+        extra = {POSITIONS, ANCESTORS, *self.graphs.extra_inputs}
+        check_graph(session, self.model, file=self.graphs.trees, extra_inputs=extra)
+        keeper = self._open(self.graphs.keep_path)
+        profile = tree_profile(self.bundle.manifest, self.model)
         return PlanTrees(
-            self._plans(session, profile, self._limits.max_tree_nodes),
-            self._plans(keeper, keep_profile(self._model), 0),
-            self._device,
-            last_position=self._limits.max_context - 1,
+            self._plans(session, profile, self.limits.max_tree_nodes),
+            self._plans(keeper, keep_profile(self.model), 0),
+            self.device,
+            last_position=self.limits.max_context - 1,
         )
 
-    def _plans(
-        self, session: Any, profile: Profile, max_recorded: int, precision: str = _FLOAT32
-    ) -> list[OnnxPlan]:
-        bound = BoundSession(session, self._device, records=self._records)
+    def _open(self, file: str) -> Any:
+        path = self.bundle.model_path(self.model).with_name(file)
+        return open_session(path, **self.options)
+
+    def _plans(self, session: Any, profile: Profile, max_recorded: int) -> list[OnnxPlan]:
+        bound = BoundSession(session, self.device, records=self.records)
         entries = [
-            _entry(profile, precision, capacity)
-            for capacity in plan_capacities(coarse_capacities(self._limits))
+            _entry(profile, self.graphs.precision, capacity)
+            for capacity in plan_capacities(coarse_capacities(self.limits))
         ]
-        return [OnnxPlan(bound, self._model, entry, max_recorded=max_recorded) for entry in entries]
+        return [OnnxPlan(bound, self.model, entry, max_recorded=max_recorded) for entry in entries]
 
 
 def _any_shape(limits: EngineLimits, is_row_invariant: bool) -> Profile:

@@ -45,19 +45,21 @@ def open_onnx_sampler(
     noise: NoiseSource | None = None,
     draws_races: bool | None = None,
     provider_options: Mapping[str, str] | None = None,
+    graphs: Mapping[str, bytes] | None = None,
 ) -> GraphSampler:
     """Return the sampler over the graphs of a folder, each loaded when it is first used.
 
-    Without a device they run on the host. All else is as ``GraphSampler`` and ``open_session`` take it.
+    Without a device they run on the host. ``graphs`` has their bytes by file name; None reads the folder. All else is
+    as ``GraphSampler`` and ``open_session`` take it.
     """
     memory = HostDevice() if device is None else device
 
     def open_graph(file: str) -> OnnxGraph:
-        path = folder / file
-        if not path.is_file():
+        is_known = (folder / file).is_file() if graphs is None else file in graphs
+        if not is_known:
             raise EngineError(f"{folder.name}/{file}: no such sampler graph")
         session = open_session(
-            path,
+            folder / file if graphs is None else graphs[file],
             device=memory.kind,
             device_index=memory.index,
             num_threads=num_threads,

@@ -21,10 +21,18 @@ from outrider.engines.bundle.manifest import (
     present_names,
 )
 from outrider.engines.kv_cache import KvCache
+from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packages
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+# ONNX Runtime's name for the memory of a CUDA device; the host's are "Cpu" and "CudaPinned".
+_CUDA_MEMORY = "Cuda"
+LIBRARY_VERSION: str = onnxruntime.__version__
 _RECORDS = "enable_cuda_graph"
 _OWN_OPTIONS = frozenset({"device_id", "user_compute_stream", "has_user_compute_stream"})
+# Kernels of attention: Flash 1, memory-efficient 2, unfused 16, and not cuDNN's 8. That would take spans of one
+# token alone, so that a step and a verification would differ; it plans for each new shape in the middle of a
+# request, and a plan that cannot be made fails the request (1.31.1).
+_ATTENTION = "19"
 # ONNX Runtime's exceptions have no common base but Exception.
 LIBRARY_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -48,28 +56,38 @@ def _share_thread_pool(num_threads: int) -> None:
         ) from error
 
 
+# A Split of unequal parts, made of Slices, would copy tables to the device in every call (1.31.1). Without that
+# fusion a layer has two launches less, and a race's noise 71 of 1,323 more.
+_DISABLED = {"cpu": [], "cuda": ["GatherSliceToSplitFusion"]}
+_BLOCKS_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 # onnxruntime's severity "error", the first above "warning".
 _LOG_ERRORS = 3
 
 
 def why_unavailable(device: str) -> str:
-    """Say why a provider cannot run here; empty where it can."""
+    """Say why a provider cannot run here; empty where it can, its libraries being loaded."""
     if device not in _PROVIDERS:
         return f"must be one of {', '.join(_PROVIDERS)}"
+    if reason := why_two_packages():
+        return reason
     if _PROVIDERS[device] not in onnxruntime.get_available_providers():
-        return f"this onnxruntime has no {_PROVIDERS[device]}"
-    return ""
+        return f"this onnxruntime has no {_PROVIDERS[device]}; install outrider-server[{device}]"
+    return why_not_loadable() if device == "cuda" else ""
 
 
 def open_session(
-    path: Path,
+    graph: Path | bytes,
     *,
     device: str = "cpu",
     device_index: int = 0,
     num_threads: int = 2,
     copies_caches: bool = False,
+    maps_weights: bool = False,
     stream: int = 0,
     provider_options: Mapping[str, str] | None = None,
+    weights_folder: Path | None = None,
+    exact_blocks: bool = False,
 ) -> onnxruntime.InferenceSession:
     """Session over a graph file, on the thread pool that all sessions of the process share.
 
@@ -77,18 +95,22 @@ def open_session(
     sessions with a pool of their own, and checks should run the kernels that serving runs.
 
     Args:
-        path: ``model.onnx`` of a bundle.
+        graph: its file, such as ``model.onnx`` of a bundle, or a file's bytes.
         device: key of the provider to run on.
         device_index: which of its devices.
         num_threads: size of the shared pool.
         copies_caches: the caller binds past and present to different memory on purpose, so the
             library's warning about it, one line per call and layer, is left out.
+        maps_weights: weights of 16 bits stay in their file, mapped, and each is widened in every call: for checks
+            of models that are too large in float32. Otherwise they are widened once, to memory of the session's.
         stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
         provider_options: of a GPU's provider, as ONNX Runtime documents them.
+        weights_folder: of a graph given as bytes, where its data lies, if any.
+        exact_blocks: multiply with blocks of integers in float32 on the CPU, not in 8 bits.
 
     Raises:
-        EngineError: unknown device, unloadable graph, an option that cannot be given, or the shared
-            pool has another size.
+        EngineError: unknown device, unloadable graph, an option that cannot be given, a graph that
+            the device's provider reads an input of on the host, or the shared pool has another size.
     """
     if reason := why_unavailable(device):
         raise EngineError(f"device {device!r}: {reason}")
@@ -98,21 +120,45 @@ def open_session(
     options.use_per_session_threads = False
     if copies_caches:
         options.log_severity_level = _LOG_ERRORS
-    # Weights in blocks of int8 or int4 become MatMulNBits with 8-bit products.
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+    # Weights in blocks of int8 or int4 become MatMulNBits; level 4 is 8-bit products, 1 is float32.
+    options.add_session_config_entry(_BLOCKS_ACCURACY, "1" if exact_blocks else "4")
+    if weights_folder is not None:
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(weights_folder))
+    if maps_weights:
+        # The last level reads every weight (1.31.1), whatever it changes.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        # What was widened goes back at once: the arena would keep it, twice over.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     try:
         session = onnxruntime.InferenceSession(
-            str(path),
+            graph if isinstance(graph, bytes) else str(graph),
             options,
             providers=[_PROVIDERS[device]],
             provider_options=[own_options],
+            # Otherwise a device that fails is replaced by the CPU, with a line on stdout.
+            enable_fallback=False,
+            disabled_optimizers=_DISABLED[device] + (["ConstantFolding"] if maps_weights else []),
         )
     except LIBRARY_ERRORS as error:
-        raise EngineError(f"ONNX Runtime cannot load the graph: {error}") from error
-    # A provider that fails to start is silently replaced by the CPU's.
+        words = " ".join(str(error).split())
+        raise EngineError(f"ONNX Runtime cannot load the graph: {words}") from error
     if session.get_providers()[0] != _PROVIDERS[device]:
         raise EngineError(f"device {device!r}: {_PROVIDERS[device]} did not start")
+    if device == "cuda":
+        _check_on_device(session, graph)
     return session
+
+
+def _check_on_device(session: onnxruntime.InferenceSession, graph: Path | bytes) -> None:
+    """Refuse inputs that the provider reads on the host: they are copied when they are bound, and never again."""
+    memories = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    on_host = [repr(tensor.name) for tensor, memory in memories if memory.name != _CUDA_MEMORY]
+    if on_host:
+        name = "/".join(graph.parts[-2:]) if isinstance(graph, Path) else "a graph"
+        raise EngineError(
+            f"{name}: the CUDA provider reads {', '.join(on_host)} on the host "
+            "and would keep the first value; export the bundle again"
+        )
 
 
 def enqueue(
@@ -172,7 +218,7 @@ def _provider_options(
             raise EngineError(f"provider option {min(asked)}: the CPU's provider takes none")
         return {}
     # Float32 means float32; who wants the speed of fewer bits asks for them.
-    options = {"device_id": str(index), "use_tf32": "0", **asked}
+    options = {"device_id": str(index), "use_tf32": "0", "sdpa_kernel": _ATTENTION, **asked}
     if stream:
         options["user_compute_stream"] = str(stream)
     return options

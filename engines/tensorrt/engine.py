@@ -9,7 +9,7 @@ Aliasing: KV_CACHE_UPDATE writes in place only where the plan declares ``new_key
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from outrider.engines.base import BundleError, EngineError
@@ -204,6 +204,11 @@ class TensorRtPlan:
         self._scratch = device.allocate(num_bytes)
         self._program.prepare(self._scratch, num_bytes)
         device.wait()
+
+    @property
+    def inputs(self) -> Set[str]:
+        """Names of the tensors that the plan reads."""
+        return self._program.inputs
 
     def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:
         """Enqueue the graph; see ``LoadedPlan.run``.

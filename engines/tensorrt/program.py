@@ -9,7 +9,6 @@ guide, "CUDA Graphs").
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,7 +57,7 @@ class TensorRtProgram:
         self._logger = make_logger(api.trt, self._errors.append)
         runtime: trt.Runtime = api.trt.Runtime(self._logger)
         self._runtime = runtime
-        engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(read_plan(bundle, entry))
+        engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(bundle.read(entry.path))
         if engine is None:
             raise EngineError(f"{entry.path}: cannot be loaded: {self._last_error()}")
         self._engine = engine
@@ -203,18 +202,3 @@ class _Recording:
         """Free it; what is under way on the device is waited for by CUDA."""
         self._work.close()
         self._context = None
-
-
-def read_plan(bundle: Bundle, entry: PlanEntry) -> bytes:
-    """Bytes of a plan, the very ones whose hash was compared: a plan is executable content.
-
-    Raises:
-        BundleError: the manifest does not hold their hash.
-    """
-    declared = bundle.manifest.files.get(entry.path)
-    if declared is None:
-        raise BundleError(f"{entry.path}: a plan without a hash in the manifest")
-    data = (bundle.root / entry.path).read_bytes()
-    if hashlib.sha256(data).hexdigest() != declared.sha256:
-        raise BundleError(f"{entry.path}: content differs from its sha256 in the manifest")
-    return data

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from outrider.engines.bundle.manifest import GROUPED_FILE, HALF_FILE, Bundle
-from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_parity
-from outrider.export.certificate.tree_parity import check_tree_parity
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import DEVICE_FILE, GROUPED_FILE, Bundle, ModelEntry
+from outrider.export.certificate.parity import (
+    FLOAT32_TOLERANCE,
+    check_parity,
+    check_rounding,
+    prepare_parity,
+)
+from outrider.export.certificate.reference import Reference
+from outrider.export.certificate.tree_parity import (
+    TREE_FILES,
+    check_tree_parity,
+    prepare_tree_parity,
+)
 from outrider.export.checkpoint import ModelFacts, open_checkpoint
+from outrider.export.weights.blocks import BITS
+from outrider.export.weights.half_weights import HALF_TYPES
 from transformers import PreTrainedModel
+
+# Other weights than float32 differ by what storing them costs; another version's kernels add little to that.
+_MOST_FARTHER = 1.5
+
+
+def prepare(
+    model: PreTrainedModel, facts: ModelFacts, *, max_gamma: int, max_tree_nodes: int
+) -> Reference:
+    """Return all of a model that ``certify`` with these sizes asks for; it holds the model no longer."""
+    reference = Reference(model)
+    prepare_parity(reference, facts, max_gamma=max_gamma)
+    if max_tree_nodes:
+        prepare_tree_parity(reference, facts, max_tree_nodes=max_tree_nodes)
+    reference.release()
+    return reference
 
 
 def certify(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Reference,
     path: Path,
     facts: ModelFacts,
     *,
@@ -29,41 +57,112 @@ def certify(
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
-    certificate = dict(check_parity(model, path, facts, max_gamma=max_gamma, tolerance=tolerance))
-    for name in (GROUPED_FILE, HALF_FILE):
-        other = path.with_name(name)
-        if other.exists():
-            certificate[other.stem] = check_parity(
-                model, other, facts, max_gamma=max_gamma, tolerance=tolerance
+
+    def judge(graph: Path) -> dict[str, object]:
+        found = dict(check_parity(model, graph, facts, max_gamma=max_gamma, tolerance=tolerance))
+        if max_tree_nodes and graph.name in TREE_FILES:
+            found |= check_tree_parity(
+                model, graph, facts, max_tree_nodes=max_tree_nodes, tolerance=tolerance
             )
-    if max_tree_nodes:
-        certificate |= check_tree_parity(
-            model, path, facts, max_tree_nodes=max_tree_nodes, tolerance=tolerance
-        )
+        return found
+
+    certificate = judge(path)
+    for other in map(path.with_name, (GROUPED_FILE, DEVICE_FILE)):
+        if other.exists():
+            certificate[other.stem] = judge(other)
     return certificate
 
 
 def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str, dict[str, object]]:
     """Return the certificate by part of a bundle, made again.
 
-    ``checkpoints`` are folders by "target" and "draft"; parts that the bundle lacks are left out.
+    ``checkpoints`` are folders by "target" and "draft". Weights that are not float32 differ from the checkpoint's by
+    design: they may be as far from it as when the bundle was made.
 
     Raises:
-        BundleError: a folder is no such checkpoint, or a float32 graph is too far from it.
+        BundleError: the bundle has no such part, a folder is no such checkpoint, or a graph is too far from it.
     """
     manifest = bundle.manifest
     parts = {"target": manifest.target, "draft": manifest.draft}
     certificate = {}
     for name, path in checkpoints.items():
-        if (entry := parts[name]) is not None:
-            checkpoint = open_checkpoint(path, max_context=manifest.max_context)
-            certificate[name] = certify(
-                checkpoint.load(),
+        entry = parts[name]
+        if entry is None:
+            raise BundleError(f"the bundle has no {name} model to compare with a checkpoint")
+        checkpoint = open_checkpoint(path, max_context=manifest.max_context)
+        _refuse_other_sizes(name, checkpoint.facts, entry)
+        certificate[name] = certify(
+            Reference(checkpoint.load()),
+            bundle.model_path(entry),
+            checkpoint.facts,
+            max_gamma=manifest.max_gamma,
+            max_tree_nodes=entry.max_tree_nodes,
+            tolerance=FLOAT32_TOLERANCE if entry.weights == "float32" else None,
+        )
+        if entry.weights in BITS and entry.device_precision in HALF_TYPES:
+            certificate[name]["device_rounding"] = check_rounding(
                 bundle.model_path(entry),
                 checkpoint.facts,
                 max_gamma=manifest.max_gamma,
-                max_tree_nodes=entry.max_tree_nodes,
-                # Other weights differ from the checkpoint's by design: recorded, not judged.
-                tolerance=FLOAT32_TOLERANCE if entry.weights == "float32" else None,
+                tolerance=None,
             )
+        recorded = manifest.certificate.get(name)
+        if entry.weights != "float32" and isinstance(recorded, dict):
+            _refuse_farther(name, certificate[name], recorded.get(entry.weights, recorded))
     return certificate
+
+
+def verdict(certificate: Mapping[str, Mapping[str, object]]) -> str:
+    """Return what a certificate says, in a line."""
+    parts = []
+    for name, part in certificate.items():
+        cases = [case for _, case in _cases(part)]
+        worst = max(_number(case, "max_difference") for case in cases)
+        equal = sum(_number(case, "num_greedy_equal") for case in cases)
+        compared = sum(_number(case, "num_compared") for case in cases)
+        parts.append(
+            f"{name}: logits within {worst:.2g} of the checkpoint's, {equal:.0f} of {compared:.0f} greedy choices equal"
+        )
+    return f"parity holds; {'; '.join(parts)}"
+
+
+def _refuse_other_sizes(name: str, facts: ModelFacts, entry: ModelEntry) -> None:
+    for field in ("num_layers", "num_kv_heads", "head_size", "vocab_size"):
+        theirs, ours = getattr(facts, field), getattr(entry, field)
+        if theirs != ours:
+            raise BundleError(
+                f"{name}: {field} of this checkpoint is {theirs}, of the bundle's {ours}: "
+                "the bundle was made from another one"
+            )
+
+
+def _refuse_farther(name: str, found: Mapping[str, object], recorded: object) -> None:
+    """Refuse cases that lie farther from a checkpoint than when the bundle was made, other kernels aside."""
+    then = dict(_cases(recorded)) if isinstance(recorded, dict) else {}
+    for case, values in _cases(found):
+        if case not in then:
+            continue
+        now, before = (_number(one, "max_difference") for one in (values, then[case]))
+        if not now <= _MOST_FARTHER * before + FLOAT32_TOLERANCE:
+            raise BundleError(
+                f"{name}: case {case} differs by {now:.3g} from this checkpoint, by {before:.3g} from the one that the "
+                "bundle was made from: it is another one, or the graph is broken"
+            )
+
+
+def _cases(
+    part: Mapping[str, object], path: str = ""
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Yield the cases of a certificate's part with their names, graphs beside the canonical one included."""
+    for name, value in part.items():
+        if isinstance(value, Mapping):
+            if "max_difference" in value:
+                yield f"{path}{name}", value
+            else:
+                yield from _cases(value, f"{path}{name}.")
+
+
+def _number(case: Mapping[str, object], name: str) -> float:
+    value = case[name]
+    assert isinstance(value, (int, float))
+    return value

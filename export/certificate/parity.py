@@ -6,29 +6,31 @@ cache: padding, raggedness and rollback must not change logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
 from outrider.engines.onnx.session import open_session
+from outrider.export.certificate.reference import LogitsOfSequences, Reference
+from outrider.export.certificate.twin import HALF_KINDS, twin_of
 from outrider.export.checkpoint import ModelFacts
 from transformers import PreTrainedModel
 
 # Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
 FLOAT32_TOLERANCE = 1e-4
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
-# By ONNX Runtime's names.
-_CACHE_TYPES: Mapping[str, npt.DTypeLike] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-}
+# Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened
+# in every call, which is slower and by other kernels: bits differ from those served.
+_MOST_WIDENED_BYTES = 256 << 20
+# Of caches beyond what was written.
+_UNREAD = 7.0
 Feeds = Mapping[str, npt.NDArray[Any]]
 
 
@@ -42,14 +44,26 @@ class CaseResult:
 
 
 class GraphRunner:
-    """A canonical graph on ONNX Runtime with caches held as arrays; for checks, not for serving.
+    """A graph on ONNX Runtime with caches held as arrays; for checks, not for serving.
+
+    A graph that computes in 16 bits is run by its twin. With ``exact_blocks`` products with blocks of integers are
+    float32, else as they are served.
 
     Attributes:
-        caches: [B, H, S, D] by name, as after the last run.
+        caches: [B, H, S, D] float32 by name, as after the last run.
     """
 
-    def __init__(self, path: Path, facts: ModelFacts, *, batch: int, capacity: int) -> None:
-        self._session = open_session(path, copies_caches=True)
+    def __init__(
+        self,
+        path: Path,
+        facts: ModelFacts,
+        *,
+        batch: int,
+        capacity: int,
+        maps_weights: bool = True,
+        exact_blocks: bool = False,
+    ) -> None:
+        self._session = open_graph(path, maps_weights=maps_weights, exact_blocks=exact_blocks)
         inputs = self._session.get_inputs()
         self._packed = PackedGraph.of(
             {tensor.name: tensor.shape for tensor in inputs},
@@ -57,18 +71,26 @@ class GraphRunner:
             last=facts.max_position - 1,
         )
         self._capacity = capacity
-        kinds = {tensor.name: tensor.type for tensor in inputs}
-        kind = _CACHE_TYPES[kinds[bundle.key_name(0)]]
-        self.caches = used_caches(facts, batch, capacity, kind=kind)
+        self._takes_lengths = any(tensor.name == bundle.LENGTHS for tensor in inputs)
+        self.caches = used_caches(facts, batch, capacity)
+
+    def forget(self) -> None:
+        """Start again with caches as at the beginning."""
+        self.caches = {name: np.full_like(held, _UNREAD) for name, held in self.caches.items()}
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
         feeds: Feeds
         if self._packed is None:
-            feeds = span_feeds(tokens, start)
+            feeds = self.span_feeds(tokens, start)
         else:
             feeds = packed_feeds(self._packed, tokens, start, capacity=self._capacity)
         return self.run(self._session, feeds).reshape(*tokens.shape, -1)
+
+    def span_feeds(self, tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
+        """Return inputs of this graph and its tree's for a span; see the function of this name."""
+        lengths = {bundle.LENGTHS: start + tokens.shape[1]} if self._takes_lengths else {}
+        return span_feeds(tokens, start) | lengths
 
     def run(self, session: Any, feeds: Feeds) -> FloatArray:
         """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""
@@ -78,17 +100,34 @@ class GraphRunner:
         return logits
 
 
-def used_caches(
-    facts: ModelFacts, batch: int, capacity: int, *, kind: npt.DTypeLike = np.float32
-) -> dict[str, FloatArray]:
-    """Return caches [B, H, S, D] by name, keys first.
+def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = False) -> Any:
+    """Return a session over a graph, or over its twin where it computes in 16 bits; caches are float32.
+
+    Weights that are large and of 16 bits may stay in their file.
+    """
+    data = path.with_name(f"{bundle.MODEL_FILE}.data")
+    is_large = data.exists() and data.stat().st_size > _MOST_WIDENED_BYTES
+    if maps_weights:
+        constants = ir.load(path).graph.initializers.values()
+        maps_weights = is_large and any(value.dtype in HALF_KINDS for value in constants)
+    return open_session(
+        twin_of(path, float32_caches=True) or path,
+        weights_folder=path.parent,
+        copies_caches=True,
+        maps_weights=maps_weights,
+        exact_blocks=exact_blocks,
+    )
+
+
+def used_caches(facts: ModelFacts, batch: int, capacity: int) -> dict[str, FloatArray]:
+    """Return caches [B, H, S, D] float32 by name, keys first.
 
     They hold no zeros: a graph must not see what lies beyond a row's length.
     """
     shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
     layers = range(facts.num_layers)
     names = (*map(bundle.key_name, layers), *map(bundle.value_name, layers))
-    return {name: np.full(shape, 7.0, kind) for name in names}
+    return {name: np.full(shape, _UNREAD, np.float32) for name in names}
 
 
 def span_feeds(tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
@@ -98,7 +137,7 @@ def span_feeds(tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]
 
 
 def check_parity(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Reference,
     path: Path,
     facts: ModelFacts,
     *,
@@ -114,21 +153,70 @@ def check_parity(
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
-    generator = np.random.default_rng(seed)
-    length = _PREFILL + max_gamma + 1 + _NUM_EXTRA
-    prompts = generator.integers(0, facts.vocab_size, (_BATCH, length), dtype=np.int64)
-    cases: dict[str, Callable[[_Trial], list[CaseResult]]] = {
-        "prefill": _prefill,
-        "single_token": lambda trial: _continue(trial, 1),
-        "verify": lambda trial: _continue(trial, max_gamma + 1),
-        "ragged": _ragged,
-        "rollback": lambda trial: _rollback(trial, max_gamma + 1),
-    }
+    reference = model if isinstance(model, Reference) else Reference(model)
+    return _check_cases(reference, path, facts, max_gamma=max_gamma, tolerance=tolerance, seed=seed)
+
+
+def check_rounding(
+    path: Path, facts: ModelFacts, *, max_gamma: int, tolerance: float | None, seed: int = 0
+) -> Mapping[str, object]:
+    """Return what the graph for accelerators loses in 16 bits of ``path``, the canonical graph with integer weights.
+
+    That graph in float32 is the reference: both have the same integers. All else is as for ``check_parity``.
+
+    Raises:
+        BundleError: as ``check_parity``.
+    """
+    return _check_cases(
+        _GraphReference(path, facts, certified_prompts(facts, max_gamma, seed).shape),
+        path.with_name(bundle.DEVICE_FILE),
+        facts,
+        max_gamma=max_gamma,
+        tolerance=tolerance,
+        seed=seed,
+    )
+
+
+class _GraphReference:
+    """Logits of sequences no larger than a shape, by a graph with integer weights, in float32."""
+
+    def __init__(self, path: Path, facts: ModelFacts, shape: tuple[int, ...]) -> None:
+        batch, capacity = shape
+        self._runner = GraphRunner(path, facts, batch=batch, capacity=capacity, exact_blocks=True)
+
+    def logits(self, sequences: IntArray) -> FloatArray:
+        return self._runner.extend(sequences, np.zeros(len(sequences), np.int64))
+
+
+def _check_cases(
+    reference: LogitsOfSequences,
+    path: Path,
+    facts: ModelFacts,
+    *,
+    max_gamma: int,
+    tolerance: float | None,
+    seed: int,
+) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
-    for name, case in cases.items():
-        trial = _Trial(model, path, facts, prompts)
-        certificate[name] = judged(name, case(trial), path, tolerance)
+    runner: GraphRunner | None = None
+    for name, script in parity_scripts(facts, max_gamma, seed).items():
+        rows, length = script[0].sequences.shape
+        runner = runner or GraphRunner(path, facts, batch=rows, capacity=length + _NUM_EXTRA)
+        runner.forget()
+        results = [one for step in script if (one := step.compare(runner, reference)) is not None]
+        certificate[name] = judged(name, results, path, tolerance)
     return certificate
+
+
+def prepare_parity(
+    reference: Reference, facts: ModelFacts, *, max_gamma: int, seed: int = 0
+) -> None:
+    """Compute all that ``check_parity`` asks of a reference, and logits of whole prompts."""
+    reference.logits(certified_prompts(facts, max_gamma, seed))
+    for script in parity_scripts(facts, max_gamma, seed).values():
+        for step in script:
+            if step.is_compared:
+                step.expected(reference)
 
 
 def judged(
@@ -140,10 +228,12 @@ def judged(
         BundleError: the case lies beyond the tolerance, or is not a number.
     """
     result = _merge(results)
-    if tolerance is not None and not result.max_difference <= tolerance:
+    # Without a tolerance numbers are recorded, whatever they are; but numbers they are.
+    allowed = float(np.finfo(np.float32).max) if tolerance is None else tolerance
+    if not result.max_difference <= allowed:
         raise BundleError(
             f"{path.parent.name}/{path.name}: parity case {name} differs by "
-            f"{result.max_difference:.3g}, allowed {tolerance:.3g}; the bundle is not written"
+            f"{result.max_difference:.3g}, allowed {allowed:.3g}; the bundle is not written"
         )
     return {
         "max_difference": result.max_difference,
@@ -152,33 +242,48 @@ def judged(
     }
 
 
-class _Trial:
-    """A fresh cache, and the reference to compare with."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Extend:
+    """One extend of every row, by ``num_tokens`` of its sequence [n] from ``start`` on."""
 
-    def __init__(
-        self, model: PreTrainedModel, path: Path, facts: ModelFacts, prompts: IntArray
-    ) -> None:
-        self.model = model
-        self.prompts = prompts
-        capacity = prompts.shape[1] + _NUM_EXTRA
-        self.runner = GraphRunner(path, facts, batch=len(prompts), capacity=capacity)
+    sequences: IntArray
+    start: IntArray
+    num_tokens: int
+    is_compared: bool = True
 
-    def compare(self, sequences: IntArray, start: IntArray, num_tokens: int) -> CaseResult:
-        """Extend every row by ``num_tokens`` of its sequence from ``start`` and compare."""
-        columns = start[:, None] + np.arange(num_tokens)
-        spans = np.take_along_axis(sequences, columns, axis=1)
-        answered = self.runner.extend(spans, start)
-        whole = reference_logits(self.model, sequences[:, : int(columns.max()) + 1])
-        expected = np.take_along_axis(whole, columns[:, :, None], axis=1)
-        return compare_logits(answered, expected)
+    def compare(self, runner: GraphRunner, reference: LogitsOfSequences) -> CaseResult | None:
+        """Run the extend; return how far its logits are, if they are compared."""
+        spans = np.take_along_axis(self.sequences, self._columns(), axis=1)
+        answered = runner.extend(spans, self.start)
+        return compare_logits(answered, self.expected(reference)) if self.is_compared else None
+
+    def expected(self, reference: LogitsOfSequences) -> FloatArray:
+        """Return the reference's logits [B, num_tokens, V]."""
+        columns = self._columns()
+        whole = reference.logits(self.sequences[:, : int(columns.max()) + 1])
+        return np.take_along_axis(whole, columns[:, :, None], axis=1)
+
+    def _columns(self) -> IntArray:
+        return self.start[:, None] + np.arange(self.num_tokens)
 
 
-def reference_logits(model: PreTrainedModel, sequences: IntArray) -> FloatArray:
-    """Return PyTorch's logits [B, n, V] float32 of whole sequences [B, n] int64, without a cache."""
-    with torch.no_grad():
-        output = model(input_ids=torch.from_numpy(np.ascontiguousarray(sequences)), use_cache=False)
-    logits: FloatArray = output.logits.float().numpy()
-    return logits
+def certified_prompts(facts: ModelFacts, max_gamma: int, seed: int = 0) -> IntArray:
+    """Return the sequences [B, n] int64 that all cases take their tokens from."""
+    generator = np.random.default_rng(seed)
+    length = _PREFILL + max_gamma + 1 + _NUM_EXTRA
+    return generator.integers(0, facts.vocab_size, (_BATCH, length), dtype=np.int64)
+
+
+def parity_scripts(facts: ModelFacts, max_gamma: int, seed: int) -> dict[str, list[_Extend]]:
+    """Return the extends of every case, each over a fresh cache."""
+    prompts = certified_prompts(facts, max_gamma, seed)
+    return {
+        "prefill": [_extend(prompts, 0, _PREFILL)],
+        "single_token": _continue(prompts, 1),
+        "verify": _continue(prompts, max_gamma + 1),
+        "ragged": _ragged(prompts),
+        "rollback": _rollback(prompts, max_gamma + 1),
+    }
 
 
 def compare_logits(answered: FloatArray, expected: FloatArray) -> CaseResult:
@@ -192,38 +297,35 @@ def compare_logits(answered: FloatArray, expected: FloatArray) -> CaseResult:
     )
 
 
-def _prefill(trial: _Trial) -> list[CaseResult]:
-    return [trial.compare(trial.prompts, _starts(trial, 0), _PREFILL)]
+def _extend(sequences: IntArray, start: int, num_tokens: int) -> _Extend:
+    starts = np.full(len(sequences), start, np.int64)
+    return _Extend(sequences=sequences, start=starts, num_tokens=num_tokens)
 
 
-def _continue(trial: _Trial, num_tokens: int) -> list[CaseResult]:
-    first = trial.compare(trial.prompts, _starts(trial, 0), _PREFILL)
-    second = trial.compare(trial.prompts, _starts(trial, _PREFILL), num_tokens)
-    return [first, second]
+def _continue(prompts: IntArray, num_tokens: int) -> list[_Extend]:
+    return [_extend(prompts, 0, _PREFILL), _extend(prompts, _PREFILL, num_tokens)]
 
 
-def _ragged(trial: _Trial) -> list[CaseResult]:
+def _ragged(prompts: IntArray) -> list[_Extend]:
     """Compare rows of different lengths; the first prefill leaves padding beyond each row's end."""
-    lengths = _PREFILL - 2 * np.arange(len(trial.prompts), dtype=np.int64)
-    trial.runner.extend(trial.prompts[:, ::-1][:, :_PREFILL].copy(), _starts(trial, 0))
-    first = trial.compare(trial.prompts, _starts(trial, 0), int(lengths.min()))
-    starts = _starts(trial, int(lengths.min()))
-    second = trial.compare(trial.prompts, starts, _PREFILL - int(lengths.min()))
-    return [first, second, trial.compare(trial.prompts, lengths, 4)]
+    lengths = _PREFILL - 2 * np.arange(len(prompts), dtype=np.int64)
+    least = int(lengths.min())
+    return [
+        replace(_extend(prompts[:, ::-1].copy(), 0, _PREFILL), is_compared=False),
+        _extend(prompts, 0, least),
+        _extend(prompts, least, _PREFILL - least),
+        _Extend(sequences=prompts, start=lengths, num_tokens=4),
+    ]
 
 
-def _rollback(trial: _Trial, num_tokens: int) -> list[CaseResult]:
+def _rollback(prompts: IntArray, num_tokens: int) -> list[_Extend]:
     """Write a span, truncate each row at another place, write other tokens and compare."""
-    results = _continue(trial, num_tokens)
-    kept = _PREFILL + np.arange(len(trial.prompts), dtype=np.int64) % num_tokens
-    others = trial.prompts.copy()
+    kept = _PREFILL + np.arange(len(prompts), dtype=np.int64) % num_tokens
+    others = prompts.copy()
     for row, start in enumerate(kept):
-        others[row, start:] = trial.prompts[row, start:][::-1]
-    return [*results, trial.compare(others, kept, num_tokens)]
-
-
-def _starts(trial: _Trial, start: int) -> IntArray:
-    return np.full(len(trial.prompts), start, np.int64)
+        others[row, start:] = prompts[row, start:][::-1]
+    rewritten = _Extend(sequences=others, start=kept, num_tokens=num_tokens)
+    return [*_continue(prompts, num_tokens), rewritten]
 
 
 def _merge(results: list[CaseResult]) -> CaseResult:

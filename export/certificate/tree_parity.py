@@ -13,8 +13,6 @@ from pathlib import Path
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
-from outrider.engines.onnx.session import open_session
-from outrider.engines.reference.torch_engine import tree_logits
 from outrider.engines.trees import path_to, tree_layout
 from outrider.export.certificate.parity import (
     FLOAT32_TOLERANCE,
@@ -22,15 +20,20 @@ from outrider.export.certificate.parity import (
     GraphRunner,
     compare_logits,
     judged,
-    reference_logits,
-    span_feeds,
+    open_graph,
 )
+from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import ModelFacts
 from transformers import PreTrainedModel
 
 # Cached tokens of each row before its tree: ragged, one row without any.
 _STARTS = (9, 0, 5)
 _NUM_AFTER = 4
+# Of a graph for chains, those beside it that verify trees and keep their paths.
+TREE_FILES: Mapping[str, tuple[str, str]] = {
+    bundle.MODEL_FILE: (bundle.TREE_FILE, bundle.KEEP_PATH_FILE),
+    bundle.DEVICE_FILE: (bundle.DEVICE_TREE_FILE, bundle.DEVICE_KEEP_PATH_FILE),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +51,20 @@ class _Tree:
         deepest = len(depths) - 1 - int(depths[::-1].argmax())
         return path_to(deepest, self.parents)
 
+    def expected(self, reference: Reference) -> FloatArray:
+        """Return the reference's logits [nodes, V] of the tree."""
+        whole = reference.tree([*self.text, *self.tokens], self.parents)
+        return whole[len(self.text) :]
+
+    def expected_after(self, reference: Reference) -> FloatArray:
+        """Return the reference's logits of what comes behind the deepest path."""
+        kept = self.tokens[list(self.path())]
+        whole = reference.logits(np.concatenate([self.text, kept, self.after])[None])
+        return whole[0, -_NUM_AFTER:]
+
 
 def check_tree_parity(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Reference,
     path: Path,
     facts: ModelFacts,
     *,
@@ -58,25 +72,41 @@ def check_tree_parity(
     tolerance: float | None = FLOAT32_TOLERANCE,
     seed: int = 0,
 ) -> Mapping[str, object]:
-    """Return the certificate of the tree graphs beside ``path``, the canonical graph.
+    """Return the certificate of the tree graphs beside ``path``, the canonical graph or the accelerators'.
 
     The model is the reference. Without a tolerance differences are recorded and not judged.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
+    reference = model if isinstance(model, Reference) else Reference(model)
+    trees = random_trees(facts, max_tree_nodes, seed)
+    tree, keep = TREE_FILES[path.name]
+    # Behind the deepest path, which may be the whole tree, comes a chain.
+    capacity = max(_STARTS) + len(trees[0].tokens) + _NUM_AFTER
+    runner = _TreeRunner(path, facts, num_rows=len(trees), capacity=capacity)
+    masked = _check_masks(reference, runner, trees)
+    kept = _check_kept_paths(reference, runner, trees)
+    return {
+        "tree_masks": judged("tree_masks", masked, path.with_name(tree), tolerance),
+        "tree_paths": judged("tree_paths", kept, path.with_name(keep), tolerance),
+    }
+
+
+def prepare_tree_parity(
+    reference: Reference, facts: ModelFacts, *, max_tree_nodes: int, seed: int = 0
+) -> None:
+    """Compute all that ``check_tree_parity`` asks of a reference."""
+    for tree in random_trees(facts, max_tree_nodes, seed):
+        tree.expected(reference)
+        tree.expected_after(reference)
+
+
+def random_trees(facts: ModelFacts, max_tree_nodes: int, seed: int) -> list[_Tree]:
+    """Return a tree behind a text of each length."""
     generator = np.random.default_rng(seed)
     num_nodes = min(max_tree_nodes, facts.max_position - max(_STARTS) - _NUM_AFTER)
-    trees = [_random_tree(generator, start, num_nodes, facts.vocab_size) for start in _STARTS]
-    # Behind the deepest path, which may be the whole tree, comes a chain.
-    capacity = max(_STARTS) + num_nodes + _NUM_AFTER
-    runner = _TreeRunner(path, facts, num_rows=len(trees), capacity=capacity)
-    masked = _check_masks(model, runner, trees)
-    kept = _check_kept_paths(model, runner, trees)
-    return {
-        "tree_masks": judged("tree_masks", masked, path.with_name(bundle.TREE_FILE), tolerance),
-        "tree_paths": judged("tree_paths", kept, path.with_name(bundle.KEEP_PATH_FILE), tolerance),
-    }
+    return [_random_tree(generator, start, num_nodes, facts.vocab_size) for start in _STARTS]
 
 
 class _TreeRunner:
@@ -84,15 +114,16 @@ class _TreeRunner:
 
     def __init__(self, path: Path, facts: ModelFacts, *, num_rows: int, capacity: int) -> None:
         self.chains = GraphRunner(path, facts, batch=num_rows, capacity=capacity)
-        self._tree = open_session(path.parent / bundle.TREE_FILE, copies_caches=True)
-        self._keep = open_session(path.parent / bundle.KEEP_PATH_FILE, copies_caches=True)
+        self._tree, self._keep = (
+            open_graph(path.with_name(name)) for name in TREE_FILES[path.name]
+        )
 
     def extend(
         self, tokens: IntArray, start: IntArray, parents: list[tuple[int, ...]]
     ) -> FloatArray:
         """Return logits [B, T, V] of one tree [T] per row behind ``start`` [B] int64."""
         layouts = [tree_layout(row) for row in parents]
-        feeds = span_feeds(tokens, start)
+        feeds = self.chains.span_feeds(tokens, start)
         feeds[bundle.POSITIONS] = start[:, None] + np.stack([one.depths for one in layouts])
         feeds[bundle.ANCESTORS] = np.stack([one.ancestors for one in layouts])
         return self.chains.run(self._tree, feeds)
@@ -121,9 +152,7 @@ def _random_tree(
     return _Tree(text=text, tokens=nodes, parents=parents, after=after)
 
 
-def _check_masks(
-    model: PreTrainedModel, runner: _TreeRunner, trees: list[_Tree]
-) -> list[CaseResult]:
+def _check_masks(reference: Reference, runner: _TreeRunner, trees: list[_Tree]) -> list[CaseResult]:
     """Extend by texts, padded to the longest; then compare every row's tree in one call."""
     longest = max(_STARTS)
     texts = np.stack([np.resize(np.append(tree.text, 0), longest) for tree in trees])
@@ -131,28 +160,20 @@ def _check_masks(
     tokens = np.stack([tree.tokens for tree in trees])
     start = np.array([len(tree.text) for tree in trees], np.int64)
     answered = runner.extend(tokens, start, [tree.parents for tree in trees])
-    results = []
-    for row, tree in enumerate(trees):
-        whole = tree_logits(model, [*tree.text, *tree.tokens], tree.parents)
-        results.append(compare_logits(answered[row], whole[len(tree.text) :]))
-    return results
+    pairs = zip(answered, trees, strict=True)
+    return [compare_logits(row, tree.expected(reference)) for row, tree in pairs]
 
 
 def _check_kept_paths(
-    model: PreTrainedModel, runner: _TreeRunner, trees: list[_Tree]
+    reference: Reference, runner: _TreeRunner, trees: list[_Tree]
 ) -> list[CaseResult]:
     """Keep the deepest path of every tree, and compare a chain behind it."""
-    lengths, histories = [], []
+    lengths = []
     for row, tree in enumerate(trees):
         path = tree.path()
         runner.keep(row, len(tree.text), path)
         lengths.append(len(tree.text) + len(path))
-        histories.append(np.concatenate([tree.text, tree.tokens[list(path)]]))
     after = np.stack([tree.after for tree in trees])
-    start = np.array(lengths, np.int64)
-    answered = runner.chains.extend(after, start)
-    results = []
-    for row, history in enumerate(histories):
-        whole = reference_logits(model, np.concatenate([history, after[row]])[None])[0]
-        results.append(compare_logits(answered[row], whole[-_NUM_AFTER:]))
-    return results
+    answered = runner.chains.extend(after, np.array(lengths, np.int64))
+    pairs = zip(answered, trees, strict=True)
+    return [compare_logits(row, tree.expected_after(reference)) for row, tree in pairs]

@@ -20,9 +20,13 @@ def source(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 def constant(value: ir.Value | None) -> npt.NDArray[Any] | None:
     """Return the array of a value that is constant, else None."""
-    if value is None or value.is_graph_input() or value.const_value is None:
-        return None
-    return value.const_value.numpy()
+    tensor = constant_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the tensor of a value that is constant, unread, else None."""
+    return None if value is None or value.is_graph_input() else value.const_value
 
 
 def commuted(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray
-from outrider.export.graph.edits import constant, put, take_over
+from outrider.export.graph.edits import constant, constant_tensor, put, put_tensor, take_over
+from outrider.export.weights.widened import joined
 
 _HEADS_FIRST = (0, 2, 1, 3)
 
@@ -23,9 +24,14 @@ class _Projection:
     """One product and its bias; the graph continues with ``result``."""
 
     product: ir.Node
-    weight: FloatArray
+    weight: ir.TensorProtocol
     bias: FloatArray | None
     result: ir.Value
+
+    @property
+    def num_columns(self) -> int:
+        """N of the weight."""
+        return self.weight.shape.numpy()[1]
 
 
 def join_projections(graph: ir.Graph) -> None:
@@ -43,35 +49,35 @@ def join_projections(graph: ir.Graph) -> None:
 def _projection(node: ir.Node) -> _Projection | None:
     if node.op_type != "MatMul":
         return None
-    weight, result = constant(node.inputs[1]), node.outputs[0]
-    if weight is None or weight.ndim != 2:
+    weight, result = constant_tensor(node.inputs[1]), node.outputs[0]
+    if weight is None or len(weight.shape) != 2:
         return None
     uses = list(result.uses())
     if len(uses) == 1 and uses[0].node.op_type == "Add":
         added = uses[0].node.inputs[1 - uses[0].idx]
         bias = constant(added)
-        if bias is not None and bias.shape == weight.shape[1:]:
+        if bias is not None and bias.shape == (weight.shape[1],):
             return _Projection(node, weight, bias, uses[0].node.outputs[0])
     return _Projection(node, weight, None, result)
 
 
 def _join(graph: ir.Graph, group: list[_Projection]) -> None:
     at, name = group[0].product, group[0].result.name
-    weight = put(graph, np.concatenate([part.weight for part in group], axis=1), f"{name}.weight")
+    weight = put_tensor(graph, joined([part.weight for part in group], f"{name}.weight"))
     made = [ir.node("MatMul", [at.inputs[0], weight])]
     if any(part.bias is not None for part in group):
         biases = [
-            np.zeros(part.weight.shape[1], np.float32) if part.bias is None else part.bias
+            np.zeros(part.num_columns, np.float32) if part.bias is None else part.bias
             for part in group
         ]
         bias = put(graph, np.concatenate(biases), f"{name}.bias")
         made.append(ir.node("Add", [made[0].outputs[0], bias]))
     head_size = _common_head_size(group)
     if head_size is None:
-        made.append(_split(graph, made[-1], [part.weight.shape[1] for part in group], -1, name))
+        made.append(_split(graph, made[-1], [part.num_columns for part in group], -1, name))
         results = [part.result for part in group]
     else:
-        heads = [part.weight.shape[1] // head_size for part in group]
+        heads = [part.num_columns // head_size for part in group]
         shape = put(graph, np.array([0, 0, sum(heads), head_size], np.int64), f"{name}.heads")
         made.append(ir.node("Reshape", [made[-1].outputs[0], shape]))
         turn = {"perm": _HEADS_FIRST}

@@ -36,7 +36,7 @@ from outrider.export.graph.packed_rows import declare_rows, pack_rows
 from outrider.export.graph.position_tables import span_positions
 
 # Inputs of Attention-24; between them are the caches that it would concatenate.
-_MASK_INPUT, _LENGTHS_INPUT = 3, 6
+_MASK_INPUT, LENGTHS_INPUT = 3, 6
 _HEADS_AXIS, _SIZE_AXIS = 1, 3
 
 
@@ -80,10 +80,10 @@ def attention_nodes(graph: ir.Graph) -> list[ir.Node]:
 
 def is_plainly_causal(node: ir.Node) -> bool:
     """Return whether an Attention node is causal by lengths, without mask or caches of its own."""
-    inputs = [*node.inputs, *[None] * (_LENGTHS_INPUT + 1 - len(node.inputs))]
+    inputs = [*node.inputs, *[None] * (LENGTHS_INPUT + 1 - len(node.inputs))]
     return (
-        inputs[_MASK_INPUT:_LENGTHS_INPUT] == [None, None, None]
-        and inputs[_LENGTHS_INPUT] is not None
+        inputs[_MASK_INPUT:LENGTHS_INPUT] == [None, None, None]
+        and inputs[LENGTHS_INPUT] is not None
         and node.attributes.get_int("is_causal", 0) == 1
     )
 

@@ -23,6 +23,8 @@ from outrider.export.graph.fuse import fuse
 from outrider.export.graph.kv_export import CanonicalDecoder, translation_table
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
+from outrider.export.weights.mapped import StandIns
+from outrider.export.weights.widened import keep_halves
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -40,11 +42,19 @@ _REGISTRATION = logging.getLogger("torch.onnx._internal.exporter._registration")
 _EXAMPLE_BATCH, _EXAMPLE_TOKENS, _EXAMPLE_CAPACITY, _EXAMPLE_WANTED = 2, 5, 11, 3
 
 
-def export_model(model: PreTrainedModel, path: Path, *, num_positions: int | None = None) -> None:
+def export_model(
+    model: PreTrainedModel,
+    path: Path,
+    *,
+    num_positions: int | None = None,
+    keeps_halves: bool = False,
+) -> None:
     """Write the canonical float32 graph of a causal decoder to ``path`` and ``path``.data.
 
     Args:
-        model: an unmodified Transformers decoder; unchanged afterwards.
+        model: an unmodified Transformers decoder, whose weights may be mapped (``weights.mapped``); unchanged
+            afterwards.
+        keeps_halves: store what the model has in 16 bits so, behind a Cast to float32.
         path: file to write, for example ``target/model.onnx``; its folder is made.
         num_positions: positions that any column of a call may have, padding included; None for
             all that the model knows.
@@ -59,16 +69,21 @@ def export_model(model: PreTrainedModel, path: Path, *, num_positions: int | Non
         raise BundleError(f"num_positions: {last} are too many; at most {_MOST_POSITIONS}")
     path.parent.mkdir(parents=True, exist_ok=True)
     was_training = model.training
-    decoder = CanonicalDecoder(model.eval().float(), max_position=last)
-    try:
-        program = _trace(decoder, facts)
-    finally:
-        decoder.release()
-        model.train(was_training)
+    stand_ins = StandIns()
+    with stand_ins.inside(model):
+        decoder = CanonicalDecoder(model.eval(), max_position=last)
+        try:
+            program = _trace(decoder, facts)
+        finally:
+            decoder.release()
+            model.train(was_training)
     _strip_traces(program.model)
+    stand_ins.give_way(program.model.graph)
     fuse(program.model)
     tabulate_positions(program.model.graph, last)
     pad_single_queries(program.model.graph)
+    if keeps_halves:
+        keep_halves(program.model.graph)
     program.save(str(path), external_data=True)
     check_canonical(path, facts)
 

@@ -3,7 +3,8 @@
 ``tree.onnx`` is ``model.onnx`` with positions as an input and attention under a mask made from the input
 ``ancestors``. It reads each head of the cache once (``export.graph.grouped_heads``), for the CPU. It is derived after
 all other passes, so it has the same fusions and quantisation and reads the same weights from the same data file.
-``keep_path.onnx`` copies the cache rows of a kept path into place.
+``keep_path.onnx`` copies the cache rows of a kept path into place. Those of accelerators are derived by
+``export.graph.device_graphs`` and ``export.tensorrt.trees``, with what is here.
 
 Requires of ``model.onnx``: a value ``kv_export.POSITIONS_VALUE`` and Attention nodes that are
 causal with lengths. Ensures standard operators only, no weight stored twice.
@@ -11,7 +12,6 @@ causal with lengths. Ensures standard operators only, no weight stored twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
@@ -41,12 +41,8 @@ def derive_tree_graphs(path: Path) -> None:
     """
     model = ir.load(path)
     drop_query_padding(model.graph)  # no tree is one token wide
-    caches = {
-        value.name: value.shape
-        for value in model.graph.inputs
-        if value.name and is_cache(value.name)
-    }
-    ir.save(_keep_path_graph(caches), path.parent / bundle.KEEP_PATH_FILE)
+    keeper = keep_path_graph(model.graph, ir.DataType.FLOAT)
+    ir.save(keeper, path.parent / bundle.KEEP_PATH_FILE)
     give_tree_inputs(model.graph, path.parent.name)
     group_heads(model.graph)
     RemoveUnusedNodesPass()(model)
@@ -84,25 +80,26 @@ def _add_mask(graph: ir.Graph) -> ir.Value:
     """Add the mask [batch, 1, tokens, capacity] bool of a tree to the graph.
 
     Column c of row b is cached text below ``start[b]``, token c - start[b] of the span in
-    [start[b], start[b] + T), and unseen above.
+    [start[b], lengths[b]), and unseen above. Where lengths are an input, no value is computed from both an
+    input and a shape: the CUDA provider would compute it on the host.
     """
     tape = ir.tape.Tape()
     inputs = {value.name: value for value in graph.inputs}
     zero, one = _ints(tape, 0), _ints(tape, [1])
-    first_axis, last_axis = _ints(tape, [0]), one
     start, ancestors = inputs[bundle.START], inputs[bundle.ANCESTORS]
+    lengths = inputs.get(bundle.LENGTHS)
+    if lengths is None:
+        num_tokens = tape.op("Shape", [inputs[bundle.TOKENS]], {"start": 1, "end": 2})
+        lengths = tape.op("Add", [start, num_tokens])
     capacity = tape.op("Shape", [inputs[bundle.key_name(0)]], {"start": 2, "end": 3})
-    num_tokens = tape.op("Shape", [inputs[bundle.TOKENS]], {"start": 1, "end": 2})
     columns = tape.op("Range", [zero, tape.op("Squeeze", [capacity]), _ints(tape, 1)])
-    # [batch, capacity]: the column's place in the span.
-    place = tape.op(
-        "Sub",
-        [tape.op("Unsqueeze", [columns, first_axis]), tape.op("Unsqueeze", [start, last_axis])],
-    )
-    is_cached = tape.op("Less", [place, zero])
-    is_below_end = tape.op("Less", [place, num_tokens])
-    last = tape.op("Sub", [num_tokens, one])
-    inside = tape.op("Max", [tape.op("Min", [place, last]), first_axis])
+    # [batch, 1], to be compared with columns [capacity].
+    begin, end = (tape.op("Unsqueeze", [value, one]) for value in (start, lengths))
+    is_cached = tape.op("Less", [columns, begin])
+    is_below_end = tape.op("Less", [columns, end])
+    # [batch, capacity]: the column's place in the span, or the nearest.
+    nearest = tape.op("Max", [tape.op("Min", [columns, tape.op("Sub", [end, one])]), begin])
+    inside = tape.op("Sub", [nearest, begin])
     rows = tape.op("Shape", [ancestors], {"start": 0, "end": 2})
     index = tape.op(
         "Expand",
@@ -117,14 +114,20 @@ def _add_mask(graph: ir.Graph) -> ir.Value:
     return mask
 
 
-def _keep_path_graph(caches: Mapping[str, ir.Shape | None]) -> ir.Model:
-    """Return the graph that reads each cache's rows at ``columns`` and writes them from ``start`` on."""
+def keep_path_graph(model: ir.Graph, kind: ir.DataType) -> ir.Model:
+    """Return the graph that reads each cache's rows at ``columns`` and writes them from ``start`` on.
+
+    The caches are those of ``model``, of type ``kind``.
+    """
+    caches = {
+        value.name: value.shape for value in model.inputs if value.name and is_cache(value.name)
+    }
     tape = ir.tape.Tape()
     start = _input(bundle.START, ir.DataType.INT64, ["batch"])
     columns = _input(bundle.COLUMNS, ir.DataType.INT64, ["kept"])
     pasts, presents = [], []
     for name, shape in caches.items():
-        past = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.FLOAT))
+        past = ir.Value(name=name, shape=shape, type=ir.TensorType(kind))
         rows = tape.op("Gather", [past, columns], {"axis": 2})
         rows.name = f"{name}.kept"
         present = tape.op("TensorScatter", [past, rows, start], {"axis": 2, "mode": "linear"})

@@ -5,8 +5,6 @@ Plans are executable content: engines load only a file whose hash the manifest h
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -24,6 +22,7 @@ from outrider.engines.bundle.plans import (
 from outrider.engines.device.cuda import compute_capability
 from outrider.engines.kv_cache import coarse_capacities
 from outrider.engines.tensorrt.api import TensorRtApi, find_api
+from outrider.export.scratch import scratch_folder
 from outrider.export.tensorrt.graph import PRECISIONS
 from outrider.export.tensorrt.network import PlanJob, Report, build_plan
 from outrider.export.tensorrt.parts import PlanPart, plan_parts
@@ -84,8 +83,7 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
     sizes = _check_capacities(bundle, options.capacities)
     parts = plan_parts(bundle, options.parts)
     root = bundle.root
-    building = Path(tempfile.mkdtemp(prefix=f".{root.name}.plans.", dir=root.parent))
-    try:
+    with scratch_folder(root.parent, f".{root.name}.plans-") as building:
         entries: list[PlanEntry] = []
         for part, capability in product(parts, capabilities):
             for size in sizes if part.has_cache else (0,):
@@ -94,8 +92,6 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
                 file.write_bytes(_build(api, part, entry, options, building, report))
                 entries.append(_install_file(root, file, entry))
         _declare(bundle, entries)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return load_bundle(root)
 
 

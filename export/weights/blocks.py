@@ -20,6 +20,7 @@ from outrider.engines.base import BundleError, FloatArray
 from outrider.export.checkpoint import ModelFacts
 from outrider.export.graph.edits import drop_unused, put, put_tensor
 from outrider.export.weights.rounding import round_by_activations, round_to_nearest
+from outrider.export.weights.widened import load_widened, save_over
 from outrider.export.weights.written_text import observe, write_text
 
 BITS = {"int8": 8, "int4": 4}
@@ -37,14 +38,13 @@ def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int
     Raises:
         BundleError: no weight could be quantised.
     """
-    model = ir.load(path)
-    ir.external_data.load_to_model(model)
+    model = load_widened(path)
     split_gemms(model.graph)
     activations = None if facts is None else product_activations(model.graph, path, facts)
     count = quantize_graph(model.graph, BITS[kind], activations)
     if count == 0:
         raise BundleError(f"{path.name}: no MatMul weight with K a multiple of 32")
-    ir.save(model, path, external_data=f"{path.name}.data")
+    save_over(model, path)
     return count
 
 
@@ -57,7 +57,7 @@ def product_activations(graph: ir.Graph, path: Path, facts: ModelFacts) -> dict[
     names = {
         str(node.inputs[0].name): None
         for node in products
-        if node.inputs[0] is not None and constant_weight(node.inputs[1]) is not None
+        if node.inputs[0] is not None and weight_tensor(node.inputs[1]) is not None
     }
     return observe(path, facts, [*names], write_text(path, facts))
 
@@ -127,16 +127,25 @@ def _split_gemm(graph: ir.Graph, node: ir.Node) -> None:
 
 def constant_weight(value: ir.Value | None) -> FloatArray | None:
     """Return the two-dimensional float32 constant behind a value, through one Transpose; else None."""
+    tensor = weight_tensor(value)
+    if value is None or tensor is None:
+        return None
+    weight = tensor.numpy()
+    return weight if value.is_initializer() else np.ascontiguousarray(weight.T)
+
+
+def weight_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """Return the tensor that ``constant_weight`` reads, unread."""
     if value is None:
         return None
     producer = value.producer()
     if producer is not None and producer.op_type == "Transpose":
-        inner = constant_weight(producer.inputs[0])
-        return None if inner is None else np.ascontiguousarray(inner.T)
-    if value.const_value is None or not value.is_initializer():
+        value = producer.inputs[0]
+    if value is None or value.const_value is None or not value.is_initializer():
         return None
-    weight = value.const_value.numpy()
-    return weight if weight.ndim == 2 and weight.dtype == np.float32 else None
+    tensor = value.const_value
+    is_matrix = len(tensor.shape) == 2 and tensor.dtype is ir.DataType.FLOAT
+    return tensor if is_matrix else None
 
 
 def _replace_weight(

@@ -10,7 +10,7 @@ from outrider.engines.bundle import manifest as bundle
 # Operators that move values without computing: their result keeps the 16 bits.
 _MOVING = frozenset({"Transpose", "Reshape", "Gather", "DequantizeLinear", "Identity"})
 # How many leading inputs of an operator are to be of the 16-bit type.
-_COMPUTING = {"MatMul": 2, "Gemm": 3, "Attention": 3, "TensorScatter": 2}
+_COMPUTING = {"MatMul": 2, "Gemm": 3, "MatMulNBits": 1, "Attention": 3, "TensorScatter": 2}
 
 
 def is_cache(name: str) -> bool:
@@ -21,21 +21,30 @@ def is_cache(name: str) -> bool:
 class HalfPass:
     """Gives weights, caches and matrix products a 16-bit type; casts where it meets float32.
 
-    ``kind`` is FLOAT16 or BFLOAT16; ``where`` names the graph in errors.
+    ``kind`` is FLOAT16 or BFLOAT16; ``where`` names the graph in errors. Without ``with_embeddings`` tokens are
+    looked up as they are stored: the residual is float32 anyway.
     """
 
-    def __init__(self, graph: ir.Graph, kind: ir.DataType, where: str) -> None:
+    def __init__(
+        self, graph: ir.Graph, kind: ir.DataType, where: str, *, with_embeddings: bool = True
+    ) -> None:
         self._graph = graph
         self._kind = kind
         self._where = where
+        self._with_embeddings = with_embeddings
         self._casts: dict[tuple[int, ir.DataType], ir.Value] = {}
 
-    def run(self) -> None:
-        """Rewrite the graph."""
+    def run(self) -> list[ir.Value]:
+        """Rewrite the graph; return the weights that got another type, each computed anew whenever it is read.
+
+        Raises:
+            BundleError: a weight is beyond float16.
+        """
         for value in (*self._graph.inputs, *self._graph.outputs):
             if is_cache(value.name or ""):
                 value.type = ir.TensorType(self._kind)
-        for weight in self._weights():
+        weights = self._weights()
+        for weight in weights:
             self._narrow(weight)
         for node in list(self._graph):
             if node.op_type in _COMPUTING and self._has_half(node):
@@ -47,6 +56,7 @@ class HalfPass:
                 continue
             node.outputs[0].type = ir.TensorType(self._kind)
         self._widen_logits()
+        return weights
 
     def _weights(self) -> list[ir.Value]:
         """Return initializers behind a matrix product, and the embedding of the tokens."""
@@ -54,24 +64,32 @@ class HalfPass:
         for node in self._graph:
             if node.op_type in ("MatMul", "Gemm"):
                 roots = [_root(value) for value in node.inputs[:2]]
-            elif node.op_type == "Gather" and _is_tokens(node.inputs[1]):
+            elif self._is_lookup(node):
                 roots = [_root(node.inputs[0])]
             else:
                 continue
             found.update({root.name: root for root in roots if root is not None})
         return list(found.values())
 
+    def _is_lookup(self, node: ir.Node) -> bool:
+        return self._with_embeddings and node.op_type == "Gather" and _is_tokens(node.inputs[1])
+
     def _narrow(self, weight: ir.Value) -> None:
-        assert weight.const_value is not None
-        values = weight.const_value.numpy()
-        if self._kind is ir.DataType.FLOAT16 and np.abs(values).max() > np.finfo(np.float16).max:
+        wide, kind = weight.const_value, self._kind
+        assert wide is not None
+        is_float16 = kind is ir.DataType.FLOAT16
+        if is_float16 and np.abs(wide.numpy()).max() > np.finfo(np.float16).max:
             raise BundleError(
                 f"{self._where}: {weight.name} is beyond the range of float16; "
                 "build with --precision bfloat16"
             )
-        array = values.astype(self._kind.numpy())
-        weight.const_value = ir.tensor(array, dtype=self._kind, name=weight.name)
-        weight.type = ir.TensorType(self._kind)
+
+        def narrowed() -> ir.TensorProtocol:
+            return ir.tensor(wide.numpy().astype(kind.numpy()), dtype=kind, name=weight.name)
+
+        shape = ir.Shape(wide.shape.numpy())
+        weight.const_value = ir.LazyTensor(narrowed, kind, shape, name=weight.name)
+        weight.type = ir.TensorType(kind)
 
     def _has_half(self, node: ir.Node) -> bool:
         return any(value is not None and value.dtype is self._kind for value in node.inputs)

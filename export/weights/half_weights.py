@@ -1,8 +1,9 @@
-"""Weights stored in 16 bits: half the file, computed with in float32.
+"""Weights stored in 16 bits: half the file, computed with in float32 on the CPU.
 
-Every matrix behind a product or an embedding becomes float16 with a Cast to float32 beside it, which
+Every matrix behind a product or an embedding becomes float16 or bfloat16 with a Cast to float32 beside it, which
 ONNX Runtime folds when it loads the graph: the same kernels, the same speed and memory as float32,
-with weights rounded to 11 bits. ``outrider build`` reads such weights without rounding them again.
+with weights rounded to 11 or 8 bits. A checkpoint that is stored in the same type loses nothing. The graphs of
+accelerators and ``outrider build`` read such weights without rounding them again.
 """
 
 from __future__ import annotations
@@ -12,30 +13,30 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
-from outrider.export.graph.edits import put
+from outrider.export.graph.edits import put_tensor
 from outrider.export.graph.position_tables import is_position_table
+from outrider.export.weights.widened import load_widened, save_over
 
-FLOAT16 = "float16"
-# Rounding moves logits by some 1e-2; a wrong weight by more than 1.
-FLOAT16_TOLERANCE = 0.25
+FLOAT16, BFLOAT16 = "float16", "bfloat16"
+HALF_TYPES = {FLOAT16: ir.DataType.FLOAT16, BFLOAT16: ir.DataType.BFLOAT16}
+"""Kinds of weights in 16 bits, and their types."""
 
 
-def store_float16(path: Path) -> int:
-    """Rewrite the graph at ``path`` with its matrices as float16; return how many.
+def store_halves(path: Path, kind: str) -> int:
+    """Rewrite the graph at ``path`` with its matrices as ``kind``, one of ``HALF_TYPES``; return how many.
 
     ``path``.data is replaced too.
 
     Raises:
         BundleError: a weight is beyond the range of float16, or there is none.
     """
-    model = ir.load(path)
-    ir.external_data.load_to_model(model)
+    model = load_widened(path)
     matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
     for value in matrices:
-        _store(model.graph, value, path.parent.name)
+        _store(model.graph, value, kind, path.parent.name)
     if not matrices:
         raise BundleError(f"{path.parent.name}: no weight matrix in the graph")
-    ir.save(model, path, external_data=f"{path.name}.data")
+    save_over(model, path)
     return len(matrices)
 
 
@@ -50,13 +51,18 @@ def _is_matrix(value: ir.Value) -> bool:
     return bool(operators & {"MatMul", "Gemm", "Gather", "Transpose"})
 
 
-def _store(graph: ir.Graph, value: ir.Value, where: str) -> None:
-    assert value.const_value is not None
-    values = value.const_value.numpy()
-    if np.abs(values).max() > np.finfo(np.float16).max:
-        raise BundleError(f"{where}: {value.name} is beyond the range of float16; use float32")
-    name = f"{value.name}.float16"
-    stored = put(graph, values.astype(np.float16), name)
+def _store(graph: ir.Graph, value: ir.Value, kind: str, where: str) -> None:
+    tensor, name, stored_type = value.const_value, f"{value.name}.{kind}", HALF_TYPES[kind]
+    assert tensor is not None
+
+    def rounded() -> ir.TensorProtocol:
+        values = tensor.numpy()
+        if kind == FLOAT16 and max(values.max(), -values.min()) > np.finfo(np.float16).max:
+            raise BundleError(f"{where}: {value.name} is beyond the range of float16; use bfloat16")
+        return ir.tensor(values.astype(stored_type.numpy()), dtype=stored_type)
+
+    shape = ir.Shape(tensor.shape.numpy())
+    stored = put_tensor(graph, ir.LazyTensor(rounded, stored_type, shape, name=name))
     node = ir.node("Cast", [stored], attributes={"to": ir.DataType.FLOAT.value})
     restored = node.outputs[0]
     restored.name, restored.type, restored.shape = f"{name}.restored", value.type, value.shape

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from outrider.engines.base import FloatArray
+from torch import Tensor
 
 Int8Array = npt.NDArray[np.int8]
 
@@ -18,6 +20,8 @@ Int8Array = npt.NDArray[np.int8]
 _DAMPING = 0.01
 # Rows of K that are rounded before their error reaches all rows that follow (same section, step 2).
 _NUM_LAZY = 128
+# Rows of a triangular matrix that are inverted at once.
+_LEAST_HALVED = 512
 
 
 def round_to_nearest(
@@ -74,7 +78,29 @@ def _scales(block: FloatArray, bits: int) -> FloatArray:
 
 
 def _spread(activations: FloatArray) -> FloatArray:
-    """Return the upper factor [K, K] float32 of the inverse of the activations' second moments."""
+    """Return the upper factor [K, K] float32 of the inverse of the activations' second moments.
+
+    With rows and columns in reverse order, Cholesky's factor C of the moments gives it without the inverse itself:
+    of C C' = moments, the factor is the inverse of C. That takes a third of the time.
+    """
     moments = (activations.T @ activations).astype(np.float64)
-    moments += np.eye(len(moments)) * max(_DAMPING * np.diag(moments).mean(), 1e-30)
-    return np.linalg.cholesky(np.linalg.inv(moments)).T.astype(np.float32)
+    diagonal = np.einsum("ii->i", moments)
+    diagonal += max(_DAMPING * diagonal.mean(), 1e-30)
+    factor = torch.linalg.cholesky(torch.from_numpy(moments[::-1, ::-1].copy()))
+    del moments, diagonal
+    return np.ascontiguousarray(_inverse(factor).numpy()[::-1, ::-1]).astype(np.float32)
+
+
+def _inverse(lower: Tensor) -> Tensor:
+    """Return the inverse of a lower triangular matrix, by halves: a third of the work of solving for all columns."""
+    size = len(lower)
+    if size <= _LEAST_HALVED:
+        unit = torch.eye(size, dtype=lower.dtype)
+        return torch.linalg.solve_triangular(lower, unit, upper=False)
+    half = size // 2
+    inverse = torch.zeros_like(lower)
+    inverse[:half, :half] = _inverse(lower[:half, :half])
+    inverse[half:, half:] = _inverse(lower[half:, half:])
+    inverse[half:, :half] = inverse[half:, half:] @ lower[half:, :half] @ inverse[:half, :half]
+    inverse[half:, :half].neg_()
+    return inverse

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
+from outrider.engines.bundle.manifest import W8A8
 from outrider.export.checkpoint import ModelFacts
 from outrider.export.graph.edits import constant, put
 from outrider.export.weights.blocks import (
@@ -28,10 +29,11 @@ from outrider.export.weights.blocks import (
     product_activations,
     quantize_graph,
     split_gemms,
+    weight_tensor,
 )
 from outrider.export.weights.rounding import Int8Array, restore, round_by_activations
+from outrider.export.weights.widened import load_widened, save_over
 
-W8A8 = "w8a8"
 INTEGER_KINDS = (*BITS, W8A8)
 """Kinds of weights that are stored as integers."""
 
@@ -56,8 +58,7 @@ def quantize_static(path: Path, facts: ModelFacts) -> int:
     Raises:
         BundleError: no product takes 8-bit activations within ``MOST_ERROR``.
     """
-    model = ir.load(path)
-    ir.external_data.load_to_model(model)
+    model = load_widened(path)
     split_gemms(model.graph)
     activations = product_activations(model.graph, path, facts)
     count = quantize_products(model.graph, activations)
@@ -67,7 +68,7 @@ def quantize_static(path: Path, facts: ModelFacts) -> int:
             f"{MOST_ERROR:.0%} of error; export with --weights int8"
         )
     quantize_graph(model.graph, 8, activations)
-    ir.save(model, path, external_data=f"{path.name}.data")
+    save_over(model, path)
     return count
 
 
@@ -77,7 +78,12 @@ class NormedProducts:
 
     norm: ir.Node
     products: tuple[ir.Node, ...]
-    weights: tuple[FloatArray, ...]
+
+    @property
+    def weights(self) -> tuple[FloatArray, ...]:
+        """The products' weights, read now."""
+        found = (constant_weight(product.inputs[1]) for product in self.products)
+        return tuple(weight for weight in found if weight is not None)
 
     @property
     def name(self) -> str:
@@ -93,14 +99,13 @@ def normed_products(graph: ir.Graph) -> Iterator[NormedProducts]:
         if node.op_type not in _NORMS or any(constant(gain) is None for gain in node.inputs[1:]):
             continue
         readers = _readers(node.outputs[0])
-        weights = [
-            constant_weight(reader.inputs[1])
+        if readers and all(
+            reader.op_type == "MatMul"
+            and place == 0
+            and weight_tensor(reader.inputs[1]) is not None
             for reader, place in readers
-            if reader.op_type == "MatMul" and place == 0
-        ]
-        found = tuple(weight for weight in weights if weight is not None)
-        if readers and len(found) == len(readers):
-            yield NormedProducts(node, tuple(reader for reader, _ in readers), found)
+        ):
+            yield NormedProducts(node, tuple(reader for reader, _ in readers))
 
 
 def quantize_products(graph: ir.Graph, activations: Mapping[str, FloatArray]) -> int:
@@ -110,19 +115,19 @@ def quantize_products(graph: ir.Graph, activations: Mapping[str, FloatArray]) ->
     """
     count = 0
     for found in list(normed_products(graph)):
-        given = activations[found.name]
-        factors = evening_factors(given, found.weights)
+        given, weights = activations[found.name], found.weights
+        factors = evening_factors(given, weights)
         evened = given / factors
         scale = _activation_scale(evened)
         stored = [
             round_by_activations(weight * factors[:, None], evened, bits=8, block_size=len(weight))
-            for weight in found.weights
+            for weight in weights
         ]
         judged = slice(None, None, max(1, len(given) // _NUM_JUDGED))
         narrow = _narrowed(evened[judged], float(scale))
         errors = [
             _error(given[judged] @ weight, narrow @ restore(*one))
-            for weight, one in zip(found.weights, stored, strict=True)
+            for weight, one in zip(weights, stored, strict=True)
         ]
         if max(errors) <= MOST_ERROR:
             _rewrite(graph, found, factors, scale, stored)

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.onnx.session import open_session
-from outrider.export.certificate.parity import GraphRunner, span_feeds, used_caches
+from outrider.export.certificate.parity import GraphRunner, open_graph, span_feeds, used_caches
 from outrider.export.checkpoint import ModelFacts
 
 _NUM_ROWS, _NUM_TOKENS = 16, 128
@@ -24,7 +23,8 @@ def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> IntArray:
     """Return tokens [B, T] int64 sampled from a canonical graph at temperature 1, first tokens drawn evenly."""
     generator = np.random.default_rng(seed)
     num_tokens = min(_NUM_TOKENS, facts.max_position)
-    runner = GraphRunner(path, facts, batch=_NUM_ROWS, capacity=num_tokens)
+    # A token at a time: weights are widened once, not in every call.
+    runner = GraphRunner(path, facts, batch=_NUM_ROWS, capacity=num_tokens, maps_weights=False)
     tokens = np.empty((_NUM_ROWS, num_tokens), np.int64)
     tokens[:, 0] = generator.integers(0, facts.vocab_size, _NUM_ROWS)
     for place in range(1, num_tokens):
@@ -49,7 +49,7 @@ def observe(
     observed = path.with_name(_OBSERVED_FILE)
     try:
         ir.save(model, observed)
-        session = open_session(observed, copies_caches=True)
+        session = open_graph(observed)
     finally:
         observed.unlink(missing_ok=True)
     feeds = span_feeds(tokens, np.zeros(len(tokens), np.int64))

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "outrider"
+_DETAILS_KEY = "grpc-status-details-bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +97,10 @@ def decode_error(error: grpc.aio.AioRpcError) -> CallError:
     reason, metadata = "", dict[str, str]()
     violations: tuple[FieldViolation, ...] = ()
     retry_after_s: float | None = None
-    try:
-        status = rpc_status.from_call(error)
-    except ValueError:  # the call's own deadline passed while the server's answer was on its way
-        status = None
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
-    for detail in status.details if status is not None else ():
+    for detail in _rich_status(error).details:
         if detail.Unpack(info) and info.domain == DOMAIN:
             reason, metadata = info.reason, dict(info.metadata)
         elif detail.Unpack(bad_request):
@@ -121,3 +118,19 @@ def decode_error(error: grpc.aio.AioRpcError) -> CallError:
         violations=violations,
         retry_after_s=retry_after_s,
     )
+
+
+def _rich_status(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+    """Return the server's rich status; an empty one where there is none, or where it is of another end than the call's.
+
+    The latter is a call whose own deadline passed while the server's answer was on its way.
+    """
+    for key, value in error.trailing_metadata() or ():
+        if key == _DETAILS_KEY:
+            try:
+                status = status_pb2.Status.FromString(value)
+            except DecodeError:
+                break
+            if (status.code, status.message) == (error.code().value[0], error.details()):
+                return status
+    return status_pb2.Status()

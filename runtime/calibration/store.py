@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -16,21 +17,28 @@ from typing import Any
 from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
 
 SCHEMA = 7  # rises with what is measured and how: an older table has another name, and is not found
+UNFINISHED = ".new"
+ABANDONED_S = 3600.0
 PACKAGES = ("outrider-server", "onnxruntime")  # a new version of these may run at another speed
 
 log = logging.getLogger(__name__)
 
 
 def load_or_measure(
-    paths: Sequence[Path], measure: Callable[[], CostTable], *, is_refreshed: bool = False
+    paths: Sequence[Path],
+    measure: Callable[[], CostTable],
+    *,
+    is_refreshed: bool = False,
+    takes_unsettled: bool = False,
 ) -> CostTable:
     """Return the table kept at the first of the paths that has one, else a measured one, which is then kept.
 
     A kept table whose measurements disagreed is measured again, and the better of the two is taken. The first of the
-    paths that can be written keeps the table. ``is_refreshed`` measures even if there is one.
+    paths that can be written keeps the table. ``is_refreshed`` measures even if there is one;
+    ``takes_unsettled`` measures only if there is none.
     """
     kept = None if is_refreshed else _kept(paths)
-    if kept is not None and kept.is_settled:
+    if kept is not None and (kept.is_settled or takes_unsettled):
         return kept
     measured = measure()
     table = min(measured, kept or measured, key=lambda one: one.disagreement)
@@ -59,12 +67,20 @@ def _keep(paths: Sequence[Path], table: CostTable) -> None:
     for path in paths:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
+            _sweep(path.parent)
+            unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
             unfinished.write_text(table_to_json(table) + "\n", encoding="utf-8")
             unfinished.replace(path)
             return
         except OSError as error:
             log.info("the cost table cannot be kept in %s: %s", path.parent, error)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote have left; writing takes milliseconds."""
+    for path in folder.glob(f"*{UNFINISHED}"):
+        if time.time() - path.stat().st_mtime > ABANDONED_S:
+            path.unlink(missing_ok=True)
 
 
 def table_name(*, files: Sequence[str], device: str, num_threads: int, max_batch: int) -> str:
@@ -97,7 +113,7 @@ def table_from_json(text: str) -> CostTable:
         content["host"] = HostCosts(**{**content["host"], "rows": rows})
         content["capacities"] = tuple(content["capacities"])
         return CostTable(**content)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a cost table: {error!r}") from error
 
 

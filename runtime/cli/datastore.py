@@ -28,8 +28,9 @@ def build(
 ) -> None:
     """Sort all suffixes of texts, for serve --datastore."""
     with refusals():
-        vocab_size = load_bundle(bundle).manifest.target.vocab_size
-        codec = TokenizersCodec(bundle / TOKENIZER_FILE)
+        loaded = load_bundle(bundle)
+        vocab_size = loaded.manifest.target.vocab_size
+        codec = TokenizersCodec(loaded.read(TOKENIZER_FILE))
         files = [
             file
             for path in texts

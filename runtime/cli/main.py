@@ -15,7 +15,7 @@ from outrider.runtime.cli import client as cli_client
 from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import offline as cli_offline
 from outrider.runtime.cli.entry import version
-from outrider.runtime.cli.refusals import refusals
+from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
 from outrider.runtime.core.drafting import (
     AUTO_DRAFTERS,
     DraftingConfig,
@@ -37,8 +37,6 @@ app.command()(cli_client.generate)
 app.command()(cli_client.info)
 app.command()(cli_offline.analyze)
 app.command()(cli_offline.tune)
-
-EXIT_FAILED = 1
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -63,7 +61,9 @@ def export(
     target: Annotated[Path, typer.Option(help="Checkpoint of the target model.")],
     out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
     draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
-    weights: Annotated[str, typer.Option(help="float32, float16, int8, w8a8 or int4.")] = "float32",
+    weights: Annotated[
+        str, typer.Option(help="float32, half, float16, bfloat16, int8, w8a8 or int4.")
+    ] = "float32",
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
     max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
     max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
@@ -73,10 +73,11 @@ def export(
     """Turn a checkpoint pair into a bundle."""
     from outrider.runtime.cli.progress import compile_stage
 
-    with compile_stage():
-        from outrider.export.pipeline import export_bundle
-
+    end_on_sigterm()
     with refusals():
+        with compile_stage():
+            from outrider.export.pipeline import export_bundle
+
         export_bundle(
             target=target,
             draft=draft,
@@ -117,8 +118,10 @@ def build(
     ] = None,
 ) -> None:
     """Build TensorRT plans of a bundle's graphs into the bundle."""
-    from outrider.export.tensorrt.build import BuildOptions, build_plans
-    from outrider.runtime.cli.progress import BuildProgress
+    end_on_sigterm()
+    with refusals():
+        from outrider.export.tensorrt.build import BuildOptions, build_plans
+        from outrider.runtime.cli.progress import BuildProgress
 
     options = BuildOptions(
         flavour=flavour,
@@ -143,11 +146,14 @@ def serve(
     host: Annotated[str, typer.Option(help="Interface to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 50051,
     port_file: Annotated[Path | None, typer.Option(help="Written with the bound port.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Prometheus on the loopback.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Prometheus on the loopback.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")] = "auto",
     model_name: Annotated[str | None, typer.Option(help="Default: the folder's name.")] = None,
     max_running: Annotated[int, typer.Option(help="Requests that hold a slot.")] = 64,
     max_queued: Annotated[int, typer.Option(help="Requests that wait for one.")] = 256,
+    max_connections: Annotated[int, typer.Option(help="Of clients, at once.")] = 512,
     queue_timeout_s: Annotated[float, typer.Option(help="Longest wait, seconds.")] = 30.0,
     gamma: Annotated[
         str | None,
@@ -183,6 +189,9 @@ def serve(
         typer.Option(help="Setting of the drafters, NAME=VALUE; repeat for several."),
     ] = None,
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
+    hang_s: Annotated[
+        float, typer.Option(help="A step of at least this and 20 usual ones ends the process.")
+    ] = 10.0,
     lb_delay_s: Annotated[float, typer.Option(help="For load balancers to notice.")] = 5.0,
     message_interval_s: Annotated[
         float, typer.Option(help="Between two messages of a stream, where steps are short.")
@@ -194,11 +203,14 @@ def serve(
     provider_option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE for ONNX Runtime's CUDA provider.")
     ] = None,
+    isolate_engine: Annotated[
+        bool, typer.Option(help="Engines in a process of their own, started again where it ends.")
+    ] = False,
 ) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
     from outrider.runtime.cli.progress import compile_stage, stage
 
-    with compile_stage():
+    with refusals(), compile_stage():
         # What engines of ONNX Runtime compile, else compiled when the bundle is opened.
         from outrider.engines.onnx import packed_loops  # noqa: F401
         from outrider.runtime.core.config import ServerConfig
@@ -209,12 +221,14 @@ def serve(
         config = ServerConfig(
             max_running=max_running,
             max_queued=max_queued,
+            max_connections=max_connections,
             queue_timeout_s=queue_timeout_s,
             default_gamma=_gamma(gamma or "auto"),
             block_verification=block_verification,
             default_drafter="model" if drafter is None else drafter,
             auto_drafters=tuple(auto_drafters.split(",")),
             drain_timeout_s=drain_timeout_s,
+            hang_s=hang_s,
             lb_delay_s=lb_delay_s,
             message_interval_s=message_interval_s,
             num_threads=threads,
@@ -227,6 +241,7 @@ def serve(
             port_file=port_file,
             metrics_port=metrics_port,
             costs_folder=costs,
+            isolates_engine=isolate_engine,
             refreshes_costs=refresh_costs,
             device=device,
             model_name=model_name,
@@ -245,17 +260,20 @@ def parity(
     bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
     target: Annotated[Path, typer.Option(help="Checkpoint it was made from.")],
     draft: Annotated[Path | None, typer.Option(help="Checkpoint of its draft.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
 ) -> None:
     """Compare a bundle's graphs with its checkpoints again."""
     import json
 
-    from outrider.engines.bundle.manifest import load_bundle
-    from outrider.export.certificate.certify import certify_bundle
-
     checkpoints = {"target": target} | ({} if draft is None else {"draft": draft})
     with refusals():
+        from outrider.engines.bundle.manifest import load_bundle
+        from outrider.export.certificate.certify import certify_bundle, verdict
+
         certificate = certify_bundle(load_bundle(bundle), checkpoints)
-    typer.echo(json.dumps(certificate, indent=2, sort_keys=True))
+        line = verdict(certificate)
+    text = json.dumps(certificate, indent=2, sort_keys=True)
+    typer.echo(text if as_json else line)
 
 
 @app.command("verify-sampler")
@@ -272,7 +290,7 @@ def verify_sampler(
     """Prove on this bundle that speculation leaves the target's distribution alone."""
     from outrider.runtime.cli.progress import compile_stage
 
-    with compile_stage():
+    with refusals(), compile_stage():
         from outrider.runtime.offline.prompts import own_prompts
         from outrider.runtime.verify.command import MAX_TOKENS, verify
 

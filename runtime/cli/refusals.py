@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
+from types import FrameType
+
 import typer
 
+# The command ran and found a fault: an exactness test that fails, streams that were cut, a server's own error.
+EXIT_FAILED = 1
+# What was asked for cannot be done: options, bundles, requests, packages that are missing.
 EXIT_REFUSED = 2
+# It may be done later or elsewhere: no server, one that is starting, stopping or full, a deadline.
+EXIT_UNAVAILABLE = 3
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+# Packages that are imported when a command needs them, and the extras of outrider-server that bring them.
+EXTRAS = {
+    "onnxruntime": "cpu",
+    "cuda": "cuda",
+    "tensorrt": "tensorrt",
+    **dict.fromkeys(
+        ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "safetensors"),
+        "export",
+    ),
+    **dict.fromkeys(("matplotlib", "jinja2"), "analysis"),
+}
 
 
 class refusals:  # noqa: N801  (reads as a phrase in a with statement)
@@ -17,6 +39,59 @@ class refusals:  # noqa: N801  (reads as a phrase in a with statement)
         from outrider import CallError
         from outrider.engines.base import SpeculativeError
 
-        if isinstance(error, (SpeculativeError, CallError, OSError)):
-            typer.echo(f"outrider: {error}", err=True)
-            raise typer.Exit(EXIT_REFUSED) from error
+        if isinstance(error, ModuleNotFoundError):
+            line = _missing(error.name or "")
+        elif isinstance(error, MemoryError):
+            line = f"too little memory: {error or 'an allocation failed'}"
+        elif isinstance(error, (SpeculativeError, CallError, OSError)):
+            line = str(error)
+        else:
+            return
+        if line:
+            typer.echo(f"outrider: {_one_line(line)}", err=True)
+            raise typer.Exit(_exit_code(error)) from error
+
+
+def _missing(module: str) -> str:
+    """Say how to install a package that a command needs; empty for one that only a mistake of ours can miss."""
+    package = module.partition(".")[0]
+    extra = EXTRAS.get(package)
+    return f"needs {package}: pip install 'outrider-server[{extra}]'" if extra else ""
+
+
+def _one_line(text: str) -> str:
+    """Return a text in which nothing ends the line or cannot be written: paths may hold any byte."""
+    return "".join(
+        letter
+        if letter.isprintable()
+        else letter.encode("unicode_escape", "surrogatepass").decode()
+        for letter in text.strip()
+    )
+
+
+def _exit_code(error: BaseException) -> int:
+    from outrider import (
+        CallCancelled,
+        CallError,
+        DeadlineExceeded,
+        Overloaded,
+        ServerFailed,
+        Unavailable,
+    )
+
+    if isinstance(error, (Unavailable, Overloaded, DeadlineExceeded)):
+        return EXIT_UNAVAILABLE
+    if isinstance(error, (ServerFailed, CallCancelled)) or type(error) is CallError:
+        return EXIT_FAILED
+    return EXIT_REFUSED
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM unwind the command, so that what it has written half is removed."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(EXIT_TERMINATED)
+
+    # Only the main thread may, as in every command but those that tests run.
+    with suppress(ValueError):
+        signal.signal(signal.SIGTERM, leave)

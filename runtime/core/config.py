@@ -11,6 +11,14 @@ from outrider.runtime.core.breaker import BreakerConfig
 from outrider.runtime.core.drafting import AUTO, AUTO_DRAFTERS, DraftingConfig
 from outrider.runtime.core.errors import ConfigError
 
+# A day; whoever wants more wants no limit, which these do not have.
+MOST_SECONDS = 86_400.0
+# Counts are 32 bits wide on the wire.
+MOST_COUNT = (1 << 31) - 1
+_COUNTS = (
+    "max_running", "max_queued", "max_queued_tokens", "default_gamma", "prefill_chunk", "max_unsent_chunks",
+    "num_threads",
+)  # fmt: skip
 SAMPLERS = ("auto", "host", "device")
 
 
@@ -22,6 +30,7 @@ class ServerConfig:
         max_running: requests that may hold a slot at once; the engine's slots bound it too.
         max_queued: requests that may wait for a slot.
         max_queued_tokens: prompt tokens of all waiting requests together.
+        max_connections: connections of clients at once; a further one is closed.
         queue_timeout_s: seconds a request may wait for a slot.
         default_gamma: draft tokens per step where a request does not say; None lets the controller
             choose them by what they are expected to gain.
@@ -36,6 +45,8 @@ class ServerConfig:
         prefill_chunk: prompt tokens fed in one step, to one row or to several together; running
             streams wait at most this much per step. The engine's ``max_extend`` bounds it too.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
+        hang_s: seconds after which a step that has not ended may be taken for hung; it is where it takes twenty times
+            its usual time, too.
         lb_delay_s: seconds between "not ready" and refusing, for load balancers to notice.
         message_interval_s: seconds between two messages of one stream: tokens decoded meanwhile travel
             together, unless steps take more than half of it. The first message and the last never
@@ -52,6 +63,7 @@ class ServerConfig:
     max_running: int = 64
     max_queued: int = 256
     max_queued_tokens: int = 262_144
+    max_connections: int = 512
     queue_timeout_s: float = 30.0
     default_gamma: int | None = None
     block_verification: bool = False
@@ -59,6 +71,7 @@ class ServerConfig:
     auto_drafters: tuple[str, ...] = AUTO_DRAFTERS
     prefill_chunk: int = 256
     drain_timeout_s: float = 30.0
+    hang_s: float = 10.0
     lb_delay_s: float = 5.0
     message_interval_s: float = 0.05
     max_unsent_chunks: int = 2048
@@ -71,13 +84,21 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting out of range, with its key and its rule."""
-        for key in ("max_running", "prefill_chunk", "max_unsent_chunks", "num_threads"):
+        for key in (
+            "max_running", "max_connections", "prefill_chunk", "max_unsent_chunks", "num_threads",
+        ):  # fmt: skip
             _check(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("max_queued", "max_queued_tokens", "default_gamma"):
             value = getattr(self, key)
             _check(value is None or value >= 0, key, "must be at least 0")
         for key in (one.name for one in fields(self) if one.name.endswith("_s")):
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
+        # A queue may be without a limit; the others are waited for.
+        for key in ("drain_timeout_s", "lb_delay_s", "message_interval_s", "retry_after_s"):
+            _check(getattr(self, key) <= MOST_SECONDS, key, f"must be at most {MOST_SECONDS:.0f}")
+        for key in _COUNTS:
+            value = getattr(self, key)
+            _check(value is None or value <= MOST_COUNT, key, f"must be at most {MOST_COUNT}")
         _check(bool(self.default_drafter), "default_drafter", "must name a drafter")
         _check(bool(self.auto_drafters), "auto_drafters", "must name a drafter")
         _check(AUTO not in self.auto_drafters, "auto_drafters", f"must not hold {AUTO} itself")

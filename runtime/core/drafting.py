@@ -222,7 +222,8 @@ def parse_drafter(name: str) -> tuple[Part, ...]:
     Raises:
         RequestError: it is not a name of the grammar.
     """
-    parts = tuple(_parse_part(text) for text in name.split("+"))
+    # No more are split off: a message has room for a million.
+    parts = tuple(_parse_part(text) for text in name.split("+", MAX_PARTS))
     if len(parts) > MAX_PARTS or len({part.uncapped for part in parts}) < len(parts):
         raise RequestError("speculation.drafter", f"must have at most {MAX_PARTS} distinct parts")
     return parts

@@ -163,6 +163,13 @@ class NotReady(ServingError):
     message: str = "the server is still warming up"
 
 
+class ModelChanged(ServingError):
+    """A file that the engines compute from is not what was checked at the start."""
+
+    reason: str = "MODEL_INTEGRITY"
+    message: str = "a file of the model was changed under the server; try another replica"
+
+
 class Draining(ServingError):
     """The server is shutting down and takes nothing new."""
 
@@ -180,6 +187,16 @@ class DrainDeadline(ServingError):
         self.num_output = num_output
 
 
+class EngineRestart(ServingError):
+    """The engine hung or died while the request was aboard, ``num_output`` tokens were emitted."""
+
+    reason: str = "ENGINE_RESTART"
+
+    def __init__(self, num_output: int = 0) -> None:
+        super().__init__("the engine stopped working; try another replica")
+        self.num_output = num_output
+
+
 class RequestFailed(ServingError):
     """The backend failed in a step this request took part in; ``error_id`` is in the server's log."""
 
@@ -187,6 +204,16 @@ class RequestFailed(ServingError):
 
     def __init__(self, error_id: str) -> None:
         super().__init__(f"the engine failed; error id {error_id}")
+        self.error_id = error_id
+
+
+class RequestQuarantined(ServingError):
+    """The request makes steps fail that go well without it; ``error_id`` as of ``RequestFailed``."""
+
+    reason: str = "REQUEST_QUARANTINED"
+
+    def __init__(self, error_id: str) -> None:
+        super().__init__(f"the engine fails for this request alone; error id {error_id}")
         self.error_id = error_id
 
 

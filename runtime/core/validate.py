@@ -72,6 +72,7 @@ class ServedModel:
         guessers: those of them that may speculate on the draft model, as "model/NAME".
         can_adapt: whether gamma can be chosen step by step.
         max_beams: slots that one request may hold.
+        max_token_bytes: bytes of a text that one token stands for at most; None where that is not known.
     """
 
     name: str
@@ -83,6 +84,7 @@ class ServedModel:
     guessers: tuple[str, ...] = ()
     can_adapt: bool = False
     max_beams: int = 1
+    max_token_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,10 +227,14 @@ def check_abort_ids(request_ids: Sequence[str], limits: RequestLimits) -> None:
 def _check_prompt(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
     if fields.text is not None:
         check_text("text", fields.text, limits)
+        if model.max_token_bytes is not None:
+            # What the text needs at least; how many tokens it has is known later.
+            num_bytes = len(fields.text.encode())
+            check_context(-(-num_bytes // model.max_token_bytes), model.max_context)
     elif fields.tokens is None:
         raise RequestError("prompt", "one of text and tokens is required")
     else:
-        _check_context(len(fields.tokens), model.max_context)
+        check_context(len(fields.tokens), model.max_context)
         check_ids("tokens.ids", fields.tokens, model.vocab_size)
 
 
@@ -273,7 +279,7 @@ def _check_speculation(
 def _resolve_max_tokens(
     asked: int | None, num_prompt: int, limits: RequestLimits, max_context: int
 ) -> int:
-    _check_context(num_prompt, max_context)
+    check_context(num_prompt, max_context)
     if asked is None:
         return min(limits.default_max_tokens, limits.max_tokens, max_context - num_prompt)
     if num_prompt + asked > max_context:
@@ -282,7 +288,8 @@ def _resolve_max_tokens(
     return asked
 
 
-def _check_context(num_prompt: int, max_context: int) -> None:
+def check_context(num_prompt: int, max_context: int) -> None:
+    """Refuse a prompt that leaves no room for a token."""
     if num_prompt >= max_context:
         rule = f"must be at most {max_context - 1} tokens"
         raise ContextTooLong("prompt", rule, limit=max_context - 1, given=num_prompt)

@@ -142,7 +142,8 @@ class Drafters(Mapping[str, Proposer]):
         for drafter in self._single.values():
             try:
                 drafter.forget(key)
-            except Exception:  # the request ends all the same
+            except BaseException as raised:  # the request ends all the same
+                as_error(raised)
                 logger.exception("a drafter failed to forget a request")
 
     def _compose(self, name: str) -> Proposer:
@@ -180,3 +181,18 @@ def _keep(kept: dict[str, T], name: str, thing: T) -> None:
     if len(kept) >= MAX_COMPOSED:
         kept.clear()
     kept[name] = thing
+
+
+def as_error(raised: BaseException) -> Exception:
+    """Return what somebody's code raised as an error that ends no thread, SystemExit among them.
+
+    Raises:
+        KeyboardInterrupt: it was one, so the user asked for the end.
+    """
+    if isinstance(raised, KeyboardInterrupt):
+        raise raised
+    if isinstance(raised, Exception):
+        return raised
+    error = RuntimeError(f"{type(raised).__name__} was raised, which would have ended the thread")
+    error.__cause__ = raised
+    return error

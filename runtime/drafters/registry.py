@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import metadata
 
 from outrider.runtime.core.drafting import AUTO
@@ -70,14 +70,17 @@ def build_drafters(parts: DrafterParts) -> Drafters:
     return Drafters(single, parts)
 
 
-def any_proposes_trees() -> bool:
+def any_proposes_trees(names: Collection[str] | None = None) -> bool:
     """Return whether a registered drafter may propose trees, so that the target must verify them.
+
+    With ``names`` those drafters alone are looked at; names of no drafter are passed over.
 
     Raises:
         ConfigError: as ``build_drafters``.
     """
     kinds = {**REGISTRY, **_registered()}
-    return any(_traits(name, kind).proposes_trees for name, kind in kinds.items())
+    asked = kinds.keys() if names is None else kinds.keys() & set(names)
+    return any(_traits(name, kinds[name]).proposes_trees for name in asked)
 
 
 def _build(name: str, kind: type[Drafter], parts: DrafterParts) -> Drafter:

@@ -226,7 +226,7 @@ class Controller:
         self._since, self._is_due, self._try_at_s = 0, False, 0.0
         took_s = self._clock() - began_s
         self._owed_s += took_s
-        self._ledger.decided_s += took_s
+        self._ledger.decided(took_s)
 
     def _best(self, options: Options, now_s: float) -> int:
         """Return the longest draft of the best rate; the one in use keeps its place within a margin."""

@@ -117,6 +117,14 @@ class CostTable:
     disagreement: float = 0.0
     trees: ModelCosts | None = None
 
+    def __post_init__(self) -> None:
+        """Check what no part of it has checked; ValueError names the field and the rule."""
+        sizes = self.capacities
+        if not sizes or list(sizes) != sorted(set(sizes)) or not 1 <= sizes[0] <= sizes[-1] < 2**31:
+            raise ValueError("capacities: must ascend from at least 1")
+        if not 0.0 <= self.disagreement < np.inf:
+            raise ValueError("disagreement: must be finite and at least 0")
+
     @property
     def is_settled(self) -> bool:
         """True where the measurements agreed well enough to be kept."""

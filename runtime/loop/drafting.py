@@ -18,6 +18,7 @@ from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.tree import DraftTree, leading_chain, pruned
 from outrider.runtime.drafters.base import Draft, DraftRow, Need, Outcome, Traits
+from outrider.runtime.drafters.compose import as_error
 from outrider.runtime.drafters.registry import Drafters
 from outrider.runtime.loop.tree_prices import TreePrices, affordable_nodes
 
@@ -123,7 +124,8 @@ def propose(
                 _checked(draft, rows[slot], rules.vocab_size, may_sample=may_sample)
                 for slot, draft in zip(slots, drafters[name].propose(rows, slots), strict=True)
             ]
-        except Exception as error:  # a drafter may be anybody's; its rows go on without it
+        except BaseException as raised:  # a drafter may be anybody's; its rows go on without it
+            error = as_error(raised)
             *others, failed = drafters.asked(name)
             asked = {**dict.fromkeys(others), **asked, failed: error}
             if degrade(drafters, live, rows, slots, error):
@@ -173,7 +175,8 @@ def tell(
     for name, outcomes in told.items():
         try:
             drafters.observe(name, outcomes)
-        except Exception:  # what it failed to learn harms nobody
+        except BaseException as raised:  # what it failed to learn harms nobody
+            as_error(raised)
             logger.exception("drafter %s failed to learn", name)
 
 

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.runtime.core.errors import RequestFailed
+from outrider.runtime.core.errors import RequestFailed, RequestQuarantined, ServingError
 from outrider.runtime.core.params import Event, Failed, Finished
 from outrider.runtime.core.request import Ending, Request
 from outrider.runtime.drafters.registry import Drafters
@@ -44,10 +44,10 @@ class Finisher:
             self._note_drafters(result)
         ended = [one for one in result.progressed if one[2] is not None]
         lost: list[tuple[Request, Exception]] = []
-        if ended or result.failed or result.searched:
+        if ended or result.failed or result.alone or result.searched:
             leaving = [request for request, _, _ in ended]
             leaving += [request for request, _ in result.searched]
-            leaving += [request for request, _ in result.failed]
+            leaving += [request for request, _ in (*result.failed, *result.alone)]
             lost = self._free(leaving)
         self._count(result)
         self.outbox.put([(request, progressed) for request, progressed, _ in result.progressed])
@@ -56,8 +56,8 @@ class Finisher:
             self._end(request, _finished(request, ending))
         for request, finished in result.searched:
             self._end(request, finished)
-        if result.failed:
-            self.end_with_errors(self._explain(result))
+        if result.failed or result.alone:
+            self.end_with_errors(_explained(result))
         if lost:
             self.end_with_errors(lost)
 
@@ -92,12 +92,6 @@ class Finisher:
         for name, error in result.asked.items():
             if error is not None:
                 logger.error("drafter %s failed; going on without", name, exc_info=error)
-
-    def _explain(self, result: StepResult) -> list[tuple[Request, Exception]]:
-        error_id = new_error_id()
-        cause = next((error for _, error in result.failed if error is not None), None)
-        logger.error("the target failed; error id %s", error_id, exc_info=cause)
-        return [(request, RequestFailed(error_id)) for request, _ in result.failed]
 
     def end_with_errors(self, endings: Sequence[tuple[Request, Exception]]) -> None:
         """End requests that hold a slot, or wait for one, each with its error."""
@@ -139,6 +133,19 @@ def _finished(request: Request, ending: Ending) -> Finished:
         num_output=request.num_output,
         report=request.report(),
     )
+
+
+def _explained(result: StepResult) -> list[tuple[Request, ServingError]]:
+    """Return who ends with an error after a step, with the error; log the causes under its id."""
+    error_id = new_error_id()
+    for request, cause in (*result.failed, *result.alone):
+        name = request.spec.internal_id
+        logger.error("error id %s: request %s cannot go on", error_id, name, exc_info=cause)
+    fault = RequestQuarantined if result.is_sound else RequestFailed
+    return [
+        *[(request, RequestFailed(error_id)) for request, _ in result.failed],
+        *[(request, fault(error_id)) for request, _ in result.alone],
+    ]
 
 
 def new_error_id() -> str:

@@ -60,6 +60,23 @@ class Inbox:
         """Requests that wait for a slot, and their prompt tokens together."""
         return len(self._queue), self._num_queued_tokens()
 
+    def check_room(self, num_slots: int, num_tokens: int) -> None:
+        """Refuse a request of so many slots and prompt tokens where ``put`` would.
+
+        Raises:
+            Draining: the server is shutting down.
+            Overloaded: the queue is full.
+        """
+        if self._is_draining:
+            raise Draining
+        num_awaited = sum(queued.spec.num_slots for queued in self._queue)
+        if num_awaited + num_slots <= self._slots.num_free:
+            return  # free slots await it
+        num_waiting = len(self._queue) - self._num_fitting()
+        num_tokens += self._num_queued_tokens()
+        if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
+            raise Overloaded(self._config.retry_after_s)
+
     def put(self, request: Request) -> None:
         """Queue a request.
 
@@ -68,7 +85,10 @@ class Inbox:
             DuplicateRequestId: a request of this name is queued or running.
             Overloaded: the queue is full.
         """
-        self._check_admission(request)
+        spec = request.spec
+        if (spec.tenant, spec.request_id) in self._request_ids or spec.internal_id in self._taken:
+            raise DuplicateRequestId
+        self.check_room(spec.num_slots, request.num_prompt)
         self._queue.append(request)
         self.has_queued = True
         self.due_at = min(self.due_at, self._overdue_at(request))
@@ -86,6 +106,11 @@ class Inbox:
         self._is_draining = True
         self._stop_at = stop_at if stop_at is not None else self._stop_at
         self.due_at = -math.inf
+
+    def is_queued(self, internal_id: str) -> bool:
+        """Return whether a request waits for a slot."""
+        request = self._taken.get(internal_id)
+        return request is not None and request.slot is None
 
     def admit(self, admit: Callable[[Request], None]) -> None:
         """Hand over queued requests, oldest first, as long as slots are free; while draining none."""
@@ -136,20 +161,6 @@ class Inbox:
 
     def _num_queued_tokens(self) -> int:
         return sum(request.num_prompt for request in self._queue)
-
-    def _check_admission(self, request: Request) -> None:
-        spec = request.spec
-        if self._is_draining:
-            raise Draining
-        if (spec.tenant, spec.request_id) in self._request_ids or spec.internal_id in self._taken:
-            raise DuplicateRequestId
-        num_awaited = sum(queued.spec.num_slots for queued in self._queue)
-        if num_awaited + spec.num_slots <= self._slots.num_free:
-            return  # free slots await it
-        num_waiting = len(self._queue) - self._num_fitting()
-        num_tokens = self._num_queued_tokens() + request.num_prompt
-        if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
-            raise Overloaded(self._config.retry_after_s)
 
     def _overdue_at(self, request: Request) -> float:
         """Return seconds before which only a cancellation can end a request here."""

@@ -57,6 +57,7 @@ def step_parts(
     clock: Callable[[], float] = time.monotonic,
     meanwhile: Callable[[], None] = do_nothing,
     are_waiting: Callable[[], bool] = lambda: False,
+    beat: Callable[[], None] = do_nothing,
 ) -> StepParts:
     """Return what steps of a server run on.
 
@@ -70,6 +71,7 @@ def step_parts(
         clock: seconds; deadlines are on it.
         meanwhile: called while the device runs a round.
         are_waiting: whether requests wait for the slots of those that end.
+        beat: called as a step does what makes it longer than its like.
 
     Raises:
         ConfigError: a registered drafter cannot be loaded.
@@ -111,7 +113,7 @@ def step_parts(
             node_cost=None if costs is None else node_cost(costs, config.drafting.tree_nodes),
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
-        prompts=PromptFeeder(target, sampler, limits),
+        prompts=PromptFeeder(target, sampler, limits, beat),
         rounds=rounds,
         meanwhile=meanwhile,
         steering=None

@@ -20,13 +20,18 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.engines.base import Engine, EngineError, Span
-from outrider.engines.sampling.base import Sampler, SamplingRow, Verdict
+from outrider.engines.base import Engine, Span
+from outrider.engines.device.rounds import do_nothing
+from outrider.engines.sampling.base import Sampler, Verdict
+from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import Prefill, StepLimits, plan_prefill
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +40,18 @@ class PrefillResult:
 
     Attributes:
         first_verdicts: by slot, the verdicts on the first tokens of rows whose prompts it ended; still to commit.
-        failed: requests that could not be fed, and the error: their caches are undefined.
+        num_fed: requests whose prompts were fed.
+        failed: requests that could not be fed, not even alone, and the error; they begin anew or end.
     """
 
     first_verdicts: Sequence[tuple[int, Verdict]] = ()
-    failed: Sequence[tuple[Request, EngineError]] = ()
+    num_fed: int = 0
+    failed: Sequence[tuple[Request, Exception]] = ()
 
 
 NOTHING_FED = PrefillResult()
+End = tuple[Request, int]
+"""A request that is fed, and its leading tokens that are then computed."""
 
 
 class PromptFeeder:
@@ -52,42 +61,71 @@ class PromptFeeder:
         target: what is fed.
         sampler: draws first tokens where the limits have chunks answer prompts.
         limits: of a step.
+        beat: called for every row that is fed again, which makes a step longer than its like.
     """
 
-    def __init__(self, target: Engine, sampler: Sampler, limits: StepLimits) -> None:
+    def __init__(
+        self,
+        target: Engine,
+        sampler: Sampler,
+        limits: StepLimits,
+        beat: Callable[[], None] = do_nothing,
+    ) -> None:
         self._target = target
         self._sampler = sampler
         self._limits = limits
-        self._ahead: list[tuple[Request, int]] = []
-        self._error: EngineError | None = None
+        self._beat = beat
+        self._ahead: list[End] = []
+        self._error: Exception | None = None
         self._has_fed = False
 
     def feed(self, live: Sequence[Request], planned: Prefill) -> PrefillResult:
         """Feed the next tokens of some prompts; ``live[i]`` holds slot i."""
         ends = _ends(live, planned)
+        failed: list[tuple[End, Exception]] = []
+        try:
+            done = [self._feed(ends)]
+        except Exception as error:  # the target's, the sampler's, or a bug: found out row by row
+            logger.warning("feeding %d prompts failed; trying parts", len(ends), exc_info=error)
+            done, failed = tried_in_halves(ends, self._feed_anew)
+        for (request, _), _ in failed:
+            request.lose_cache()
+        return PrefillResult(
+            first_verdicts=[verdict for verdicts in done for verdict in verdicts],
+            num_fed=len(ends) - len(failed),
+            failed=[(request, error) for (request, _), error in failed],
+        )
+
+    def _feed(self, ends: Sequence[End]) -> list[tuple[int, Verdict]]:
+        """Feed neighbours and move their pointers; return the verdicts on first tokens by slot."""
         rows = [
             replace(request.undrafted, index=index)
             for index, (request, end) in enumerate(ends)
             if end == request.num_known
         ]
-        try:
-            verdicts = self._answered(self._spans(live, planned), rows)
-        except EngineError as error:
-            return PrefillResult(failed=[(request, error) for request, _ in ends])
+        logits = self._target.extend(_spans(ends))
+        verdicts = self._sampler.judge(logits, rows) if rows else ()
         for request, end in ends:
             request.commit_prefill(end)
-        return PrefillResult(
-            first_verdicts=[(row.slot, one) for row, one in zip(rows, verdicts, strict=True)]
-        )
+        return [(row.slot, one) for row, one in zip(rows, verdicts, strict=True)]
 
-    def _answered(self, spans: Sequence[Span], rows: Sequence[SamplingRow]) -> Sequence[Verdict]:
-        """Feed spans, and return what the sampler draws behind some of them.
+    def _feed_anew(self, ends: Sequence[End]) -> list[tuple[int, Verdict]]:
+        for request, _ in ends:
+            self.feed_again(request)
+        return self._feed(ends)
+
+    def feed_again(self, request: Request) -> None:
+        """Compute a row's cache anew as far as it was computed, after a call that left it undefined.
 
         Raises:
-            EngineError: the target or the sampler failed.
+            EngineError: the target failed.
         """
-        logits = self._target.extend(spans)
-        return self._sampler.judge(logits, rows) if rows else ()
+        assert request.slot is not None
+        self._beat()
+        for start in range(0, request.num_computed, self._limits.prefill_chunk):
+            end = min(start + self._limits.prefill_chunk, request.num_computed)
+            tokens = tuple(request.history[start:end].tolist())
+            self._target.extend([Span(slot=request.slot, start=start, tokens=tokens, num_logits=0)])
 
     def feed_ahead(self, live: Sequence[Request]) -> None:
         """Enqueue the next step's chunk behind a round that is under way; ``live[i]`` holds slot i."""
@@ -96,24 +134,20 @@ class PromptFeeder:
             return
         self._ahead = _ends(live, planned)
         try:
-            self._target.extend(self._spans(live, planned))
-        except EngineError as error:
+            self._target.extend(_spans(self._ahead))
+        except Exception as error:  # the step that would have fed it finds out whose fault it is
             self._error = error
 
-    def commit_ahead(self) -> list[tuple[Request, EngineError | None]]:
-        """Count what was fed behind a round that went well.
-
-        Returns:
-            The requests whose prompts could not be fed, with the error.
-        """
+    def commit_ahead(self) -> None:
+        """Count what was fed behind a round that went well; prompts that could not be fed begin anew."""
         fed, error = self._ahead, self._error
         self._forget()
-        if error is not None:
-            return [(request, error) for request, _ in fed]
         for request, end in fed:
-            request.commit_prefill(end)
-        self._has_fed = bool(fed)
-        return []
+            if error is None:
+                request.commit_prefill(end)
+            else:
+                request.lose_cache()
+        self._has_fed = bool(fed) and error is None
 
     def take_fed(self) -> bool:
         """Return whether the step that begins has had its chunk; what belongs to no round is forgotten."""
@@ -124,25 +158,26 @@ class PromptFeeder:
     def _forget(self) -> None:
         self._ahead, self._error = [], None
 
-    @staticmethod
-    def _spans(live: Sequence[Request], planned: Prefill) -> list[Span]:
-        """Return spans that are fed without a wait, but for those that end a prompt."""
-        spans = []
-        for slot, (request, end) in enumerate(_ends(live, planned), start=planned.slot):
-            tokens = tuple(request.history[request.num_computed : end].tolist())
-            spans.append(
-                Span(
-                    slot=slot,
-                    start=request.num_computed,
-                    tokens=tokens,
-                    num_logits=int(end == request.num_known),
-                )
+
+def _spans(ends: Sequence[End]) -> list[Span]:
+    """Return spans of neighbours that are fed without a wait, but for those that end a prompt."""
+    spans = []
+    for request, end in ends:
+        assert request.slot is not None
+        tokens = tuple(request.history[request.num_computed : end].tolist())
+        spans.append(
+            Span(
+                slot=request.slot,
+                start=request.num_computed,
+                tokens=tokens,
+                num_logits=int(end == request.num_known),
             )
-        return spans
+        )
+    return spans
 
 
-def _ends(live: Sequence[Request], planned: Prefill) -> list[tuple[Request, int]]:
-    """Return the requests that are fed, each with its leading tokens that are then computed."""
+def _ends(live: Sequence[Request], planned: Prefill) -> list[End]:
+    """Return the requests that are fed."""
     requests = live[planned.slot : planned.slot + len(planned.lengths)]
     return [
         (request, request.num_computed + length)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-from outrider.engines.base import EngineError, step_value
+from outrider.engines.base import step_value
 from outrider.runtime.core.params import Finished, Progressed
 from outrider.runtime.core.request import Ending, Request
 
 Progress = tuple[Request, Progressed, Ending | None]
+Failure = tuple[Request, Exception | None]
+"""A request that cannot go on, and the error; None where its logits were not finite."""
 
 
 @step_value
@@ -18,7 +20,10 @@ class StepResult:
 
     Attributes:
         progressed: requests that emitted, and their ending if that was it.
-        failed: requests the engine could not serve, each with the error; None means its logits were not finite.
+        failed: requests whose own rows show that they cannot go on.
+        alone: requests for which the engine failed although nobody else took part. Where ``is_sound``, the fault is
+            theirs.
+        is_sound: whether the engine served anybody in this step.
         asked: as of ``Proposals``.
         host_fallback_reason: why the host took part between draft and judgement; empty where it did not, None where
             nothing was decoded.
@@ -27,7 +32,9 @@ class StepResult:
     """
 
     progressed: Sequence[Progress] = ()
-    failed: Sequence[tuple[Request, EngineError | None]] = ()
+    failed: Sequence[Failure] = ()
+    alone: Sequence[Failure] = ()
+    is_sound: bool = False
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
     host_fallback_reason: str | None = None
     searched: Sequence[tuple[Request, Finished]] = ()
@@ -48,6 +55,8 @@ def with_searches(rows: StepResult, searches: StepResult) -> StepResult:
     return replace(
         rows,
         failed=[*rows.failed, *searches.failed],
+        alone=[*rows.alone, *searches.alone],
+        is_sound=rows.is_sound or searches.is_sound,
         asked={**rows.asked, **searches.asked, **errors},
         searched=searches.searched,
         passes=searches.passes,

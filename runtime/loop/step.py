@@ -1,17 +1,21 @@
 """One step of all live requests: plan -> draft -> run -> judge -> commit.
 
-The only code that meets both the target and the drafters. Whatever a drafter does, its request goes
-on; whatever the target does wrong ends the requests it was doing it for, and nothing else: a
-failed verification loses the caches of all live rows, but rows still prefilling start over.
+The only code that meets both the target and the drafters. Whatever a drafter does, its request goes on. Where a call
+of the target or of the sampler raises, parts of its rows are tried again, down to single ones. Who fails alone twice
+ends: quarantined where the engine served others in the same step. The others go on with the tokens they would have had.
+A failed call loses the caches of its rows: those that decode are fed again first, those still prefilling start over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
 
-from outrider.engines.base import Engine, EngineError, FloatArray, Span
+from outrider.engines.base import Engine, Span
 from outrider.engines.sampling.base import SamplingRow, Verdict
 from outrider.engines.sampling.tree_judge import judge as judge_trees
+from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import plan_step
 from outrider.runtime.core.tree import num_leading, tried_chain
@@ -20,7 +24,11 @@ from outrider.runtime.loop.device_step import HOST_STEP, take_round
 from outrider.runtime.loop.drafting import NO_DRAFT, Proposals, propose, row_to_judge, tell
 from outrider.runtime.loop.parts import StepParts
 from outrider.runtime.loop.prefill import NOTHING_FED
-from outrider.runtime.loop.result import Progress, StepResult
+from outrider.runtime.loop.result import Failure, Progress, StepResult
+
+logger = logging.getLogger(__name__)
+
+STEP_FAILED = "the step failed; its rows were tried again"
 
 
 def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
@@ -31,49 +39,77 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     rounds, steering, prompts = parts.rounds, parts.steering, parts.prompts
     plan = plan_step(live, parts.limits, has_fed=rounds is not None and prompts.take_fed())
     fed = NOTHING_FED if plan.prefill is None else prompts.feed(live, plan.prefill)
-    if fed.failed or not plan.has_decode:
+    caps = _without(plan.gammas, [request for request, _ in fed.failed])
+    if caps.count(None) == len(caps):
         progressed, failed = _commit(parts.target, live, [None] * len(live), fed.first_verdicts)
-        return StepResult(progressed=progressed, failed=[*fed.failed, *failed])
+        return StepResult(
+            progressed=progressed, failed=failed, alone=fed.failed, is_sound=fed.num_fed > 0
+        )
 
-    gammas = plan.gammas if steering is None else steering.choose(live, plan.gammas)
-    asked: Mapping[str, Exception | None] = {}
-    reason: str | None = None
+    gammas = caps if steering is None else steering.choose(live, caps)
+    drafted: Proposals | None = None
+    alone: Sequence[Failure] = fed.failed
+    first_verdicts = fed.first_verdicts
     try:
         taken = HOST_STEP if rounds is None else take_round(parts, rounds, live, gammas)
         drafted = taken.proposals or propose(parts.drafters, live, gammas, parts.rules)
-        asked, reason, verdicts = drafted.asked, taken.host_fallback_reason, taken.verdicts
+        reason, verdicts = taken.host_fallback_reason, taken.verdicts
         if verdicts is None:
-            spans, rows = _to_verify(live, gammas, drafted)
-            logits = parts.target.extend(spans)
-            verdicts = _judge(parts, logits, rows, drafted)
-    except EngineError as error:
+            verdicts = _verify(parts, live, gammas, drafted, range(len(live)))
+        if rounds is not None:
+            prompts.commit_ahead()
+    except Exception as error:  # the target's, the sampler's, or a bug: found out row by row
+        logger.warning("a step of %d rows failed; trying parts of it", len(live), exc_info=error)
+        _lose_prompts(live, gammas)
+        drafted = drafted or _drafted_anew(parts, live, gammas)
+        verdicts, failed = _verify_in_halves(parts, live, gammas, drafted)
+        alone = [*alone, *failed]
         # First tokens belong to the step that failed: their prompts are fed again (P3 of ``runtime.loop.prefill``).
-        failed = _fail(live, gammas, error)
-        return StepResult(failed=failed, asked=asked, host_fallback_reason=reason)
+        reason, first_verdicts, steering = STEP_FAILED, (), None
 
-    ahead = [] if rounds is None else prompts.commit_ahead()
-    progressed, failed = _commit(
-        parts.target, live, drafted.drafts, [*fed.first_verdicts, *verdicts]
-    )
+    progressed, failed = _commit(parts.target, live, drafted.drafts, [*first_verdicts, *verdicts])
     judged = [one for one in verdicts if one[1].next_token is not None] if failed else verdicts
     if drafted.learners:
         tell(parts.drafters, live, drafted, judged)
     if steering is not None:
         steering.observe(live, drafted.drafts, judged)
     return StepResult(
-        progressed=progressed, failed=[*ahead, *failed], asked=asked, host_fallback_reason=reason
+        progressed=progressed,
+        failed=failed,
+        alone=alone,
+        is_sound=bool(verdicts) or fed.num_fed > 0,
+        asked=drafted.asked,
+        host_fallback_reason=reason,
     )
 
 
-def _to_verify(
-    live: Sequence[Request], gammas: Sequence[int | None], drafted: Proposals
-) -> tuple[list[Span], list[SamplingRow]]:
-    """Return what to feed, up to the last row that takes part, and what to judge of the logits."""
+def _without(gammas: tuple[int | None, ...], requests: Sequence[Request]) -> tuple[int | None, ...]:
+    """Return the gammas with None for these requests."""
+    slots = {request.slot for request in requests}
+    return (
+        tuple(None if slot in slots else gamma for slot, gamma in enumerate(gammas))
+        if slots
+        else gammas
+    )
+
+
+def _verify(
+    parts: StepParts,
+    live: Sequence[Request],
+    gammas: Sequence[int | None],
+    drafted: Proposals,
+    slots: range,
+) -> list[tuple[int, Verdict]]:
+    """Return the verdicts by slot on what these slots drafted.
+
+    Raises:
+        EngineError: the target or the sampler failed; the caches of these slots are undefined.
+    """
     spans: list[Span] = []
     rows: list[SamplingRow] = []
     num_spans = 0
-    for slot, draft in enumerate(drafted.drafts):
-        request = live[slot]
+    for index, slot in enumerate(slots):
+        request, draft = live[slot], drafted.drafts[slot]
         # The last committed token, whose keys are missing, and the draft.
         tokens = () if draft is None else (request.last_token, *draft.tokens)
         spans.append(
@@ -86,21 +122,56 @@ def _to_verify(
             )
         )
         if draft is not None:
-            num_spans = slot + 1
+            num_spans = index + 1
             name = request.speculation.drafter
             wanted = drafted.num_choices.get(name, 0) if gammas[slot] else 0
-            rows.append(row_to_judge(request, draft, num_choices=wanted))
-    return spans[:num_spans], rows
-
-
-def _judge(
-    parts: StepParts, logits: FloatArray, rows: Sequence[SamplingRow], drafted: Proposals
-) -> list[tuple[int, Verdict]]:
-    """Return the verdicts by slot; logits [B, R, V] float32 of the target."""
+            row = row_to_judge(request, draft, num_choices=wanted)
+            rows.append(row if index == slot else replace(row, index=index))
     sampler = parts.sampler
+    logits = parts.target.extend(spans[:num_spans])
     has_trees = drafted.has_trees
     verdicts = judge_trees(sampler, logits, rows) if has_trees else sampler.judge(logits, rows)
     return [(row.slot, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
+
+
+def _verify_in_halves(
+    parts: StepParts, live: Sequence[Request], gammas: Sequence[int | None], drafted: Proposals
+) -> tuple[list[tuple[int, Verdict]], list[Failure]]:
+    """Verify parts of what failed together, on the host.
+
+    A draw depends on its request's own tokens and noise alone, so a verdict is that of an undisturbed step.
+
+    Returns:
+        Verdicts by slot, and the requests for which the engine failed although no other took part.
+    """
+
+    def attempt(slots: Sequence[int]) -> list[tuple[int, Verdict]]:
+        # The call that failed left their caches undefined.
+        for slot in slots:
+            parts.prompts.feed_again(live[slot])
+        return _verify(parts, live, gammas, drafted, range(slots[0], slots[-1] + 1))
+
+    decoding = [slot for slot, gamma in enumerate(gammas) if gamma is not None]
+    done, failed = tried_in_halves(decoding, attempt)
+    return [one for verdicts in done for one in verdicts], [
+        (live[slot], error) for slot, error in failed
+    ]
+
+
+def _drafted_anew(
+    parts: StepParts, live: Sequence[Request], gammas: Sequence[int | None]
+) -> Proposals:
+    """Return drafts made on the host after a round failed on the device, which lost the draft model's caches too."""
+    for request in live:
+        request.commit_draft_cache(0)
+    return propose(parts.drafters, live, gammas, parts.rules)
+
+
+def _lose_prompts(live: Sequence[Request], gammas: Sequence[int | None]) -> None:
+    """Have the rows that do not decode read their prompts again: they were padding in a call that failed."""
+    for request, gamma in zip(live, gammas, strict=True):
+        if gamma is None:
+            request.lose_cache()
 
 
 def _commit(
@@ -108,7 +179,7 @@ def _commit(
     live: Sequence[Request],
     drafts: Sequence[Draft | None],
     verdicts: Sequence[tuple[int, Verdict]],
-) -> tuple[list[Progress], list[tuple[Request, EngineError | None]]]:
+) -> tuple[list[Progress], list[Failure]]:
     """Move requests over what was verified.
 
     Args:
@@ -121,7 +192,7 @@ def _commit(
         What to tell of each request, and requests that cannot go on with the error; None: not finite.
     """
     progressed: list[Progress] = []
-    failed: list[tuple[Request, EngineError | None]] = []
+    failed: list[Failure] = []
     for slot, verdict in verdicts:
         request, draft = live[slot], drafts[slot] or NO_DRAFT
         tokens, num_computed = draft.tokens, draft.num_computed
@@ -129,30 +200,18 @@ def _commit(
             failed.append((request, None))
             continue
         if draft.parents is not None:
-            try:
-                target.keep_path(slot, (0, *verdict.path))
-            except EngineError as error:
-                failed.append((request, error))
-                continue
             tokens = tried_chain(draft.tokens, draft.parents, verdict.path)
             if num_computed is not None:
                 # Of a tree the draft's cache holds the leading chain, which the kept path may leave.
                 num_computed = min(num_computed, request.num_known + num_leading(verdict.path))
-        told, ending = request.commit(
-            tokens, verdict, num_drafted=len(draft.tokens), draft_computed=num_computed
-        )
+        try:
+            if draft.parents is not None:
+                target.keep_path(slot, (0, *verdict.path))
+            told, ending = request.commit(
+                tokens, verdict, num_drafted=len(draft.tokens), draft_computed=num_computed
+            )
+        except Exception as error:  # the target's, or a bug in what turns tokens into text
+            failed.append((request, error))
+            continue
         progressed.append((request, told, ending))
     return progressed, failed
-
-
-def _fail(
-    live: Sequence[Request], gammas: Sequence[int | None], error: EngineError
-) -> list[tuple[Request, EngineError | None]]:
-    """Return the rows that were verified, to be ended; the others lost their cache only, and prefill again."""
-    failed: list[tuple[Request, EngineError | None]] = []
-    for request, gamma in zip(live, gammas, strict=True):
-        if gamma is None:
-            request.lose_cache()
-        else:
-            failed.append((request, error))
-    return failed

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from outrider.runtime.core.stats import ControlReport
+
+NUM_USUAL = 64
+"""Steps of a kind that say how long such a step usually takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,38 @@ class WorkerSnapshot:
     accepted_by_position: tuple[int, ...]
     control: ControlReport | None = None
     host_fallback_reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Pulse:
+    """Signs of life of a worker's thread, which alone writes them; whoever watches it reads them without a lock.
+
+    Attributes:
+        num_steps: steps begun.
+        is_stepping: whether one is under way.
+        reads_prompt: whether it feeds a prompt.
+        took_s: seconds that late steps took: of those that fed a prompt, and of the others.
+        has_died: whether the thread ended though nobody asked for it.
+    """
+
+    num_steps: int = 0
+    is_stepping: bool = False
+    reads_prompt: bool = False
+    took_s: dict[bool, deque[float]] = field(
+        default_factory=lambda: {one: deque(maxlen=NUM_USUAL) for one in (False, True)}
+    )
+    has_died: bool = False
+
+    def begin(self) -> None:
+        """Note that a step begins, or goes on with what makes it longer than its like."""
+        self.num_steps += 1
+        self.is_stepping = True
+
+    def end(self, took_s: float | None) -> None:
+        """Note that a step ended after so many seconds; None where there was nothing to do in it."""
+        self.is_stepping = False
+        if took_s is not None:
+            self.took_s[self.reads_prompt].append(took_s)
 
 
 @dataclass(slots=True)

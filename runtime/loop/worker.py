@@ -25,6 +25,7 @@ from outrider.engines.device.rounds import Rounds
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ContextTooLong, InternalError, RequestError, ServingError
+from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.text import Decoder
@@ -38,7 +39,7 @@ from outrider.runtime.loop.parts import step_parts
 from outrider.runtime.loop.result import NOTHING_DONE, with_searches
 from outrider.runtime.loop.rows import LiveRows
 from outrider.runtime.loop.step import run_step
-from outrider.runtime.loop.totals import Totals, WorkerSnapshot
+from outrider.runtime.loop.totals import Pulse, Totals, WorkerSnapshot
 
 __all__ = ["Worker", "WorkerSnapshot"]
 
@@ -58,6 +59,9 @@ class Worker:
         rounds: runs rounds over these engines on their device; None for the host.
         costs: of these engines on this machine; None keeps every gamma fixed.
         clock: monotonic seconds; deadlines are on it.
+
+    Attributes:
+        pulse: signs of life of the thread.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Worker:
         self._decoder = decoder
         self._clock = clock
         self._outbox = Outbox()
+        self.pulse = Pulse()
         self._parts = step_parts(
             engines,
             sampler,
@@ -88,6 +93,7 @@ class Worker:
             clock=clock,
             meanwhile=self._meanwhile,
             are_waiting=lambda: self._inbox.has_waiting,
+            beat=self.pulse.begin,
         )
         self._limits = self._parts.limits
         self._policy = SpeculationPolicy(
@@ -125,6 +131,11 @@ class Worker:
         self._thread = threading.Thread(target=self._loop, name="outrider-worker", daemon=True)
         self._thread.start()
 
+    def is_queued(self, internal_id: str) -> bool:
+        """Return whether a request waits for a slot; callable from any thread."""
+        with self._wake:
+            return self._inbox.is_queued(internal_id)
+
     def after_step(self, call: Callable[[], None]) -> None:
         """Call something on the worker's thread after each step's events; before ``start``."""
         self._outbox.after_sending(call)
@@ -148,6 +159,16 @@ class Worker:
         except ServingError:
             self._policy.ended(request)
             raise
+
+    def check_room(self, num_slots: int, num_tokens: int) -> None:
+        """Refuse a request that ``submit`` would refuse now, by its slots and tokens; callable from any thread.
+
+        Raises:
+            Draining: the server is shutting down.
+            Overloaded: the queue is full.
+        """
+        with self._wake:
+            self._inbox.check_room(num_slots, num_tokens)
 
     def _new_request(self, spec: RequestSpec) -> Request:
         """Return a request with its speculation resolved, or refuse what no step could ever serve."""
@@ -222,6 +243,11 @@ class Worker:
         self._thread.join(timeout_s + STOP_GRACE_S)
         return not self._thread.is_alive()
 
+    def wait(self) -> None:
+        """Return when the thread has ended; after ``start``."""
+        assert self._thread is not None
+        self._thread.join()
+
     def snapshot(self) -> WorkerSnapshot:
         """Where the worker stands; callable from any thread."""
         with self._wake:
@@ -243,13 +269,19 @@ class Worker:
         """
         waits_for_device = False
         rows, policy = self._rows, self._policy
+        began_s = now = self._clock()
+        self.pulse.begin()
+        has_run = False
         try:
-            now = self._clock()
             if now >= self._inbox.due_at:
                 self._end_overdue(now)
             self._admit()
             if not rows.requests and not rows.searches:
                 return False
+            has_run = True
+            self.pulse.reads_prompt = any(
+                one.state is State.PREFILLING for one in rows.all_requests
+            )
             if policy.has_chosen:
                 policy.begin(rows.requests)
             if policy.breakers:
@@ -271,6 +303,7 @@ class Worker:
         finally:
             if not waits_for_device:
                 self._outbox.send()
+            self.pulse.end(self._clock() - began_s if has_run else None)
         return True
 
     def _end_overdue(self, now: float) -> None:
@@ -292,8 +325,12 @@ class Worker:
                 self._inbox.admit(self._rows.admit)
 
     def _loop(self) -> None:
-        while self.run_step() or self._wait():
-            pass
+        try:
+            while self.run_step() or self._wait():
+                pass
+        except BaseException:  # nobody else would hear of it
+            logger.critical("the worker's thread ended; nothing is served any more", exc_info=True)
+            self.pulse.has_died = True
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when the end has come."""

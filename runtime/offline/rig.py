@@ -168,7 +168,7 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
     """Open a bundle; its queue has no time limit. Raises as ``runtime.offline.options.opened``."""
     bundle = load_bundle(root)
     manifest = bundle.manifest
-    tokenizer = TokenizersCodec(root / TOKENIZER_FILE)
+    tokenizer = TokenizersCodec(bundle.read(TOKENIZER_FILE))
     options = replace(
         options,
         device=str(choose_device(options.device, bundle).device),

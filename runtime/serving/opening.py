@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -12,8 +13,9 @@ from pathlib import Path
 
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
 from outrider.engines.bundle.serving_defaults import ServingDefaults
+from outrider.engines.devices import CUDA, parse_device
 from outrider.engines.huge_pages import use_everywhere
-from outrider.engines.opening import choose_device, open_pair
+from outrider.engines.opening import choose_device, judge_bits, open_pair
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.calibration.calibrate import calibrate
@@ -30,6 +32,9 @@ from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 log = logging.getLogger(__name__)
 
+PRIVATE = "memory of its own: the bundle's files may change"
+MAPPED = "files, since memory for a copy is missing: they are watched, and a change ends serving"
+
 Stage = Callable[[str], AbstractContextManager[object]]
 
 
@@ -43,7 +48,9 @@ class ServeOptions:
         metrics_port: of Prometheus metrics over HTTP on the loopback; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
             cache of the user's where that cannot be written.
+        isolates_engine: whether engines run in a process of their own.
         refreshes_costs: whether step costs are measured even if they are known.
+        takes_unsettled_costs: whether known ones are taken though their measurements disagreed.
         leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
         leaves_gamma: whether it chooses the default gamma.
         stage: entered with the name of work that takes seconds, so that somebody can show it.
@@ -53,7 +60,9 @@ class ServeOptions:
     port_file: Path | None = None
     metrics_port: int | None = None
     costs_folder: Path | None = None
+    isolates_engine: bool = False
     refreshes_costs: bool = False
+    takes_unsettled_costs: bool = False
     device: str = "cpu"
     model_name: str | None = None
     leaves_drafter: bool = False
@@ -74,12 +83,17 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
     options = _decided(bundle, options)
     config = options.config
     max_batch = min(config.max_running, manifest.max_batch)
-    codec = TokenizersCodec(root / TOKENIZER_FILE)
+    codec = TokenizersCodec(bundle.read(TOKENIZER_FILE))
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
         costs = bundle_costs(bundle, options, None, codec, max_batch)
     pair = open_engines(bundle, options, max_batch)
     log.info("sampling %s", pair.place)
+    bit_equality, line = judge_bits(bundle, pair)
+    if line:
+        log.warning("%s", line)
+    is_mapped = bundle.is_mapped()
+    log.warning("serving from %s", MAPPED if is_mapped else PRIVATE)
     worker = Worker(
         target=pair.target,
         draft=pair.draft,
@@ -100,6 +114,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
         max_beams=worker.max_beams,
+        max_token_bytes=codec.max_token_bytes,
     )
     return Serving(
         worker=worker,
@@ -108,6 +123,8 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         config=config,
         limits=options.limits,
         certificate=manifest.certificate,
+        bit_equality=bit_equality,
+        mapped=bundle if is_mapped else None,
     )
 
 
@@ -200,20 +217,37 @@ def bundle_costs(
         max_batch=max_batch,
     )
     paths = [folder / name for folder in folders if folder is not None]
-    return load_or_measure(paths, measure, is_refreshed=options.refreshes_costs)
+    return load_or_measure(
+        paths,
+        measure,
+        is_refreshed=options.refreshes_costs,
+        takes_unsettled=options.takes_unsettled_costs,
+    )
 
 
 def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
-    """Return target, draft and sampler of a bundle, with trees where any drafter proposes them."""
+    """Return target, draft and sampler of a bundle, with trees where a drafter proposes them."""
     return open_pair(
         bundle,
         device=options.device,
         sampler=options.config.sampler,
         num_threads=options.config.num_threads,
         max_batch=max_batch,
-        with_trees=any_proposes_trees(),
+        with_trees=_wants_trees(options),
         provider_options=dict(options.config.provider_options),
     )
+
+
+def _wants_trees(options: ServeOptions) -> bool:
+    """Return whether trees are to be verified.
+
+    On ONNX Runtime's CUDA provider their graphs hold the weights once more, so only the server's own drafter
+    counts.
+    """
+    device = parse_device(options.device)
+    if device is None or device.kind != CUDA:
+        return any_proposes_trees()
+    return any_proposes_trees(re.split("[+/:]", options.config.default_drafter))
 
 
 def settle_loaded() -> None:

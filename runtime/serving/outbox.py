@@ -96,6 +96,9 @@ class Outbox:
             more than half of them after the last. Up to a half more or less, so that all outboxes' intervals end
             together.
         clock: seconds.
+
+    Attributes:
+        num_tokens: tokens that have arrived.
     """
 
     def __init__(
@@ -120,13 +123,21 @@ class Outbox:
         self._progress: list[Progressed] = []
         self._num_waiting = 0
         self._end: Finished | Failed | None = None
+        self._is_cut = False
+        self.num_tokens = 0
         self._has_events = asyncio.Event()
         self._has_overflowed = False
 
     @property
     def is_ended(self) -> bool:
-        """True once the terminal event has arrived."""
-        return self._end is not None
+        """True once the worker's terminal event has arrived."""
+        return self._end is not None and not self._is_cut
+
+    def cut(self, error: Exception) -> None:
+        """End the stream with an error in place of a worker that does not; on the loop."""
+        if self._end is None:
+            self._put_at_once(Failed(error=error, num_output=self.num_tokens))
+            self._is_cut = True
 
     def deliver(self, event: Event) -> None:
         """Add an event on the worker's thread; it arrives when the post is sent, or the interval ends."""
@@ -145,7 +156,7 @@ class Outbox:
         """Wait for events and return all of them as one batch."""
         await self._has_events.wait()
         self._has_events.clear()
-        if self._interval_s > 0.0 and not self.is_ended:
+        if self._interval_s > 0.0 and self._end is None:
             loop = asyncio.get_running_loop()
             tick = round(loop.time() / self._interval_s) + 1
             self._keeps_back = True
@@ -160,8 +171,11 @@ class Outbox:
         )
 
     def _put(self, event: Event) -> None:
+        if self._is_cut:
+            return
         if isinstance(event, Progressed):
             self._progress.append(event)
+            self.num_tokens += len(event.tokens)
             if not self._keeps_back:
                 self._has_events.set()
                 self._count_waiting()

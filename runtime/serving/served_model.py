@@ -6,15 +6,68 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from typing import Protocol
 
+from outrider.engines.bit_equality import BitEquality
+from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.validate import RequestLimits, ServedModel
-from outrider.runtime.loop.worker import Worker
+from outrider.runtime.loop.outbox import Deliver
+from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
 from outrider.runtime.serving.tokenizer import TextCodec
 from outrider.v1 import inference_pb2 as wire
 
 # Limits of the wire that are ``RequestLimits`` of the same name; beams are bounded by the model too.
 _OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {"max_beams"}
+
+
+class ServingWorker(Protocol):
+    """What serving needs of a worker, in this process or another: see ``runtime.loop.worker.Worker``."""
+
+    pulse: Pulse
+
+    def start(self) -> None:
+        """Run steps until ``stop``."""
+        ...
+
+    def after_step(self, call: Callable[[], None]) -> None:
+        """Call something after each step's events."""
+        ...
+
+    def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
+        """Queue a request; its events go to ``deliver``."""
+        ...
+
+    def check_room(self, num_slots: int, num_tokens: int) -> None:
+        """Refuse a request that ``submit`` would refuse now, by its slots and tokens."""
+        ...
+
+    def cancel(self, internal_id: str, error: Exception) -> None:
+        """End a request with ``error``."""
+        ...
+
+    def is_queued(self, internal_id: str) -> bool:
+        """Return whether a request waits for a slot."""
+        ...
+
+    @property
+    def default_speculation(self) -> Speculation:
+        """How a request that asks for nothing in particular is drafted for."""
+        ...
+
+    def snapshot(self) -> WorkerSnapshot:
+        """Where the worker stands."""
+        ...
+
+    def drain(self) -> None:
+        """Refuse new requests and end the queued ones."""
+        ...
+
+    def stop(self, timeout_s: float) -> bool:
+        """Drain, end what still runs after ``timeout_s``, and say whether everything ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +78,12 @@ class Serving:
         stall_timeout_s: seconds one response may wait to be read before the request is cut off.
         certificate: the bundle's parity certificate.
         clock: seconds; the same clock as the worker's.
+        bit_equality: what is known of the claim that a row's bits depend on nothing beside it.
+        mapped: the bundle, if engines compute from its files, so that these must be watched; else None.
+        file_watch_s: seconds between two looks at them.
     """
 
-    worker: Worker
+    worker: ServingWorker
     codec: TextCodec
     model: ServedModel
     config: ServerConfig = field(default_factory=ServerConfig)
@@ -35,6 +91,9 @@ class Serving:
     certificate: Mapping[str, object] = field(default_factory=dict)
     stall_timeout_s: float = 30.0
     clock: Callable[[], float] = time.monotonic
+    bit_equality: BitEquality = BitEquality.NOT_CLAIMED
+    mapped: Bundle | None = None
+    file_watch_s: float = 5.0
 
 
 def describe(serving: Serving) -> wire.GetServerInfoResponse:
@@ -63,10 +122,14 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             default_block_verification=config.block_verification,
             control=_control(serving.worker),
         ),
+        engine=wire.EngineInfo(
+            weights_are_private=serving.mapped is None,
+            bit_equality=f"BIT_EQUALITY_{serving.bit_equality.name}",
+        ),
     )
 
 
-def _control(worker: Worker) -> wire.Control | None:
+def _control(worker: ServingWorker) -> wire.Control | None:
     report = worker.snapshot().control
     return None if report is None else wire.Control(**asdict(report))
 

@@ -8,6 +8,7 @@ the present wait.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -20,12 +21,17 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolated
+from outrider.runtime.serving.memory import give_back_regularly
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.service import SERVICE, InferenceService
+from outrider.runtime.serving.watchdog import Watchdog
 from prometheus_client import start_http_server
 
 # The worker's thread asks for the interpreter after every engine call, several times in a step, and
@@ -38,12 +44,19 @@ LIVENESS = "liveness"
 CLOSE_GRACE_S = 1.0
 FLUSH_S = 5.0
 GUARD_S = 10.0
+# Seconds between two looks at the worker.
+WATCH_EVERY_S = 0.5
 GUARD_EXIT_CODE = 70
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port would bind silently.
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 256),
+    # A connection that does not say what it wants; the default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Of a call's metadata: refused by chance from the first on, and surely from the second.
+    ("grpc.max_metadata_size", 8 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
     ("grpc.max_connection_age_ms", 30 * 60_000),
     ("grpc.max_connection_age_grace_ms", 10 * 60_000),
     ("grpc.max_connection_idle_ms", 10 * 60_000),
@@ -71,6 +84,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         options = (
             *SERVER_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", serving.config.max_connections),
             ("grpc.max_receive_message_length", serving.limits.max_message_bytes),
         )
         self._server = grpc.aio.server(options=options)
@@ -78,8 +92,14 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        self._giving_back: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        self._file_watch: asyncio.Task[None] | None = None
         self._watch_worker()
+        self._watchdog = Watchdog(serving.worker.pulse, serving.config.hang_s, serving.clock)
+        self._watching: asyncio.Task[None] | None = None
+        self.has_failed = asyncio.Event()
+        self._is_serving, self._is_draining = True, False
 
     async def start(self, address: str) -> int:
         """Listen, start the worker, report SERVING, and return the bound port; 0 for a Unix socket.
@@ -94,10 +114,54 @@ class Server:
         except RuntimeError as error:
             raise ConfigError("address", "must be free to bind") from error
         await self._server.start()
+        self._giving_back = asyncio.create_task(give_back_regularly())
         self._serving.worker.start()
         self._service.set_ready()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self._watching = asyncio.create_task(self._watch(), name="outrider-watchdog")
+        if self._serving.mapped is not None:
+            self._file_watch = asyncio.create_task(self._watch_files(self._serving.mapped))
         return int(port)
+
+    async def _watch(self) -> None:
+        while not self.has_failed.is_set():
+            await asyncio.sleep(WATCH_EVERY_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """End requests that are overdue; where the worker hangs or is dead, answer everybody and set ``has_failed``."""
+        self._service.end_overdue()
+        complaint = self._watchdog.complaint()
+        worker = self._serving.worker
+        if isinstance(worker, IsolatedWorker) and not worker.pulse.has_died:
+            if complaint is not None:
+                worker.restart(complaint)
+            await self._follow(worker)
+            return
+        if complaint is None or self.has_failed.is_set():
+            return
+        log.critical("%s; ending all requests and the process", complaint)
+        faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
+        self._service.fail()
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
+        self.has_failed.set()
+
+    async def _follow(self, worker: IsolatedWorker) -> None:
+        """Report NOT_SERVING while there is no engine, or its files have changed."""
+        if worker.has_changed_model:
+            self._service.refuse_changed_model()
+        is_serving = worker.is_ready and not worker.has_changed_model
+        if is_serving == self._is_serving or self._is_draining:
+            return
+        self._is_serving = is_serving
+        states = health_pb2.HealthCheckResponse
+        await self._set_health(states.SERVING if is_serving else states.NOT_SERVING)
+
+    async def abandon(self) -> None:
+        """Close the listener after ``has_failed``; the worker stays as it is."""
+        await self._server.stop(CLOSE_GRACE_S)
 
     def hurry(self) -> None:
         """End the waits of a running drain."""
@@ -105,7 +169,10 @@ class Server:
 
     async def drain(self) -> int:
         """Shut down without losing an answer; return the number of streams cut short."""
+        if self._file_watch is not None:
+            self._file_watch.cancel()
         config, worker = self._serving.config, self._serving.worker
+        self._is_draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._wait_or_hurry(self._hurry.wait(), config.lb_delay_s)
         self._service.close_admission()
@@ -115,12 +182,28 @@ class Server:
         if not has_stopped:
             log.error("a step is stuck in the engine")
         await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._server.stop(CLOSE_GRACE_S)
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         return self._service.num_cut
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", SERVICE):
             await self._health.set(name, status)
+
+    async def _watch_files(self, bundle: Bundle) -> None:
+        """Turn NOT_SERVING and refuse new requests once a file that engines compute from has changed."""
+        try:
+            while True:
+                bundle.check_unchanged()
+                await asyncio.sleep(self._serving.file_watch_s)
+        except BundleError as error:
+            log.error("no longer serving: %s", error)
+            self._service.refuse_changed_model()
+            await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def _wait_or_hurry(self, waiting: Coroutine[Any, Any, Any], timeout_s: float) -> None:
         """Wait for something, at most ``timeout_s``, or until ``hurry`` is called."""
@@ -139,6 +222,10 @@ class Server:
         watch("num_requests_waiting", "Waiting for a slot", lambda: snapshot().num_queued)
         watch("slots_total", "Slots", lambda: snapshot().num_slots)
         watch("slots_free", "Free slots", lambda: snapshot().num_free_slots)
+        if isinstance(worker := self._serving.worker, IsolatedWorker):
+            watch(
+                "engine_restarts", "Engines that another has replaced", lambda: worker.num_restarts
+            )
         watch("engine_steps", "Steps run", lambda: snapshot().step_count)
         self.metrics.watch_control(lambda: snapshot().control)
         watch("streams", "Open streams", lambda: self._service.num_streams)
@@ -147,12 +234,17 @@ class Server:
 async def serve(root: Path, options: ServeOptions) -> int:
     """Serve a bundle until SIGTERM or SIGINT, and return the exit code: 0, or 1 when streams were cut short.
 
+    Where the worker hangs or is dead, the process ends with ``GUARD_EXIT_CODE``: no return from a hung library.
+
     Raises:
         BundleError: the bundle does not fit its manifest.
         ConfigError: a setting cannot be used.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    server = Server(open_serving(root, options))
+    opened = (
+        open_isolated(root, options) if options.isolates_engine else open_serving(root, options)
+    )
+    server = Server(opened)
     if options.metrics_port is not None:
         start_http_server(options.metrics_port, addr="127.0.0.1", registry=server.metrics.registry)
     stop = asyncio.Event()
@@ -166,7 +258,14 @@ async def serve(root: Path, options: ServeOptions) -> int:
         unfinished.write_text(f"{port}\n", encoding="utf-8")
         unfinished.replace(options.port_file)
     print(f"serving on port {port}", flush=True)
-    await stop.wait()
+    failing = asyncio.create_task(server.has_failed.wait())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        await server.abandon()
+        logging.shutdown()
+        os._exit(GUARD_EXIT_CODE)
+    failing.cancel()
     _guard(options.config)
     return 1 if await server.drain() else 0
 

@@ -13,7 +13,7 @@ import secrets
 import uuid
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -33,13 +33,16 @@ from outrider.runtime.serving.outbox import Outbox, Post
 from outrider.runtime.serving.served_model import Serving, describe
 from outrider.runtime.serving.status import code_of, trailing_status
 from outrider.runtime.serving.stream import CompletionStream
+from outrider.runtime.serving.texts import TextLane
 from outrider.runtime.serving.tokenizer import tokenize_bad_words
-from outrider.runtime.serving.wire import fields_of, parse
+from outrider.runtime.serving.wire import check_counts, fields_of, parse
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
-# Texts shorter than this are tokenised on the event loop: a thread costs more than they do.
-INLINE_TEXT = 4096
+# Seconds past a deadline that the worker gets to end a request itself, between two steps.
+LATE_S = 1.0
+# Of an answer to Tokenize: what gRPC clients take where nobody says otherwise.
+MAX_ANSWER_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +52,34 @@ Context: TypeAlias = grpc.aio.ServicerContext
 T = TypeVar("T")
 
 
+class _Live(NamedTuple):
+    """A request that has not ended, and where its events go."""
+
+    spec: RequestSpec
+    outbox: Outbox
+    submitted_s: float
+
+
 class InferenceService:
     """Handlers of ``outrider.v1.Inference`` over one served model, counted in ``metrics``."""
 
     def __init__(self, serving: Serving, metrics: Metrics) -> None:
         self._serving = serving
         self._metrics = metrics
-        # Tenant and the caller's id to ours, while the request is live.
-        self._live: dict[tuple[str, str], str] = {}
+        # By tenant and the caller's id, while the request is live.
+        self._live: dict[tuple[str, str], _Live] = {}
+        self._has_failed = False
         self._is_ready = False
         self._is_draining = False
+        self._has_changed_model = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._num_cut = 0
+        self._texts = TextLane(
+            max_queued=serving.config.max_queued,
+            max_queued_tokens=serving.config.max_queued_tokens,
+            retry_after_s=serving.config.retry_after_s,
+        )
         self._post = Post(asyncio.get_running_loop())
         serving.worker.after_step(self._post.send)
 
@@ -72,6 +90,27 @@ class InferenceService:
     def close_admission(self) -> None:
         """Answer new requests with DRAINING from now on; the other methods still work."""
         self._is_draining = True
+
+    def end_overdue(self) -> None:
+        """End streams whose deadline or queue timeout is well past: their worker is stuck in a step."""
+        worker, config = self._serving.worker, self._serving.config
+        now_s = self._serving.clock() - LATE_S
+        for live in self._live.values():
+            waited_s = now_s - live.submitted_s
+            if live.spec.deadline_s is not None and now_s >= live.spec.deadline_s:
+                live.outbox.cut(errors.DeadlineExceeded(live.outbox.num_tokens))
+            elif waited_s > config.queue_timeout_s and worker.is_queued(live.spec.internal_id):
+                live.outbox.cut(errors.QueueTimeout(waited_s))
+
+    def fail(self) -> None:
+        """End all streams, and refuse new ones: the worker is gone."""
+        self._has_failed = True
+        for live in self._live.values():
+            live.outbox.cut(errors.EngineRestart(live.outbox.num_tokens))
+
+    def refuse_changed_model(self) -> None:
+        """Answer new requests with MODEL_INTEGRITY from now on."""
+        self._has_changed_model = True
 
     @property
     def num_streams(self) -> int:
@@ -159,8 +198,13 @@ class InferenceService:
         serving = self._serving
         if not self._is_ready:
             raise errors.NotReady
+        if self._has_changed_model:
+            raise errors.ModelChanged
         if self._is_draining:
             raise errors.Draining
+        if self._has_failed:
+            raise errors.EngineRestart
+        check_counts(request, serving.limits, serving.model.max_context)
         fields = fields_of(request)
         check_fields(fields, serving.limits, serving.model)
         remaining_s = context.time_remaining()
@@ -168,13 +212,19 @@ class InferenceService:
         if remaining_s is not None:
             budget_s = min(budget_s, remaining_s)
         deadline_s = serving.clock() + budget_s
+        if fields.text is not None:
+            # A full queue needs no tokenised text to say so.
+            serving.worker.check_room(1, num_tokens=1)
         fields = await self._with_reference(fields)
         internal_id, tenant = uuid.uuid4().hex, _tenant(context)
         admission = Admission(
             internal_id=internal_id,
             request_id=fields.request_id or internal_id,
             prompt_tokens=await self._prompt_tokens(fields),
-            bad_words=tokenize_bad_words(serving.codec, fields.bad_words),
+            bad_words=await self._texts.run(
+                "".join(fields.bad_words),
+                lambda: tokenize_bad_words(serving.codec, fields.bad_words),
+            ),
             seed=secrets.randbits(63) if fields.seed is None else fields.seed,
             deadline_s=deadline_s,
             tenant=tenant,
@@ -186,6 +236,8 @@ class InferenceService:
         """Queue a request and register the caller's id; both happen or neither."""
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
+        if self._has_failed:
+            raise errors.EngineRestart
         worker = self._serving.worker
         outbox = Outbox(
             self._post,
@@ -194,7 +246,8 @@ class InferenceService:
             interval_s=self._serving.config.message_interval_s,
         )
         worker.submit(spec, outbox.deliver)
-        self._live[spec.tenant, spec.request_id] = spec.internal_id
+        live = _Live(spec, outbox, self._serving.clock())
+        self._live[spec.tenant, spec.request_id] = live
         self._idle.clear()
         self._metrics.admitted.inc()
         self._metrics.prompt_tokens.inc(len(spec.prompt_tokens))
@@ -219,9 +272,7 @@ class InferenceService:
 
     async def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         encode = self._serving.codec.encode
-        if len(text) < INLINE_TEXT:
-            return encode(text, add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens)
+        return await self._texts.run(text, lambda: encode(text, add_special_tokens))
 
     async def _abort(self, data: bytes, context: Context) -> bytes:
         request_ids = parse(wire.AbortRequest, data).request_ids
@@ -229,19 +280,32 @@ class InferenceService:
         tenant = _tenant(context)
         aborted = [one for one in dict.fromkeys(request_ids) if (tenant, one) in self._live]
         for request_id in aborted:
-            internal_id = self._live[tenant, request_id]
+            internal_id = self._live[tenant, request_id].spec.internal_id
             self._serving.worker.cancel(internal_id, errors.Cancelled("abort"))
         return wire.AbortResponse(aborted=aborted).SerializeToString()
 
     async def _tokenize(self, data: bytes) -> bytes:
         request = parse(wire.TokenizeRequest, data)
         check_text("text", request.text, self._serving.limits)
+        return await self._texts.run(request.text, lambda: self._spelled(request))
+
+    def _spelled(self, request: wire.TokenizeRequest) -> bytes:
+        """Return the answer to Tokenize; callable from any thread.
+
+        Raises:
+            RequestError: clients would not take an answer of its length.
+        """
+        codec = self._serving.codec
         is_asked = not request.HasField("add_special_tokens") or request.add_special_tokens
-        ids = await self._encode(request.text, add_special_tokens=is_asked)
-        tokens = [self._serving.codec.spell(token) for token in ids]
+        ids = codec.encode(request.text, add_special_tokens=is_asked)
         response = wire.TokenizeResponse(
-            ids=ids, tokens=tokens, max_context=self._serving.model.max_context
+            ids=ids,
+            tokens=[codec.spell(token) for token in ids],
+            max_context=self._serving.model.max_context,
         )
+        if response.ByteSize() > MAX_ANSWER_BYTES:
+            rule = f"must have an answer of at most {MAX_ANSWER_BYTES} bytes; ask for it in pieces"
+            raise errors.RequestError("text", rule)
         return response.SerializeToString()
 
     async def _get_server_info(self, data: bytes) -> bytes:

@@ -31,9 +31,12 @@ STATUS: Mapping[type[errors.ServingError], grpc.StatusCode] = {
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.Cancelled: grpc.StatusCode.CANCELLED,
     errors.NotReady: grpc.StatusCode.UNAVAILABLE,
+    errors.ModelChanged: grpc.StatusCode.UNAVAILABLE,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.DrainDeadline: grpc.StatusCode.UNAVAILABLE,
+    errors.EngineRestart: grpc.StatusCode.UNAVAILABLE,
     errors.RequestFailed: grpc.StatusCode.INTERNAL,
+    errors.RequestQuarantined: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
 
@@ -45,7 +48,14 @@ _METADATA: Mapping[str, str] = {
     "num_output": "emitted",
     "error_id": "error_id",
 }
-_RETRYABLE = (errors.Overloaded, errors.NotReady, errors.Draining)
+_NEVER_RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
+_RETRYABLE = (
+    errors.Overloaded,
+    errors.NotReady,
+    errors.ModelChanged,
+    errors.Draining,
+    errors.EngineRestart,
+)
 
 
 def code_of(error: errors.ServingError) -> grpc.StatusCode:
@@ -65,8 +75,8 @@ def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, t
     trailing = tuple(rpc_status.to_status(status).trailing_metadata)
     if retry_after_s is not None:
         trailing += (("grpc-retry-pushback-ms", str(int(retry_after_s * 1000))),)
-    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # Service configs retry this code; a negative pushback tells them not to.
+    elif code in _NEVER_RETRIED:
+        # A negative pushback tells clients not to, whatever their service config says.
         trailing += (("grpc-retry-pushback-ms", "-1"),)
     return code, str(error), trailing
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
+from outrider.runtime.core.drafting import MAX_BRANCHING
 from outrider.runtime.core.errors import MalformedRequest, RequestError
-from outrider.runtime.core.options import ALL_VALUES
+from outrider.runtime.core.options import ALL_VALUES, check_count
 from outrider.runtime.core.params import (
     BeamAnswer,
     BeamParams,
@@ -21,7 +22,7 @@ from outrider.runtime.core.params import (
     SpeculationReport,
     StepTrace,
 )
-from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.core.validate import GenerateFields, RequestLimits, check_context
 from outrider.v1 import inference_pb2 as wire
 
 M = TypeVar("M", bound=Message)
@@ -74,6 +75,24 @@ def parse(kind: type[M], data: bytes) -> M:
         return kind.FromString(data)
     except DecodeError as error:
         raise MalformedRequest from error
+
+
+def check_counts(request: wire.GenerateRequest, limits: RequestLimits, max_context: int) -> None:
+    """Refuse lists that are too long, before they are turned into values: that takes .15 s of the loop for 4 MiB.
+
+    Raises:
+        RequestError: a list has too many entries; names it.
+        ContextTooLong: a prompt of tokens is too long.
+    """
+    sampling = request.sampling
+    check_count("stop", request.stop, limits.max_stop_strings)
+    check_count("stop_token_ids", request.stop_token_ids, limits.max_stop_token_ids)
+    check_count("sampling.bad_words", sampling.bad_words, limits.max_bad_words)
+    check_count("sampling.logit_bias", sampling.logit_bias, limits.max_logit_bias)
+    name = "sampling.allowed_token_ids"
+    check_count(name, sampling.allowed_token_ids, limits.max_allowed_token_ids)
+    check_count("speculation.branching", request.speculation.branching, MAX_BRANCHING)
+    check_context(len(request.tokens.ids), max_context)
 
 
 def fields_of(request: wire.GenerateRequest) -> GenerateFields:

@@ -130,7 +130,7 @@ def _worker(bundle: Bundle, pair: Pair, *, num_queued: int, num_tokens: int) -> 
             queue_timeout_s=math.inf,
         ),
         max_gamma=bundle.manifest.max_gamma,
-        decoder=TokenizersCodec(bundle.root / TOKENIZER_FILE),
+        decoder=TokenizersCodec(bundle.read(TOKENIZER_FILE)),
     )
 
 

@@ -11,22 +11,28 @@ from outrider.runtime.verify.report import VerifyReport
 
 from scripts.bench.tools.results import Row
 from scripts.bench.tools.tables import markdown
+from scripts.gpu.evidence import Evidence
 from scripts.gpu.machine import Rates
 from scripts.gpu.parity import Parity
 from scripts.gpu.rounds import RoundsCheck
 from scripts.gpu.rounds import render as render_rounds
 from scripts.gpu.speed import Speed
+from scripts.gpu.steps import StepsCheck
 from scripts.gpu.times import ALLOWED_OVER_FLOOR, Timing
 
 
 @dataclass(slots=True)
 class Findings:
-    """All that was found, as far as it was asked for.
+    """All that was found, as far as it was asked for and has been run yet.
 
     Attributes:
         facts: of the machine.
         reason: why this device.
-        has_kept_contract: whether the engine contract's tests passed.
+        left: parts that were not run, or are still to be.
+        broken: by part, why it gave nothing.
+        has_kept_contract: whether the engine contract's tests passed; None where they were not run.
+        evidence: of placement and kernels on ONNX Runtime's CUDA provider.
+        steps: single tokens against one span.
         parities: of logits.
         sampler: exactness of the sampler on the device; None where it was not run.
         rounds: on the device; None likewise.
@@ -37,7 +43,11 @@ class Findings:
 
     facts: Mapping[str, str]
     reason: str
-    has_kept_contract: bool
+    left: list[str] = field(default_factory=list)
+    broken: dict[str, str] = field(default_factory=dict)
+    has_kept_contract: bool | None = None
+    evidence: list[Evidence] = field(default_factory=list)
+    steps: list[StepsCheck] = field(default_factory=list)
     parities: list[Parity] = field(default_factory=list)
     sampler: VerifyReport | None = None
     rounds: RoundsCheck | None = None
@@ -47,7 +57,10 @@ class Findings:
 
     def failures(self) -> list[str]:
         """Return the failed checks, in words. Times are figures of the report, not failures."""
-        checks = [(self.has_kept_contract, "the engine contract")]
+        checks = [(False, f"part {name} ({reason})") for name, reason in self.broken.items()]
+        checks.append((self.has_kept_contract is not False, "the engine contract"))
+        checks += [(one.has_passed, f"placement of the {one.part}") for one in self.evidence]
+        checks += [(one.has_passed, f"single steps of the {one.part}") for one in self.steps]
         checks += [(one.has_passed, f"parity of the {one.part}") for one in self.parities]
         if self.sampler is not None:
             checks.append((self.sampler.has_passed, "exactness of the sampler"))
@@ -77,10 +90,11 @@ class Findings:
 def render(found: Findings) -> str:
     """The report."""
     parts = ["# GPU check", "", *(f"* {name}: {value}" for name, value in found.facts.items())]
-    parts += [
-        f"* chosen because: {found.reason}",
-        f"* engine contract: {'passed' if found.has_kept_contract else 'FAILED'}",
-    ]
+    parts.append(f"* chosen because: {found.reason}")
+    if found.has_kept_contract is not None:
+        parts.append(f"* engine contract: {'passed' if found.has_kept_contract else 'FAILED'}")
+    parts += map(_evidence_line, found.evidence)
+    parts += map(_steps_line, found.steps)
     if found.sampler is not None:
         word = "passed" if found.sampler.has_passed else "FAILED"
         parts.append(f"* the sampler's exactness: {word}, {len(found.sampler.checks)} checks")
@@ -89,10 +103,12 @@ def render(found: Findings) -> str:
     failures, missed = found.failures(), found.missed_aims()
     parts += [
         f"* in all: {'passed' if not failures else 'FAILED: ' + ', '.join(failures)}",
+        f"* not run: {', '.join(found.left) if found.left else 'nothing'}",
         f"* aims missed: {'; '.join(missed) if missed else 'none'}",
         "",
     ]
-    parts += _table(found.parities, "has_passed")
+    if found.parities:
+        parts += _table(found.parities, "has_passed")
     if found.rates is not None:
         parts += _rates_lines(found.rates)
     for name, timings in found.timings.items():
@@ -109,6 +125,9 @@ def render(found: Findings) -> str:
         "facts": dict(found.facts),
         "failures": failures,
         "missed_aims": missed,
+        "not_run": found.left,
+        "evidence": [asdict(one) for one in found.evidence],
+        "steps": [asdict(one) for one in found.steps],
         "rounds": None if found.rounds is None else asdict(found.rounds),
         "parity": [asdict(one) for one in found.parities],
         "rates": None if found.rates is None else _rates_data(found.rates),
@@ -117,6 +136,26 @@ def render(found: Findings) -> str:
     }
     text = json.dumps(data, indent=2, allow_nan=False)
     return "\n".join([*parts, "```json", text, "```", ""])
+
+
+def _evidence_line(one: Evidence) -> str:
+    kernels = "; ".join(
+        f"{tokens} tokens: {', '.join(names) or 'not named'}"
+        for tokens, names in one.attention.items()
+    )
+    return (
+        f"* placement of the {one.part}: {'passed' if one.has_passed else 'FAILED'}; {one.num_memcpys} Memcpy "
+        f"nodes, inputs on the host: {', '.join(one.host_inputs) or 'none'}; attention of one row: {kernels}"
+    )
+
+
+def _steps_line(one: StepsCheck) -> str:
+    word = "passed" if one.has_passed else f"FAILED from step {one.first_wrong} on"
+    worst = "not a number" if one.max_difference is None else f"{one.max_difference:.3g}"
+    return (
+        f"* single steps of the {one.part}: {word}; {one.num_steps} against one span, "
+        f"largest difference {worst}"
+    )
 
 
 def _rates_data(rates: Rates) -> dict[str, object]:

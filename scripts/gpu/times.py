@@ -22,7 +22,14 @@ from scripts.gpu.parity import precision_of
 ALLOWED_OVER_FLOOR = 1.3
 CONTEXT = 200
 _ITEM_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8": 1.0}
-_STORED_BYTES = {"float32": 4.0, "float16": 2.0, "int8": 1.0, "w8a8": 1.0, "int4": 0.5}
+_STORED_BYTES = {
+    "float32": 4.0,
+    "float16": 2.0,
+    "bfloat16": 2.0,
+    "int8": 1.0,
+    "w8a8": 1.0,
+    "int4": 0.5,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import onnxruntime
 import outrider.engines.device.cuda
+import outrider.engines.onnx.session
 import outrider.engines.tensorrt.api
 import outrider.export.tensorrt.build
 import pytest
@@ -34,5 +35,6 @@ def emulate(
     patch.setattr(outrider.export.tensorrt.build, "build_plan", tensorrt_runtime.build_plan)
     patch.setattr(onnxruntime, "InferenceSession", cuda_session(cuda))
     providers = [*([CUDA_PROVIDER] if has_provider else []), CPU_PROVIDER]
+    patch.setattr(outrider.engines.onnx.session, "why_not_loadable", lambda: "")
     patch.setattr(onnxruntime, "get_available_providers", lambda: providers)
     return cuda

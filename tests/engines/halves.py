@@ -1,4 +1,4 @@
-"""A bundle with float16 weights made of one in float32, without its checkpoints."""
+"""A bundle that accelerators compute in 16 bits of, made of one in float32 without its checkpoints."""
 
 import shutil
 from dataclasses import replace
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import (
+    DEVICE_FILES,
     GROUPED_FILE,
     KEEP_PATH_FILE,
     MODEL_FILE,
@@ -14,21 +15,40 @@ from outrider.engines.bundle.manifest import (
     load_bundle,
     write_manifest,
 )
-from outrider.export.weights.half_graph import derive_half_graph
-from outrider.export.weights.half_weights import FLOAT16, store_float16
+from outrider.export.graph.device_graphs import derive_device_graphs
+from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.weights.blocks import BITS, quantize_file
+from outrider.export.weights.half_weights import FLOAT16, store_halves
 
 
-def halve_bundle(source: Path, out: Path, **limits: int) -> Bundle:
-    """A copy whose models take chains alone, with weights in float16 and other limits."""
+def halve_bundle(
+    source: Path,
+    out: Path,
+    kind: str = FLOAT16,
+    precision: str | None = None,
+    *,
+    with_trees: bool = True,
+    **limits: int,
+) -> Bundle:
+    """A copy with weights of another kind, graphs for accelerators in 16 bits, and other limits.
+
+    Without a precision the kind is one.
+    """
+    precision = precision or kind
     shutil.copytree(source, out)
     manifest = load_bundle(out).manifest
     entries = {}
     for part, model in (("target", manifest.target), ("draft", manifest.draft)):
-        folder = out / model.path
-        for name in (GROUPED_FILE, TREE_FILE, KEEP_PATH_FILE):
-            (folder / name).unlink(missing_ok=True)
-        store_float16(folder / MODEL_FILE)
-        derive_half_graph(folder / MODEL_FILE)
-        entries[part] = replace(model, weights=FLOAT16, max_tree_nodes=0)
+        path = out / model.path / MODEL_FILE
+        for name in (GROUPED_FILE, TREE_FILE, KEEP_PATH_FILE, *DEVICE_FILES):
+            path.with_name(name).unlink()
+        (quantize_file if kind in BITS else store_halves)(path, kind)
+        if with_trees:
+            derive_tree_graphs(path)
+        derive_device_graphs(path, precision, with_trees=with_trees)
+        num_nodes = model.max_tree_nodes if with_trees else 0
+        entries[part] = replace(
+            model, weights=kind, device_precision=precision, max_tree_nodes=num_nodes
+        )
     write_manifest(out, replace(manifest, files=hash_files(out), **entries, **limits))
     return load_bundle(out)

@@ -4,10 +4,10 @@ from pathlib import Path
 import onnx
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import HALF_FILE, LOGITS, Bundle, load_bundle
+from outrider.engines.bundle.manifest import DEVICE_FILE, LOGITS, Bundle, load_bundle
 from outrider.engines.device.sampling.tensors import Variant, judge_file, propose_file
 from outrider.export import pipeline
-from outrider.export.weights.half_graph import derive_half_graph
+from outrider.export.graph.device_graphs import derive_device_graphs
 
 
 def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
@@ -25,11 +25,17 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
         *(f"sampler/{propose_file(variant)}" for variant in Variant),
     }
     assert sorted(manifest.files.keys() - sampler) == [
+        "draft/device.onnx",
+        "draft/device_keep_path.onnx",
+        "draft/device_tree.onnx",
         "draft/grouped.onnx",
         "draft/keep_path.onnx",
         "draft/model.onnx",
         "draft/model.onnx.data",
         "draft/tree.onnx",
+        "target/device.onnx",
+        "target/device_keep_path.onnx",
+        "target/device_tree.onnx",
         "target/grouped.onnx",
         "target/keep_path.onnx",
         "target/model.onnx",
@@ -42,6 +48,9 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
     certificate = manifest.certificate["target"]
     assert certificate["tree_masks"]["max_difference"] <= 1e-4
     assert certificate["grouped"]["rollback"]["max_difference"] <= 1e-4
+    assert certificate["device"]["rollback"]["max_difference"] <= 1e-4
+    assert certificate["device"]["tree_paths"]["max_difference"] <= 1e-4
+    assert (manifest.target.device_precision, manifest.draft.device_precision) == ("float32",) * 2
 
 
 def test_a_bundle_without_trees_says_so(
@@ -79,12 +88,14 @@ def test_existing_folder_is_never_overwritten(
         export_small(out=tiny_bundle, progress=pytest.fail)
 
 
-def test_a_graph_in_halves_that_strays_is_left_out_and_the_bundle_is_none_the_worse(
+def test_where_a_graph_in_halves_strays_accelerators_compute_in_float32(
     export_small: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def derive_and_spoil(path: Path) -> None:
-        derive_half_graph(path)
-        half = path.with_name(HALF_FILE)
+    def derive_and_spoil(path: Path, precision: str, *, with_trees: bool) -> None:
+        derive_device_graphs(path, precision, with_trees=with_trees)
+        if precision == "float32":
+            return
+        half = path.with_name(DEVICE_FILE)
         model = onnx.load(half, load_external_data=False)
         last = next(node for node in model.graph.node if LOGITS in node.output)
         last.output[:] = [f"{LOGITS}.exact"]
@@ -94,15 +105,15 @@ def test_a_graph_in_halves_that_strays_is_left_out_and_the_bundle_is_none_the_wo
 
     stages: list[str] = []
     whole = export_small(weights="float16", progress=stages.append)
-    assert whole.half_path(whole.manifest.target) is not None
+    assert whole.manifest.target.device_precision == "float16"
     assert not [stage for stage in stages if "float32" in stage]
-    monkeypatch.setattr(pipeline, "derive_half_graph", derive_and_spoil)
+    monkeypatch.setattr(pipeline, "derive_device_graphs", derive_and_spoil)
     spoilt = export_small(
         out=whole.root.with_name("spoilt"), weights="float16", progress=stages.append
     )
-    assert spoilt.half_path(spoilt.manifest.target) is None
-    assert not [name for name in spoilt.manifest.files if HALF_FILE in name]
-    assert "half" not in spoilt.manifest.certificate["target"]["float16"]
+    assert spoilt.manifest.target.device_precision == "float32"
+    device = spoilt.manifest.certificate["target"]["float16"]["device"]
+    assert 0 < device["rollback"]["max_difference"] < device["tolerance"]
     assert sum("accelerators compute in float32" in stage for stage in stages) == 1
 
 

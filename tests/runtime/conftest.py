@@ -19,6 +19,7 @@ from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.tokenizer import TextCodec
 from outrider.v1 import inference_pb2 as wire
 
 ALPHABET = string.ascii_lowercase + " é"
@@ -97,6 +98,7 @@ async def running(
     clock: Callable[[], float] = time.monotonic,
     costs: CostTable | None = None,
     host: str = "127.0.0.1",
+    codec: TextCodec | None = None,
 ) -> AsyncIterator[Running]:
     engine_limits = EngineLimits(
         max_batch=max_batch,
@@ -105,7 +107,7 @@ async def running(
         vocab_size=VOCAB,
         max_tree_nodes=max_tree_nodes,
     )
-    codec = LetterCodec()
+    codec = codec or LetterCodec()
     worker = Worker(
         target=ScriptedEngine(target, engine_limits, failing_extends=failing_extends),
         draft=ScriptedEngine(wrong_after_e, engine_limits),

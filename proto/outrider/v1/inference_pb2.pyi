@@ -36,6 +36,14 @@ class OffReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OFF_REASON_DEGRADED: _ClassVar[OffReason]
     OFF_REASON_DRAFTER_PAUSED: _ClassVar[OffReason]
     OFF_REASON_NO_EXPECTED_GAIN: _ClassVar[OffReason]
+
+class BitEquality(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BIT_EQUALITY_UNSPECIFIED: _ClassVar[BitEquality]
+    BIT_EQUALITY_NOT_CLAIMED: _ClassVar[BitEquality]
+    BIT_EQUALITY_CERTIFIED: _ClassVar[BitEquality]
+    BIT_EQUALITY_CONFIRMED: _ClassVar[BitEquality]
+    BIT_EQUALITY_WITHDRAWN: _ClassVar[BitEquality]
 EXACTNESS_MODE_UNSPECIFIED: ExactnessMode
 EXACTNESS_MODE_MAX_ACCEPT: ExactnessMode
 EXACTNESS_MODE_SEED_STABLE: ExactnessMode
@@ -54,6 +62,11 @@ OFF_REASON_NO_DRAFT: OffReason
 OFF_REASON_DEGRADED: OffReason
 OFF_REASON_DRAFTER_PAUSED: OffReason
 OFF_REASON_NO_EXPECTED_GAIN: OffReason
+BIT_EQUALITY_UNSPECIFIED: BitEquality
+BIT_EQUALITY_NOT_CLAIMED: BitEquality
+BIT_EQUALITY_CERTIFIED: BitEquality
+BIT_EQUALITY_CONFIRMED: BitEquality
+BIT_EQUALITY_WITHDRAWN: BitEquality
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "text", "tokens", "sampling", "max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "skip_special_tokens", "return_provenance", "return_trace", "speculation", "model", "n", "prompt_logprobs", "regex", "json_schema", "grammar", "adapter", "num_beams", "length_penalty", "early_stopping", "exhaustive_search")
@@ -345,7 +358,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("server_version", "model", "vocab_size", "eos_token_ids", "limits", "speculation", "load", "certificate_json")
+    __slots__ = ("server_version", "model", "vocab_size", "eos_token_ids", "limits", "speculation", "load", "certificate_json", "engine")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -354,6 +367,7 @@ class GetServerInfoResponse(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     model: str
     vocab_size: int
@@ -362,7 +376,16 @@ class GetServerInfoResponse(_message.Message):
     speculation: SpeculationInfo
     load: Load
     certificate_json: str
-    def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ...) -> None: ...
+    engine: EngineInfo
+    def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ...) -> None: ...
+
+class EngineInfo(_message.Message):
+    __slots__ = ("weights_are_private", "bit_equality")
+    WEIGHTS_ARE_PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    BIT_EQUALITY_FIELD_NUMBER: _ClassVar[int]
+    weights_are_private: bool
+    bit_equality: BitEquality
+    def __init__(self, weights_are_private: _Optional[bool] = ..., bit_equality: _Optional[_Union[BitEquality, str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_context", "max_prompt_bytes", "max_tokens", "default_max_tokens", "max_stop_strings", "max_stop_bytes", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_logprobs", "max_bad_words", "max_running", "max_queued", "max_queued_tokens", "queue_timeout_s", "max_request_s", "max_message_bytes", "max_beams")

@@ -8,24 +8,29 @@ answer is that of the plain search.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from outrider.engines.base import Engine, EngineError, FloatArray
 from outrider.engines.sampling.base import Continuations
+from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.params import Finished
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.loop.beams.beam import BeamDraft, chains_over, search
-from outrider.runtime.loop.beams.cache import Feed, feed_all
+from outrider.runtime.loop.beams.cache import BeamCache, Feed, feed_all
 from outrider.runtime.loop.beams.search import BeamSearch
-from outrider.runtime.loop.result import StepResult
+from outrider.runtime.loop.result import Failure, StepResult
 
 _MODEL = "model"
 _TARGET, _DRAFT = 0, 1
 Tail = tuple[int, ...]
+Drafted = tuple[BeamSearch, BeamDraft]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,9 @@ class _SearchStep:
     def __init__(self, parts: SearchParts, searches: Sequence[BeamSearch]) -> None:
         self._parts = parts
         self._searches = searches
-        self._failed: list[tuple[Request, EngineError | None]] = []
+        self._failed: list[Failure] = []
+        self._alone: list[Failure] = []
+        self._is_sound = False
         self._asked: dict[str, Exception | None] = {}
         self._searched: list[tuple[Request, Finished]] = []
         self._passes: list[tuple[int, int]] = []
@@ -68,29 +75,48 @@ class _SearchStep:
     def run(self) -> StepResult:
         """Take the step."""
         self._feed_prompt()
-        failed = {id(request) for request, _ in self._failed}
-        ready = [
-            one for one in self._searches if one.is_searching and id(one.request) not in failed
-        ]
+        ready = [one for one in self._searches if one.is_searching]
         if ready:
-            self._search(ready)
+            self._search([*zip(ready, self._draft(ready), strict=True)])
         return StepResult(
-            failed=self._failed, asked=self._asked, searched=self._searched, passes=self._passes
+            failed=self._failed,
+            alone=self._alone,
+            is_sound=self._is_sound,
+            asked=self._asked,
+            searched=self._searched,
+            passes=self._passes,
         )
 
-    def _search(self, ready: Sequence[BeamSearch]) -> None:
-        drafts = self._draft(ready)
+    def _search(self, ready: Sequence[Drafted]) -> None:
+        """Take a pass of the target for all searches that are ready, or several where it fails."""
         try:
-            passes = self._verify(ready, drafts)
-        except EngineError as error:
-            self._lose_target(error)
-            return
+            self._pass(ready)
+        except Exception as error:  # the target's, or a bug: found out search by search
+            logger.warning(
+                "a pass for %d searches failed; trying parts", len(ready), exc_info=error
+            )
+            _, failed = tried_in_halves(ready, self._pass)
+            self._alone += [(one.request, error) for (one, _), error in failed]
+
+    def _pass(self, ready: Sequence[Drafted]) -> None:
+        """Take a pass of the target and advance its searches.
+
+        Raises:
+            EngineError: the target failed, and no search has advanced.
+        """
+        try:
+            passes, unplaced = self._verify(ready)
+        except Exception:
+            # Slots of one search may stand among another's, so all of them were given to the call.
+            self._lose_target()
+            raise
+        self._is_sound = self._is_sound or bool(passes)
+        self._failed += unplaced
         for one, feeds, logits in passes:
-            self._advance(one, feeds, logits)
-            if one.state.is_over and one.state.finished:
-                self._searched.append((one.request, one.finished(self._parts.decoder)))
-            elif one.state.is_over:
-                self._failed.append((one.request, None))
+            try:
+                self._advance(one, feeds, logits)
+            except Exception as error:  # a bug in what becomes of one search's rows
+                self._failed.append((one.request, error))
 
     def _feed_prompt(self) -> None:
         """Feed a chunk of the oldest prompt that is not computed, all but its last token, to both models."""
@@ -101,18 +127,25 @@ class _SearchStep:
         request = oldest.request
         length = min(self._parts.chunk, request.num_prompt - 1 - request.num_computed)
         end = request.num_computed + length
-        for index, cache in enumerate(oldest.caches[: 1 + oldest.can_draft]):
-            try:
-                cache.engine.extend([cache.prompt_span(length)])
-            except EngineError as error:
-                if index == _TARGET:
-                    # Others may be fed beside its slots before they are given back.
-                    cache.forget()
-                    self._failed.append((request, error))
-                    return
-                self._degrade([oldest], error)
-                break
-            cache.note_fed(0, end, ())
+        target, *drafts = oldest.caches[: 1 + oldest.can_draft]
+        try:
+            _feed_to(target, end, self._parts.chunk)
+        except Exception:  # the target's, or a bug: it tries once more from the beginning
+            target.forget()
+            _, failed = tried_in_halves(
+                [target], lambda _: _feed_to(target, end, self._parts.chunk)
+            )
+            if failed:
+                # Others may be fed beside its slots before they are given back.
+                target.forget()
+                self._alone.append((request, failed[0][1]))
+                return
+        self._is_sound = True
+        try:
+            for cache in drafts:
+                _feed_to(cache, end, self._parts.chunk)
+        except EngineError as error:
+            self._degrade([oldest], error)
         request.commit_prefill(end)
 
     def _draft(self, ready: Sequence[BeamSearch]) -> list[BeamDraft]:
@@ -131,25 +164,29 @@ class _SearchStep:
         return drafts
 
     def _verify(
-        self, ready: Sequence[BeamSearch], drafts: Sequence[BeamDraft]
-    ) -> list[tuple[BeamSearch, list[Feed], list[FloatArray]]]:
-        """One pass of the target over all chains; per search what was fed and the logits.
+        self, ready: Sequence[Drafted]
+    ) -> tuple[list[tuple[BeamSearch, list[Feed], list[FloatArray]]], list[Failure]]:
+        """One pass of the target over all chains.
+
+        Returns:
+            Per search what was fed and the logits, and the searches whose slots could not be copied.
 
         Raises:
             EngineError: the target failed; the caches of all searches are undefined.
         """
         placed: list[tuple[BeamSearch, list[Feed]]] = []
-        for one, draft in zip(ready, drafts, strict=True):
+        unplaced: list[Failure] = []
+        for one, draft in ready:
             num_live, length = len(one.state.live), len(one.state.live[0].tokens)
             ends = chains_over(draft.wanted, num_live, len(one.slots), one.rules.num_beams)
             try:
                 feeds = one.caches[_TARGET].place(ends, [len(end) - length + 1 for end in ends])
             except EngineError as error:
-                self._failed.append((one.request, error))
+                unplaced.append((one.request, error))
                 continue
             placed.append((one, feeds))
         if not placed:
-            return []
+            return [], unplaced
         engine = self._parts.engines[_TARGET]
         every = [feed for _, feeds in placed for feed in feeds]
         logits = feed_all(engine, every, _lengths(self._searches, _TARGET))
@@ -159,7 +196,7 @@ class _SearchStep:
         return [
             (one, feeds, logits[begin:end])
             for (one, feeds), (begin, end) in zip(placed, pairwise(borders), strict=True)
-        ]
+        ], unplaced
 
     def _advance(
         self, one: BeamSearch, feeds: Sequence[Feed], logits: Sequence[FloatArray]
@@ -191,6 +228,10 @@ class _SearchStep:
             gamma=num_drafted, num_accepted=num_steps - 1, num_emitted=num_steps, num_fallbacks=0
         )
         self._passes.append((num_drafted, num_steps - 1))
+        if one.state.is_over and one.state.finished:
+            self._searched.append((one.request, one.finished(self._parts.decoder)))
+        elif one.state.is_over:
+            self._failed.append((one.request, None))
 
     def _degrade(self, searches: Sequence[BeamSearch], error: EngineError) -> None:
         """Go on without the draft model, which failed and lost what it held of these."""
@@ -199,16 +240,24 @@ class _SearchStep:
             one.caches[_DRAFT].forget()
             one.request.degrade()
 
-    def _lose_target(self, error: EngineError) -> None:
-        """End the searches the target failed for; those whose prompt is being fed begin it anew."""
-        failed = {id(request) for request, _ in self._failed}
+    def _lose_target(self) -> None:
+        """Have all searches feed the target from the beginning, those whose prompt is being fed included."""
         for one in self._searches:
-            if one.is_searching and id(one.request) not in failed:
-                self._failed.append((one.request, error))
-            elif one.request.state is State.PREFILLING:
+            one.caches[_TARGET].forget()
+            if one.request.state is State.PREFILLING:
                 one.request.lose_cache()
-                for cache in one.caches:
-                    cache.forget()
+
+
+def _feed_to(cache: BeamCache, end: int, chunk: int) -> None:
+    """Feed a search's first slot the prompt's tokens that it misses of its leading ``end``.
+
+    Raises:
+        EngineError: the engine failed; the slot is undefined.
+    """
+    while (held := cache.lengths[0]) < end:
+        length = min(chunk, end - held)
+        cache.engine.extend([cache.prompt_span(length)])
+        cache.note_fed(0, held + length, ())
 
 
 def _grow(growing: Sequence[tuple[BeamSearch, BeamDraft]], lengths: dict[int, int]) -> None:

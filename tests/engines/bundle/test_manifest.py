@@ -240,6 +240,36 @@ def test_a_manifest_says_how_narrow_spans_may_be(root: Path) -> None:
             load_bundle(root)
 
 
+def test_a_manifest_says_what_accelerators_compute_in(root: Path) -> None:
+    def declare(precision: object, *, max_tree_nodes: int = 0) -> None:
+        write_manifest(root, make_manifest(root))
+        data = json.loads((root / "manifest.json").read_text())
+        data["target"] |= {"device_precision": precision, "max_tree_nodes": max_tree_nodes}
+        (root / "manifest.json").write_text(json.dumps(data))
+
+    path = root / "manifest.json"
+    data = json.loads(path.read_text())
+    del data["target"]["device_precision"]  # as bundles were whose graphs take no lengths
+    path.write_text(json.dumps(data))
+    before = load_bundle(root)
+    assert before.why_no_device(before.manifest.target, "9.0").endswith("export the bundle again")
+    for broken in ("float8", 16):
+        declare(broken)
+        with pytest.raises(BundleError, match="'device_precision' must be one of float32, "):
+            load_bundle(root)
+    declare("float16")
+    with pytest.raises(BundleError, match=r"target/device.onnx: the graph of a model is missing"):
+        load_bundle(root)
+    for name in ("device.onnx", "device_tree.onnx", "tree.onnx", "keep_path.onnx"):
+        save_graph(root / "target" / name, "model.onnx.data")
+    declare("float16")
+    bundle = load_bundle(root)
+    assert bundle.why_no_device(bundle.manifest.target, "9.0") == ""
+    declare("float16", max_tree_nodes=8)
+    with pytest.raises(BundleError, match=r"target/device_keep_path.onnx: the graph of a model"):
+        load_bundle(root)
+
+
 def test_a_manifest_from_before_there_were_trees_has_none(root: Path) -> None:
     path = root / "manifest.json"
     data = json.loads(path.read_text())

@@ -37,6 +37,7 @@ class HostPlan:
         self.shapes: list[tuple[str, Shape]] = []
         self._model = model
         self._session = open_session(graph)
+        self.inputs = {tensor.name for tensor in self._session.get_inputs()}
 
     def run(self, profile: int, shape: Shape, addresses: Mapping[str, int]) -> None:
         """Run the graph at once; refuses what a plan would refuse."""

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from outrider.engines.base import EngineError
+from outrider.engines.base import BundleError, EngineError, FloatArray
 from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.device.base import HostDevice
 from outrider.engines.device.cuda import CudaDevice
+from outrider.engines.onnx import device_plan, session
 from outrider.engines.opening import choose_device, open_engine, open_pair
 from outrider.engines.pair import DEVICE, HOST
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.export.tensorrt.build import BuildOptions, build_plans
+from outrider.export.weights.half_weights import BFLOAT16
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 
 from tests.emulation.cuda_runtime import EmulatedCuda
 from tests.emulation.install import emulate
-from tests.engines.contract import EngineContract, MakeEngine
+from tests.engines.contract import MakeEngine, extend_one, make_tokens
 from tests.engines.halves import halve_bundle
 from tests.engines.tree_contract import TreeContract
 from tests.runtime.markov import spec
@@ -58,6 +63,11 @@ def halves(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundl
     return halve_bundle(tiny_bundle, tmp_path_factory.mktemp("halves") / "bundle")
 
 
+@pytest.fixture(scope="module")
+def bfloats(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return halve_bundle(tiny_bundle, tmp_path_factory.mktemp("bfloats") / "bundle", BFLOAT16)
+
+
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> EmulatedCuda:
     return emulate(monkeypatch)
@@ -79,19 +89,32 @@ class TestPlans(TreeContract):
         return lambda: open_engine(bundle, "target", **options)
 
 
-class TestProvider(EngineContract):
-    atol = 1e-4
+class TestProvider(TreeContract):
+    atol = branch_atol = 1e-4
 
     @pytest.fixture
     def make_engine(self, scheduled: EmulatedCuda, root: Path) -> MakeEngine:
         bundle = load_bundle(root)
-        return lambda: open_engine(bundle, "target", device="cuda:0", max_batch=3)
+        return lambda: open_engine(bundle, "target", device="cuda:0", max_batch=3, with_trees=True)
 
 
-class TestProviderInHalves(EngineContract):
+class TestProviderInBfloat16(TreeContract):
+    """A bundle with bfloat16 weights; the emulated provider computes by the graphs' twins."""
+
+    atol = branch_atol = 0.4
+
+    @pytest.fixture
+    def make_engine(self, scheduled: EmulatedCuda, bfloats: Bundle) -> MakeEngine:
+        return lambda: open_engine(bfloats, "target", device="cuda:0", max_batch=3, with_trees=True)
+
+    def test_it_computes_in_bfloat16(self, make_engine: MakeEngine) -> None:
+        assert make_engine().precision == "bfloat16"
+
+
+class TestProviderInHalves(TreeContract):
     """A bundle with float16 weights."""
 
-    atol = 5e-2
+    atol = branch_atol = 5e-2
 
     @pytest.fixture
     def make_engine(self, scheduled: EmulatedCuda, halves: Bundle) -> MakeEngine:
@@ -99,6 +122,32 @@ class TestProviderInHalves(EngineContract):
 
     def test_it_computes_in_float16(self, make_engine: MakeEngine) -> None:
         assert make_engine().precision == "float16"
+
+
+def single_tokens(bundle: Bundle, device: str) -> FloatArray:
+    """Logits of a text by single tokens, each step of one shape over one place."""
+    engine = open_engine(bundle, "target", device=device, max_batch=3)
+    tokens = make_tokens(engine, 6, seed=1)
+    found = [extend_one(engine, 0, start, [token])[0] for start, token in enumerate(tokens)]
+    engine.close()
+    return np.stack(found)
+
+
+def test_a_graph_that_computes_lengths_is_refused_since_its_start_would_stay_the_first(
+    cuda: EmulatedCuda, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = load_bundle(root)
+    expected = single_tokens(bundle, "cpu")
+    np.testing.assert_allclose(single_tokens(bundle, "cuda:0"), expected, rtol=0, atol=1e-4)
+    monkeypatch.setattr(device_plan, "_device_graphs", lambda *model: device_plan._OF_HOST)
+    with pytest.raises(
+        EngineError, match=r"model\.onnx: the CUDA provider reads 'start' on the host"
+    ):
+        single_tokens(bundle, "cuda:0")
+    monkeypatch.setattr(session, "_check_on_device", lambda *opened: None)
+    wrong = np.abs(single_tokens(bundle, "cuda:0") - expected).max(axis=1)
+    assert wrong[0] < 1e-4
+    assert wrong[1:].min() > 1e-2
 
 
 def requests(**options: object) -> list[RequestSpec]:
@@ -247,11 +296,46 @@ def test_auto_takes_plans_that_run_then_the_provider_then_the_host(
         open_pair(bundle, device="cuda:1")
     without = load_bundle(tiny_bundle)
     assert "the bundle has none; run outrider build" in choose_device("auto", without).reason
+    target = replace(bundle.manifest.target, device_precision="")
+    before = replace(bundle, manifest=replace(bundle.manifest, target=target))
+    choice = choose_device("auto", before)
+    assert str(choice.device) == "cpu"
+    assert "cuda (target: no device.onnx; export the bundle again)" in choice.reason
     emulate(monkeypatch, has_provider=False).capability = (9, 0)
     choice = choose_device("auto", bundle)
     assert str(choice.device) == "cpu"
     assert "this machine has 9.0" in choice.reason
     assert "has no CUDAExecutionProvider" in choice.reason
+
+
+def test_bfloat16_is_refused_where_nothing_multiplies_in_it(
+    cuda: EmulatedCuda, bfloats: Bundle
+) -> None:
+    assert str(choose_device("auto", bfloats).device) == "cuda:0"
+    cuda.capability = (7, 5)
+    rule = "target: bfloat16 needs compute capability 8.0, this GPU has 7.5; export with"
+    choice = choose_device("auto", bfloats)
+    assert str(choice.device) == "cpu"
+    assert rule in choice.reason
+    with pytest.raises(BundleError, match=rule):
+        open_engine(bfloats, "target", device="cuda:0")
+    with pytest.raises(BundleError, match="target: bfloat16 is for GPUs"):
+        device_plan.open_on_device(
+            bfloats, bfloats.manifest.target, HostDevice(), runs_device_graphs=True
+        )
+
+
+def test_integers_compute_in_16_bits_on_the_device(
+    cuda: EmulatedCuda, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """Near the very integers of the host, which multiplies them by activations of 8 bits."""
+    for weights, precision, atol in (("int4", "bfloat16", 0.8), ("int8", "float16", 0.5)):
+        bundle = halve_bundle(tiny_bundle, tmp_path / weights, weights, precision)
+        engine = open_engine(bundle, "target", device="cuda:0", max_batch=3, with_trees=True)
+        assert engine.precision == precision
+        engine.close()
+        found, expected = (single_tokens(bundle, device) for device in ("cuda:0", "cpu"))
+        assert 1e-3 < np.abs(found - expected).max() < atol
 
 
 @pytest.mark.parametrize("has_provider", [True, False])

@@ -1,6 +1,6 @@
 """The engine over plans, run on the host: every decision of it but the kernels and the copies."""
 
-from collections.abc import Callable
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.bundle.plans import Shape
-from outrider.engines.device.base import HostDevice
+from outrider.engines.device.base import ALIGNMENT, HostDevice
 from outrider.engines.device.engine import PlanEngine, row_sizes
 from outrider.engines.device.trees import PlanTrees
 
@@ -126,64 +126,117 @@ def test_the_cache_shrinks_once_the_long_slot_is_gone(tiny_bundle: Path, folder:
     np.testing.assert_allclose(again, extend_one(engine, 2, 0, tokens[:25])[20:], atol=2e-5)
 
 
-@pytest.fixture
-def scarce_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[HostDevice, int], list[int]]:
-    """Gives a device room for so many more buffers; lists what it frees."""
+class Ledger:
+    """Counts the live bytes of a device, and refuses those beyond a limit."""
 
-    def limit(device: HostDevice, room: int) -> list[int]:
-        left, freed = iter(range(room)), []
-        allocate, free = device.allocate, device.free
+    def __init__(self, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes = {at: held.nbytes - ALIGNMENT for at, held in device._memory.items()}
+        self.most = self.live
+        self.limit = math.inf
+        self._allocate, self._free = device.allocate, device.free
+        monkeypatch.setattr(device, "allocate", self.allocate)
+        monkeypatch.setattr(device, "free", self.free)
 
-        def scarce(num_bytes: int) -> int:
-            if next(left, None) is None:
-                raise EngineError("out of memory")
-            return allocate(num_bytes)
+    @property
+    def live(self) -> int:
+        return sum(self.sizes.values())
 
-        monkeypatch.setattr(device, "allocate", scarce)
-        monkeypatch.setattr(device, "free", lambda pointer: (freed.append(pointer), free(pointer)))
-        return freed
+    def allocate(self, num_bytes: int) -> int:
+        if self.live + num_bytes > self.limit:
+            raise EngineError("out of memory")
+        pointer = self._allocate(num_bytes)
+        self.sizes[pointer] = num_bytes
+        self.most = max(self.most, self.live)
+        return pointer
 
-    return limit
+    def free(self, pointer: int) -> None:
+        self._free(pointer)
+        del self.sizes[pointer]
 
 
-@pytest.mark.parametrize("room", range(4))
+def buffer_sizes(engine: PlanEngine) -> tuple[int, int, int]:
+    """Number of the cache's buffers, and bytes of one at both capacities."""
+    cache = engine._cache
+    return len(cache.pointers(0)), *(cache._buffer_bytes(size) for size in CAPACITIES)
+
+
+def test_a_cache_grows_and_shrinks_buffer_by_buffer(
+    tiny_bundle: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    tokens = make_tokens(engine, 150, seed=6)
+    extend_one(engine, 0, 0, tokens[:100])
+    count, small, large = buffer_sizes(engine)
+    ledger = Ledger(device, monkeypatch)
+    others = ledger.live - count * small
+    engine._reserve(200)
+    assert ledger.live == others + count * large
+    # Two old buffers beside all that are new; together they would be more.
+    assert ledger.most == others + count * large + 2 * small < others + count * (large + small)
+    ledger.most = 0
+    engine.trim([20])
+    assert ledger.live == others + count * small
+    assert ledger.most == others + count * large + 2 * small
+
+
+@pytest.mark.parametrize("num_fitting", range(4))
 def test_without_memory_for_a_larger_cache_the_smaller_one_goes_on(
-    tiny_bundle, folder, monkeypatch, scarce_memory, room
+    tiny_bundle, folder, monkeypatch, num_fitting
 ) -> None:
     engine, _, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
     tokens = make_tokens(engine, 140, seed=6)
     expected = extend_one(engine, 2, 0, tokens[:30])
     extend_one(engine, 0, 0, tokens[:100])
     extend_one(engine, 1, 0, tokens[:20])
-    before = engine._cache.pointers(0)
-    assert room < len(before)
-    freed = scarce_memory(device, room)
+    count, small, large = buffer_sizes(engine)
+    assert num_fitting < count
+    ledger = Ledger(device, monkeypatch)
+    before = ledger.live
+    # From the third new buffer on, an old one has gone before.
+    ledger.limit = before + num_fitting * large - max(0, num_fitting - 2) * small
     with pytest.raises(EngineError, match="out of memory"):
         extend_one(engine, 0, 100, tokens[100:])
-    assert (engine.capacity, engine._cache.pointers(0), len(freed)) == (128, before, room)
+    assert (engine.capacity, ledger.live, ledger.most) == (128, before, ledger.limit)
     np.testing.assert_allclose(extend_one(engine, 1, 20, tokens[20:30]), expected[20:], atol=2e-5)
-    monkeypatch.undo()
+    ledger.limit = math.inf
     grown = extend_one(engine, 0, 100, tokens[100:])
     assert engine.capacity == 768
     np.testing.assert_allclose(grown, extend_one(engine, 2, 0, tokens)[100:], atol=2e-5)
 
 
+@pytest.mark.parametrize("num_fitting", range(2))
 def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on(
-    tiny_bundle, folder, monkeypatch, scarce_memory
+    tiny_bundle, folder, monkeypatch, num_fitting
 ) -> None:
     engine, _, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
     tokens = make_tokens(engine, 150, seed=5)
     extend_one(engine, 0, 0, tokens[:20])
     extend_one(engine, 1, 0, tokens)
-    freed = scarce_memory(device, 1)
+    _, small, _ = buffer_sizes(engine)
+    ledger = Ledger(device, monkeypatch)
+    before = ledger.live
+    ledger.limit = before + num_fitting * small
     with pytest.raises(EngineError, match="out of memory"):
         engine.trim([20])
-    monkeypatch.undo()
-    assert (engine.capacity, len(freed)) == (768, 1)
+    ledger.limit = math.inf
+    assert (engine.capacity, ledger.live) == (768, before)
     again = extend_one(engine, 0, 20, tokens[20:25])
     np.testing.assert_allclose(again, extend_one(engine, 2, 0, tokens[:25])[20:], atol=2e-5)
     engine.trim([25])
     assert engine.capacity == 128
+
+
+def test_a_cache_that_cannot_move_back_fails_every_call(tiny_bundle, folder, monkeypatch) -> None:
+    engine, _, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    tokens = make_tokens(engine, 140, seed=6)
+    extend_one(engine, 0, 0, tokens[:100])
+    ledger = Ledger(device, monkeypatch)
+    # Once the first old buffer is given back, nothing more can be had.
+    monkeypatch.setattr(device, "free", lambda at: (setattr(ledger, "limit", 0), ledger.free(at)))
+    with pytest.raises(EngineError, match="out of memory"):
+        extend_one(engine, 0, 100, tokens[100:])
+    with pytest.raises(ValueError, match="argument"):
+        extend_one(engine, 0, 0, tokens[:5])
 
 
 def test_plans_too_small_for_the_limits_are_refused(tiny_bundle: Path, folder: Path) -> None:

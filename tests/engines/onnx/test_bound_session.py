@@ -102,5 +102,10 @@ def test_options_that_cannot_be_given_are_refused_by_name(
 
 def test_float32_on_a_gpu_is_not_rounded_to_tf32_unless_asked_for() -> None:
     given = onnx_session._provider_options("cuda", 1, 77, {})
-    assert given == {"device_id": "1", "use_tf32": "0", "user_compute_stream": "77"}
+    assert given == {
+        "device_id": "1",
+        "use_tf32": "0",
+        "sdpa_kernel": "19",
+        "user_compute_stream": "77",
+    }
     assert onnx_session._provider_options("cuda", 0, 0, {"use_tf32": "1"})["use_tf32"] == "1"

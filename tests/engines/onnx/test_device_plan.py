@@ -53,16 +53,36 @@ class TestTreesOnDevice(TreeContract):
         return lambda: open_strictly(bundle, with_trees=True)[0]
 
 
-class TestHalvesOnDevice(EngineContract):
+def open_device_graphs(bundle: Bundle, *, with_trees: bool = False) -> PlanEngine:
+    """What an accelerator runs, on the host."""
+    return open_on_device(
+        bundle,
+        bundle.manifest.target,
+        StrictDevice(),
+        max_batch=3,
+        with_trees=with_trees,
+        runs_device_graphs=True,
+    )
+
+
+class TestDeviceGraphs(TreeContract):
+    """What an accelerator runs of a bundle with float32 weights."""
+
+    atol = branch_atol = 1e-4
+
+    @pytest.fixture
+    def make_engine(self, bundle: Bundle) -> MakeEngine:
+        return lambda: open_device_graphs(bundle, with_trees=True)
+
+
+class TestHalvesOnDevice(TreeContract):
     """What an accelerator runs of a bundle with float16 weights: products and caches of 16 bits."""
 
-    atol = 5e-2
+    atol = branch_atol = 5e-2
 
     @pytest.fixture
     def make_engine(self, halves: Bundle) -> MakeEngine:
-        return lambda: open_on_device(
-            halves, halves.manifest.target, StrictDevice(), max_batch=3, computes_in_halves=True
-        )
+        return lambda: open_device_graphs(halves, with_trees=True)
 
 
 class Accelerator(StrictDevice):
@@ -79,22 +99,34 @@ def test_an_accelerator_computes_in_halves_where_weights_are_halves(
     on_host = open_on_device(halves, entry, StrictDevice())
     assert on_host.precision == "float32"
     assert on_host.is_row_invariant
-    # Its tensors cannot be bound here; what it opened says enough. Trees it could not take.
-    with_trees = replace(entry, max_tree_nodes=16)
-    elsewhere = open_on_device(halves, with_trees, Accelerator(), with_trees=True)
+    # Its tensors cannot be bound here; what it opened says enough.
+    elsewhere = open_on_device(halves, entry, Accelerator(), with_trees=True)
     assert elsewhere.precision == "float16"
     assert not elsewhere.is_row_invariant
-    assert elsewhere.limits.max_tree_nodes == 0
+    assert elsewhere.limits.max_tree_nodes == entry.max_tree_nodes
     plain = open_on_device(bundle, bundle.manifest.target, Accelerator())
     assert plain.precision == "float32"
-    with pytest.raises(BundleError, match=r"no half\.onnx; export with --weights float16"):
-        open_on_device(bundle, bundle.manifest.target, StrictDevice(), computes_in_halves=True)
+    assert not plain.is_row_invariant
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ("float32", r"target: no device\.onnx; export the bundle again"),
+        ("w8a8", "target: on CUDA w8a8 is slower than float32; serve it on the CPU or from"),
+    ],
+)
+def test_a_model_without_graphs_for_accelerators_is_refused_there(
+    bundle: Bundle, weights: str, reason: str
+) -> None:
+    entry = replace(bundle.manifest.target, weights=weights, device_precision="")
+    assert open_on_device(bundle, entry, StrictDevice()).precision == "float32"
+    with pytest.raises(BundleError, match=reason):
+        open_on_device(bundle, entry, Accelerator())
 
 
 def test_halves_answer_nearly_as_the_host_does(halves: Bundle) -> None:
-    device = StrictDevice()
-    entry = halves.manifest.target
-    engine = open_on_device(halves, entry, device, max_batch=3, computes_in_halves=True)
+    engine = open_device_graphs(halves)
     host = open_engine(halves, "target", max_batch=3)
     tokens = make_tokens(engine, 150, seed=1)
     for begin, end in ((0, 100), (100, 101), (101, 106), (103, 104), (104, 150)):

@@ -16,7 +16,7 @@ from outrider.engines.device.sampling.plans import sampler_profile
 from outrider.engines.devices import Device
 from outrider.engines.tensorrt.api import RTX, find_api
 from outrider.engines.tensorrt.engine import choose_engine_plans, smallest_plan
-from outrider.engines.tensorrt.program import TensorRtProgram, read_plan
+from outrider.engines.tensorrt.program import TensorRtProgram
 from outrider.engines.tensorrt.sampler import sampler_entries
 from outrider.export.pipeline import export_bundle
 from outrider.export.tensorrt.build import BuildOptions, build_plans
@@ -57,7 +57,7 @@ def test_each_sampler_graph_is_given_its_plan_or_the_reason(built: Path) -> None
     found = sampler_entries(bundle, machine)
     assert found.keys() == {path.name for path in (built / "sampler").iterdir()}
     assert all(entry.part == part for part, entry in found.items())
-    assert all(len(read_plan(bundle, one)) > 1000 for one in found.values())
+    assert all(len(bundle.read(one.path)) > 1000 for one in found.values())
     with pytest.raises(EngineError, match=r"judge_full.*capability 8\.0, this machine"):
         sampler_entries(bundle, machine._replace(compute_capability="8.9"))
 
@@ -68,12 +68,15 @@ def test_a_plan_is_read_only_by_the_hash_of_the_manifest(copy: Path) -> None:
     plan = bundle.manifest.plans[0]
     files = {name: entry for name, entry in bundle.manifest.files.items() if name != plan.path}
     unlisted = replace(bundle, manifest=replace(bundle.manifest, files=files))
-    with pytest.raises(BundleError, match="a plan without a hash"):
-        read_plan(unlisted, plan)
+    with pytest.raises(BundleError, match="not listed in"):
+        unlisted.read(plan.path)
     with (copy / plan.path).open("ab") as file:
         file.write(b"more")
-    with pytest.raises(BundleError, match="differs from its sha256"):
-        read_plan(bundle, plan)
+    with pytest.raises(
+        BundleError,
+        match="bytes, manifest",
+    ):
+        bundle.read(plan.path)
 
 
 def has_no_gpu() -> bool:
@@ -174,8 +177,11 @@ def test_a_changed_plan_is_refused(copy: Path) -> None:
     data = bytearray((copy / plan.path).read_bytes())
     data[100] ^= 1
     (copy / plan.path).write_bytes(data)
-    with pytest.raises(BundleError, match="differs from its sha256"):
-        load_bundle(copy)
+    with pytest.raises(
+        BundleError,
+        match="differs from its sha256",
+    ):
+        load_bundle(copy).read(plan.path)
 
 
 def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:
@@ -183,7 +189,7 @@ def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:
     plan = manifest.plans[0]
     files = {name: entry for name, entry in manifest.files.items() if name != plan.path}
     write_manifest(copy, replace(manifest, files=files))
-    with pytest.raises(BundleError, match="a plan without a hash"):
+    with pytest.raises(BundleError, match="not listed in"):
         load_bundle(copy)
 
 
@@ -254,7 +260,7 @@ def test_without_a_gpu_the_way_out_is_named(built: Path) -> None:
 def test_where_the_sampler_cannot_run_every_reason_is_given(built: Path) -> None:
     reason = opening._why_no_sampler(load_bundle(built), Device("tensorrt"))
     assert "CUDA: " in reason
-    assert reason.endswith("; this onnxruntime has no CUDAExecutionProvider")
+    assert "; this onnxruntime has no CUDAExecutionProvider" in reason
 
 
 def test_the_demo_pair_becomes_plans(tmp_path: Path) -> None:

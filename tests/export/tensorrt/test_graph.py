@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from outrider.engines.base import BundleError, EngineError, FloatArray
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.bundle.plans import derive_profiles
 from outrider.engines.device.sampling.plans import sampler_profile
+from outrider.engines.onnx.session import open_session
 from outrider.engines.tensorrt.api import RTX, TensorRtApi, find_api, make_logger
 from outrider.export.checkpoint import model_facts
 from outrider.export.graph.position_tables import is_position_table
@@ -69,18 +71,20 @@ def graphs(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return paths
 
 
-def run_graph(path: Path) -> dict[str, FloatArray]:
-    """Outputs of a ragged extend over caches that hold noise beyond each row's length."""
-    from outrider.engines.onnx.session import open_session
-
-    session = open_session(path, copies_caches=True)
+def run_graph(path: Path, session: Any = None) -> dict[str, FloatArray]:
+    """Outputs of a ragged extend over caches that hold noise beyond each row's length; of a session over the graph."""
+    session = session or open_session(path, copies_caches=True)
     rng = np.random.default_rng(3)
     feeds = {
         "tokens": rng.integers(0, V, (2, 5)),
         "start": np.array([7, 0]),
+        "lengths": np.array([12, 5]),
         "logit_positions": np.tile(np.arange(5), (2, 1)),
     }
-    for value in session.get_inputs():
+    inputs = session.get_inputs()
+    if all(value.name != "lengths" for value in inputs):
+        del feeds["lengths"]
+    for value in inputs:
         if value.name not in feeds:
             kind = np.float16 if value.type == "tensor(float16)" else np.float32
             shape = (2, value.shape[1], CAPACITY, value.shape[3])

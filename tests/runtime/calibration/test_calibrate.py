@@ -193,6 +193,7 @@ def test_a_table_in_doubt_says_so_and_is_measured_again_at_the_next_start(
     worse = replace(noisy, disagreement=9.0)
     assert load_or_measure([path], lambda: worse) == noisy
     calm = measured(ticker, PricedEngine(ticker, 0.5, 0.0), None, budget)
+    assert load_or_measure([path], lambda: calm, takes_unsettled=True) == noisy
     assert load_or_measure([path], lambda: calm) == calm
     assert load_or_measure([path], lambda: worse) == calm
 

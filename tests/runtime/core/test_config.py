@@ -22,6 +22,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         ("max_unsent_chunks", 0),
         ("num_threads", 0),
         ("max_queued", -1),
+        ("max_connections", 0),
         ("max_queued_tokens", -1),
         ("default_gamma", -1),
         ("queue_timeout_s", -0.1),

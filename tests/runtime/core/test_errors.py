@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from outrider.engines.base import SpeculativeError
 from outrider.runtime.core import errors
@@ -21,9 +23,12 @@ CASES = [
     (errors.Cancelled("abort"), "ABORTED_BY_RPC"),
     (errors.SlowConsumer(), "SLOW_CONSUMER"),
     (errors.NotReady(), "NOT_READY"),
+    (errors.ModelChanged(), "MODEL_INTEGRITY"),
     (errors.Draining(), "DRAINING"),
     (errors.DrainDeadline(2), "DRAIN_DEADLINE"),
     (errors.RequestFailed("e1"), "ENGINE_FAILED"),
+    (errors.EngineRestart(3), "ENGINE_RESTART"),
+    (errors.RequestQuarantined("e1"), "REQUEST_QUARANTINED"),
     (errors.InternalError("e2"), "INTERNAL"),
     (errors.ConfigError("max_running", "must be at least 1"), "CONFIG"),
 ]
@@ -48,3 +53,10 @@ def test_every_class_has_a_case() -> None:
 def test_a_context_error_says_limit_and_given() -> None:
     error = errors.ContextTooLong("prompt", "must fit", limit=4, given=5)
     assert (error.field, error.limit, error.given) == ("prompt", 4, 5)
+
+
+@pytest.mark.parametrize("error", [one for one, _ in CASES], ids=lambda one: type(one).__name__)
+def test_an_error_crosses_a_process_whole(error: errors.ServingError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert (str(copy), copy.reason, vars(copy)) == (str(error), error.reason, vars(error))

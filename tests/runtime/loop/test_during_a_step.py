@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from outrider.engines.base import FloatArray, Span
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.runtime.core.errors import Cancelled, InternalError
+from outrider.runtime.core.errors import Cancelled, RequestFailed
 from outrider.runtime.core.params import Failed, Finished
 
 from tests.runtime.markov import Clock, Harness, counting_logits, limits
@@ -93,7 +93,7 @@ def test_what_was_decoded_before_a_failure_is_told_before_it() -> None:
     begun(harness)
     engine = harness.target
     assert isinstance(engine, ScriptedEngine)
-    engine.fail_at(engine.num_extends + 3)
+    engine.fail_at(engine.num_extends + 3, engine.num_extends + 4)
     harness.run()
     assert harness.tokens("a") == [2, 3, 4, 5]
     assert harness.error("a").__class__.__name__ == "RequestFailed"
@@ -118,7 +118,7 @@ def test_a_row_that_is_not_finite_ends_alone_and_late_ones_go_on() -> None:
 
 def test_a_bug_in_a_step_ends_nobody_before_the_steps_before_it_are_told() -> None:
     def break_down(call: int) -> None:
-        if call == 4:
+        if call >= 4:
             raise RuntimeError("a bug, and no engine's error")
 
     harness = ticking(break_down)
@@ -127,6 +127,6 @@ def test_a_bug_in_a_step_ends_nobody_before_the_steps_before_it_are_told() -> No
     told, last = harness.tokens("a"), harness.events["a"][-1]
     assert told == [2, 3, 4, 5]
     assert isinstance(last, Failed)
-    assert isinstance(last.error, InternalError)
+    assert isinstance(last.error, RequestFailed)
     assert last.num_output == len(told)
     harness.check_is_idle()

@@ -39,7 +39,7 @@ KILLERS = {
     "drafting_stops_after_an_end_token": step_tests.test_drafting_stops_after_an_end_token,
     "rows_in_lockstep": model_tests.test_rows_draft_in_lockstep_and_drop_out,
     "a_failing_verification_spares": (
-        step_tests.test_a_failing_verification_spares_rows_that_still_prefill
+        step_tests.test_a_failing_verification_has_rows_that_still_prefill_begin_anew
     ),
 }
 
@@ -162,15 +162,14 @@ MUTANTS = {
     ),
     "the chunk of a prompt is not counted as computed": (
         prompts,
-        "        for request, end in ends:\n            request.commit_prefill(end)\n        return PrefillResult",
-        "        return PrefillResult",
+        "        for request, end in ends:\n            request.commit_prefill(end)\n        return [(row.slot",
+        "        return [(row.slot",
         "first_tokens_in_front",
     ),
     "a first token is committed though its step failed": (
         step,
-        "        failed = _fail(live, gammas, error)\n",
-        "        _commit(parts.target, live, [None] * len(live), fed.first_verdicts)\n"
-        "        failed = _fail(live, gammas, error)\n",
+        "reason, first_verdicts, steering = STEP_FAILED, (), None",
+        "reason, steering = STEP_FAILED, None",
         "prompts_are_read_again",
     ),
     "a first token counts as a pass": (

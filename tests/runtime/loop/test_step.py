@@ -184,7 +184,7 @@ def test_prompts_that_wait_together_are_fed_in_one_call_and_begin_in_one_step() 
         assert harness.tokens(name) == [(first + i) % 10 for i in range(9)]
 
 
-def test_prompts_that_fail_together_end_together_and_nobody_else_does() -> None:
+def test_prompts_that_fail_together_once_are_fed_again() -> None:
     harness = Harness("F3", prefill_chunk=8)
     harness.submit("stream", max_tokens=20, is_enabled=False)
     harness.worker.run_step()
@@ -192,10 +192,9 @@ def test_prompts_that_fail_together_end_together_and_nobody_else_does() -> None:
         harness.submit(name, range_prompt(4), max_tokens=4, is_enabled=False)
     harness.target.fail_at(harness.target.num_extends)
     harness.run()
-    assert isinstance(harness.error("a"), RequestFailed)
-    assert isinstance(harness.error("b"), RequestFailed)
     assert len(harness.tokens("stream")) == 20
-    assert harness.tokens("later") == [4, 5, 6, 7]
+    for name in ("a", "b", "later"):
+        assert harness.tokens(name) == [4, 5, 6, 7]
     harness.check_is_idle()
 
 
@@ -347,9 +346,11 @@ def test_a_failing_target_ends_the_step_and_the_worker_goes_on() -> None:
     harness.submit("b", drafter="lookup", gamma=3)
     while not (harness.events["a"] and harness.events["b"]):
         harness.worker.run_step()
-    harness.target.fail_at(harness.target.num_extends)
+    # The step, then twice for each row alone.
+    harness.target.fail_at(*range(harness.target.num_extends, harness.target.num_extends + 5))
     harness.run()
-    assert harness.error("a").reason == harness.error("b").reason == "ENGINE_FAILED"
+    assert isinstance(harness.error("a"), RequestFailed)
+    assert isinstance(harness.error("b"), RequestFailed)
     assert isinstance(harness.ending("a"), Failed)
     assert harness.ending("a").num_output == len(harness.tokens("a")) > 0
     harness.check_is_idle()
@@ -358,7 +359,7 @@ def test_a_failing_target_ends_the_step_and_the_worker_goes_on() -> None:
     assert harness.finished("next").num_output == 12
 
 
-def test_a_failing_verification_spares_rows_that_still_prefill() -> None:
+def test_a_failing_verification_has_rows_that_still_prefill_begin_anew() -> None:
     harness = Harness("F3")
     harness.submit("a", gamma=3, max_tokens=30)
     harness.worker.run_step()
@@ -369,8 +370,11 @@ def test_a_failing_verification_spares_rows_that_still_prefill() -> None:
     assert harness.live[1].num_computed == 4
     # Each step feeds a chunk of the prompt, drafts three tokens, and verifies.
     harness.target.fail_at(harness.target.num_extends + 1)
+    harness.worker.run_step()
+    assert harness.live[1].num_computed == 0
     harness.run()
-    assert {harness.error(name).reason for name in "ab"} == {"ENGINE_FAILED"}
+    assert harness.tokens("a") == [(4 + index) % 10 for index in range(30)]
+    assert harness.tokens("b") == [(4 + index) % 10 for index in range(30)]
     assert harness.tokens("long") == [(20 + index) % 10 for index in range(12)]
     assert harness.finished("long").report.off_reason is None
     harness.check_is_idle()
@@ -381,9 +385,9 @@ def test_a_failing_prefill_ends_its_own_request_only() -> None:
     harness.submit("a", gamma=3)
     harness.worker.run_step()
     harness.submit("long", range_prompt(20))
-    harness.target.fail_at(harness.target.num_extends)
+    harness.target.fail_at(harness.target.num_extends, harness.target.num_extends + 1)
     harness.run()
-    assert harness.error("long").reason == "ENGINE_FAILED"
+    assert harness.error("long").reason == "REQUEST_QUARANTINED"
     assert harness.finished("a").num_output == 12
 
 

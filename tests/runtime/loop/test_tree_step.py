@@ -17,6 +17,7 @@ from outrider.engines.opening import open_engine
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.engines.trees import chain_length
+from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import RequestFailed
 from outrider.runtime.core.params import FinishReason
@@ -315,6 +316,14 @@ def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
     pair = opening.open_engines(bundle, ServeOptions(), 2)
     assert pair.draft is not None
     assert (pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) == (64, 64)
+    on_cuda = [
+        opening._wants_trees(
+            ServeOptions(device="cuda:0", config=ServerConfig(default_drafter=name))
+        )
+        for name in ("model", "tree", "lookup+suffix:4", "model/recycling", "auto")
+    ]
+    # There the graphs of trees hold the weights once more.
+    assert on_cuda == [False, True, True, True, False]
     for name, kind in list(registry.REGISTRY.items()):
         if kind.traits.proposes_trees:
             monkeypatch.delitem(registry.REGISTRY, name)

@@ -53,6 +53,8 @@ def test_every_error_of_the_runtime_has_a_row():
         (errors.Draining(), "1000"),
         (errors.SlowConsumer(), "-1"),
         (errors.RequestFailed("x"), None),
+        (errors.RequestQuarantined("x"), "-1"),
+        (errors.EngineRestart(), "1000"),
     ],
 )
 def test_pushback_tells_service_configs_what_to_do(error, pushback):
@@ -160,7 +162,8 @@ async def test_a_bug_is_internal_with_an_id_and_without_its_text(start, caplog):
 
 async def test_engine_failure_ends_its_requests_only(start, caplog):
     caplog.set_level(logging.CRITICAL)
-    async with start(failing_extends=[0]) as run:
+    # The request has nobody beside it, so the engine is blamed: it failed twice.
+    async with start(failing_extends=[0, 1]) as run:
         error = await failure(run.client.generate("a", max_tokens=3))
         texts = [r.text async for r in run.client.generate("a", max_tokens=3, temperature=0)]
     assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "ENGINE_FAILED")

@@ -2,13 +2,17 @@
 
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import load_bundle, write_manifest
 from outrider.engines.devices import Device
@@ -17,13 +21,15 @@ from outrider.export.tensorrt.parts import MODELS
 from outrider.runtime.verify.report import Check, VerifyReport
 
 from scripts.demo_pair.widen import PAIRS
-from scripts.gpu.check import main
+from scripts.gpu.check import Found, main, run_parts
 from scripts.gpu.machine import Rates, measure_rates, torch_products_per_s
 from scripts.gpu.pairs import pair_commands
 from scripts.gpu.parity import Parity
+from scripts.gpu.processes import run_apart
 from scripts.gpu.report import Findings, render
 from scripts.gpu.rounds import RoundsCheck
 from scripts.gpu.speed import Speed
+from scripts.gpu.steps import StepsCheck
 from scripts.gpu.times import Timing, floor_seconds
 from tests.emulation.install import emulate
 from tests.engines.halves import halve_bundle
@@ -48,9 +54,15 @@ def test_the_check_runs_on_the_host_and_writes_its_report(
     command = [sys.executable, "-m", "scripts.gpu.check", str(tiny_bundle), "--device", "cpu"]
     command += ["--target", target, "--draft", draft, "--report", str(report)]
     command += [part for option in SMALL.items() for part in option]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # The machine to be checked may lack the plugins of the project's own tests.
+    environment = os.environ | {"PYTEST_ADDOPTS": "-p no:asyncio"}
+    finished = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+    )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     text = report.read_text(encoding="utf-8")
+    assert "* single steps of the target: passed; 64 against one span" in text
+    assert "* not run: nothing" in text
     assert "* engine contract: passed" in text
     assert "* the sampler's exactness: passed" in text
     assert "* chosen because: asked for" in text
@@ -80,7 +92,7 @@ def test_the_check_runs_on_the_host_and_writes_its_report(
 def planned(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny pair with float16 weights and emulated plans."""
     root = tmp_path_factory.mktemp("planned") / "1b-50m.bundle"
-    halve_bundle(tiny_bundle, root, max_batch=3)
+    halve_bundle(tiny_bundle, root, with_trees=False, max_batch=3)
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch)
         build_plans(root, BuildOptions(parts=(*MODELS, "sampler")), report=lambda *step: None)
@@ -112,6 +124,9 @@ def test_the_check_runs_on_both_backends_of_an_emulated_gpu(
         assert "* gpu: Emulated GPU (compute capability 8.0)" in text
         assert ("* flavours: rtx" in text) == (device == "tensorrt:0")
         assert "* engine contract: passed" in text
+        placed = "* placement of the draft: passed; 0 Memcpy nodes, inputs on the host: none"
+        assert (placed in text) == (device == "cuda:0")
+        assert "* single steps of the draft: passed" in text
         assert "* the sampler's exactness: passed" in text
         assert "1.00 copies to the host and 1.00 waits" in text
         assert "* in all: passed" in text
@@ -133,6 +148,48 @@ def test_a_bundle_too_small_for_the_contract_is_refused_before_any_work(
         main(root, device="cpu")
 
 
+def test_a_part_that_raises_or_ends_its_process_loses_nothing_but_itself(tmp_path: Path) -> None:
+    report, seen = tmp_path / "docs" / "report.md", tmp_path / "seen.md"
+
+    def look() -> Found:
+        shutil.copy(report, seen)
+        return {"has_kept_contract": True}
+
+    parts = {
+        "first": lambda: {"rounds": 1 // 0},
+        "second": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "third": look,
+        "last": lambda: {"steps": [STEPS]},
+    }
+    found = Findings(facts={}, reason="asked for", left=["speed"])
+    run_parts(parts, found, report, limit_s=600)
+    assert found.broken == {
+        "first": "ZeroDivisionError: integer division or modulo by zero",
+        "second": "its process ended with SIGKILL",
+    }
+    before, text = (file.read_text(encoding="utf-8") for file in (seen, report))
+    assert "FAILED: part first (ZeroDivisionError" in before
+    assert "* not run: speed, third, last" in before
+    assert "engine contract" not in before
+    assert "* engine contract: passed" in text
+    assert "* not run: speed" in text
+    assert "single steps of the target: FAILED from step 1 on; 64 against one span" in text
+    assert found.failures()[2:] == ["single steps of the target"]
+
+
+def test_a_part_that_hangs_is_ended() -> None:
+    outcome = run_apart(threading.Event().wait, 0.1)
+    assert outcome.value is None
+    assert outcome.failure == "not done after 0.1 s"
+    assert run_apart(lambda: 3, 600.0).value == 3
+
+
+def test_an_unknown_part_is_refused(tiny_bundle: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="--only rates: must be one of contract, "):
+        main(tiny_bundle, device="cpu", only=["rates"])
+
+
+STEPS = StepsCheck(part="target", num_steps=64, first_wrong=1, max_difference=2.0)
 PARITY = Parity(
     part="target",
     precision="float16",

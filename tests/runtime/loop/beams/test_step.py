@@ -312,7 +312,7 @@ def test_a_draft_model_that_cannot_be_fed_the_prompt_costs_no_answer() -> None:
     assert harness.finished("a").report.off_reason == "DEGRADED"
 
 
-def test_a_failing_target_ends_the_searches_it_was_for_and_spares_the_rest() -> None:
+def test_a_target_that_fails_once_changes_no_answer() -> None:
     harness = harness_of(max_batch=6)
     harness.submit("search", (1,), beams=all_of(2), gamma=0, max_tokens=9)
     harness.worker.run_step()
@@ -321,8 +321,10 @@ def test_a_failing_target_ends_the_searches_it_was_for_and_spares_the_rest() -> 
     harness.worker.run_step()
     # The drawn row's pass, a chunk of the prompt, the search's pass.
     harness.target.fail_at(harness.target.num_extends + 2)
+    harness.worker.run_step()
+    assert [one.request.num_computed for one in harness.worker._rows.searches] == [0, 0]
     harness.run()
-    assert harness.error("search").reason == "ENGINE_FAILED"
+    assert_answer(harness.finished("search"), oracle((1,), all_of(2), 9))
     assert harness.finished("drawn").num_output == 9
     assert_answer(harness.finished("feeds"), oracle((1,) * 20, all_of(2), 4))
     harness.check_is_idle()
@@ -455,9 +457,9 @@ def test_a_prompt_that_cannot_be_fed_ends_its_search_alone() -> None:
     harness.submit("below", (2,), beams=all_of(2), gamma=0, max_tokens=9)
     harness.worker.run_step()
     # A chunk of the prompt was fed; the next one fails.
-    harness.target.fail_at(harness.target.num_extends)
+    harness.target.fail_at(harness.target.num_extends, harness.target.num_extends + 1)
     harness.run()
-    assert harness.error("between").reason == "ENGINE_FAILED"
+    assert harness.error("between").reason == "REQUEST_QUARANTINED"
     assert_answer(harness.finished("above"), oracle((1,), all_of(2), 9))
     assert_answer(harness.finished("below"), oracle((2,), all_of(2), 9))
     harness.check_is_idle()

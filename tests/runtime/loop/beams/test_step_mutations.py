@@ -38,7 +38,7 @@ KILLERS = {
         )
     ),
     "finite": beam_tests.test_a_row_that_is_not_finite_ends_its_search_alone,
-    "target": (beam_tests.test_a_failing_target_ends_the_searches_it_was_for_and_spares_the_rest),
+    "target": (beam_tests.test_a_target_that_fails_once_changes_no_answer),
     "draft": beam_tests.test_a_failing_draft_model_costs_no_answer,
     "copies": cache_tests.test_children_of_one_parent_copy_it_and_feed_one_token_each,
     "kept": cache_tests.test_what_was_fed_and_not_kept_is_used_where_it_fits,

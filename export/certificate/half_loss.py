@@ -1,0 +1,41 @@
+"""What PyTorch loses in 16 bits: the measure of graphs that compute so.
+
+A wrong rounding, position or mask moves logits by more than another order of sums does; how much that is depends on the
+model. So a graph may be twice as far from the model in float32 as PyTorch itself is in the same 16 bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from outrider.engines.base import BundleError, FloatArray
+from outrider.export.certificate.parity import certified_prompts
+from outrider.export.certificate.reference import Reference, reference_logits
+from outrider.export.checkpoint import Checkpoint
+from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
+
+ALLOWED_LOSS = 2.0
+_TYPES = {FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
+
+
+def half_logits(checkpoint: Checkpoint, precision: str, *, max_gamma: int) -> FloatArray:
+    """Return PyTorch's logits [B, n, V] float32 of a certificate's sequences, computed in 16 bits.
+
+    Raises:
+        BundleError: they are not numbers: the model overflows in float16.
+    """
+    prompts = certified_prompts(checkpoint.facts, max_gamma)
+    logits = reference_logits(checkpoint.load_as(_TYPES[precision]), prompts)
+    if not np.isfinite(logits).all():
+        raise BundleError(
+            f"{checkpoint.path.name}: PyTorch overflows in {precision}; export with --weights {BFLOAT16}"
+        )
+    return logits
+
+
+def half_tolerance(
+    reference: Reference, halved: FloatArray, checkpoint: Checkpoint, *, max_gamma: int
+) -> float:
+    """Return how far from the model in float32 a graph may be, where PyTorch in 16 bits answers ``halved``."""
+    expected = reference.logits(certified_prompts(checkpoint.facts, max_gamma))
+    return ALLOWED_LOSS * float(np.abs(halved - expected).max())

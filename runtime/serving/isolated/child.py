@@ -1,0 +1,173 @@
+"""The engine's process: a worker behind a pipe.
+
+Ends with the process that started it: when the pipe is closed, nobody is left to answer.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from outrider.engines.base import BundleError, SpeculativeError
+from outrider.runtime.core.errors import ServingError
+from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec
+from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.isolated.messages import (
+    Cancel,
+    Changed,
+    Drain,
+    FromChild,
+    Open,
+    Opened,
+    Refused,
+    Start,
+    Stop,
+    Submit,
+    Told,
+)
+from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
+from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.tokenizer import TokenizersCodec
+
+log = logging.getLogger(__name__)
+
+DEAD_EXIT_CODE = 71
+SNAPSHOT_EVERY_S = 0.25
+"""Metrics are read about once a second; a picture of the worker costs as much as the events of a step."""
+
+
+class EngineProcess:
+    """Answers the messages of one pipe with one worker.
+
+    Args:
+        connection: to the process that started this one.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        # The worker's thread tells of steps, the main thread refuses requests.
+        self._sending = threading.Lock()
+        self._events: list[tuple[str, Event]] = []
+        self._sent_s = 0.0
+        self._has_changed = False
+
+    def run(self, root: Path, options: ServeOptions) -> None:
+        """Serve until the other side stops it; ends the process where the worker's thread dies."""
+        try:
+            serving = open_serving(root, options)
+        except (SpeculativeError, OSError) as error:
+            self._send(Refused(error))
+            return
+        assert isinstance(serving.worker, Worker)
+        assert isinstance(serving.codec, TokenizersCodec)
+        self._worker = worker = serving.worker
+        worker.after_step(self._tell)
+        settle_loaded()
+        self._send(
+            Opened(
+                model=serving.model,
+                config=serving.config,
+                tokenizer=serving.codec.source,
+                certificate=dict(serving.certificate),
+                bit_equality=serving.bit_equality,
+                speculation=worker.default_speculation,
+                snapshot=worker.snapshot(),
+            )
+        )
+        while self._wait(serving) is False or self._obey(self._connection.recv()):
+            pass
+
+    def _wait(self, serving: Serving) -> bool:
+        """Return whether a message came before it was time to look at the files; a change is told once."""
+        if serving.mapped is None or self._has_changed:
+            return self._connection.poll(None)
+        has_message = self._connection.poll(serving.file_watch_s)
+        try:
+            serving.mapped.check_unchanged()
+        except BundleError as error:
+            log.error("no longer serving: %s", error)
+            self._has_changed = True
+            self._send(Changed())
+        return has_message
+
+    def _obey(self, message: object) -> bool:
+        """Do what a message asks for; False where it was the last."""
+        worker = self._worker
+        match message:
+            case Submit(spec):
+                self._submit(spec)
+            case Cancel(internal_id, error):
+                worker.cancel(internal_id, error)
+            case Start():
+                worker.start()
+                threading.Thread(target=self._end_with_worker, daemon=True).start()
+            case Drain():
+                worker.drain()
+            case Stop(timeout_s):
+                return not worker.stop(timeout_s)
+        return True
+
+    def _submit(self, spec: RequestSpec) -> None:
+        internal_id = spec.internal_id
+
+        def deliver(event: Event) -> None:
+            self._events.append((internal_id, event))
+
+        try:
+            self._worker.submit(spec, deliver)
+        except ServingError as error:
+            self._send(Told([(internal_id, Failed(error=error, num_output=0))], None))
+
+    def _tell(self) -> None:
+        """Send a step's events; of a step without any, a sign of life. On the worker's thread."""
+        events, self._events = self._events, []
+        now_s = time.monotonic()
+        snapshot = None
+        has_ending = any(not isinstance(event, Progressed) for _, event in events)
+        if has_ending or now_s - self._sent_s > SNAPSHOT_EVERY_S:
+            self._sent_s = now_s
+            snapshot = self._worker.snapshot()
+        self._send(Told(events, snapshot))
+
+    def _end_with_worker(self) -> None:
+        self._worker.wait()
+        if self._worker.pulse.has_died:
+            os._exit(DEAD_EXIT_CODE)
+
+    def _send(self, message: FromChild) -> None:
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with self._sending:
+            self._connection.send_bytes(data)
+
+
+def main(descriptor: int) -> None:
+    """Run the engine's process over an open socket."""
+    # Only the process that started this one ends it, after the requests.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Where it hangs, SIGABRT has it say where.
+    faulthandler.enable()
+    connection = Connection(descriptor)
+    code = 0
+    try:
+        asked: Open = connection.recv()
+        sys.setswitchinterval(asked.switch_interval_s)
+        EngineProcess(connection).run(asked.root, asked.options)
+    except (EOFError, OSError):
+        code = DEAD_EXIT_CODE
+    finally:
+        sys.stderr.flush()
+    # A library that hangs must not hold the process.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,103 @@
+"""What the server's process and the engine's say to each other, as values that travel pickled.
+
+The pipe joins a process and the child that it started itself; nothing from the network is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.engines.bit_equality import BitEquality
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.params import Event, RequestSpec
+from outrider.runtime.core.request import Speculation
+from outrider.runtime.core.validate import ServedModel
+from outrider.runtime.loop.totals import WorkerSnapshot
+from outrider.runtime.serving.opening import ServeOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """To the child, first: which bundle to open and how, and the interpreter's switch interval in seconds."""
+
+    root: Path
+    options: ServeOptions
+    switch_interval_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """From the child: the bundle is open, the worker waits for ``Start``.
+
+    Attributes:
+        tokenizer: the bundle's tokenizer, as it was hashed.
+        certificate: the bundle's parity certificate.
+        bit_equality: as of ``Serving``.
+        speculation: of requests that ask for nothing in particular.
+    """
+
+    model: ServedModel
+    config: ServerConfig
+    tokenizer: bytes
+    certificate: Mapping[str, object]
+    bit_equality: BitEquality
+    speculation: Speculation
+    snapshot: WorkerSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """From the child: the bundle or a setting cannot be used."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """From the child: a file that engines compute from has changed; what they answer is not to be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """From the child, after every step: events by internal id, and where the worker stands, now and then."""
+
+    events: Sequence[tuple[str, Event]]
+    snapshot: WorkerSnapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """To the child: run steps from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """To the child: a request; its events come as ``Told``, a refusal among them."""
+
+    spec: RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """To the child: end a request with an error."""
+
+    internal_id: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """To the child: take nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To the child: end all requests after so many seconds, then the process."""
+
+    timeout_s: float
+
+
+FromChild = Opened | Refused | Changed | Told
+ToChild = Open | Start | Submit | Cancel | Drain | Stop

@@ -1,0 +1,121 @@
+"""Texts on their way to token ids: one long text at a time, and the others wait in a fair order.
+
+A tokenizer takes .4 s of a processor for a text of 1 MiB, and must take them from neither the event loop nor, beside
+many such texts, the engines. So short texts are tokenised at once and long ones one after another, on a thread of their
+own. A text's turn comes when as many bytes have been tokenised since it came as it has itself. So a short text passes
+the long ones, and those are passed by no more than their own size.
+
+A text that waits counts against the bounds of the queue that its request has yet to reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from outrider.runtime.core.errors import Overloaded
+
+# Texts shorter than this are tokenised on the event loop: a thread costs more than they do.
+INLINE_TEXT = 4096
+# Of usual texts. A text counts by it until its tokens are known.
+BYTES_PER_TOKEN = 4
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, order=True)
+class _Job:
+    """Work on one text, in the order of turns.
+
+    Attributes:
+        turn_at: bytes tokenised in all at which its turn comes, whoever else waits.
+        number: breaks ties by arrival.
+    """
+
+    turn_at: int
+    number: int
+    size: int = field(compare=False)
+    work: Callable[[], Any] = field(compare=False)
+    answer: asyncio.Future[Any] = field(compare=False)
+
+
+class TextLane:
+    """Runs work on texts, long ones one at a time; used on the event loop alone.
+
+    Args:
+        max_queued: long texts that may wait.
+        max_queued_tokens: tokens of the long texts that are here together, as estimated by their size.
+        retry_after_s: seconds a refused caller is told to wait.
+    """
+
+    def __init__(self, *, max_queued: int, max_queued_tokens: int, retry_after_s: float) -> None:
+        self._max_queued = max_queued
+        self._max_bytes = BYTES_PER_TOKEN * max_queued_tokens
+        self._retry_after_s = retry_after_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-texts")
+        self._waiting: list[_Job] = []  # a heap
+        self._numbers = itertools.count()
+        self._is_busy = False
+        self._num_texts = 0
+        self._num_bytes = 0
+        self._num_done_bytes = 0
+
+    async def run(self, text: str, work: Callable[[], T]) -> T:
+        """Return what ``work`` on a text returns, in its turn.
+
+        A caller that is cancelled leaves its place. Work that has begun goes on; nothing else begins before its end.
+
+        Raises:
+            Overloaded: too many texts wait, or too long ones.
+        """
+        size = len(text.encode())
+        if size < INLINE_TEXT:
+            return work()
+        # Whatever the bounds, one text is always taken.
+        if self._num_texts and (
+            self._num_texts > self._max_queued or self._num_bytes + size > self._max_bytes
+        ):
+            raise Overloaded(self._retry_after_s)
+        answer = asyncio.get_running_loop().create_future()
+        job = _Job(self._num_done_bytes + size, next(self._numbers), size, work, answer)
+        heapq.heappush(self._waiting, job)
+        self._num_texts += 1
+        self._num_bytes += size
+        self._start_next()
+        try:
+            return cast("T", await answer)
+        finally:
+            self._num_texts -= 1
+            self._num_bytes -= size
+            if job in self._waiting:  # cancelled
+                self._waiting.remove(job)
+                heapq.heapify(self._waiting)
+
+    def _start_next(self) -> None:
+        if self._is_busy or not self._waiting:
+            return
+        self._is_busy = True
+        job, loop = heapq.heappop(self._waiting), asyncio.get_running_loop()
+
+        def tell(done: Future[Any]) -> None:
+            # The loop is closed only when the process ends: then nobody waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._finish, job, done)
+
+        self._thread.submit(job.work).add_done_callback(tell)
+
+    def _finish(self, job: _Job, done: Future[Any]) -> None:
+        self._is_busy = False
+        self._num_done_bytes += job.size
+        if not job.answer.done():
+            if error := done.exception():
+                job.answer.set_exception(error)
+            else:
+                job.answer.set_result(done.result())
+        self._start_next()

@@ -1,0 +1,60 @@
+"""Notices a worker whose thread hangs or has ended. Knows neither gRPC nor the event loop: its owner asks now and then.
+
+A step's time is bounded: it has one chunk of prompt at most. So one that takes far longer than its like hangs. Time in
+which nobody asked does not count: then the whole process was stopped, or the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from outrider.runtime.loop.totals import Pulse
+
+MANY_USUAL = 20.0
+"""A step of this many times its usual time is late."""
+FIRST_STEP_S = 300.0
+"""Allowance for a step while none of its kind has ended: libraries load and compile kernels when they are first used,
+and nobody knows yet how long this machine takes for a chunk of prompt."""
+LONGEST_TICK_S = 2.0
+"""Of a longer pause between two questions no more than this counts."""
+
+
+class Watchdog:
+    """Says when a step is late.
+
+    Args:
+        pulse: of the watched worker.
+        least_s: seconds that every step may take.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, pulse: Pulse, least_s: float, clock: Callable[[], float]) -> None:
+        self._pulse = pulse
+        self._least_s = least_s
+        self._clock = clock
+        self._asked_s = clock()
+        self._step = 0
+        self._age_s = 0.0
+
+    def complaint(self) -> str | None:
+        """Return what is wrong with the worker, in words; None where nothing is."""
+        pulse, now_s = self._pulse, self._clock()
+        passed_s, self._asked_s = now_s - self._asked_s, now_s
+        if pulse.has_died:
+            return "the worker's thread has ended"
+        step = pulse.num_steps if pulse.is_stepping else 0
+        if step != self._step or not step:
+            self._step, self._age_s = step, 0.0
+            return None
+        self._age_s += min(passed_s, LONGEST_TICK_S)
+        limit_s = self._limit_s(pulse.reads_prompt)
+        if self._age_s <= limit_s:
+            return None
+        return f"step {step} has not ended in {self._age_s:.1f} s, {limit_s:.1f} s are allowed"
+
+    def _limit_s(self, reads_prompt: bool) -> float:
+        # A copy, since the worker's thread may append meanwhile.
+        usual_s = max(self._pulse.took_s[reads_prompt].copy(), default=math.inf)
+        allowed_s = FIRST_STEP_S if usual_s == math.inf else MANY_USUAL * usual_s
+        return max(self._least_s, allowed_s)

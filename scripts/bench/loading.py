@@ -1,0 +1,64 @@
+"""Memory and processor time of opening a bundle, with the mapped weights taken into memory and left mapped, in turns.
+
+``python -m scripts.bench.loading BUNDLE`` starts a process a run: peaks of memory are those of a process.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from outrider.engines.bundle import manifest
+from outrider.engines.opening import open_pair
+
+_WAYS = ("mapped", "taken")
+
+
+def status() -> dict[str, int]:
+    """Return the process's memory in MiB by Linux's names."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return {name: int(fields[name].split()[0]) >> 10 for name in ("VmHWM", "RssAnon", "RssShmem")}
+
+
+def open_once(bundle: Path, way: str) -> dict[str, float]:
+    """Open a bundle in this process; return MiB over what was there before, and processor seconds."""
+    if way == "mapped":
+        manifest.take_mapped = lambda paths: 0
+    from outrider.engines.onnx import engine  # noqa: F401
+
+    before, began = status(), time.process_time()
+    loaded = manifest.load_bundle(bundle)
+    open_pair(loaded, with_trees=True, max_batch=1)
+    seconds, after = time.process_time() - began, status()
+    return {"s": seconds, **{name: after[name] - before[name] for name in after}}
+
+
+def main(
+    bundle: Path,
+    rounds: int = 5,
+    way: Annotated[str, typer.Option(hidden=True)] = "",
+) -> None:
+    """Print the medians of both ways."""
+    if way:
+        print(json.dumps(open_once(bundle, way)))
+        return
+    found: dict[str, list[dict[str, float]]] = {one: [] for one in _WAYS}
+    for _ in range(rounds):
+        for one in _WAYS:
+            command = (sys.executable, "-m", "scripts.bench.loading", str(bundle), "--way", one)
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found[one].append(json.loads(done.stdout.splitlines()[-1]))
+    for one, runs in found.items():
+        medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        print(one, {name: round(value, 2) for name, value in medians.items()})
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,35 @@
+"""Blocks of integers as ONNX Runtime's own operator: the same products, in another layout."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from outrider.engines.onnx.session import open_session
+from outrider.export.graph.edits import drop_unused
+from outrider.export.weights.block_products import name_block_products
+from outrider.export.weights.blocks import quantize_file
+
+from tests.export.tensorrt.test_graph import run_graph
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_operator_computes_what_dequantised_products_do(
+    tiny_bundle: Path, tmp_path: Path, kind: str
+) -> None:
+    """Bit for bit in float32: ONNX Runtime makes the same operator of them."""
+    path = Path(shutil.copytree(tiny_bundle / "target", tmp_path / "target")) / "model.onnx"
+    count = quantize_file(path, kind)
+    model = ir.load(path)
+    made = name_block_products(model.graph, ir.DataType.FLOAT)
+    drop_unused(model.graph)
+    named = path.with_name("named.onnx")
+    ir.save(model, named, external_data="named.onnx.data")
+    operators = [node.op_type for node in ir.load(named).graph]
+    assert len(made) == 2 * count == 2 * operators.count("MatMulNBits")
+    assert not {"MatMul", "DequantizeLinear"} & {*operators}
+    expected = run_graph(path, open_session(path, copies_caches=True, exact_blocks=True))
+    found = run_graph(named)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)

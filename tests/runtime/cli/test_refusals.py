@@ -1,0 +1,241 @@
+"""Whatever keeps a command from its work is said in one line, with a code that says whose turn it is."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from outrider.engines.bundle.manifest import load_bundle
+from outrider.runtime.calibration import store
+from outrider.runtime.cli.main import app
+from outrider.runtime.cli.refusals import (
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    EXIT_TERMINATED,
+    EXIT_UNAVAILABLE,
+    EXTRAS,
+    refusals,
+)
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[3]
+
+
+def refused(*arguments: str | Path, code: int = EXIT_REFUSED) -> str:
+    """Run a command that must not work; return its one line."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("serving on")]
+    (line,) = [
+        line for line in lines if line.startswith("outrider: ") and not line.endswith(" ...")
+    ]
+    return line
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("refused") / "bundle"))
+
+
+@pytest.fixture
+def manifest(bundle: Path):
+    """Changes fields of the manifest, by path, for one test."""
+    path = bundle / "manifest.json"
+    kept = path.read_text()
+
+    def change(**changes: object) -> None:
+        data = json.loads(kept)
+        for name, value in changes.items():
+            *parents, last = name.split("__")
+            section = data
+            for parent in parents:
+                section = section[parent]
+            section[last] = value
+        path.write_text(json.dumps(data))
+
+    yield change
+    path.write_text(kept)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--gamma", "9" * 23, "default_gamma: must be at most"),
+        ("--message-interval-s", "inf", "message_interval_s: must be at most"),
+        ("--message-interval-s", "nan", "message_interval_s: must be at least"),
+        ("--drain-timeout-s", "inf", "drain_timeout_s: must be at most"),
+        ("--lb-delay-s", "1e300", "lb_delay_s: must be at most"),
+        ("--max-queued", "9" * 23, "max_queued: must be at most"),
+    ],
+)
+def test_an_absurd_option(option: str, value: str, said: str):
+    assert said in refused("serve", "no-bundle", option, value)
+
+
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_port_that_is_none(port: str):
+    result = CliRunner().invoke(app, ["serve", "no-bundle", "--metrics-port", port])
+    assert result.exit_code == EXIT_REFUSED and "metrics-port" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"max_context": 10**30}, "'max_context' must be at most"),
+        ({"max_context": 513}, "has 512 positions, but max_context is 513"),
+        ({"max_batch": 2**40}, "'max_batch' must be at most"),
+        ({"max_gamma": 10**6}, "'max_gamma' must be at most 511"),
+        ({"eos_token_ids": [2**40]}, "'eos_token_ids' must be at most 511"),
+        ({"bos_token_id": 512}, "'bos_token_id' must be at most 511"),
+        ({"target__num_layers": 10**12}, "'target.num_layers' must be at most"),
+        ({"draft__max_tree_nodes": 10**12}, "'draft.max_tree_nodes' must be at most"),
+        ({"draft__max_tree_nodes": 1}, "a tree has at least 2 tokens"),
+        ({"files": {"\udcff\n": {"sha256": "", "size": 1}}}, r"\udcff\n: listed in manifest.json"),
+    ],
+)
+def test_an_absurd_manifest(bundle: Path, manifest, changes: dict[str, object], said: str):
+    manifest(**changes)
+    assert said in refused("serve", bundle, "--device", "cpu")
+
+
+def test_a_nested_manifest(bundle: Path, manifest):
+    manifest()
+    (bundle / "manifest.json").write_text("[" * 100_000)
+    assert "manifest.json: not JSON" in refused("serve", bundle)
+
+
+def test_a_manifest_that_was_written_half_is_no_obstacle(bundle: Path):
+    left = bundle / "manifest.json.new"
+    left.write_text("{")
+    assert load_bundle(bundle).root == bundle
+    left.unlink()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "null",
+        '{"target": 1}',
+        '{"capacities": [], "host": {"rows": {}}, "target": null, "draft": null, "catch_up": null, "trees": null}',
+    ],
+)
+def test_a_broken_cost_table_is_measured_again(text: str, tmp_path: Path):
+    (tmp_path / "table.json").write_text(text)
+    with pytest.raises(ZeroDivisionError):  # it gets as far as measuring
+        store.load_or_measure([tmp_path / "table.json"], lambda: 1 // 0)
+
+
+def test_too_little_memory_is_said(capsys: pytest.CaptureFixture[str]):
+    import numpy as np
+    import typer
+
+    with pytest.raises(typer.Exit) as ended, refusals():
+        np.zeros(1 << 60, np.int8)
+    assert ended.value.exit_code == EXIT_REFUSED
+    assert capsys.readouterr().err.startswith("outrider: too little memory: Unable to allocate")
+
+
+COMMANDS = {
+    "onnxruntime": ["serve", "BUNDLE", "--gamma", "1", "--device", "cpu"],
+    "transformers": ["export", "--target", "a", "--out", "b"],
+    "torch": ["parity", "a", "--target", "b"],
+    "cuda": ["build", "a"],
+}
+
+
+@pytest.mark.parametrize("package", COMMANDS)
+def test_a_missing_package_names_its_extra(package: str, bundle: Path):
+    """In a process that cannot import it, as where the extra was not installed."""
+    code = f"import sys; sys.modules[{package!r}] = None\nfrom outrider.runtime.cli.main import app\napp()"
+    command = [str(bundle) if word == "BUNDLE" else word for word in COMMANDS[package]]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == EXIT_REFUSED, done.stderr
+    (line,) = [
+        line
+        for line in done.stderr.splitlines()
+        if line.startswith("outrider: ") and "compiling" not in line
+    ]
+    assert line == f"outrider: needs {package}: pip install 'outrider-server[{EXTRAS[package]}]'"
+
+
+def test_the_exit_code_says_whose_turn_it_is():
+    import grpc
+    import outrider
+    import typer
+
+    codes = {
+        outrider.RequestRefused: EXIT_REFUSED,
+        outrider.Unavailable: EXIT_UNAVAILABLE,
+        outrider.Overloaded: EXIT_UNAVAILABLE,
+        outrider.DeadlineExceeded: EXIT_UNAVAILABLE,
+        outrider.ServerFailed: EXIT_FAILED,
+        outrider.CallCancelled: EXIT_FAILED,
+    }
+    for kind, code in codes.items():
+        with pytest.raises(typer.Exit) as ended, refusals():
+            raise kind(grpc.StatusCode.UNKNOWN, "said")
+        assert ended.value.exit_code == code, kind
+
+
+def test_no_server_is_unavailable():
+    refused("info", "--address", "127.0.0.1:1", code=EXIT_UNAVAILABLE)
+
+
+def test_parity_gives_a_verdict_and_refuses_another_checkpoint(
+    tiny_bundle: Path, tiny_checkpoints, tmp_path: Path
+):
+    target, draft = tiny_checkpoints
+    command = [sys.executable, "-m", "outrider.runtime.cli", "parity", str(tiny_bundle)]
+
+    def parity(*options: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *map(str, options)], capture_output=True, text=True, cwd=ROOT
+        )
+
+    done = parity("--target", target, "--draft", draft)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("parity holds; target: logits within")
+    done = parity("--target", draft)
+    assert (
+        done.returncode == EXIT_REFUSED
+        and "target: num_layers of this checkpoint is 1" in done.stderr
+    )
+
+
+def test_sigterm_removes_what_an_export_wrote_and_the_next_one_what_a_killed_one_left(
+    tiny_checkpoints, tmp_path: Path
+):
+    """Exports are stopped when they have made their folder; the first by SIGKILL, the second by SIGTERM."""
+    code = (
+        "import sys; from outrider.export import pipeline\n"
+        "pipeline._write = lambda *a: (print('writing', flush=True), sys.stdin.read())\n"
+        "from outrider.runtime.cli.main import app; app()"
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", code, "export", "--max-context", "64"]
+    command += ["--target", str(tiny_checkpoints[1]), "--out", str(out)]
+
+    def stop(number: signal.Signals) -> int:
+        running = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        with running:
+            assert running.stdout.readline() == b"writing\n"
+            running.send_signal(number)
+            return running.wait()
+
+    assert stop(signal.SIGKILL) == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".out.export-")
+    assert stop(signal.SIGTERM) == EXIT_TERMINATED
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,71 @@
+"""The client on the oldest libraries that its distribution allows, against a server on this environment's.
+
+Part of ``scripts/test --long``: it needs an environment of its own, made from the package index.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CLIENT = tomllib.loads((ROOT / "proto" / "pyproject.toml").read_text("utf-8"))["project"]
+# Each of the client's libraries at the least version that its distribution allows.
+OLDEST = [one.replace(">=", "==") for one in CLIENT["dependencies"]]
+
+CALLS = """
+import asyncio, sys
+from outrider import Client, RequestRefused
+
+async def main(address):
+    async with Client(address) as client:
+        await client.wait_ready(timeout_s=20)
+        print(sum([len(one.tokens) async for one in client.generate("abc", max_tokens=12)]))
+        print((await client.info()).model, await client.tokenize("abc"))
+        try:
+            [one async for one in client.generate("abc", temperature=9.0)]
+        except RequestRefused as error:
+            print(error.reason, error.violations[0].field)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("oldest")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *OLDEST]
+    done = subprocess.run(install, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(
+            f"no package index has {', '.join(OLDEST)} for this Python: {done.stderr[-300:]}"
+        )
+    return python
+
+
+async def test_the_oldest_client_streams_asks_and_reads_refusals(python: Path, start):
+    import asyncio
+    import os
+
+    async with start() as running:
+        done = await asyncio.create_subprocess_exec(
+            *(python, "-W", "error", "-c", CALLS, running.address),
+            env={**os.environ, "PYTHONPATH": str(ROOT / "proto")},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await done.communicate()
+    assert done.returncode == 0, err.decode()
+    assert out.decode().splitlines() == [
+        "12",
+        "letters [0, 1, 2]",
+        "INVALID_PARAMETER sampling.temperature",
+    ]
