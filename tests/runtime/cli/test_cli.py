@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_a_line(tiny_bundle: Path, tmp_
 def test_verify_sampler_passes_on_a_correct_bundle(tiny_bundle: Path):
     result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "200"])
     assert result.exit_code == 0, result.output
-    assert "false-alarm rate" in result.output and "pair: token 3" in result.output
+    assert "false-alarm rate" in result.output and "pair, tree, token 3" in result.output
 
 
 def test_verify_sampler_fails_a_sampler_that_is_slightly_too_cold(tiny_bundle, monkeypatch):
