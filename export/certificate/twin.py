@@ -89,7 +89,9 @@ class _Twin:
     def _widen(self, value: ir.Value, before: ir.Node) -> ir.Value:
         if value not in self._widened:
             node = _cast(value, ir.DataType.FLOAT, f"{value.name}.wide")
-            self._graph.insert_before(before, node)
+            # ONNX Runtime (1.31.1) orders nodes depth first from the outputs, later ones of the file first. Casts that
+            # stand behind what they are multiplied with would all run first: every weight would be widened at once.
+            self._graph.insert_before(self._graph[0] if value.is_initializer() else before, node)
             self._widened[value] = node.outputs[0]
         return self._widened[value]
 
