@@ -5,7 +5,7 @@ that compares.
 
 Stubs refuse libraries older than the generator, whatever they use of them. The generator's versions are therefore
 replaced by the oldest ones that the client's distribution allows: grpcio-tools 1.71.0 writes the same code, but for
-annotations and names of bases. ``tests/runtime/serving/test_oldest_client.py`` runs the client on those versions.
+annotations and names of bases. ``tests/runtime/cli/test_oldest_client.py`` runs the client on those versions.
 """
 
 from __future__ import annotations
