@@ -95,6 +95,7 @@ def test_an_accelerator_computes_in_halves_where_weights_are_halves(
     bundle: Bundle, halves: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(onnx_session._PROVIDERS, "accelerator", "CPUExecutionProvider")
+    monkeypatch.setitem(onnx_session._DISABLED, "accelerator", [])
     entry = halves.manifest.target
     on_host = open_on_device(halves, entry, StrictDevice())
     assert on_host.precision == "float32"
