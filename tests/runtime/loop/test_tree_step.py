@@ -324,9 +324,8 @@ def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
     ]
     # There the graphs of trees hold the weights once more.
     assert on_cuda == [False, True, True, True, False]
-    for name, kind in list(registry.REGISTRY.items()):
-        if kind.traits.proposes_trees:
-            monkeypatch.delitem(registry.REGISTRY, name)
+    chains = {n: k for n, k in registry.REGISTRY.items() if not k.traits.proposes_trees}
+    monkeypatch.setattr(registry, "REGISTRY", chains)
     pair = opening.open_engines(bundle, ServeOptions(), 2)
     assert pair.target.limits.max_tree_nodes == 0
 

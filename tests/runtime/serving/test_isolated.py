@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +43,8 @@ class Isolated:
     def pid(self) -> int:
         return self.worker._engine.process.pid
 
-    async def answer(self, prompt: str = "def", **options: object) -> list[int]:
-        stream = self.client.generate(prompt, **{"max_tokens": TOKENS, "seed": 5, **options})
-        return [token.id async for response in stream for token in response.tokens]
+    async def answer(self, **options: object) -> list[int]:
+        return await answer(self.client, **options)
 
     async def until_restarted(self, num_restarts: int) -> None:
         async with asyncio.timeout(60.0):
@@ -52,20 +52,31 @@ class Isolated:
                 await self.client.info()
 
 
-@pytest.fixture
-async def isolated(tiny_bundle: Path) -> AsyncIterator[Isolated]:
-    serving = open_isolated(tiny_bundle, OPTIONS)
-    assert isinstance(serving.worker, IsolatedWorker)
-    server = Server(serving)
+async def answer(client: Client, **options: object) -> list[int]:
+    stream = client.generate("def", **{"max_tokens": TOKENS, "seed": 5, **options})
+    return [token.id async for response in stream for token in response.tokens]
+
+
+@asynccontextmanager
+async def served(server: Server) -> AsyncIterator[Client]:
     port = await server.start("127.0.0.1:0")
     # Health is no reason to refuse calls here, and no call is sent twice.
     options = (("grpc.enable_retries", 0), ("grpc.service_config", "{}"))
     async with Client(f"127.0.0.1:{port}", options=options) as client:
         try:
-            yield Isolated(client, server, serving.worker)
+            yield client
         finally:
             server.hurry()
             await server.drain()
+
+
+@pytest.fixture
+async def isolated(tiny_bundle: Path) -> AsyncIterator[Isolated]:
+    serving = open_isolated(tiny_bundle, OPTIONS)
+    assert isinstance(serving.worker, IsolatedWorker)
+    server = Server(serving)
+    async with served(server) as client:
+        yield Isolated(client, server, serving.worker)
 
 
 async def failure(stream: object) -> tuple[grpc.StatusCode, str]:
@@ -78,8 +89,6 @@ async def failure(stream: object) -> tuple[grpc.StatusCode, str]:
 async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
     isolated: Isolated, tiny_bundle: Path
 ) -> None:
-    server = Server(open_serving(tiny_bundle, OPTIONS))
-    port = await server.start("127.0.0.1:0")
     calls = [
         {"temperature": 0.0},
         {"temperature": 1.0},
@@ -87,13 +96,11 @@ async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
         {"num_beams": 2, "temperature": 0.0, "max_tokens": 8},
         {"logprobs": 2, "stop": ["e"]},
     ]
-    async with Client(f"127.0.0.1:{port}") as one_process:
-        own = Isolated(one_process, server, isolated.worker)
-        assert [await isolated.answer(**one) for one in calls] == [
-            await own.answer(**one) for one in calls
+    async with served(Server(open_serving(tiny_bundle, OPTIONS))) as client:
+        assert [await answer(isolated.client, **one) for one in calls] == [
+            await answer(client, **one) for one in calls
         ]
-        assert await isolated.client.info() == await one_process.info()
-    await server.drain()
+        assert str(await isolated.client.info()) == str(await client.info())
     stream = isolated.client.generate("def", max_tokens=200, request_id="long", temperature=0.0)
     await anext(stream)
     assert list(await isolated.client.abort("long")) == ["long"]
@@ -175,3 +182,4 @@ async def test_the_engine_ends_with_the_process_that_started_it(tiny_bundle: Pat
     worker = IsolatedWorker(tiny_bundle, OPTIONS)
     worker._engine.connection.close()
     assert await asyncio.to_thread(worker._engine.process.wait, 30.0) is not None
+    worker._engine.end()
