@@ -170,7 +170,7 @@ async def test_a_hung_step_ends_everybody_and_the_health(start, capfd, caplog):
                 down = health_pb2.HealthCheckResponse.NOT_SERVING
                 assert await health_of(run.address, name) == down
         assert "has not ended" in caplog.text
-        assert "outrider/engines/reference/scripted.py" in capfd.readouterr().err
+        assert "engines/reference/scripted.py" in capfd.readouterr().err
 
 
 async def test_deadlines_and_queue_timeouts_hold_while_a_step_hangs(start):
