@@ -176,14 +176,14 @@ def test_a_checkpoint_of_mixed_types_is_loaded_as_float32(tmp_path: Path) -> Non
     assert not is_mapped(open_checkpoint(tmp_path, max_context=96).load())
 
 
-def test_a_bundle_of_every_kind_is_made_from_16_bits(
+def test_a_bundle_of_another_kind_is_made_from_16_bits(
     checkpoint: Checkpoint, export_small: Callable[..., Bundle], tmp_path: Path
 ) -> None:
+    kind = {"float16": "int4", "bfloat16": "float16"}[checkpoint.half_precision()]
     small = {"target": checkpoint.path, "max_context": 64, "max_tree_nodes": 8}
-    for kind in ("int4", "float16"):
-        bundle = export_small(**small, weights=kind, out=tmp_path / kind)
-        stored = ir.load(bundle.model_path(bundle.manifest.target)).graph.initializers.values()
-        assert not [value.name for value in stored if value.name.endswith(".kept")]
-        certificate = bundle.manifest.certificate["target"]
-        assert certificate["rollback"]["max_difference"] <= 1e-4
-        assert certificate[kind]["rollback"]["num_compared"] > 0
+    bundle = export_small(**small, weights=kind, out=tmp_path / kind)
+    stored = ir.load(bundle.model_path(bundle.manifest.target)).graph.initializers.values()
+    assert not [value.name for value in stored if value.name.endswith(".kept")]
+    certificate = bundle.manifest.certificate["target"]
+    assert certificate["rollback"]["max_difference"] <= 1e-4
+    assert certificate[kind]["rollback"]["num_compared"] > 0
