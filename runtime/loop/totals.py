@@ -62,7 +62,7 @@ class Pulse:
         num_steps: steps begun.
         is_stepping: whether one is under way.
         reads_prompt: whether it feeds a prompt.
-        took_s: seconds that late steps took: of those that fed a prompt, and of the others.
+        took_s: seconds that recent steps took: of those that fed a prompt, and of the others.
         has_died: whether the thread ended though nobody asked for it.
     """
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from outrider.engines.base import Engine
-from outrider.engines.device.rounds import Rounds
+from outrider.engines.device.rounds import Rounds, do_nothing
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ContextTooLong, InternalError, RequestError, ServingError
@@ -59,10 +59,18 @@ class Worker:
         rounds: runs rounds over these engines on their device; None for the host.
         costs: of these engines on this machine; None keeps every gamma fixed.
         clock: monotonic seconds; deadlines are on it.
+        on_beat: called on the worker's thread as a step does what makes it longer than its like.
 
     Attributes:
         pulse: signs of life of the thread.
+        is_ready: whether there is an engine; here it is never replaced.
+        has_changed_model: whether another process computes from files that have changed; here there is none.
+        num_restarts: engines that another one has replaced.
     """
+
+    is_ready = True
+    has_changed_model = False
+    num_restarts = 0
 
     def __init__(
         self,
@@ -76,12 +84,14 @@ class Worker:
         rounds: Rounds | None = None,
         costs: CostTable | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_beat: Callable[[], None] = do_nothing,
     ) -> None:
         engines = [target] if draft is None else [target, draft]
         self._config = config
         self._decoder = decoder
         self._clock = clock
         self._outbox = Outbox()
+        self._on_beat = on_beat
         self.pulse = Pulse()
         self._parts = step_parts(
             engines,
@@ -93,7 +103,7 @@ class Worker:
             clock=clock,
             meanwhile=self._meanwhile,
             are_waiting=lambda: self._inbox.has_waiting,
-            beat=self.pulse.begin,
+            beat=self._beat,
         )
         self._limits = self._parts.limits
         self._policy = SpeculationPolicy(
@@ -130,6 +140,10 @@ class Worker:
         """Start the thread that runs steps until ``stop``."""
         self._thread = threading.Thread(target=self._loop, name="outrider-worker", daemon=True)
         self._thread.start()
+
+    def restart(self, complaint: str) -> bool:
+        """Return False: an engine that hangs holds this process."""
+        return False
 
     def is_queued(self, internal_id: str) -> bool:
         """Return whether a request waits for a slot; callable from any thread."""
@@ -317,6 +331,11 @@ class Worker:
         self._outbox.send()
         self._admit()
         self._parts.prompts.feed_ahead(self._rows.requests)
+
+    def _beat(self) -> None:
+        """Note that the step goes on with what makes it longer than its like."""
+        self.pulse.begin()
+        self._on_beat()
 
     def _admit(self) -> None:
         """Let in queued requests as far as slots are free."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
 from outrider.engines.bundle.serving_defaults import ServingDefaults
+from outrider.engines.device.rounds import do_nothing
 from outrider.engines.devices import CUDA, parse_device
 from outrider.engines.huge_pages import use_everywhere
 from outrider.engines.opening import choose_device, judge_bits, open_pair
@@ -72,8 +73,15 @@ class ServeOptions:
     limits: RequestLimits = field(default_factory=RequestLimits)
 
 
-def open_serving(root: Path, options: ServeOptions) -> Serving:
+def open_serving(
+    root: Path, options: ServeOptions, on_beat: Callable[[], None] = do_nothing
+) -> Serving:
     """Return engines, sampler and worker of a bundle, not yet started.
+
+    Args:
+        root: folder of the bundle.
+        options: to serve with.
+        on_beat: as of ``Worker``.
 
     Raises:
         BundleError: the bundle does not fit its manifest.
@@ -103,6 +111,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         max_gamma=manifest.max_gamma,
         decoder=codec,
         costs=costs,
+        on_beat=on_beat,
     )
     model = ServedModel(
         name=options.model_name or root.resolve().name,
@@ -124,6 +133,7 @@ def open_serving(root: Path, options: ServeOptions) -> Serving:
         limits=options.limits,
         certificate=manifest.certificate,
         bit_equality=bit_equality,
+        weights_are_private=not is_mapped,
         mapped=bundle if is_mapped else None,
     )
 

@@ -28,6 +28,21 @@ class ServingWorker(Protocol):
 
     pulse: Pulse
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an engine; False while one is being replaced."""
+        ...
+
+    @property
+    def has_changed_model(self) -> bool:
+        """Whether the engine's process says that a file which it computes from has changed."""
+        ...
+
+    @property
+    def num_restarts(self) -> int:
+        """Engines that another one has replaced."""
+        ...
+
     def start(self) -> None:
         """Run steps until ``stop``."""
         ...
@@ -65,6 +80,10 @@ class ServingWorker(Protocol):
         """Refuse new requests and end the queued ones."""
         ...
 
+    def restart(self, complaint: str) -> bool:
+        """Replace the engine, which hangs; False where nothing can."""
+        ...
+
     def stop(self, timeout_s: float) -> bool:
         """Drain, end what still runs after ``timeout_s``, and say whether everything ended."""
         ...
@@ -79,7 +98,8 @@ class Serving:
         certificate: the bundle's parity certificate.
         clock: seconds; the same clock as the worker's.
         bit_equality: what is known of the claim that a row's bits depend on nothing beside it.
-        mapped: the bundle, if engines compute from its files, so that these must be watched; else None.
+        weights_are_private: whether engines compute from memory that nobody else can write to.
+        mapped: the bundle, if engines of this process compute from its files, so that these must be watched; else None.
         file_watch_s: seconds between two looks at them.
     """
 
@@ -92,6 +112,7 @@ class Serving:
     stall_timeout_s: float = 30.0
     clock: Callable[[], float] = time.monotonic
     bit_equality: BitEquality = BitEquality.NOT_CLAIMED
+    weights_are_private: bool = True
     mapped: Bundle | None = None
     file_watch_s: float = 5.0
 
@@ -123,7 +144,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             control=_control(serving.worker),
         ),
         engine=wire.EngineInfo(
-            weights_are_private=serving.mapped is None,
+            weights_are_private=serving.weights_are_private,
             bit_equality=f"BIT_EQUALITY_{serving.bit_equality.name}",
         ),
     )

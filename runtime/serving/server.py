@@ -25,7 +25,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolated
+from outrider.runtime.serving.isolated.worker import open_isolated
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
@@ -132,13 +132,10 @@ class Server:
         """End requests that are overdue; where the worker hangs or is dead, answer everybody and set ``has_failed``."""
         self._service.end_overdue()
         complaint = self._watchdog.complaint()
-        worker = self._serving.worker
-        if isinstance(worker, IsolatedWorker) and not worker.pulse.has_died:
-            if complaint is not None:
-                worker.restart(complaint)
-            await self._follow(worker)
+        if complaint is None or self._serving.worker.restart(complaint):
+            await self._follow()
             return
-        if complaint is None or self.has_failed.is_set():
+        if self.has_failed.is_set():
             return
         log.critical("%s; ending all requests and the process", complaint)
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
@@ -148,8 +145,9 @@ class Server:
         await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
         self.has_failed.set()
 
-    async def _follow(self, worker: IsolatedWorker) -> None:
+    async def _follow(self) -> None:
         """Report NOT_SERVING while there is no engine, or its files have changed."""
+        worker = self._serving.worker
         if worker.has_changed_model:
             self._service.refuse_changed_model()
         is_serving = worker.is_ready and not worker.has_changed_model
@@ -216,16 +214,14 @@ class Server:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _watch_worker(self) -> None:
-        snapshot = self._serving.worker.snapshot
+        worker = self._serving.worker
+        snapshot = worker.snapshot
         watch = self.metrics.watch
         watch("num_requests_running", "Holding a slot", lambda: snapshot().num_running)
         watch("num_requests_waiting", "Waiting for a slot", lambda: snapshot().num_queued)
         watch("slots_total", "Slots", lambda: snapshot().num_slots)
         watch("slots_free", "Free slots", lambda: snapshot().num_free_slots)
-        if isinstance(worker := self._serving.worker, IsolatedWorker):
-            watch(
-                "engine_restarts", "Engines that another has replaced", lambda: worker.num_restarts
-            )
+        watch("engine_restarts", "Engines that another has replaced", lambda: worker.num_restarts)
         watch("engine_steps", "Steps run", lambda: snapshot().step_count)
         self.metrics.watch_control(lambda: snapshot().control)
         watch("streams", "Open streams", lambda: self._service.num_streams)

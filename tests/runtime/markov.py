@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from outrider.engines.base import Engine, EngineLimits, FloatArray
+from outrider.engines.device.rounds import do_nothing
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
@@ -102,6 +103,7 @@ class Harness:
         has_draft: bool = True,
         costs: CostTable | None = None,
         clock: Clock | None = None,
+        on_beat: Callable[[], None] = do_nothing,
         **settings: object,
     ) -> None:
         vocab_size, target_logits, draft_logits = PAIRS[pair]
@@ -120,6 +122,7 @@ class Harness:
             decoder=LetterDecoder(),
             costs=costs,
             clock=self.clock,
+            on_beat=on_beat,
         )
         self.events: dict[str, list[Event]] = {}
 

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -18,20 +19,22 @@ from pathlib import Path
 
 from outrider.engines.base import BundleError, SpeculativeError
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec
+from outrider.runtime.core.params import Event, Progressed, RequestSpec
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.isolated.messages import (
+    Beat,
     Cancel,
     Changed,
+    Declined,
     Drain,
     FromChild,
     Open,
     Opened,
     Refused,
     Start,
+    StepEvents,
     Stop,
     Submit,
-    Told,
 )
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
@@ -42,9 +45,11 @@ log = logging.getLogger(__name__)
 DEAD_EXIT_CODE = 71
 SNAPSHOT_EVERY_S = 0.25
 """Metrics are read about once a second; a picture of the worker costs as much as the events of a step."""
+BEAT_EVERY_S = 0.5
+"""The watchdog looks as often."""
 
 
-class EngineProcess:
+class PipedWorker:
     """Answers the messages of one pipe with one worker.
 
     Args:
@@ -53,17 +58,18 @@ class EngineProcess:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # The worker's thread tells of steps, the main thread refuses requests.
+        # The worker's thread tells of steps, the main thread declines requests.
         self._sending = threading.Lock()
         self._events: list[tuple[str, Event]] = []
         self._sent_s = 0.0
+        self._beat_s = 0.0
         self._has_changed = False
 
     def run(self, root: Path, options: ServeOptions) -> None:
         """Serve until the other side stops it; ends the process where the worker's thread dies."""
         try:
-            serving = open_serving(root, options)
-        except (SpeculativeError, OSError) as error:
+            serving = open_serving(root, options, on_beat=self._beat)
+        except (SpeculativeError, OSError, MemoryError, ModuleNotFoundError) as error:
             self._send(Refused(error))
             return
         assert isinstance(serving.worker, Worker)
@@ -78,6 +84,7 @@ class EngineProcess:
                 tokenizer=serving.codec.source,
                 certificate=dict(serving.certificate),
                 bit_equality=serving.bit_equality,
+                weights_are_private=serving.weights_are_private,
                 speculation=worker.default_speculation,
                 snapshot=worker.snapshot(),
             )
@@ -124,10 +131,10 @@ class EngineProcess:
         try:
             self._worker.submit(spec, deliver)
         except ServingError as error:
-            self._send(Told([(internal_id, Failed(error=error, num_output=0))], None))
+            self._send(Declined(internal_id, error))
 
     def _tell(self) -> None:
-        """Send a step's events; of a step without any, a sign of life. On the worker's thread."""
+        """Send a step's events, or that it had none; on the worker's thread."""
         events, self._events = self._events, []
         now_s = time.monotonic()
         snapshot = None
@@ -135,7 +142,14 @@ class EngineProcess:
         if has_ending or now_s - self._sent_s > SNAPSHOT_EVERY_S:
             self._sent_s = now_s
             snapshot = self._worker.snapshot()
-        self._send(Told(events, snapshot))
+        self._send(StepEvents(events, snapshot))
+
+    def _beat(self) -> None:
+        """Say that a step goes on, unless that was said just now; on the worker's thread."""
+        now_s = time.monotonic()
+        if now_s - self._beat_s > BEAT_EVERY_S:
+            self._beat_s = now_s
+            self._send(Beat())
 
     def _end_with_worker(self) -> None:
         self._worker.wait()
@@ -146,6 +160,13 @@ class EngineProcess:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._sending:
             self._connection.send_bytes(data)
+
+
+def _end_with_starter(descriptor: int) -> None:
+    """End the process if the other side closes its end of an open socket before it has sent anything."""
+    with socket.socket(fileno=os.dup(descriptor)) as pipe:
+        if not pipe.recv(1, socket.MSG_PEEK):
+            os._exit(DEAD_EXIT_CODE)
 
 
 def main(descriptor: int) -> None:
@@ -160,12 +181,15 @@ def main(descriptor: int) -> None:
     try:
         asked: Open = connection.recv()
         sys.setswitchinterval(asked.switch_interval_s)
-        EngineProcess(connection).run(asked.root, asked.options)
-    except (EOFError, OSError):
+        # Nobody reads from the pipe while the bundle is opened, and nothing is sent.
+        threading.Thread(target=_end_with_starter, args=(descriptor,), daemon=True).start()
+        PipedWorker(connection).run(asked.root, asked.options)
+    except (EOFError, ConnectionError):
         code = DEAD_EXIT_CODE
-    finally:
-        sys.stderr.flush()
-    # A library that hangs must not hold the process.
+    except BaseException:  # whatever it is, a library that hangs must not hold the process
+        log.critical("the engine's process ends", exc_info=True)
+        code = DEAD_EXIT_CODE
+    sys.stderr.flush()
     os._exit(code)
 
 

@@ -35,6 +35,7 @@ class Opened:
         tokenizer: the bundle's tokenizer, as it was hashed.
         certificate: the bundle's parity certificate.
         bit_equality: as of ``Serving``.
+        weights_are_private: as of ``Serving``.
         speculation: of requests that ask for nothing in particular.
     """
 
@@ -43,6 +44,7 @@ class Opened:
     tokenizer: bytes
     certificate: Mapping[str, object]
     bit_equality: BitEquality
+    weights_are_private: bool
     speculation: Speculation
     snapshot: WorkerSnapshot
 
@@ -60,11 +62,24 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StepEvents:
     """From the child, after every step: events by internal id, and where the worker stands, now and then."""
 
     events: Sequence[tuple[str, Event]]
     snapshot: WorkerSnapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """From the child, now and then: the step does what makes it longer than its like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """From the child: a request was not queued. No sign of life: the steps may hang meanwhile."""
+
+    internal_id: str
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +89,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """To the child: a request; its events come as ``Told``, a refusal among them."""
+    """To the child: a request; its events come as ``StepEvents``, a refusal as ``Declined``."""
 
     spec: RequestSpec
 
@@ -99,5 +114,5 @@ class Stop:
     timeout_s: float
 
 
-FromChild = Opened | Refused | Changed | Told
+FromChild = Opened | Refused | Changed | StepEvents | Beat | Declined
 ToChild = Open | Start | Submit | Cancel | Drain | Stop

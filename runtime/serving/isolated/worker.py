@@ -9,110 +9,79 @@ others end with ``EngineRestart``: their tokens were sent, and what followed is 
 from __future__ import annotations
 
 import logging
-import queue
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from itertools import islice
 from pathlib import Path
 
-from outrider.engines.base import EngineError
 from outrider.runtime.core.errors import Draining, EngineRestart, Overloaded
-from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec
+from outrider.runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
 from outrider.runtime.serving.isolated.messages import (
+    Beat,
     Cancel,
     Changed,
+    Declined,
     Drain,
-    Open,
-    Opened,
-    Refused,
+    FromChild,
     Start,
+    StepEvents,
     Stop,
     Submit,
-    ToChild,
-    Told,
 )
+from outrider.runtime.serving.isolated.process import Engines
 from outrider.runtime.serving.opening import ServeOptions
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 MOST_TRIES = 2
-"""Engines that a request may be given to: one that was aboard when two of them died may be why."""
-MOST_VAIN_STARTS = 5
-"""Engines in a row that emitted nothing; then the server gives up."""
-LONGEST_PAUSE_S = 60.0
+"""Engines that a request may be given to: one that two of them had when they died may be why."""
 STOP_GRACE_S = 10.0
+"""Seconds beyond its timeout that ``stop`` waits for a step that is under way."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Aboard:
-    """A request that awaits its terminal event."""
+class _Unfinished:
+    """A request that awaits its terminal event; ``cancelled`` is the error that somebody wants it to end with."""
 
     spec: RequestSpec
     deliver: Deliver
     num_output: int = 0
     num_tries: int = 1
+    cancelled: Exception | None = None
 
+    def end(self, error: Exception) -> None:
+        """Deliver the terminal event of a request that fails."""
+        self.tell(Failed(error=error, num_output=self.num_output))
 
-class _Engine:
-    """One process and the pipe to it; ``send`` never waits for the process."""
+    def tell(self, event: Event) -> None:
+        """Deliver an event."""
+        try:
+            self.deliver(event)
+        except Exception:  # a receiver that is gone must not end its neighbours
+            log.exception("an event could not be delivered")
 
-    def __init__(self, root: Path, options: ServeOptions) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = (sys.executable, "-P", "-m", "outrider.runtime.serving.isolated.child")
-            self.process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        self.connection = Connection(ours.detach())
-        self._outgoing: queue.SimpleQueue[ToChild | None] = queue.SimpleQueue()
-        self.has_emitted = False
-        sender = threading.Thread(target=self._send_all, name="outrider-engine-sender", daemon=True)
-        sender.start()
-        options = replace(options, stage=nullcontext)
-        self.send(Open(root, options, sys.getswitchinterval()))
-
-    def send(self, message: ToChild) -> None:
-        """Have a message sent, if the process still reads."""
-        self._outgoing.put(message)
-
-    def end(self) -> None:
-        """Kill the process, if it still runs, and free the pipe."""
-        self.process.kill()
-        self.process.wait()
-        self._outgoing.put(None)
-        self.connection.close()
-
-    def _send_all(self) -> None:
-        # The pipe breaks when the process ends; whoever reads from it sees to the rest.
-        with suppress(OSError):
-            while (message := self._outgoing.get()) is not None:
-                self.connection.send(message)
+    def lost(self) -> EngineRestart:
+        """Return what a request ends with that no engine goes on with."""
+        return EngineRestart(self.num_output)
 
 
 class IsolatedWorker:
     """A worker in another process, with the methods of ``runtime.loop.worker.Worker`` that serving calls.
 
     Args:
-        root: folder of the bundle.
-        options: to open it with.
+        engines: starts it, and the ones after it.
 
     Attributes:
         opened: what the first process said of the bundle.
-        pulse: signs of life; a step is what happens between two messages while requests are aboard.
+        pulse: signs of life; a step is what happens between two messages while requests are unfinished.
+        is_ready: whether there is an engine that takes requests.
         num_restarts: processes that another one has replaced.
         has_changed_model: whether a file that engines compute from has changed.
 
@@ -121,23 +90,20 @@ class IsolatedWorker:
         ConfigError: a setting cannot be used.
     """
 
-    def __init__(self, root: Path, options: ServeOptions) -> None:
-        self._root = root
-        self._options = options
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
         # Guards the requests, and which process they are given to.
         self._lock = threading.RLock()
-        self._aboard: dict[str, _Aboard] = {}
+        # By internal id, oldest first: so the engine's queue is behind those that hold its slots.
+        self._unfinished: dict[str, _Unfinished] = {}
         self._calls: list[Callable[[], None]] = []
-        self._is_draining = self._is_stopping = self.is_ready = False
-        self._num_vain = 0
-        self._told_s = 0.0
+        self._is_draining = self.is_ready = False
+        self._heard_s = 0.0
         self._thread: threading.Thread | None = None
         self.pulse = Pulse()
         self.num_restarts = 0
         self.has_changed_model = False
-        self._engine, self.opened = self._open()
-        # Callers wait for the next engine, so it measures nothing that the first one has measured.
-        self._options = replace(options, refreshes_costs=False, takes_unsettled_costs=True)
+        self._engine, self.opened = engines.first()
         self._snapshot = self.opened.snapshot
 
     def start(self) -> None:
@@ -159,14 +125,11 @@ class IsolatedWorker:
             Draining: the server is shutting down.
         """
         with self._lock:
-            if self._is_draining:
-                raise Draining
-            if not self.is_ready:
-                raise EngineRestart
-            if not self._aboard:
+            self._check_open()
+            if not self._unfinished:
                 self.pulse.begin()
-                self._told_s = time.monotonic()
-            self._aboard[spec.internal_id] = _Aboard(spec, deliver)
+                self._heard_s = time.monotonic()
+            self._unfinished[spec.internal_id] = _Unfinished(spec, deliver)
             self.pulse.reads_prompt = True
             self._engine.send(Submit(spec))
 
@@ -180,27 +143,39 @@ class IsolatedWorker:
         """
         config = self.opened.config
         with self._lock:
-            if self._is_draining:
-                raise Draining
-            if not self.is_ready:
-                raise EngineRestart
-            queued = [*self._aboard.values()][self.opened.snapshot.num_slots :]
+            self._check_open()
+            queued = [*self._unfinished.values()][self.opened.snapshot.num_slots :]
             num_tokens += sum(len(one.spec.prompt_tokens) for one in queued)
         if len(queued) >= config.max_queued or num_tokens > config.max_queued_tokens:
             raise Overloaded(config.retry_after_s)
 
+    def _check_open(self) -> None:
+        if self._is_draining:
+            raise Draining
+        if not self.is_ready:
+            raise EngineRestart
+
     def cancel(self, internal_id: str, error: Exception) -> None:
         """End a request with ``error`` before the next step; one that has ended is left alone."""
         with self._lock:
+            if (one := self._unfinished.get(internal_id)) is None:
+                return
             if self.is_ready:
+                # The engine may end before it reads this; no other one is to serve the request.
+                one.cancelled = one.cancelled or error
                 self._engine.send(Cancel(internal_id, error))
-            elif (one := self._aboard.pop(internal_id, None)) is not None:
-                self._end(one, error)
+                return
+            del self._unfinished[internal_id]
+            one.end(error)
+        self._call_after_step()
 
     def is_queued(self, internal_id: str) -> bool:
-        """Return whether a request waits for an engine; those that wait for a slot are the engine's to end."""
+        """Return whether a request waits for an engine, or clearly for a slot; the engine itself knows exactly."""
         with self._lock:
-            return internal_id in self._aboard and not self.is_ready
+            if internal_id not in self._unfinished:
+                return False
+            num_slots = self.opened.snapshot.num_slots
+            return not self.is_ready or internal_id not in islice(self._unfinished, num_slots)
 
     @property
     def default_speculation(self) -> Speculation:
@@ -212,13 +187,14 @@ class IsolatedWorker:
         return replace(self._snapshot, is_draining=self._is_draining)
 
     def drain(self) -> None:
-        """Refuse new requests and end those without a slot; running ones go on."""
+        """Refuse new requests and end those without a slot; running ones go on, unless their engine ends."""
         with self._lock:
             self._is_draining = True
             if self.is_ready:
                 self._engine.send(Drain())
             else:
-                self._end_all(Draining())
+                self._end_all(lambda one: Draining())
+        self._engines.close()
 
     def stop(self, timeout_s: float) -> bool:
         """Drain, give running requests ``timeout_s``, end the rest, and end the engine.
@@ -227,161 +203,136 @@ class IsolatedWorker:
             Whether everything ended; False where the engine had to be killed.
         """
         self.drain()
-        with self._lock:
-            self._is_stopping = True
-            engine = self._engine
-            engine.send(Stop(timeout_s))
+        # Nothing replaces it any more.
+        engine = self._engine
+        engine.send(Stop(timeout_s))
         if self._thread is None:
             engine.end()
             return True
         self._thread.join(timeout_s + STOP_GRACE_S)
         has_ended = not self._thread.is_alive()
-        engine.process.kill()
+        engine.kill()
         self._thread.join(STOP_GRACE_S)
         return has_ended
 
-    def restart(self, complaint: str) -> None:
-        """End the engine, which hangs; called again it leaves it no choice."""
-        engine = self._engine
-        if self.is_ready:
-            log.critical("the engine hangs: %s; starting another", complaint)
-            self.is_ready = False
-            # It prints where its threads are, and dies of it.
-            engine.process.send_signal(signal.SIGABRT)
-        else:
-            engine.process.kill()
-
-    def _open(self) -> tuple[_Engine, Opened]:
-        """Start a process and wait until its bundle is open."""
-        engine = _Engine(self._root, self._options)
-        try:
-            answer: object = engine.connection.recv()
-        except (EOFError, OSError) as error:
-            with suppress(subprocess.TimeoutExpired):
-                engine.process.wait(STOP_GRACE_S)
-            engine.end()
-            code = engine.process.returncode
-            raise EngineError(f"the engine's process ended with code {code}") from error
-        if isinstance(answer, Opened):
-            return engine, answer
-        engine.end()
-        assert isinstance(answer, Refused)
-        raise answer.error
+    def restart(self, complaint: str) -> bool:
+        """End the engine, which hangs; called again it leaves it no choice. False where none will follow."""
+        with self._lock:
+            if self.pulse.has_died:
+                return False
+            if self.is_ready:
+                log.critical("the engine hangs: %s; starting another", complaint)
+                self.is_ready = False
+                self._engine.abort()
+            else:
+                self._engine.kill()
+        return True
 
     def _listen(self) -> None:
-        """Take what engines tell, one after the other, until ``stop`` or too many of them ended for nothing."""
+        """Take what engines tell, one after the other, until none is wanted or too many of them have failed."""
         try:
-            while True:
-                with suppress(EOFError, OSError):
-                    while True:
-                        self._take(self._engine.connection.recv())
-                self._engine.end()
-                if self._is_stopping:
-                    break
-                log.error("the engine's process ended: %s", self._engine.process.returncode)
+            is_going_on = True
+            while is_going_on:
+                for told in self._engine.messages():
+                    self._take(told)
+                if code := self._engine.end():
+                    log.error("the engine's process ended: %d", code)
                 self._lose()
-                if not self._replace():
-                    break
+                is_going_on = self._replace()
+            self.pulse.has_died = self._engines.has_given_up
         except BaseException:  # nobody else would hear of it
             log.critical("the engine's listener ended", exc_info=True)
             self.pulse.has_died = True
         finally:
             with self._lock:
                 self.is_ready = False
-                self._end_all(EngineRestart())
+                self._end_all(_Unfinished.lost)
 
-    def _take(self, told: Told | Changed) -> None:
-        if isinstance(told, Changed):
-            self.has_changed_model = True
-            return
+    def _take(self, told: FromChild) -> None:
         with self._lock:
-            self._note_step(told)
-            for internal_id, event in told.events:
-                if (one := self._aboard.get(internal_id)) is None:
-                    continue
-                if isinstance(event, Progressed):
-                    one.num_output += len(event.tokens)
-                    self._engine.has_emitted = True
-                else:
-                    del self._aboard[internal_id]
-                self._deliver(one, event)
-            self.pulse.reads_prompt = any(one.num_output == 0 for one in self._aboard.values())
-            if self._aboard:
-                self.pulse.begin()
-        for call in self._calls:
-            call()
+            match told:
+                case StepEvents():
+                    self._take_step(told)
+                case Beat() if self._unfinished:
+                    self.pulse.begin()
+                case Declined(internal_id, error):
+                    if (one := self._unfinished.pop(internal_id, None)) is not None:
+                        one.end(error)
+                    self._note_prompts()
+                    if not self._unfinished:
+                        self.pulse.end(None)
+                case Changed():
+                    self.has_changed_model = True
+        self._call_after_step()
 
-    def _note_step(self, told: Told) -> None:
+    def _take_step(self, told: StepEvents) -> None:
         now_s = time.monotonic()
-        is_step = self.pulse.is_stepping
-        self.pulse.end(now_s - self._told_s if is_step else None)
-        self._told_s = now_s
+        self.pulse.end(now_s - self._heard_s if self.pulse.is_stepping else None)
+        self._heard_s = now_s
         self._snapshot = told.snapshot or self._snapshot
+        for internal_id, event in told.events:
+            if (one := self._unfinished.get(internal_id)) is None:
+                continue
+            if isinstance(event, Progressed):
+                one.num_output += len(event.tokens)
+            else:
+                del self._unfinished[internal_id]
+            if isinstance(event, (Progressed, Finished)):
+                self._engine.has_served = True
+            one.tell(event)
+        self._note_prompts()
+        if self._unfinished:
+            self.pulse.begin()
+
+    def _note_prompts(self) -> None:
+        self.pulse.reads_prompt = any(one.num_output == 0 for one in self._unfinished.values())
 
     def _lose(self) -> None:
         """End the requests that the next engine cannot serve, after one has ended."""
         with self._lock:
             self.is_ready = False
             self.pulse.end(None)
-            for internal_id, one in list(self._aboard.items()):
-                if one.num_output or one.num_tries >= MOST_TRIES or self._is_draining:
-                    del self._aboard[internal_id]
-                    self._end(one, EngineRestart(one.num_output))
+            for internal_id, one in list(self._unfinished.items()):
+                is_lost = one.num_output or one.num_tries >= MOST_TRIES or self._is_draining
+                if one.cancelled or is_lost:
+                    del self._unfinished[internal_id]
+                    one.end(one.cancelled or one.lost())
                 else:
                     one.num_tries += 1
-        for call in self._calls:
-            call()
+        self._call_after_step()
 
     def _replace(self) -> bool:
-        """Start another engine and give it the requests that wait; False where the server gives up."""
-        if self._engine.has_emitted:
-            self._num_vain = 0
-        while not self._is_stopping:
-            self._num_vain += 1
-            if self._num_vain > MOST_VAIN_STARTS:
-                log.critical("%d engines in a row served nobody; giving up", self._num_vain)
-                self.pulse.has_died = True
+        """Start another engine and give it the requests that wait; False where there is none."""
+        following = self._engines.next(self._engine)
+        if following is None:
+            return False
+        engine, opened = following
+        with self._lock:
+            if self._is_draining:
+                engine.end()
                 return False
-            if self._num_vain > 1:
-                time.sleep(min(2.0 ** (self._num_vain - 2), LONGEST_PAUSE_S))
-            try:
-                engine, opened = self._open()
-            except Exception:  # whatever the bundle or the machine has become
-                log.exception("another engine could not be started")
-                continue
-            with self._lock:
-                self._engine, self._snapshot = engine, opened.snapshot
-                self.pulse.took_s = Pulse().took_s
-                self.num_restarts += 1
-                engine.send(Start())
-                for one in self._aboard.values():
-                    engine.send(Submit(one.spec))
-                if self._aboard:
-                    self.pulse.begin()
-                self._told_s = time.monotonic()
-                self.is_ready = True
-                if self._is_draining:
-                    engine.send(Drain())
-            log.warning("another engine is serving")
-            return True
-        return False
+            self._engine, self._snapshot = engine, opened.snapshot
+            self.pulse.took_s = Pulse().took_s
+            self.num_restarts += 1
+            engine.send(Start())
+            for one in self._unfinished.values():
+                engine.send(Submit(one.spec))
+            if self._unfinished:
+                self.pulse.begin()
+            self._heard_s = time.monotonic()
+            self.is_ready = True
+        log.warning("another engine is serving")
+        return True
 
-    def _end_all(self, error: Exception) -> None:
-        for one in self._aboard.values():
-            self._end(one, error)
-        self._aboard.clear()
+    def _end_all(self, error_of: Callable[[_Unfinished], Exception]) -> None:
+        for one in self._unfinished.values():
+            one.end(error_of(one))
+        self._unfinished.clear()
+        self._call_after_step()
+
+    def _call_after_step(self) -> None:
         for call in self._calls:
             call()
-
-    def _end(self, one: _Aboard, error: Exception) -> None:
-        self._deliver(one, Failed(error=error, num_output=one.num_output))
-
-    @staticmethod
-    def _deliver(one: _Aboard, event: Event) -> None:
-        try:
-            one.deliver(event)
-        except Exception:  # a receiver that is gone must not end its neighbours
-            log.exception("an event could not be delivered")
 
 
 def open_isolated(root: Path, options: ServeOptions) -> Serving:
@@ -391,7 +342,7 @@ def open_isolated(root: Path, options: ServeOptions) -> Serving:
         BundleError: the bundle does not fit its manifest.
         ConfigError: a setting cannot be used.
     """
-    worker = IsolatedWorker(root, options)
+    worker = IsolatedWorker(Engines(root, options))
     opened = worker.opened
     return Serving(
         worker=worker,
@@ -401,4 +352,5 @@ def open_isolated(root: Path, options: ServeOptions) -> Serving:
         limits=options.limits,
         certificate=opened.certificate,
         bit_equality=opened.bit_equality,
+        weights_are_private=opened.weights_are_private,
     )

@@ -1,4 +1,7 @@
-"""Engines in a process of their own: it may be killed or hang, and every stream still ends, with the same tokens."""
+"""Engines in a process of their own: it may be killed or hang, and every stream still ends, with the same tokens.
+
+One server serves most of the tests: whatever one does to its engine, the next one finds another.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,24 @@ from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 from outrider import CallError, Client
 from outrider.engines.base import BundleError
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving.isolated.messages import Told
-from outrider.runtime.serving.isolated.worker import (
-    MOST_VAIN_STARTS,
-    IsolatedWorker,
-    open_isolated,
-)
+from outrider.runtime.serving.isolated.child import DEAD_EXIT_CODE
+from outrider.runtime.serving.isolated.messages import FromChild, StepEvents
+from outrider.runtime.serving.isolated.process import EngineProcess
+from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolated
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.server import Server
 from outrider.v1 import inference_pb2 as wire
 
-CONFIG = ServerConfig(
-    default_gamma=2, lb_delay_s=0.0, drain_timeout_s=0.0, hang_s=2.0, message_interval_s=0.0
-)
+CONFIG = ServerConfig(default_gamma=2, lb_delay_s=0.0, drain_timeout_s=0.0, message_interval_s=0.0)
 OPTIONS = ServeOptions(config=CONFIG, isolates_engine=True)
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTART")
 TOKENS = 60
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,14 @@ class Isolated:
 
     @property
     def pid(self) -> int:
-        return self.worker._engine.process.pid
+        return self.worker._engine.pid
 
     async def answer(self, **options: object) -> list[int]:
         return await answer(self.client, **options)
 
     async def until_restarted(self, num_restarts: int) -> None:
         async with asyncio.timeout(60.0):
-            while self.worker.num_restarts < num_restarts or not self.worker.is_ready:
+            while self.worker.num_restarts < num_restarts:
                 await self.client.info()
 
 
@@ -70,7 +72,7 @@ async def served(server: Server) -> AsyncIterator[Client]:
             await server.drain()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def isolated(tiny_bundle: Path) -> AsyncIterator[Isolated]:
     serving = open_isolated(tiny_bundle, OPTIONS)
     assert isinstance(serving.worker, IsolatedWorker)
@@ -106,23 +108,18 @@ async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
     assert list(await isolated.client.abort("long")) == ["long"]
     assert (await failure(stream))[1] == "ABORTED_BY_RPC"
     assert not (await isolated.client.info()).load.num_running
-    last = isolated.client.generate("abc", max_tokens=40, temperature=0.0)
-    await anext(last)
-    isolated.worker.drain()
-    responses = [one async for one in last]
-    assert responses[-1].finish.reason == wire.FINISH_REASON_LENGTH
-    assert await asyncio.to_thread(isolated.worker.stop, 0.0)
 
 
 async def test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_again(
     isolated: Isolated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = await isolated.answer(temperature=1.0)
+    num_restarts = isolated.worker.num_restarts
     pid, take = isolated.pid, isolated.worker._take
 
-    def take_and_stop(told: Told) -> None:
+    def take_and_stop(told: FromChild) -> None:
         take(told)
-        if told.events:
+        if isinstance(told, StepEvents) and told.events:
             os.kill(pid, signal.SIGSTOP)
 
     with monkeypatch.context() as patch:
@@ -138,39 +135,40 @@ async def test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_ag
     assert await failure(isolated.client.generate("late")) == UNAVAILABLE
     assert await failure(began) == UNAVAILABLE
     assert await asyncio.gather(*waiting) == [expected] * 6
-    assert isolated.worker.num_restarts == 1
+    assert isolated.worker.num_restarts == num_restarts + 1
     assert await isolated.answer(temperature=1.0) == expected
 
 
-async def test_an_engine_that_hangs_is_replaced(isolated: Isolated) -> None:
+async def test_an_engine_that_hangs_is_replaced(
+    isolated: Isolated, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = await isolated.answer(temperature=0.0)
+    num_restarts = isolated.worker.num_restarts
     stream = isolated.client.generate("abc", max_tokens=200, temperature=0.0)
     await anext(stream)
     os.kill(isolated.pid, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(isolated.server._watchdog, "complaint", lambda: "it hangs")
+        while isolated.worker.is_ready:
+            await isolated.server.look()
+        # A stopped process does not die of the first signal.
+        await isolated.server.look()
     async with asyncio.timeout(60.0):
         assert await failure(stream) == UNAVAILABLE
-    await isolated.until_restarted(1)
+    await isolated.until_restarted(num_restarts + 1)
     assert await isolated.answer(temperature=0.0) == expected
 
 
-async def test_engines_that_serve_nobody_end_the_server(
-    isolated: Isolated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await isolated.answer()
-
-    def broken() -> None:
-        raise BundleError("the bundle is gone")
-
-    monkeypatch.setattr(isolated.worker, "_open", broken)
-    monkeypatch.setattr("outrider.runtime.serving.isolated.worker.LONGEST_PAUSE_S", 0.0)
-    os.kill(isolated.pid, signal.SIGKILL)
-    async with asyncio.timeout(30.0):
-        await isolated.server.has_failed.wait()
-    assert isolated.worker._num_vain == MOST_VAIN_STARTS + 1
-    assert await failure(isolated.client.generate("a", max_tokens=1)) == UNAVAILABLE
+async def test_a_drain_lets_a_running_request_finish(isolated: Isolated) -> None:
+    last = isolated.client.generate("abc", max_tokens=40, temperature=0.0)
+    await anext(last)
+    isolated.worker.drain()
+    responses = [one async for one in last]
+    assert responses[-1].finish.reason == wire.FINISH_REASON_LENGTH
+    assert await asyncio.to_thread(isolated.worker.stop, 0.0)
 
 
-def test_a_bundle_that_is_refused_is_refused_as_in_one_process(tmp_path: Path) -> None:
+async def test_a_bundle_that_is_refused_is_refused_as_in_one_process(tmp_path: Path) -> None:
     with pytest.raises(BundleError) as apart:
         open_isolated(tmp_path, OPTIONS)
     with pytest.raises(BundleError) as together:
@@ -178,8 +176,25 @@ def test_a_bundle_that_is_refused_is_refused_as_in_one_process(tmp_path: Path) -
     assert str(apart.value) == str(together.value)
 
 
-async def test_the_engine_ends_with_the_process_that_started_it(tiny_bundle: Path) -> None:
-    worker = IsolatedWorker(tiny_bundle, OPTIONS)
-    worker._engine.connection.close()
-    assert await asyncio.to_thread(worker._engine.process.wait, 30.0) is not None
-    worker._engine.end()
+HANGS = "import threading\n\nthreading.Event().wait()\n"
+
+
+async def test_the_engine_ends_with_the_process_that_started_it(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = EngineProcess(tiny_bundle, OPTIONS)
+    (tmp_path / "onnxruntime.py").write_text(HANGS)
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    opening = EngineProcess(tiny_bundle, OPTIONS)
+    try:
+        await asyncio.to_thread(serving.opened, 60.0)
+        for engine in (serving, opening):
+            engine._outgoing.put(None)
+            engine._sender.join()
+            engine._connection.close()
+        for engine in (serving, opening):
+            assert await asyncio.to_thread(engine._process.wait, 60.0) == DEAD_EXIT_CODE
+    finally:
+        serving.kill()
+        opening.kill()

@@ -7,7 +7,7 @@ from outrider import Unavailable
 from outrider.client import build_request
 from outrider.v1 import inference_pb2 as wire
 
-from scripts.soak.kills import broken, endless_jobs, kill_engines
+from scripts.soak.kills import broken, check_back, endless_jobs, kill_engines
 from scripts.soak.server import running_server
 from scripts.soak.traffic import Job, Outcome, Palette
 
@@ -34,3 +34,8 @@ def test_the_check_finds_silent_streams() -> None:
     assert "0 finishes" in str(broken(Outcome(job)))
     assert "2 finishes" not in str(broken(Outcome(job, finishes=[usage])))
     assert broken(Outcome(job, finishes=[usage], error=restarted)) is not None
+
+
+def test_a_single_late_return_of_service_is_a_problem() -> None:
+    assert check_back([0.5, 1.0], start_s=1.0) == []
+    assert "1 times" in check_back([0.5, 0.5, 1.1], start_s=1.0)[0]

@@ -1,0 +1,392 @@
+"""The server's side of an isolated engine, over real pipes whose other ends the tests speak for: no process starts."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from outrider.engines.base import BundleError
+from outrider.engines.bit_equality import BitEquality
+from outrider.engines.reference.scripted import ScriptedEngine
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.errors import (
+    Cancelled,
+    Draining,
+    DuplicateRequestId,
+    EngineRestart,
+    ServingError,
+)
+from outrider.runtime.core.params import Event, Failed, Progressed
+from outrider.runtime.core.validate import ServedModel
+from outrider.runtime.serving.isolated import child
+from outrider.runtime.serving.isolated.child import PipedWorker
+from outrider.runtime.serving.isolated.messages import (
+    Beat,
+    Declined,
+    FromChild,
+    Opened,
+    Refused,
+    Start,
+    StepEvents,
+    Submit,
+)
+from outrider.runtime.serving.isolated.process import MOST_FAILED, Engines
+from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolated
+from outrider.runtime.serving.opening import ServeOptions
+from outrider.runtime.serving.served_model import describe
+from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.watchdog import Watchdog
+
+from tests.conftest import write_tokenizer
+from tests.runtime.markov import PAIRS, Clock, Harness, limits, spec
+
+PROCESS = "outrider.runtime.serving.isolated.process"
+LONG_S = 20.0
+HANG_S = 10.0
+Message = TypeVar("Message")
+
+HARNESS = Harness("F3", max_batch=1)
+HARNESS.submit("a", max_tokens=2)
+HARNESS.run()
+FINISHED = HARNESS.finished("a")
+PROGRESSED = next(event for event in HARNESS.events["a"] if isinstance(event, Progressed))
+
+
+def opened(tokenizer: bytes = b"") -> Opened:
+    """What a child says whose engine has one slot."""
+    return Opened(
+        model=ServedModel(
+            name="m", vocab_size=3, max_context=9, max_gamma=1, eos_token_ids=(), drafters=("none",)
+        ),
+        config=ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0),
+        tokenizer=tokenizer,
+        certificate={},
+        bit_equality=BitEquality.NOT_CLAIMED,
+        weights_are_private=False,
+        speculation=HARNESS.worker.default_speculation,
+        snapshot=HARNESS.worker.snapshot(),
+    )
+
+
+class ScriptedProcess:
+    """In place of ``subprocess.Popen``: holds the child's end of the pipe, and hangs until it is killed."""
+
+    pid = 0
+
+    def __init__(self, descriptor: int, answer: FromChild | None) -> None:
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._connection = Connection(os.dup(descriptor))
+        self.returncode: int | None = None
+        if answer is not None:
+            self.tell(answer)
+
+    def tell(self, message: FromChild) -> None:
+        self._connection.send(message)
+
+    def until(self, kind: type[Message]) -> Message:
+        """Return the next message of a kind."""
+        while self._connection.poll(LONG_S):
+            if isinstance(message := self._connection.recv(), kind):
+                return message
+        raise AssertionError(f"no {kind.__name__} came")
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            self.returncode = -signal.SIGKILL
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def send_signal(self, number: int) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("scripted", timeout or 0.0)
+        return self.returncode
+
+    def close(self) -> None:
+        self._socket.close()
+        self._connection.close()
+
+
+class Scripts:
+    """The processes that were started, and what each of them answers first; None for nothing."""
+
+    def __init__(self) -> None:
+        self.answer: FromChild | None = opened()
+        self.all: list[ScriptedProcess] = []
+        self._new: queue.Queue[ScriptedProcess] = queue.Queue()
+
+    def __call__(self, command: object, *, pass_fds: list[int], stdin: int) -> ScriptedProcess:
+        process = ScriptedProcess(pass_fds[0], self.answer)
+        self.all.append(process)
+        self._new.put(process)
+        return process
+
+    def next(self) -> ScriptedProcess:
+        return self._new.get(timeout=LONG_S)
+
+
+class Answers:
+    """Events of requests, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._events: queue.Queue[tuple[str, Event]] = queue.Queue()
+
+    def of(self, name: str) -> Callable[[Event], None]:
+        return lambda event: self._events.put((name, event))
+
+    def next(self) -> tuple[str, Event]:
+        return self._events.get(timeout=LONG_S)
+
+    def error(self, name: str) -> ServingError:
+        whose, event = self.next()
+        assert whose == name and isinstance(event, Failed)
+        assert isinstance(event.error, ServingError)
+        return event.error
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripts]:
+    scripts = Scripts()
+    monkeypatch.setattr(f"{PROCESS}.subprocess.Popen", scripts)
+    monkeypatch.setattr(f"{PROCESS}.FIRST_PAUSE_S", 0.0)
+    yield scripts
+    for process in scripts.all:
+        process.close()
+
+
+@pytest.fixture
+def worker(scripts: Scripts) -> Iterator[IsolatedWorker]:
+    worker = IsolatedWorker(Engines(Path("bundle"), ServeOptions()))
+    worker.start()
+    yield worker
+    for process in scripts.all:
+        process.kill()
+    worker.stop(0.0)
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+def submit(worker: IsolatedWorker, answers: Answers, *names: str) -> None:
+    for name in names:
+        worker.submit(spec(name), answers.of(name))
+
+
+def has_hung(
+    worker: IsolatedWorker, answers: Answers, engine: ScriptedProcess, message: FromChild
+) -> bool:
+    """Return whether a step counts as hung during which the engine says something every two seconds."""
+    clock = Clock()
+    watchdog = Watchdog(worker.pulse, HANG_S, clock)
+    submit(worker, answers, "a")
+    engine.tell(StepEvents([], None))
+    for _ in range(8):
+        clock.now += 2.0
+        submit(worker, answers, "b")
+        engine.tell(message)
+        engine.tell(Declined("internal-b", DuplicateRequestId()))
+        assert isinstance(answers.error("b"), DuplicateRequestId)
+        complaint = watchdog.complaint()
+    return complaint is not None
+
+
+@pytest.mark.parametrize("is_recovering", [False, True])
+def test_a_refusal_is_no_sign_of_life_and_a_beat_is_one(
+    worker: IsolatedWorker, scripts: Scripts, answers: Answers, is_recovering: bool
+) -> None:
+    message = Beat() if is_recovering else Declined("nobody", DuplicateRequestId())
+    assert has_hung(worker, answers, scripts.next(), message) is not is_recovering
+
+
+def test_a_refusal_of_the_only_request_leaves_the_worker_idle(
+    worker: IsolatedWorker, scripts: Scripts, answers: Answers
+) -> None:
+    submit(worker, answers, "a")
+    scripts.next().tell(Declined("internal-a", DuplicateRequestId()))
+    assert isinstance(answers.error("a"), DuplicateRequestId)
+    with worker._lock:
+        assert not worker.pulse.is_stepping and not worker.pulse.reads_prompt
+
+
+def test_a_step_that_goes_on_says_so_over_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        piped = PipedWorker(theirs)
+        vocab_size, logits_of, _ = PAIRS["F3"]
+        target = ScriptedEngine(logits_of, limits(vocab_size), failing_extends=[6])
+        harness = Harness("F3", target=target, on_beat=piped._beat)
+        for name in ("a", "b"):
+            harness.submit(name, gamma=0)
+        harness.run()
+        assert isinstance(ours.recv(), Beat)
+        # Another row was fed again at once.
+        assert not ours.poll(0.0)
+        monkeypatch.setattr(child, "BEAT_EVERY_S", 0.0)
+        piped._beat()
+        assert isinstance(ours.recv(), Beat)
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("gone", name="onnxruntime"), MemoryError()])
+def test_what_hinders_opening_is_said_as_in_one_process(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, scripts: Scripts
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(child, "open_serving", broken)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        PipedWorker(theirs).run(Path("bundle"), ServeOptions())
+        scripts.answer = ours.recv()
+    with pytest.raises(type(error)) as raised:
+        IsolatedWorker(Engines(Path("bundle"), ServeOptions()))
+    assert getattr(raised.value, "name", None) == getattr(error, "name", None)
+
+
+def test_a_cancelled_request_is_not_given_to_another_engine(
+    worker: IsolatedWorker, scripts: Scripts, answers: Answers
+) -> None:
+    first = scripts.next()
+    submit(worker, answers, "a", "b")
+    worker.cancel("internal-a", Cancelled("abort"))
+    worker.cancel("internal-a", Cancelled("client"))
+    first.kill()
+    assert answers.error("a").reason == "ABORTED_BY_RPC"
+    second = scripts.next()
+    assert second.until(Submit).spec.request_id == "b"
+    second.tell(StepEvents([("internal-b", FINISHED)], None))
+    assert answers.next() == ("b", FINISHED)
+
+
+def test_a_cancellation_between_two_engines_is_told_at_once(
+    scripts: Scripts, answers: Answers
+) -> None:
+    worker = IsolatedWorker(Engines(Path("bundle"), ServeOptions()))
+    told = threading.Semaphore(0)
+    worker.after_step(told.release)
+    worker.start()
+    submit(worker, answers, "a")
+    scripts.answer = None
+    scripts.next().kill()
+    scripts.next()
+    # The worker has said that the first engine ended.
+    assert told.acquire(timeout=LONG_S)
+    worker.cancel("internal-a", Cancelled("abort"))
+    assert answers.error("a").reason == "ABORTED_BY_RPC"
+    assert told.acquire(blocking=False)
+    assert worker.stop(0.0)
+
+
+def test_who_waits_for_a_slot_is_queued_while_a_step_hangs(
+    worker: IsolatedWorker, answers: Answers
+) -> None:
+    submit(worker, answers, "a", "b")
+    assert not worker.is_queued("internal-a")
+    assert worker.is_queued("internal-b")
+    assert not worker.is_queued("internal-c")
+
+
+def test_whoever_is_left_is_told_how_much_it_had(
+    worker: IsolatedWorker, scripts: Scripts, answers: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = scripts.next()
+    submit(worker, answers, "a")
+    engine.tell(StepEvents([("internal-a", PROGRESSED)], None))
+    assert answers.next() == ("a", PROGRESSED)
+    engine.tell(StepEvents(None, None))  # type: ignore[arg-type]
+    error = answers.error("a")
+    assert isinstance(error, EngineRestart) and error.num_output == len(PROGRESSED.tokens)
+    assert "the engine's listener ended" in caplog.text
+    assert worker.pulse.has_died
+
+
+@pytest.mark.parametrize("answer", [None, Refused(BundleError("the bundle is gone"))])
+async def test_engines_that_hang_or_fail_as_they_open_end_the_server(
+    scripts: Scripts, answer: FromChild | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{PROCESS}.LEAST_OPEN_S", 0.0)
+    monkeypatch.setattr(f"{PROCESS}.MANY_FIRST", 0.0)
+    write_tokenizer(tmp_path)
+    scripts.answer = opened((tmp_path / "tokenizer.json").read_bytes())
+    serving = open_isolated(Path("bundle"), ServeOptions())
+    assert not describe(serving).engine.weights_are_private
+    server = Server(serving)
+    await server.start("127.0.0.1:0")
+    scripts.answer = answer
+    scripts.next().kill()
+    worker = serving.worker
+    assert isinstance(worker, IsolatedWorker) and worker._thread is not None
+    worker._thread.join(LONG_S)
+    await server.look()
+    assert server.has_failed.is_set()
+    assert len(scripts.all) == MOST_FAILED
+    with pytest.raises(EngineRestart):
+        worker.submit(spec("late"), Answers().of("late"))
+    await server.drain()
+
+
+@pytest.mark.parametrize("how", ["lives long", "serves searches"])
+def test_an_engine_that_served_or_lived_long_has_not_failed(
+    worker: IsolatedWorker,
+    scripts: Scripts,
+    answers: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    if how == "lives long":
+        monkeypatch.setattr(f"{PROCESS}.LONG_LIFE_S", 0.0)
+    for _ in range(2 * MOST_FAILED):
+        engine = scripts.next()
+        engine.until(Start)
+        if how == "serves searches":
+            with worker._lock:
+                submit(worker, answers, "a")
+            engine.tell(StepEvents([("internal-a", FINISHED)], None))
+            assert answers.next() == ("a", FINISHED)
+        engine.kill()
+    assert scripts.next().until(Start)
+
+
+def test_an_engine_that_is_being_opened_ends_with_the_worker(
+    worker: IsolatedWorker, scripts: Scripts, answers: Answers
+) -> None:
+    submit(worker, answers, "a")
+    scripts.answer = None
+    scripts.next().kill()
+    second = scripts.next()
+    assert worker.stop(0.0)
+    assert isinstance(answers.error("a"), Draining)
+    assert second.returncode is not None and len(scripts.all) == 2
+
+
+def test_a_pause_before_an_engine_ends_with_the_worker(
+    worker: IsolatedWorker, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{PROCESS}.FIRST_PAUSE_S", 3600.0)
+    scripts.next().kill()
+    assert worker.stop(0.0)
+    assert len(scripts.all) == 1
+
+
+def test_an_engine_that_ends_during_a_drain_is_not_replaced(
+    worker: IsolatedWorker, scripts: Scripts, answers: Answers
+) -> None:
+    submit(worker, answers, "a")
+    worker.drain()
+    scripts.next().kill()
+    assert isinstance(answers.error("a"), EngineRestart)
+    assert worker.stop(0.0)
+    assert len(scripts.all) == 1 and not worker.pulse.has_died
