@@ -353,7 +353,8 @@ def load_bundle(root: Path) -> Bundle:
         BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
             hard link, outside the folder, or a graph whose weights lie outside it.
     """
-    root = root.absolute()
+    # The system names what is mapped by paths without links and "..".
+    root = root.resolve()
     if not root.is_dir():
         raise BundleError(f"{root}: no such bundle folder")
     names = list_files(root)

@@ -71,6 +71,12 @@ def test_a_sound_bundle_loads(root: Path) -> None:
     assert bundle.model_path(bundle.manifest.target) == root / "target" / "model.onnx"
 
 
+def test_a_bundle_lies_where_its_path_leads(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "parent").symlink_to(tmp_path)
+    for path in (root / ".." / "bundle", tmp_path / "parent" / "bundle"):
+        assert load_bundle(path).root == root
+
+
 def test_a_changed_byte_is_found(root: Path) -> None:
     (root / "target" / "model.onnx.data").write_bytes(bytes(15) + b"\1")
     with pytest.raises(BundleError, match=r"target/model\.onnx\.data: content differs"):

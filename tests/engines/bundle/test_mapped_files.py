@@ -25,7 +25,10 @@ TREE = Span(slot=0, start=0, tokens=(3, 5, 7, 9), num_logits=4, parents=(0, 0, 1
 
 @pytest.fixture
 def bundle(tiny_bundle: Path, tmp_path: Path) -> Bundle:
-    return load_bundle(Path(shutil.copytree(tiny_bundle, tmp_path / "bundle")))
+    """Loaded through ".." and a link: the system calls its files otherwise."""
+    shutil.copytree(tiny_bundle, tmp_path / "bundles" / "bundle")
+    (tmp_path / "link").symlink_to(tmp_path / "bundles")
+    return load_bundle(tmp_path / "bundles" / ".." / "link" / "bundle")
 
 
 @contextmanager
