@@ -49,9 +49,9 @@ HALF = "half"
 """The 16-bit type that suits a checkpoint; see ``Checkpoint.half_precision``."""
 WEIGHT_KINDS = (FLOAT32, HALF, *HALF_TYPES, *INTEGER_KINDS)
 MAX_EXTEND = 512
-# Weights are written once as the checkpoint has them and once as the bundle wants them, or once in float32; of int8
-# and int4 an embedding stays float32.
-_DISK_COPIES = 2.5
+# Weights are written as the checkpoint has them, then as the bundle wants them. Of a checkpoint that has 16 bits and
+# float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
+_DISK_COPIES = 3.0
 _DISK_MARGIN_BYTES = 64 << 20
 _PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
 
