@@ -89,6 +89,15 @@ def test_a_changed_size_is_found(root: Path) -> None:
         load_bundle(root)
 
 
+def test_what_libraries_open_is_watched_and_what_was_read_is_not(root: Path) -> None:
+    bundle = load_bundle(root)
+    (root / "tokenizer.json").touch()
+    bundle.check_unchanged()
+    (root / "target" / "model.onnx.data").touch()
+    with pytest.raises(BundleError, match=r"target/model\.onnx\.data: changed after it was hashed"):
+        bundle.check_unchanged()
+
+
 def test_a_missing_file_is_named(root: Path) -> None:
     (root / "tokenizer.json").unlink()
     with pytest.raises(BundleError, match=r"tokenizer\.json: listed .* missing"):
