@@ -198,10 +198,9 @@ def _check_cases(
     seed: int,
 ) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
-    runner: GraphRunner | None = None
+    rows, length = certified_prompts(facts, max_gamma, seed).shape
+    runner = GraphRunner(path, facts, batch=rows, capacity=length + _NUM_EXTRA)
     for name, script in parity_scripts(facts, max_gamma, seed).items():
-        rows, length = script[0].sequences.shape
-        runner = runner or GraphRunner(path, facts, batch=rows, capacity=length + _NUM_EXTRA)
         runner.forget()
         results = [one for step in script if (one := step.compare(runner, reference)) is not None]
         certificate[name] = judged(name, results, path, tolerance)
