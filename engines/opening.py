@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.engines.base import BundleError, Engine, EngineError
@@ -50,11 +51,10 @@ def open_engine(
     if chosen.kind != TENSORRT:
         options["num_threads"] = num_threads
     engine = _open_one(bundle, entry, which, chosen, options, provider_options)
-    try:
+    with ExitStack() as undo:
+        undo.callback(engine.close)
         bundle.take_mapped()
-    except BundleError:
-        engine.close()
-        raise
+        undo.pop_all()
     return engine
 
 
@@ -66,25 +66,31 @@ def _open_one(
     options: Mapping[str, Any],
     provider_options: Mapping[str, str] | None,
 ) -> Engine:
-    if chosen.kind == TENSORRT:
-        from outrider.engines.tensorrt.engine import open_tensorrt
+    if chosen.kind == CPU:
+        from outrider.engines.onnx.engine import OnnxEngine
 
-        return open_tensorrt(bundle, entry, which, index=chosen.index, **options)
-    if chosen.kind == CUDA:
-        from outrider.engines.device.cuda import CudaDevice
-        from outrider.engines.onnx.device_plan import open_on_device
+        return OnnxEngine(bundle, entry, **options)
+    memory = _open_memory(chosen)
+    with ExitStack() as undo:
+        undo.callback(memory.close)
+        engine: Engine
+        if chosen.kind == TENSORRT:
+            from outrider.engines.tensorrt.engine import open_tensorrt
 
-        return open_on_device(
-            bundle,
-            entry,
-            CudaDevice(chosen.index),
-            owns_device=True,
-            provider_options=provider_options,
-            **options,
-        )
-    from outrider.engines.onnx.engine import OnnxEngine
+            engine = open_tensorrt(bundle, entry, which, device=memory, owns_device=True, **options)
+        else:
+            from outrider.engines.onnx.device_plan import open_on_device
 
-    return OnnxEngine(bundle, entry, **options)
+            engine = open_on_device(
+                bundle,
+                entry,
+                memory,
+                owns_device=True,
+                provider_options=provider_options,
+                **options,
+            )
+        undo.pop_all()
+    return engine
 
 
 def open_pair(
@@ -100,7 +106,7 @@ def open_pair(
     """The models of a bundle and their sampler, ready to serve.
 
     The sampler is "host", "device", or "auto": the device, where it is an accelerator. All else is as
-    ``open_engine`` takes it; what takes trees are graphs on the host, and plans where some were built.
+    ``open_engine`` takes it.
 
     Raises:
         BundleError: a graph does not fit the manifest, or the bundle lacks what was asked for.
@@ -119,18 +125,22 @@ def open_pair(
     place, reason = choose_place(sampler, is_accelerator=chosen.kind != CPU, missing=missing)
     if place == DEVICE:
         pair = _open_together(bundle, chosen, reason, with_trees=with_trees, **options)
-        try:
+        with ExitStack() as undo:
+            undo.callback(pair.close)
             bundle.take_mapped()
-        except BundleError:
-            pair.close()
-            raise
+            undo.pop_all()
         return pair
     options["device"] = str(chosen)
-    target = open_engine(bundle, "target", with_trees=with_trees, **options)
     draft = None
-    if bundle.manifest.draft is not None:
-        draft = open_engine(bundle, "draft", with_trees=with_trees, **options)
-    return open_on_host(target, draft, bundle, rows, reason)
+    with ExitStack() as undo:
+        target = open_engine(bundle, "target", with_trees=with_trees, **options)
+        undo.callback(target.close)
+        if bundle.manifest.draft is not None:
+            draft = open_engine(bundle, "draft", with_trees=with_trees, **options)
+            undo.callback(draft.close)
+        pair = open_on_host(target, draft, bundle, rows, reason)
+        undo.pop_all()
+    return pair
 
 
 def judge_bits(bundle: Bundle, pair: Pair) -> tuple[BitEquality, str]:

@@ -7,7 +7,8 @@ and whole rounds stay there. On the CPU the host is the device, and its own samp
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from outrider.engines.base import Engine, EngineError
 from outrider.engines.bundle.manifest import Bundle, ModelEntry
@@ -44,26 +45,28 @@ class Pair:
     rounds: Rounds | None
     place: str
     memory: PlanDevice | None = None
-    _closers: tuple[Callable[[], None], ...] = ()
+    _opened: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
         """Free engines, sampler and device."""
-        for close in self._closers:
-            close()
+        self._opened.close()
 
 
 def open_on_host(
     target: Engine, draft: Engine | None, bundle: Bundle, max_batch: int, reason: str
 ) -> Pair:
     """Engines whose logits the host reads, and the host's sampler."""
-    closers = [engine.close for engine in (target, draft) if engine is not None]
+    opened = ExitStack()
+    for engine in (target, draft):
+        if engine is not None:
+            opened.callback(engine.close)
     return Pair(
         target=target,
         draft=draft,
         sampler=_host_sampler(bundle, max_batch),
         rounds=None,
         place=f"on the host: {reason}",
-        _closers=tuple(closers),
+        _opened=opened,
     )
 
 
@@ -76,26 +79,31 @@ def open_together(
     max_batch: int,
     reason: str,
 ) -> Pair:
-    """Engines and sampler over one device, which is closed with the pair.
+    """Engines and sampler over one device, which is closed with the pair, or if one of them cannot be opened.
 
     Raises:
         BundleError: a graph or a plan does not fit the manifest.
         EngineError: the library cannot load it.
     """
-    manifest = bundle.manifest
-    target = open_model(manifest.target, "target")
-    draft = None if manifest.draft is None else open_model(manifest.draft, "draft")
-    sampler = open_sampler()
-    engines = [engine.close for engine in (target, draft) if engine is not None]
-    return Pair(
-        target=target,
-        draft=draft,
-        sampler=MixedSampler(sampler, _host_sampler(bundle, max_batch)),
-        rounds=DeviceRounds(target, draft, sampler),
-        place=f"on the device: {reason}",
-        memory=memory,
-        _closers=(sampler.close, *engines, memory.close),
-    )
+    manifest, draft = bundle.manifest, None
+    with ExitStack() as undo:
+        undo.callback(memory.close)
+        target = open_model(manifest.target, "target")
+        undo.callback(target.close)
+        if manifest.draft is not None:
+            draft = open_model(manifest.draft, "draft")
+            undo.callback(draft.close)
+        sampler = open_sampler()
+        undo.callback(sampler.close)
+        return Pair(
+            target=target,
+            draft=draft,
+            sampler=MixedSampler(sampler, _host_sampler(bundle, max_batch)),
+            rounds=DeviceRounds(target, draft, sampler),
+            place=f"on the device: {reason}",
+            memory=memory,
+            _opened=undo.pop_all(),
+        )
 
 
 def _host_sampler(bundle: Bundle, max_batch: int) -> CpuSampler:

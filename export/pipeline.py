@@ -49,9 +49,9 @@ HALF = "half"
 """The 16-bit type that suits a checkpoint; see ``Checkpoint.half_precision``."""
 WEIGHT_KINDS = (FLOAT32, HALF, *HALF_TYPES, *INTEGER_KINDS)
 MAX_EXTEND = 512
-# Weights are written once as the checkpoint has them and once as the bundle wants them, or once in float32; of int8
-# and int4 an embedding stays float32.
-_DISK_COPIES = 2.5
+# Weights are written as the checkpoint has them, then as the bundle wants them. Of a checkpoint that has 16 bits and
+# float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
+_DISK_COPIES = 3.0
 _DISK_MARGIN_BYTES = 64 << 20
 _PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
 
@@ -189,7 +189,7 @@ def _export_part(
     name, weights, facts = part.name, part.weights, part.checkpoint.facts
     path, precision, max_gamma = root / name / MODEL_FILE, part.precision, sizes.max_gamma
     progress(f"{name}: loading {part.checkpoint.config.model_type}")
-    tolerance = None
+    halves_tolerance = None
     if precision in HALF_TYPES:
         precision, halved = _half_logits(part, max_gamma)
     model = part.checkpoint.load()
@@ -214,12 +214,12 @@ def _export_part(
 
     def certified_as_stored(device: str) -> dict[str, object]:
         if weights in HALF_TYPES:
-            return certified(tolerance, device=device)
+            return certified(halves_tolerance, device=device)
         # The float32 graph was judged before; here the change by coarser weights is recorded.
         found = certified(None, device=device)
         if device in HALF_TYPES:
             found["device_rounding"] = check_rounding(
-                path, facts, max_gamma=max_gamma, tolerance=tolerance
+                path, facts, max_gamma=max_gamma, tolerance=halves_tolerance
             )
         return found
 
@@ -231,7 +231,7 @@ def _export_part(
     reference = prepare(model, facts, max_gamma=max_gamma, max_tree_nodes=sizes.max_tree_nodes)
     del model  # and its pages, which would stand beside those of the graphs
     if precision in HALF_TYPES:
-        tolerance = half_tolerance(reference, halved, part.checkpoint, max_gamma=max_gamma)
+        halves_tolerance = half_tolerance(reference, halved, part.checkpoint, max_gamma=max_gamma)
     certificate = certified(FLOAT32_TOLERANCE, device=FLOAT32)
     if weights != FLOAT32:
         progress(f"{name}: storing the weights as {weights}")

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -21,18 +21,32 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     for path in parent.glob(f"{glob.escape(prefix)}*"):
         if path.is_dir() and not path.is_symlink():
             _remove_leftover(path)
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    lock = os.open(folder, os.O_RDONLY)
+    folder, lock = _locked_folder(parent, prefix)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
+def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Return a new folder and the descriptor that holds its lock."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        # Until the lock is held another process may take the folder for a leftover.
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
+
+
 def _remove_leftover(path: Path) -> None:
-    lock = os.open(path, os.O_RDONLY)
+    try:
+        lock = os.open(path, os.O_RDONLY)
+    except OSError:  # another user's, or removed meanwhile
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)

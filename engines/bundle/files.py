@@ -1,7 +1,8 @@
 """The files of a bundle, checked against its manifest.
 
 What is hashed is an open file, not a path. Its stamp says later whether a path still leads to that file and whether
-anybody has written to it since: every write, truncation and rename moves ``changed_ns``, which no program can set.
+anybody has written to it since: writes, truncations and renames move ``changed_ns``, which no program can set. Only who
+had mapped the file before, to write to it, can change it unseen.
 """
 
 from __future__ import annotations

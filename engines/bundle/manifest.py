@@ -254,14 +254,16 @@ class Bundle:
     def check_unchanged(self) -> None:
         """Refuse a bundle whose files were written to, moved or replaced since they were hashed.
 
-        Libraries open graphs and weights by their paths: this is how what they opened is what was hashed. Plans and
-        whatever else goes through ``read`` do not need it.
+        Libraries open graphs and weights by their paths: this is how what they opened is what was hashed. What goes
+        through ``read`` does not need it: plans, the sampler's graphs and the tokenizer.
 
         Raises:
             BundleError: naming the file.
         """
+        models = (self.manifest.target, self.manifest.draft)
+        folders = [model.path for model in models if model is not None]
         for name, stamp in self.stamps.items():
-            if not name.startswith(f"{PLANS_FOLDER}/"):
+            if any(PurePosixPath(name).is_relative_to(folder) for folder in folders):
                 check_stamp(self.root, name, stamp)
 
     def take_mapped(self) -> int:
@@ -353,7 +355,8 @@ def load_bundle(root: Path) -> Bundle:
         BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
             hard link, outside the folder, or a graph whose weights lie outside it.
     """
-    root = root.absolute()
+    # The system names what is mapped by paths without links and "..".
+    root = root.resolve()
     if not root.is_dir():
         raise BundleError(f"{root}: no such bundle folder")
     names = list_files(root)
@@ -425,7 +428,7 @@ def _check_limits(manifest: Manifest) -> None:
         check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
         if part.max_tree_nodes == 1:
             raise BundleError(
-                f"{MANIFEST_FILE}: {name}: a tree has at least 2 tokens, or there is none"
+                f"{MANIFEST_FILE}: field '{name}.max_tree_nodes' must be 0 or at least 2"
             )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import mmap
 import os
 from collections.abc import Collection, Iterator
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 
 _MAPS = Path("/proc/self/maps")
 _MEMORY = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
 _DELETED = " (deleted)"
 _MAP_FIXED = 0x10  # Python's mmap does not name it.
 # Left to the rest of the process and of the machine.
@@ -93,18 +95,39 @@ def take_mapped(paths: Collection[Path]) -> int:
     return sum(one.end - one.start for one in still_mapped(paths))
 
 
-def free_bytes(memory: Path = _MEMORY, group: Path = _GROUP) -> int | None:
+def free_bytes(
+    memory: Path = _MEMORY, groups: Path = _GROUPS, own_group: Path = _OWN_GROUP
+) -> int | None:
     """Return the memory that the process may still take; None where the system does not say.
 
     Args:
         memory: file in which Linux keeps what is free.
-        group: folder of the process's control group, which may have less.
+        groups: where control groups are mounted; the process's own, or one around it, may have less.
+        own_group: file in which Linux says which group is the process's own.
     """
     try:
         lines = dict(line.split(":", 1) for line in memory.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) << 10
     except (OSError, KeyError, ValueError):
         return None
+    path = _own_group(own_group)
+    # Outside a name space of control groups the path is the whole machine's, and may not be mounted here.
+    around = (groups.joinpath(*path[:depth]) for depth in range(len(path) + 1))
+    return int(min(free, *map(_left_in, around)))
+
+
+def _own_group(file: Path) -> tuple[str, ...]:
+    """Return the parts of the path of the process's control group; none where the system does not say."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return ()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), "")
+    return tuple(path.strip("/").split("/"))
+
+
+def _left_in(group: Path) -> float:
+    """Return the bytes that a control group may still take; infinite without a limit."""
     try:
         most = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
@@ -112,8 +135,8 @@ def free_bytes(memory: Path = _MEMORY, group: Path = _GROUP) -> int | None:
         # The file cache gives way.
         used -= int(counts["inactive_file"])
     except (OSError, KeyError, ValueError):
-        return free
-    return free if most == "max" else min(free, int(most) - used)
+        return math.inf
+    return math.inf if most == "max" else int(most) - used
 
 
 def _fill(copy: int, path: Path, ranges: Collection[MappedRange]) -> None:

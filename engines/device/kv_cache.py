@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.engines.base import EngineError
 from outrider.engines.bundle.manifest import ModelEntry, past_names, present_names
 from outrider.engines.device.base import ALIGNMENT, PlanDevice, Rows
 
@@ -38,7 +39,12 @@ class PlanCache:
         self._names = past_names(entry.num_layers) + present_names(entry.num_layers)
 
     def pointers(self, slot: int) -> list[int]:
-        """[2 L] addresses of a slot's row: key.0, value.0, key.1, value.1 ..."""
+        """[2 L] addresses of a slot's row: key.0, value.0, key.1, value.1 ...
+
+        Raises:
+            EngineError: a resize lost the memory.
+        """
+        self._require_buffers()
         offset = slot * self._row_bytes(self.capacity)
         assert offset % ALIGNMENT == 0
         return [buffer + offset for buffer in self._buffers]
@@ -53,7 +59,11 @@ class PlanCache:
         Two old buffers at most lie beside the new ones of what was moved, so old and new caches need not fit
         together. If a buffer cannot be had, what was moved moves back, and nothing has changed but addresses: the
         last old buffer is still there, and each larger one that is given back makes room for the one before.
+
+        Raises:
+            EngineError: a buffer cannot be had, or an earlier resize lost the memory.
         """
+        self._require_buffers()
         spare: list[int] = []
         num_moved = 0
         try:
@@ -85,12 +95,16 @@ class PlanCache:
         """Return a new buffer of another capacity with what one holds, as far as it has room."""
         old_pitch, new_pitch = capacity * self._token_bytes, new_capacity * self._token_bytes
         new = self._device.allocate(self._buffer_bytes(new_capacity))
-        self._device.copy_rows(
-            Rows(new, new_pitch),
-            Rows(buffer, old_pitch),
-            width=min(old_pitch, new_pitch),
-            rows=len(self.lengths) * self._num_heads,
-        )
+        try:
+            self._device.copy_rows(
+                Rows(new, new_pitch),
+                Rows(buffer, old_pitch),
+                width=min(old_pitch, new_pitch),
+                rows=len(self.lengths) * self._num_heads,
+            )
+        except Exception:
+            self._device.free(new)
+            raise
         return new
 
     def trim(self, lengths: Sequence[int]) -> int:
@@ -129,6 +143,12 @@ class PlanCache:
         """Give the memory back."""
         self._free(self._buffers)
         self._buffers = []
+
+    def _require_buffers(self) -> None:
+        if not self._buffers:
+            raise EngineError(
+                "the cache's memory was lost while it was resized; open the engine again"
+            )
 
     def _free(self, buffers: Sequence[int]) -> None:
         for buffer in buffers:

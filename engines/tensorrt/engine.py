@@ -34,21 +34,19 @@ def open_tensorrt(
     model: ModelEntry,
     part: str,
     *,
-    index: int = 0,
-    device: CudaDevice | None = None,
+    device: CudaDevice,
+    owns_device: bool = False,
     max_batch: int | None = None,
     with_trees: bool = False,
 ) -> PlanEngine:
     """Engine over the plans of one model that fit this machine.
 
-    A device that is given stays the caller's; without one the engine opens that of ``index``.
+    The device stays the caller's, unless the engine owns it from then on.
 
     Raises:
         BundleError: a plan is not what the manifest says of it.
         EngineError: no TensorRT, no such device, or no plan that fits them; says why for each plan.
     """
-    owns_device = device is None
-    device = CudaDevice(index) if device is None else device
     manifest = bundle.manifest
     api = serving_api(installed_apis(), manifest, device.compute_capability)
     machine = api.machine(device.compute_capability)

@@ -106,9 +106,8 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
                 max_gamma=manifest.max_gamma,
                 tolerance=None,
             )
-        recorded = manifest.certificate.get(name)
-        if entry.weights != "float32" and isinstance(recorded, dict):
-            _refuse_farther(name, certificate[name], recorded.get(entry.weights, recorded))
+        if entry.weights != "float32":
+            _refuse_farther(name, certificate[name], manifest.certificate.get(name), entry.weights)
     return certificate
 
 
@@ -136,12 +135,19 @@ def _refuse_other_sizes(name: str, facts: ModelFacts, entry: ModelEntry) -> None
             )
 
 
-def _refuse_farther(name: str, found: Mapping[str, object], recorded: object) -> None:
-    """Refuse cases that lie farther from a checkpoint than when the bundle was made, other kernels aside."""
-    then = dict(_cases(recorded)) if isinstance(recorded, dict) else {}
-    for case, values in _cases(found):
-        if case not in then:
-            continue
+def _refuse_farther(name: str, found: Mapping[str, object], recorded: object, weights: str) -> None:
+    """Refuse cases that lie farther from a checkpoint than when the bundle was made, other kernels aside.
+
+    ``recorded`` is what the manifest says of the part; its cases of these weights count, where it has such.
+    """
+    of_weights = recorded.get(weights, recorded) if isinstance(recorded, Mapping) else {}
+    then = dict(_cases(of_weights)) if isinstance(of_weights, Mapping) else {}
+    compared = [(case, values) for case, values in _cases(found) if case in then]
+    if not compared:
+        raise BundleError(
+            f"{name}: the manifest's certificate has no cases to compare with; export the bundle again"
+        )
+    for case, values in compared:
         now, before = (_number(one, "max_difference") for one in (values, then[case]))
         if not now <= _MOST_FARTHER * before + FLOAT32_TOLERANCE:
             raise BundleError(
@@ -163,6 +169,7 @@ def _cases(
 
 
 def _number(case: Mapping[str, object], name: str) -> float:
-    value = case[name]
-    assert isinstance(value, (int, float))
+    value = case.get(name)
+    if not isinstance(value, (int, float)):
+        raise BundleError(f"certificate: field {name!r} must be a number")
     return value

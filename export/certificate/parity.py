@@ -198,10 +198,9 @@ def _check_cases(
     seed: int,
 ) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
-    runner: GraphRunner | None = None
+    rows, length = certified_prompts(facts, max_gamma, seed).shape
+    runner = GraphRunner(path, facts, batch=rows, capacity=length + _NUM_EXTRA)
     for name, script in parity_scripts(facts, max_gamma, seed).items():
-        rows, length = script[0].sequences.shape
-        runner = runner or GraphRunner(path, facts, batch=rows, capacity=length + _NUM_EXTRA)
         runner.forget()
         results = [one for step in script if (one := step.compare(runner, reference)) is not None]
         certificate[name] = judged(name, results, path, tolerance)
@@ -228,12 +227,12 @@ def judged(
         BundleError: the case lies beyond the tolerance, or is not a number.
     """
     result = _merge(results)
-    # Without a tolerance numbers are recorded, whatever they are; but numbers they are.
-    allowed = float(np.finfo(np.float32).max) if tolerance is None else tolerance
-    if not result.max_difference <= allowed:
+    where = f"{path.parent.name}/{path.name}: parity case {name}"
+    if not np.isfinite(result.max_difference):
+        raise BundleError(f"{where} is not a number")
+    if tolerance is not None and result.max_difference > tolerance:
         raise BundleError(
-            f"{path.parent.name}/{path.name}: parity case {name} differs by "
-            f"{result.max_difference:.3g}, allowed {allowed:.3g}; the bundle is not written"
+            f"{where} differs by {result.max_difference:.3g}, allowed {tolerance:.3g}"
         )
     return {
         "max_difference": result.max_difference,

@@ -19,12 +19,12 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle.limits import TABLE_SUFFIX
 from outrider.export.graph.edits import drop_unused, put, take_over
 from outrider.export.graph.kv_export import POSITIONS_VALUE
 
 _OPSET = 24
 _INT64 = onnx.TensorProto.INT64
-_SUFFIX = ".by_position"
 _PERIODIC = frozenset({"Cos", "Sin"})
 # Absolute, of values near 1: a wrong row differs by more.
 _TOLERANCE = 1e-6
@@ -39,7 +39,7 @@ def tabulate_positions(graph: ir.Graph, num_positions: int) -> None:
     for value in _results(nodes, positions):
         table = _table(value, positions, nodes, num_positions)
         if table is not None:
-            stored = put(graph, table, f"{value.name}{_SUFFIX}")
+            stored = put(graph, table, f"{value.name}{TABLE_SUFFIX}")
             lookup = ir.node("Gather", [stored, positions], attributes={"axis": 0})
             producer = value.producer()
             assert producer is not None
@@ -57,7 +57,7 @@ def span_positions(graph: ir.Graph) -> ir.Value | None:
 
 def is_position_table(name: str | None) -> bool:
     """Return whether a constant is a table of ``tabulate_positions`` by its name, not a weight."""
-    return name is not None and name.endswith(_SUFFIX)
+    return name is not None and name.endswith(TABLE_SUFFIX)
 
 
 def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Node]:

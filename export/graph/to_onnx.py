@@ -54,10 +54,10 @@ def export_model(
     Args:
         model: an unmodified Transformers decoder, whose weights may be mapped (``weights.mapped``); unchanged
             afterwards.
-        keeps_halves: store what the model has in 16 bits so, behind a Cast to float32.
         path: file to write, for example ``target/model.onnx``; its folder is made.
         num_positions: positions that any column of a call may have, padding included; None for
             all that the model knows.
+        keeps_halves: store what the model has in 16 bits so, behind a Cast to float32.
 
     Raises:
         BundleError: the traced graph is not canonical, computes by operators whose bits depend on the

@@ -80,8 +80,7 @@ class HalfPass:
         is_float16 = kind is ir.DataType.FLOAT16
         if is_float16 and np.abs(wide.numpy()).max() > np.finfo(np.float16).max:
             raise BundleError(
-                f"{self._where}: {weight.name} is beyond the range of float16; "
-                "build with --precision bfloat16"
+                f"{self._where}: {weight.name} is beyond the range of float16; use bfloat16"
             )
 
         def narrowed() -> ir.TensorProtocol:

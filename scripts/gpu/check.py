@@ -87,7 +87,6 @@ def open_for_times(bundle: Bundle, device: str, options: Mapping[str, str]) -> P
 class Asked:
     """What is checked, where, and how much of it; see ``main``."""
 
-    root: Path
     bundle: Bundle
     device: Device
     checkpoints: Mapping[Part, Path | None]
@@ -159,7 +158,7 @@ def find_sampler(asked: Asked) -> Found:
     place = DEVICE if pair.rounds is not None else AUTO
     pair.close()
     report = verify(
-        asked.root,
+        asked.bundle.root,
         num_samples=asked.samples,
         false_alarm=FALSE_ALARM,
         seed=0,
@@ -295,7 +294,7 @@ def main(
     if loaded.manifest.draft is not None:
         checkpoints["draft"] = draft
     asked = Asked(
-        root=bundle, bundle=loaded, device=choice.device, checkpoints=checkpoints,
+        bundle=loaded, device=choice.device, checkpoints=checkpoints,
         options={key: value for key, _, value in (one.partition("=") for one in provider_option or ())},
         num_prompts=num_prompts, num_tokens=num_tokens, samples=samples, repeats=repeats,
         speed_prompts=speed_prompts, speed_tokens=speed_tokens, speed_gammas=speed_gamma or _SPEED_GAMMAS,

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from outrider.engines.bundle.manifest import DEVICE_FILE
 
 from scripts.bench.tools.results import ROOT
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables
@@ -100,7 +101,7 @@ def unpack_wheel(wheel: Path, site: Path, architecture: int) -> None:
 
 def write_parts(folder: Path, out: Path, *, part_bytes: int = PART_BYTES) -> list[Path]:
     """Pack a folder into parts of at most so many bytes, with their hashes beside them."""
-    out.mkdir(parents=True)
+    out.mkdir()
     parts = []
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w:xz", preset=3, dereference=True) as archive:
@@ -125,14 +126,21 @@ def unpack_parts(out: Path, folder: Path) -> None:
             archive.extractall(folder, filter="data")
 
 
+def is_for_this_python(wheel: Path) -> bool:
+    """Return whether a wheel's name says that it is for the Python that runs."""
+    return f"cp{sys.version_info.major}{sys.version_info.minor}" in wheel.stem.split("-")
+
+
 def open_over_stubs(folder: Path) -> str:
     """Open the unpacked bundle's device graphs with the unpacked provider; return what was opened.
 
     Raises:
         NoEnvironmentError: stubs cannot be had here, or a graph cannot be opened.
     """
+    graphs = list(map(str, sorted(folder.glob("bundle/*/device*.onnx"))))
+    if not graphs:
+        raise NoEnvironmentError(f"the bundle has no {DEVICE_FILE}; export it again")
     make_environment()
-    graphs = map(str, sorted(folder.glob("bundle/*/device*.onnx")))
     own = os.pathsep.join(map(str, (folder / SITE, ROOT / "build" / "stage", ROOT)))
     command = [sys.executable, "-c", _OPEN, *graphs]
     done = subprocess.run(
@@ -152,7 +160,8 @@ def main(
     wheels: Annotated[Path | None, typer.Option(help="Folder of further wheels to pack.")] = None,
     architecture: Annotated[int, typer.Option(help="Of its GPU, for example 90.")] = 90,
 ) -> None:
-    """Write the parts; the last line says whether they were opened here."""
+    """Write the parts; the last lines say whether they were opened here."""
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.absolute().parent) as made:
         folder = Path(made) / "package"
         unpack_wheel(wheel, folder / SITE, architecture)
@@ -161,6 +170,9 @@ def main(
             (folder / "wheels").symlink_to(wheels.absolute())
         for part in write_parts(folder, out):
             typer.echo(f"{part.name}: {part.stat().st_size >> 20} MiB")
+        if not is_for_this_python(wheel):
+            typer.echo(f"not opened here: {wheel.name} is for another Python")
+            return
         again = Path(made) / "again"
         unpack_parts(out, again)
         try:

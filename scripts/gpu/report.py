@@ -145,7 +145,7 @@ def _evidence_line(one: Evidence) -> str:
     )
     return (
         f"* placement of the {one.part}: {'passed' if one.has_passed else 'FAILED'}; {one.num_memcpys} Memcpy "
-        f"nodes, inputs on the host: {', '.join(one.host_inputs) or 'none'}; attention of one row: {kernels}"
+        f"nodes; attention of one row: {kernels}"
     )
 
 

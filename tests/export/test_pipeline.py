@@ -1,5 +1,7 @@
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -86,6 +88,19 @@ def test_existing_folder_is_never_overwritten(
 ) -> None:
     with pytest.raises(BundleError, match="exists already"):
         export_small(out=tiny_bundle, progress=pytest.fail)
+
+
+def test_a_disk_without_three_times_the_weights_is_refused_before_any_work(
+    export_small: Callable[..., Bundle],
+    tiny_checkpoints: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Float32 weights of a checkpoint in 16 bits, and 16 bits again beside them."""
+    num_bytes = sum(file.stat().st_size for file in tiny_checkpoints[1].glob("*.safetensors"))
+    free = 3 * num_bytes + (64 << 20) - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    with pytest.raises(BundleError, match="MiB of disk are wanted for the export"):
+        export_small(progress=pytest.fail)
 
 
 def test_where_a_graph_in_halves_strays_accelerators_compute_in_float32(

@@ -99,7 +99,7 @@ def _install(version: str, site: Path) -> None:
         if done.returncode:
             reason = done.stderr.strip().splitlines()[-1:]
             raise NoEnvironmentError(f"no wheel onnxruntime-gpu=={version}: {' '.join(reason)}")
-        partial.replace(site)
+        _put(partial, site, _PROVIDER)
     except subprocess.TimeoutExpired:
         raise NoEnvironmentError(
             f"no wheel onnxruntime-gpu=={version}: pip took over {_DOWNLOAD_SECONDS} s"
@@ -130,7 +130,17 @@ def _compile(compiler: str, provider: Path, libraries: Path) -> None:
         )
     for name in _NAMES:
         (partial / name).symlink_to(_STUBS)
-    partial.replace(libraries)
+    _put(partial, libraries, _STUBS)
+
+
+def _put(made: Path, place: Path, file: str) -> None:
+    """Rename a folder that was made to its place, unless another process was first and its ``file`` is there."""
+    try:
+        made.replace(place)
+    except OSError:
+        if not (place / file).is_file():
+            raise
+        shutil.rmtree(made)
 
 
 def _called(provider: Path) -> set[str]:

@@ -32,11 +32,6 @@ void stub_note(const char *form, ...)
     pthread_mutex_unlock(&lock);
 }
 
-void stub_note_unknown(const char *name)
-{
-    stub_note("unknown %s", name);
-}
-
 /* Lines since the last call, which stay valid until the next call of a stub. */
 const char *stub_take_events(void)
 {

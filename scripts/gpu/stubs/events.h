@@ -8,7 +8,4 @@
 /* Note one call, in the form of printf. */
 void stub_note(const char *form, ...) __attribute__((format(printf, 1, 2)));
 
-/* Note a call that has no stub of its own: whoever relies on its answer must be told. */
-void stub_note_unknown(const char *name);
-
 #endif

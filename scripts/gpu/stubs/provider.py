@@ -6,12 +6,8 @@ Runs in the environment of ``scripts.gpu.stubs.environment`` alone.
 from __future__ import annotations
 
 import ctypes
-import os
-import re
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +20,8 @@ from outrider.engines.device.base import Call, DeviceTensor, HostDevice
 from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session
 
+from scripts.gpu.library_log import WARNINGS, log_of_libraries, num_memcpys, sessions_made_by
+
 _TYPES = {
     "tensor(int64)": np.int64,
     "tensor(float)": np.float32,
@@ -32,7 +30,6 @@ _TYPES = {
     "tensor(bool)": np.bool_,
     "tensor(int32)": np.int32,
 }
-_MEMCPY_NODES = re.compile(r"(\d+) Memcpy nodes are added")
 _CUDA, _DEVICE_MEMORY = "CUDAExecutionProvider", "Cuda"
 # Parts of kernels' names, in the order in which they are looked for.
 _ATTENTION = {
@@ -42,8 +39,6 @@ _ATTENTION = {
     "oftmax": "unfused",
 }
 _SUBMISSIONS = ("launch", "product", "cudnn", "copy", "set")
-# The log's severity "warning", which tells of copies between host and device.
-_WARNINGS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +127,7 @@ def place(path: Path, name: str, shapes: list[Mapping[str, int]], device: StubDe
             open_session(path, device="cuda", stream=device.stream)
         except EngineError as error:
             found.refused = str(error)
-    found.num_memcpys = sum(int(count) for count in _MEMCPY_NODES.findall(watched.log))
+    found.num_memcpys = num_memcpys(watched.log)
     for session in watched.sessions:
         _note_places(session, found)
     if found.refused:
@@ -247,34 +242,18 @@ class Watched:
 @contextmanager
 def watching() -> Iterator[Watched]:
     """Note sessions, with their assignment of nodes, and take the library's log from stderr."""
-    watched, plain = Watched(), onnxruntime.InferenceSession
+    watched = Watched()
 
-    def opened(path: str, options: onnxruntime.SessionOptions, **given: object) -> object:
+    def make(plain: Any, path: str, options: onnxruntime.SessionOptions, **given: object) -> object:
         watched.paths.append(Path(path))
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        options.log_severity_level = _WARNINGS
+        options.log_severity_level = WARNINGS
         session = plain(path, options, **given)
         watched.sessions.append(session)
         return session
 
-    with _replaced(onnxruntime, "InferenceSession", opened), tempfile.TemporaryFile() as log:
-        sys.stderr.flush()
-        kept = os.dup(2)
-        os.dup2(log.fileno(), 2)
+    with log_of_libraries() as log, sessions_made_by(make):
         try:
             yield watched
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            log.seek(0)
-            watched.log = log.read().decode(errors="replace")
-
-
-@contextmanager
-def _replaced(module: Any, name: str, value: Callable[..., object]) -> Iterator[None]:
-    plain = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, plain)
+            watched.log = log.take()

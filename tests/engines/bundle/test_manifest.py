@@ -71,6 +71,12 @@ def test_a_sound_bundle_loads(root: Path) -> None:
     assert bundle.model_path(bundle.manifest.target) == root / "target" / "model.onnx"
 
 
+def test_a_bundle_lies_where_its_path_leads(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "parent").symlink_to(tmp_path)
+    for path in (root / ".." / "bundle", tmp_path / "parent" / "bundle"):
+        assert load_bundle(path).root == root
+
+
 def test_a_changed_byte_is_found(root: Path) -> None:
     (root / "target" / "model.onnx.data").write_bytes(bytes(15) + b"\1")
     with pytest.raises(BundleError, match=r"target/model\.onnx\.data: content differs"):
@@ -81,6 +87,15 @@ def test_a_changed_size_is_found(root: Path) -> None:
     (root / "tokenizer.json").write_text("{ }")
     with pytest.raises(BundleError, match=r"tokenizer\.json: 3 bytes"):
         load_bundle(root)
+
+
+def test_what_libraries_open_is_watched_and_what_was_read_is_not(root: Path) -> None:
+    bundle = load_bundle(root)
+    (root / "tokenizer.json").touch()
+    bundle.check_unchanged()
+    (root / "target" / "model.onnx.data").touch()
+    with pytest.raises(BundleError, match=r"target/model\.onnx\.data: changed after it was hashed"):
+        bundle.check_unchanged()
 
 
 def test_a_missing_file_is_named(root: Path) -> None:

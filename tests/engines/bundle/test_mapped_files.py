@@ -25,7 +25,10 @@ TREE = Span(slot=0, start=0, tokens=(3, 5, 7, 9), num_logits=4, parents=(0, 0, 1
 
 @pytest.fixture
 def bundle(tiny_bundle: Path, tmp_path: Path) -> Bundle:
-    return load_bundle(Path(shutil.copytree(tiny_bundle, tmp_path / "bundle")))
+    """Loaded through ".." and a link: the system calls its files otherwise."""
+    shutil.copytree(tiny_bundle, tmp_path / "bundles" / "bundle")
+    (tmp_path / "link").symlink_to(tmp_path / "bundles")
+    return load_bundle(tmp_path / "bundles" / ".." / "link" / "bundle")
 
 
 @contextmanager
@@ -125,14 +128,32 @@ def test_where_memory_is_too_small_files_stay_mapped(
 
 
 def test_what_is_free_is_what_machine_and_group_leave(tmp_path: Path) -> None:
-    memory, group = tmp_path / "meminfo", tmp_path / "group"
-    assert free_bytes(memory, group) is None
+    memory, group, own = (tmp_path / name for name in ("meminfo", "group", "own"))
+    assert free_bytes(memory, group, own) is None
     memory.write_text("MemTotal:  9000 kB\nMemAvailable:   4000 kB\n")
-    assert free_bytes(memory, group) == 4000 << 10
+    assert free_bytes(memory, group, own) == 4000 << 10
     group.mkdir()
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("3000000\n")
     (group / "memory.stat").write_text("anon 1000000\ninactive_file 500000\n")
-    assert free_bytes(memory, group) == 4000 << 10
+    assert free_bytes(memory, group, own) == 4000 << 10
     (group / "memory.max").write_text("3500000\n")
-    assert free_bytes(memory, group) == 1_000_000
+    assert free_bytes(memory, group, own) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("path", "free"),
+    [("/", 900), ("/system.slice/a.service", 300), ("/system.slice", 600), ("/../b/c", 900)],
+)
+def test_the_groups_around_a_service_leave_what_is_free(
+    tmp_path: Path, path: str, free: int
+) -> None:
+    memory, groups, own = (tmp_path / name for name in ("meminfo", "groups", "own"))
+    memory.write_text("MemAvailable: 4000 kB\n")
+    own.write_text(f"1:name=systemd:/other\n0::{path}\n")
+    for name, most in (("", 1000), ("system.slice", 700), ("system.slice/a.service", 400)):
+        (groups / name).mkdir(parents=True)
+        (groups / name / "memory.max").write_text(f"{most}\n")
+        (groups / name / "memory.current").write_text("150\n")
+        (groups / name / "memory.stat").write_text("inactive_file 50\n")
+    assert free_bytes(memory, groups, own) == free

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outrider.engines import pair
 from outrider.engines.base import BundleError, EngineError, FloatArray
 from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.device.base import HostDevice
@@ -131,6 +132,25 @@ def single_tokens(bundle: Bundle, device: str) -> FloatArray:
     found = [extend_one(engine, 0, start, [token])[0] for start, token in enumerate(tokens)]
     engine.close()
     return np.stack(found)
+
+
+@pytest.mark.parametrize("device", ["tensorrt:0", "cuda:0"])
+def test_an_opening_that_fails_leaves_nothing_on_the_device(
+    cuda: EmulatedCuda, root: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = load_bundle(root)
+    with pytest.raises(BundleError, match="max_batch 99: the bundle allows"):
+        open_engine(bundle, "target", device=device, max_batch=99)
+    assert (cuda.streams, cuda.events, cuda.memory) == ({}, {}, {})
+
+    def refuse(*samplers: object) -> None:
+        assert cuda.memory
+        raise EngineError("no room")
+
+    monkeypatch.setattr(pair, "MixedSampler", refuse)
+    with pytest.raises(EngineError, match="no room"):
+        open_pair(bundle, device=device, sampler=DEVICE, max_batch=3)
+    assert (cuda.streams, cuda.events, cuda.memory) == ({}, {}, {})
 
 
 def test_a_graph_that_computes_lengths_is_refused_since_its_start_would_stay_the_first(

@@ -235,8 +235,32 @@ def test_a_cache_that_cannot_move_back_fails_every_call(tiny_bundle, folder, mon
     monkeypatch.setattr(device, "free", lambda at: (setattr(ledger, "limit", 0), ledger.free(at)))
     with pytest.raises(EngineError, match="out of memory"):
         extend_one(engine, 0, 100, tokens[100:])
-    with pytest.raises(ValueError, match="argument"):
-        extend_one(engine, 0, 0, tokens[:5])
+    for call in (
+        lambda: extend_one(engine, 0, 0, tokens[:5]),
+        lambda: engine.move_slot(0, 1, 5),
+        lambda: engine._cache.resize(CAPACITIES[1]),
+    ):
+        with pytest.raises(EngineError, match="memory was lost while it was resized; open the"):
+            call()
+
+
+def test_a_copy_that_fails_while_a_cache_grows_costs_no_memory(
+    tiny_bundle, folder, monkeypatch
+) -> None:
+    engine, _, device = open_host_engine(tiny_bundle, folder, "float32", CAPACITIES)
+    tokens = make_tokens(engine, 140, seed=6)
+    extend_one(engine, 0, 0, tokens[:100])
+    ledger = Ledger(device, monkeypatch)
+    before = ledger.live
+
+    def refuse(*rows: object, **sizes: object) -> None:
+        raise EngineError("the copy failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "copy_rows", refuse)
+        with pytest.raises(EngineError, match="the copy failed"):
+            extend_one(engine, 0, 100, tokens[100:])
+    assert (engine.capacity, ledger.live) == (128, before)
 
 
 def test_plans_too_small_for_the_limits_are_refused(tiny_bundle: Path, folder: Path) -> None:

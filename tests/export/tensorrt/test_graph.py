@@ -173,7 +173,7 @@ def test_a_weight_beyond_float16_names_the_way_out(graphs: dict[str, Path], tmp_
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     source = tmp_path / "source.onnx"
     onnx.save(model, source)
-    with pytest.raises(BundleError, match="build with --precision bfloat16"):
+    with pytest.raises(BundleError, match="is beyond the range of float16; use bfloat16"):
         derive_graph(source, tmp_path / "out.onnx", capacity=CAPACITY, precision="float16")
 
 

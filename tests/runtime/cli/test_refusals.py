@@ -93,7 +93,7 @@ def test_a_port_that_is_none(port: str):
         ({"bos_token_id": 512}, "'bos_token_id' must be at most 511"),
         ({"target__num_layers": 10**12}, "'target.num_layers' must be at most"),
         ({"draft__max_tree_nodes": 10**12}, "'draft.max_tree_nodes' must be at most"),
-        ({"draft__max_tree_nodes": 1}, "a tree has at least 2 tokens"),
+        ({"draft__max_tree_nodes": 1}, "field 'draft.max_tree_nodes' must be 0 or at least 2"),
         ({"files": {"\udcff\n": {"sha256": "", "size": 1}}}, r"\udcff\n: listed in manifest.json"),
     ],
 )

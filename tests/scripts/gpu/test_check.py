@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -124,7 +125,7 @@ def test_the_check_runs_on_both_backends_of_an_emulated_gpu(
         assert "* gpu: Emulated GPU (compute capability 8.0)" in text
         assert ("* flavours: rtx" in text) == (device == "tensorrt:0")
         assert "* engine contract: passed" in text
-        placed = "* placement of the draft: passed; 0 Memcpy nodes, inputs on the host: none"
+        placed = "* placement of the draft: passed; 0 Memcpy nodes; attention of one row: "
         assert (placed in text) == (device == "cuda:0")
         assert "* single steps of the draft: passed" in text
         assert "* the sampler's exactness: passed" in text
@@ -182,6 +183,23 @@ def test_a_part_that_hangs_is_ended() -> None:
     assert outcome.value is None
     assert outcome.failure == "not done after 0.1 s"
     assert run_apart(lambda: 3, 600.0).value == 3
+
+
+def test_all_that_a_part_started_ends_with_it_and_what_it_found_counts() -> None:
+    ours, theirs = os.pipe()
+
+    def find() -> int:
+        if os.fork() == 0:
+            signal.pause()
+        threading.Thread(target=signal.pause).start()  # the process waits for it
+        return 3
+
+    outcome = run_apart(find, 1.0)
+    os.close(theirs)
+    with open(ours, "rb") as pipe:
+        assert select.select([pipe], [], [], 60.0)[0]
+        assert pipe.read() == b""  # nobody has the other end
+    assert outcome.value == 3
 
 
 def test_an_unknown_part_is_refused(tiny_bundle: Path) -> None:

@@ -1,12 +1,21 @@
 """Parts for an isolated machine: code of other GPUs goes, parts are small and unpack to what was packed."""
 
 import struct
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scripts.gpu.package import keep_architecture, unpack_parts, write_parts
+from scripts.gpu.package import (
+    SITE,
+    keep_architecture,
+    main,
+    open_over_stubs,
+    unpack_parts,
+    write_parts,
+)
+from scripts.gpu.stubs.environment import NoEnvironmentError
 
 
 def entry(architecture: int, code: bytes) -> bytes:
@@ -46,3 +55,29 @@ def test_parts_are_small_and_unpack_to_what_was_packed(tmp_path: Path) -> None:
     unpack_parts(out, again)
     assert (again / "site" / "library.so").read_bytes() == noise
     assert (again / "bundle" / "model").read_bytes() == b"weights"
+
+
+def test_a_wheel_for_another_python_is_packed_and_not_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = tmp_path / "onnxruntime_gpu-1.0-cp27-cp27m-manylinux_2_28_x86_64.whl"
+    provider = "onnxruntime/capi/libonnxruntime_providers_cuda.so"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr(provider, fat_binary(entry(90, b"code")))
+    (tmp_path / "bundle").mkdir()
+    out, again = tmp_path / "made" / "out", tmp_path / "again"
+    main(tmp_path / "bundle", wheel, out, architecture=90)
+    unpack_parts(out, again)
+    assert (again / SITE / provider).is_file()
+    assert capsys.readouterr().out.endswith(
+        f"not opened here: {wheel.name} is for another Python\n"
+    )
+
+
+def test_a_bundle_without_graphs_for_gpus_does_not_pass(tmp_path: Path) -> None:
+    (tmp_path / "bundle" / "target").mkdir(parents=True)
+    (tmp_path / "bundle" / "target" / "model.onnx").touch()
+    with pytest.raises(
+        NoEnvironmentError, match=r"the bundle has no device\.onnx; export it again"
+    ):
+        open_over_stubs(tmp_path)
