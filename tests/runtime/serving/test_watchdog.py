@@ -65,14 +65,32 @@ def test_a_step_is_late_beyond_twenty_times_its_like() -> None:
     watchdog.complaint()
     assert late_after_s(clock, watchdog) == 20.5
     slow, clock, watchdog = watched(least_s=1.0)
-    slow.took_s[False].append(2.0)
+    slow.took_s[False].extend([2.0, 2.0])
     assert late_after_s(clock, watchdog) == 40.5
 
 
-def test_one_slow_step_is_forgotten() -> None:
+def test_one_slow_step_allows_no_other_more_and_several_are_forgotten() -> None:
     pulse, clock, watchdog = watched(least_s=1.0)
-    pulse.took_s[False].extend([9.0] + [STEP_S] * NUM_USUAL)
+    pulse.took_s[False].append(9.0)
     assert late_after_s(clock, watchdog) == 2.5
+    pulse, clock, watchdog = watched(least_s=1.0)
+    pulse.took_s[False].extend([9.0, 9.0] + [STEP_S] * NUM_USUAL)
+    assert late_after_s(clock, watchdog) == 2.5
+
+
+def test_a_step_that_feeds_texts_again_has_the_time_of_prompts_and_allows_no_other_more() -> None:
+    pulse, clock, watchdog = watched()
+    for _ in range(3):
+        clock.now += 9.0
+        assert watchdog.complaint() is None
+        pulse.begin()
+    watchdog.complaint()
+    assert late_after_s(clock, watchdog) == 20.5  # a chunk of prompt took a second
+    pulse.end(600.0)
+    pulse.reads_prompt = False
+    pulse.begin()
+    watchdog.complaint()
+    assert late_after_s(clock, watchdog) == 10.5
 
 
 def test_a_first_step_may_compile() -> None:
