@@ -248,7 +248,7 @@ class Server:
 
 
 async def serve(root: Path, options: ServeOptions) -> int:
-    """Serve a bundle until SIGTERM or SIGINT, and return the exit code: 0, or 1 when streams were cut short or the worker hung.
+    """Serve a bundle until SIGTERM or SIGINT, and return the exit code: 0, or 1 where streams were cut or it hung.
 
     Where the worker hangs or is dead, the process ends with ``GUARD_EXIT_CODE``: no return from a hung library.
 
