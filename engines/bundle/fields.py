@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 from outrider.engines.base import BundleError
+
+# Errors and log lines repeat texts; a path has no more.
+MOST_LETTERS = 4096
+# Of JSON values that nobody reads here; certificates have a handful of levels.
+MOST_LEVELS = 32
 
 
 class FieldReader:
@@ -26,6 +32,8 @@ class FieldReader:
         value = self._get(name)
         if not isinstance(value, str):
             raise self.wrong(name, "a string")
+        if len(value) > MOST_LETTERS:
+            raise self.wrong(name, f"a string of at most {MOST_LETTERS} letters")
         return value
 
     def count(
@@ -49,12 +57,22 @@ class FieldReader:
         value = self._get(name)
         return None if value is None else self._as_count(name, value, 0)
 
-    def counts(self, name: str) -> tuple[int, ...]:
-        """A list of integers >= 0."""
+    def counts(self, name: str, *, at_most: int | None = None) -> tuple[int, ...]:
+        """A list of integers >= 0, and ``at_most``."""
         value = self._get(name)
         if not isinstance(value, list):
             raise self.wrong(name, "a list of integers")
-        return tuple(self._as_count(name, item, 0) for item in value)
+        found = tuple(self._as_count(name, item, 0) for item in value)
+        if at_most is not None and max(found, default=0) > at_most:
+            raise self.wrong(name, f"integers in 0..{at_most}")
+        return found
+
+    def plain(self, name: str) -> dict[str, object]:
+        """An object field of any values that are JSON again when they are written: finite, and not too deep."""
+        values = self.section(name).values
+        if not _is_plain(values, MOST_LEVELS):
+            raise self.wrong(name, f"of finite numbers, at most {MOST_LEVELS} levels deep")
+        return values
 
     def section(self, name: str) -> FieldReader:
         """An object field."""
@@ -94,3 +112,11 @@ class FieldReader:
     def wrong(self, name: str, rule: str) -> BundleError:
         """The error of a field that breaks a rule."""
         return BundleError(f"{self._where}: field {name!r} must be {rule}")
+
+
+def _is_plain(value: object, levels: int) -> bool:
+    if isinstance(value, (dict, list)):
+        inner = value.values() if isinstance(value, dict) else value
+        return levels > 0 and all(_is_plain(one, levels - 1) for one in inner)
+    # Of integers, too: others are no floats.
+    return not isinstance(value, (int, float)) or abs(value) <= sys.float_info.max

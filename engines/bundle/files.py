@@ -115,7 +115,9 @@ def check_inside(name: str) -> None:
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name:
-        raise BundleError(f"{name}: the path leaves the bundle or is not in its plain form")
+        raise BundleError(
+            f"{name or '(empty)'}: the path leaves the bundle or is not in its plain form"
+        )
 
 
 def check_file(root: Path, name: str, declared: FileEntry) -> FileStamp:

@@ -218,7 +218,7 @@ class Manifest:
                 for name, entry in reader.section("files").sections()
             },
             versions=reader.section("versions").texts(),
-            certificate=reader.section("certificate").values,
+            certificate=reader.plain("certificate"),
             plans=read_plans(reader.items("plans")),
             serving=read_serving_defaults(reader),
             schema_version=schema_version,
@@ -439,7 +439,9 @@ def _check_listing(names: list[str], manifest: Manifest) -> None:
             raise BundleError(f"{name}: listed in {MANIFEST_FILE} but missing")
     for plan in manifest.plans:
         if plan.path not in manifest.files:
-            raise BundleError(f"{plan.path}: a plan without a hash in {MANIFEST_FILE}")
+            raise BundleError(
+                f"{MANIFEST_FILE}: plans: {plan.path!r}: a plan without a hash in files"
+            )
     for name in names:
         if name not in manifest.files and not name.startswith(f"{PLANS_FOLDER}/"):
             raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
@@ -463,7 +465,7 @@ def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
 
 def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> None:
     if graph.as_posix() not in manifest.files:
-        raise BundleError(f"{graph}: the graph of a model is missing")
+        raise BundleError(f"{graph}: the graph of a model is missing, its path is of no file")
     for location in external_data_paths(root / graph):
         name = (graph.parent / location).as_posix()
         check_inside(name)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.fields import FieldReader
+from outrider.engines.bundle.limits import MOST_TOKENS
 
 PLANS_FOLDER = "plans"
 STEP, VERIFY, PREFILL = "step", "verify", "prefill"
@@ -215,11 +216,18 @@ def read_plans(readers: Sequence[FieldReader]) -> tuple[PlanEntry, ...]:
             version=reader.text("version"),
             compute_capability=reader.text("compute_capability"),
             precision=reader.text("precision"),
-            capacity=reader.count("capacity", at_least=0),
-            profiles=tuple(_read_profile(item) for item in reader.items("profiles")),
+            capacity=reader.count("capacity", at_least=0, at_most=MOST_TOKENS),
+            profiles=_read_profiles(reader),
         )
         for reader in readers
     )
+
+
+def _read_profiles(reader: FieldReader) -> tuple[Profile, ...]:
+    profiles = tuple(_read_profile(item) for item in reader.items("profiles"))
+    if not profiles:
+        raise reader.wrong("profiles", "a list of at least one")
+    return profiles
 
 
 def _read_profile(reader: FieldReader) -> Profile:
@@ -241,7 +249,7 @@ def _read_lists(reader: FieldReader) -> dict[str, Range]:
 
 
 def _read_range(reader: FieldReader, name: str) -> Range:
-    sizes = reader.counts(name)
+    sizes = reader.counts(name, at_most=MOST_TOKENS)
     if len(sizes) != 3 or sorted(sizes) != list(sizes):
         raise reader.wrong(name, "three ascending integers")
     return Range(*sizes)

@@ -162,7 +162,7 @@ def _cases(
     """Yield the cases of a certificate's part with their names, graphs beside the canonical one included."""
     for name, value in part.items():
         if isinstance(value, Mapping):
-            if "max_difference" in value:
+            if isinstance(value.get("max_difference"), (int, float)):
                 yield f"{path}{name}", value
             else:
                 yield from _cases(value, f"{path}{name}.")

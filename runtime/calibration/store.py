@@ -9,6 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,7 @@ from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCo
 
 SCHEMA = 7  # rises with what is measured and how: an older table has another name, and is not found
 UNFINISHED = ".new"
+NAME_DIGITS = 16
 ABANDONED_S = 3600.0
 PACKAGES = ("outrider-server", "onnxruntime")  # a new version of these may run at another speed
 
@@ -78,9 +80,11 @@ def _keep(paths: Sequence[Path], table: CostTable) -> None:
 
 def _sweep(folder: Path) -> None:
     """Remove what processes that were killed while they wrote have left; writing takes milliseconds."""
-    for path in folder.glob(f"*{UNFINISHED}"):
-        if time.time() - path.stat().st_mtime > ABANDONED_S:
-            path.unlink(missing_ok=True)
+    # The folder may hold other people's files, and other servers sweep it.
+    for path in folder.glob(f"{'[0-9a-f]' * NAME_DIGITS}.json.*{UNFINISHED}"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                path.unlink()
 
 
 def table_name(*, files: Sequence[str], device: str, num_threads: int, max_batch: int) -> str:
@@ -95,7 +99,7 @@ def table_name(*, files: Sequence[str], device: str, num_threads: int, max_batch
     hardware = [platform.machine(), processor, os.cpu_count()]
     facts = [SCHEMA, sorted(files), device, num_threads, max_batch, hardware, versions]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    return f"{digest[:16]}.json"
+    return f"{digest[:NAME_DIGITS]}.json"
 
 
 def table_to_json(table: CostTable) -> str:

@@ -16,6 +16,7 @@ from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import offline as cli_offline
 from outrider.runtime.cli.entry import version
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
+from outrider.runtime.core.config import MOST_COUNT
 from outrider.runtime.core.drafting import (
     AUTO_DRAFTERS,
     DraftingConfig,
@@ -321,8 +322,8 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 def _gamma(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdecimal():
-        raise typer.BadParameter("must be auto or a number", param_hint="--gamma")
+    if not text.isdecimal() or len(text) > len(str(MOST_COUNT)):
+        raise ConfigError("gamma", f"must be auto or a number of at most {MOST_COUNT}")
     return int(text)
 
 

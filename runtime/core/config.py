@@ -17,7 +17,7 @@ MOST_SECONDS = 86_400.0
 MOST_COUNT = (1 << 31) - 1
 _COUNTS = (
     "max_running", "max_queued", "max_queued_tokens", "default_gamma", "prefill_chunk", "max_unsent_chunks",
-    "num_threads",
+    "num_threads", "max_connections",
 )  # fmt: skip
 SAMPLERS = ("auto", "host", "device")
 

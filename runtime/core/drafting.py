@@ -126,9 +126,12 @@ class DraftingConfig:
             least = int(one.name not in ("window", "draft_window", "root_phrases"))
             if isinstance(value, int) and value < least and not isinstance(value, bool):
                 raise ConfigError(one.name, f"must be at least {least}")
-        for name in ("window", "draft_window"):
-            if getattr(self, name) > MAX_WINDOW:
-                raise ConfigError(name, f"must be at most {MAX_WINDOW}")
+        for name, most in (
+            ("window", MAX_WINDOW), ("draft_window", MAX_WINDOW),
+            ("phrase_length", MAX_PHRASE), ("num_phrases", MAX_PHRASE), ("root_phrases", MAX_PHRASE),
+        ):  # fmt: skip
+            if getattr(self, name) > most:
+                raise ConfigError(name, f"must be at most {most}")
         if self.lookup_max_ngram < self.lookup_min_ngram:
             raise ConfigError("lookup_max_ngram", "must be at least lookup_min_ngram")
         if self.datastore_max_match < self.lookup_min_ngram:

@@ -61,7 +61,7 @@ class PromptFeeder:
         target: what is fed.
         sampler: draws first tokens where the limits have chunks answer prompts.
         limits: of a step.
-        beat: called for every row that is fed again, which makes a step longer than its like.
+        beat: called for every row that is fed again and every chunk of it, which make a step longer than its like.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class PromptFeeder:
             end = min(start + self._limits.prefill_chunk, request.num_computed)
             tokens = tuple(request.history[start:end].tolist())
             self._target.extend([Span(slot=request.slot, start=start, tokens=tokens, num_logits=0)])
+            self._beat()
 
     def feed_ahead(self, live: Sequence[Request]) -> None:
         """Enqueue the next step's chunk behind a round that is under way; ``live[i]`` holds slot i."""
@@ -136,6 +137,7 @@ class PromptFeeder:
         try:
             self._target.extend(_spans(self._ahead))
         except Exception as error:  # the step that would have fed it finds out whose fault it is
+            logger.warning("feeding %d prompts ahead failed", len(self._ahead), exc_info=error)
             self._error = error
 
     def commit_ahead(self) -> None:

@@ -62,28 +62,32 @@ class Pulse:
         num_steps: steps begun.
         is_stepping: whether one is under way.
         reads_prompt: whether it feeds a prompt.
-        took_s: seconds that recent steps took: of those that fed a prompt, and of the others.
+        took_s: seconds that recent steps took: of those that fed a prompt, and of the others. Recoveries are left out.
+        is_recovering: whether the step under way feeds texts again.
         has_died: whether the thread ended though nobody asked for it.
     """
 
     num_steps: int = 0
     is_stepping: bool = False
     reads_prompt: bool = False
+    is_recovering: bool = False
     took_s: dict[bool, deque[float]] = field(
         default_factory=lambda: {one: deque(maxlen=NUM_USUAL) for one in (False, True)}
     )
     has_died: bool = False
 
     def begin(self) -> None:
-        """Note that a step begins, or goes on with what makes it longer than its like."""
+        """Note that a step begins. Called again within a step: that it feeds a text again, as it would a prompt."""
+        if self.is_stepping:
+            self.is_recovering = self.reads_prompt = True
         self.num_steps += 1
         self.is_stepping = True
 
     def end(self, took_s: float | None) -> None:
         """Note that a step ended after so many seconds; None where there was nothing to do in it."""
-        self.is_stepping = False
-        if took_s is not None:
+        if took_s is not None and not self.is_recovering:
             self.took_s[self.reads_prompt].append(took_s)
+        self.is_stepping = self.is_recovering = False
 
 
 @dataclass(slots=True)

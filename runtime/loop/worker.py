@@ -118,6 +118,7 @@ class Worker:
             chunk=self._limits.prefill_chunk,
             max_gamma=self._limits.max_gamma,
             decoder=decoder,
+            beat=self._beat,
         )
         num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
         self._rows = LiveRows(engines, num_slots)

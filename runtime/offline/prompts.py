@@ -67,7 +67,7 @@ def own_prompts(
     everything = (*texts, *(() if path is None else read_prompts(path)))
 
     def encoded(bundle: Bundle) -> Prompts:
-        codec, most = TokenizersCodec(bundle.root / TOKENIZER_FILE), bundle.manifest.max_context
+        codec, most = TokenizersCodec(bundle.read(TOKENIZER_FILE)), bundle.manifest.max_context
         return encode_prompts(everything, codec, max_tokens=max_tokens, max_context=most)
 
     return encoded if everything else None

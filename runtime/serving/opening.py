@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.device.rounds import do_nothing
@@ -23,6 +25,7 @@ from outrider.runtime.calibration.calibrate import calibrate
 from outrider.runtime.calibration.store import load_or_measure, table_name
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO
+from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.drafters.registry import any_proposes_trees
@@ -139,13 +142,20 @@ def open_serving(
 
 
 def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
-    """Return the options with a device, and with the bundle's defaults where the operator set none."""
-    config, line = with_bundle_defaults(
-        options.config,
-        bundle.manifest.serving,
-        leaves_drafter=options.leaves_drafter,
-        leaves_gamma=options.leaves_gamma,
-    )
+    """Return the options with a device, and with the bundle's defaults where the operator set none.
+
+    Raises:
+        BundleError: a default of the bundle is out of range.
+    """
+    try:
+        config, line = with_bundle_defaults(
+            options.config,
+            bundle.manifest.serving,
+            leaves_drafter=options.leaves_drafter,
+            leaves_gamma=options.leaves_gamma,
+        )
+    except ConfigError as error:
+        raise BundleError(f"{MANIFEST_FILE}: serving: {error}") from error
     if line is not None:
         log.warning("serving with %s", line)
     choice = choose_device(options.device, bundle)

@@ -118,10 +118,22 @@ class Server:
         self._serving.worker.start()
         self._service.set_ready()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
-        self._watching = asyncio.create_task(self._watch(), name="outrider-watchdog")
+        self._watching = self._watched(self._watch())
         if self._serving.mapped is not None:
-            self._file_watch = asyncio.create_task(self._watch_files(self._serving.mapped))
+            self._file_watch = self._watched(self._watch_files(self._serving.mapped))
         return int(port)
+
+    def _watched(self, watch: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Return a task that sets ``has_failed`` where it raises: nobody else would hear of it."""
+
+        def note_end(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.critical("a watch failed; ending the process", exc_info=error)
+                self.has_failed.set()
+
+        task = asyncio.create_task(watch)
+        task.add_done_callback(note_end)
+        return task
 
     async def _watch(self) -> None:
         while not self.has_failed.is_set():
@@ -166,7 +178,11 @@ class Server:
         self._hurry.set()
 
     async def drain(self) -> int:
-        """Shut down without losing an answer; return the number of streams cut short."""
+        """Shut down without losing an answer.
+
+        Returns:
+            The number of streams cut short; more than 0, too, where the worker hangs or is dead.
+        """
         if self._file_watch is not None:
             self._file_watch.cancel()
         config, worker = self._serving.config, self._serving.worker
@@ -186,7 +202,7 @@ class Server:
         await self._server.stop(CLOSE_GRACE_S)
         if self._giving_back is not None:
             self._giving_back.cancel()
-        return self._service.num_cut
+        return self._service.num_cut + (not has_stopped) + self.has_failed.is_set()
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", SERVICE):
@@ -228,7 +244,7 @@ class Server:
 
 
 async def serve(root: Path, options: ServeOptions) -> int:
-    """Serve a bundle until SIGTERM or SIGINT, and return the exit code: 0, or 1 when streams were cut short.
+    """Serve a bundle until SIGTERM or SIGINT, and return the exit code: 0, or 1 where streams were cut or it hung.
 
     Where the worker hangs or is dead, the process ends with ``GUARD_EXIT_CODE``: no return from a hung library.
 
@@ -238,12 +254,16 @@ async def serve(root: Path, options: ServeOptions) -> int:
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_few_arenas()
+    metrics = Metrics()
+    if options.metrics_port is not None:
+        try:
+            start_http_server(options.metrics_port, addr="127.0.0.1", registry=metrics.registry)
+        except OSError as error:
+            raise ConfigError("metrics_port", "must be free to bind") from error
     opened = (
         open_isolated(root, options) if options.isolates_engine else open_serving(root, options)
     )
-    server = Server(opened)
-    if options.metrics_port is not None:
-        start_http_server(options.metrics_port, addr="127.0.0.1", registry=server.metrics.registry)
+    server = Server(opened, metrics)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -190,7 +190,8 @@ class InferenceService:
             if not outbox.is_ended:
                 self._serving.worker.cancel(spec.internal_id, errors.Cancelled("client"))
             self._forget(spec)
-            self._num_cut += reason == errors.DrainDeadline.reason
+            is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
+            self._num_cut += self._is_draining and is_cut
             self._metrics.finished.labels(code=code.name, reason=reason).inc()
 
     async def _admit(self, request: wire.GenerateRequest, context: Context) -> RequestSpec:

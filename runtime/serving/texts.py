@@ -5,7 +5,7 @@ many such texts, the engines. So short texts are tokenised at once and long ones
 own. A text's turn comes when as many bytes have been tokenised since it came as it has itself. So a short text passes
 the long ones, and those are passed by no more than their own size.
 
-A text that waits counts against the bounds of the queue that its request has yet to reach.
+Texts that wait have bounds of their own, as large as those of the queue that their requests have yet to reach.
 """
 
 from __future__ import annotations

@@ -103,9 +103,9 @@ def max_token_bytes(description: Mapping[str, Any]) -> int | None:
     Args:
         description: the contents of a ``tokenizer.json``.
     """
-    model, added = description["model"], description["added_tokens"]
+    model, added = description["model"], description.get("added_tokens", ())
     vocab = model.get("vocab", ())
-    steps = [*_steps(description["pre_tokenizer"])]
+    steps = [*_steps(description.get("pre_tokenizer"))]
     kinds = {step["type"] for step in steps}
     is_lossless = (
         model.get("type") == "BPE"
@@ -115,7 +115,7 @@ def max_token_bytes(description: Mapping[str, Any]) -> int | None:
         and not any(token["lstrip"] or token["rstrip"] for token in added)
         and all(letter in vocab for letter in pre_tokenizers.ByteLevel.alphabet())
     )
-    normalizers = {step["type"] for step in _steps(description["normalizer"])}
+    normalizers = {step["type"] for step in _steps(description.get("normalizer"))}
     if not is_lossless or not normalizers.issubset({"NFC"}):
         return None
     # One letter stands for each byte of a token.

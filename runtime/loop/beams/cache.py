@@ -16,10 +16,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.engines.base import Engine, FloatArray, Span
+from outrider.engines.device.rounds import do_nothing
 
 Tail = tuple[int, ...]
 
@@ -156,13 +157,19 @@ class Feed:
     most_held: int
 
 
-def feed_all(engine: Engine, feeds: Sequence[Feed], lengths: Mapping[int, int]) -> list[FloatArray]:
+def feed_all(
+    engine: Engine,
+    feeds: Sequence[Feed],
+    lengths: Mapping[int, int],
+    beat: Callable[[], None] = do_nothing,
+) -> list[FloatArray]:
     """Feed texts that were placed, of any searches together.
 
     Args:
         engine: that of all feeds.
         feeds: at least one.
         lengths: per slot of any search, the tokens it holds; slots between those fed are left as they are.
+        beat: called after every extend but the last, which long arrears take.
 
     Returns:
         Per feed [num_wanted, V] float32, valid until the next extend.
@@ -196,3 +203,4 @@ def feed_all(engine: Engine, feeds: Sequence[Feed], lengths: Mapping[int, int]) 
             return [
                 logits[feed.cache.slots[feed.member] - first, : feed.num_wanted] for feed in feeds
             ]
+        beat()

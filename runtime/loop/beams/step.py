@@ -9,11 +9,12 @@ answer is that of the plain search.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from outrider.engines.base import Engine, EngineError, FloatArray
+from outrider.engines.device.rounds import do_nothing
 from outrider.engines.sampling.base import Continuations
 from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.lifecycle import State
@@ -42,12 +43,14 @@ class SearchParts:
         chunk: prompt tokens of one step.
         max_gamma: steps drafted for one pass at most.
         decoder: turns answers into text.
+        beat: called as a step does what makes it longer than its like: it feeds texts again.
     """
 
     engines: Sequence[Engine]
     chunk: int
     max_gamma: int
     decoder: Decoder
+    beat: Callable[[], None] = do_nothing
 
 
 class _NotFinite(Exception):  # noqa: N818 - reads as what was found
@@ -95,8 +98,12 @@ class _SearchStep:
             logger.warning(
                 "a pass for %d searches failed; trying parts", len(ready), exc_info=error
             )
-            _, failed = tried_in_halves(ready, self._pass)
+            _, failed = tried_in_halves(ready, self._pass_again)
             self._alone += [(one.request, error) for (one, _), error in failed]
+
+    def _pass_again(self, ready: Sequence[Drafted]) -> None:
+        self._parts.beat()
+        self._pass(ready)
 
     def _pass(self, ready: Sequence[Drafted]) -> None:
         """Take a pass of the target and advance its searches.
@@ -129,24 +136,42 @@ class _SearchStep:
         end = request.num_computed + length
         target, *drafts = oldest.caches[: 1 + oldest.can_draft]
         try:
-            _feed_to(target, end, self._parts.chunk)
-        except Exception:  # the target's, or a bug: it tries once more from the beginning
+            self._feed_target(target, end)
+        except Exception as error:  # whatever it may be, it came twice
+            # Others may be fed beside its slots before they are given back.
             target.forget()
-            _, failed = tried_in_halves(
-                [target], lambda _: _feed_to(target, end, self._parts.chunk)
-            )
-            if failed:
-                # Others may be fed beside its slots before they are given back.
-                target.forget()
-                self._alone.append((request, failed[0][1]))
-                return
+            self._alone.append((request, error))
+            return
         self._is_sound = True
         try:
             for cache in drafts:
-                _feed_to(cache, end, self._parts.chunk)
+                self._feed_to(cache, end)
         except EngineError as error:
             self._degrade([oldest], error)
         request.commit_prefill(end)
+
+    def _feed_target(self, target: BeamCache, end: int) -> None:
+        """Feed as ``_feed_to`` does; where that fails, once more from the beginning."""
+        try:
+            self._feed_to(target, end)
+        except Exception as error:  # the target's, or a bug
+            logger.warning("feeding a search's prompt failed; trying again", exc_info=error)
+            target.forget()
+            self._parts.beat()
+            self._feed_to(target, end)
+
+    def _feed_to(self, cache: BeamCache, end: int) -> None:
+        """Feed a search's first slot the prompt's tokens that it misses of its leading ``end``.
+
+        Raises:
+            EngineError: the engine failed; the slot is undefined.
+        """
+        while (held := cache.lengths[0]) < end:
+            length = min(self._parts.chunk, end - held)
+            cache.engine.extend([cache.prompt_span(length)])
+            cache.note_fed(0, held + length, ())
+            if held + length < end:
+                self._parts.beat()
 
     def _draft(self, ready: Sequence[BeamSearch]) -> list[BeamDraft]:
         """Drafts of the searches that are ready, grown together; without any where the draft model fails."""
@@ -189,7 +214,8 @@ class _SearchStep:
             return [], unplaced
         engine = self._parts.engines[_TARGET]
         every = [feed for _, feeds in placed for feed in feeds]
-        logits = feed_all(engine, every, _lengths(self._searches, _TARGET))
+        lengths = _lengths(self._searches, _TARGET)
+        logits = feed_all(engine, every, lengths, self._parts.beat)
         borders = [0]
         for _, feeds in placed:
             borders.append(borders[-1] + len(feeds))
@@ -246,18 +272,6 @@ class _SearchStep:
             one.caches[_TARGET].forget()
             if one.request.state is State.PREFILLING:
                 one.request.lose_cache()
-
-
-def _feed_to(cache: BeamCache, end: int, chunk: int) -> None:
-    """Feed a search's first slot the prompt's tokens that it misses of its leading ``end``.
-
-    Raises:
-        EngineError: the engine failed; the slot is undefined.
-    """
-    while (held := cache.lengths[0]) < end:
-        length = min(chunk, end - held)
-        cache.engine.extend([cache.prompt_span(length)])
-        cache.note_fed(0, held + length, ())
 
 
 def _grow(growing: Sequence[tuple[BeamSearch, BeamDraft]], lengths: dict[int, int]) -> None:

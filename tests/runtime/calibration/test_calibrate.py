@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -231,6 +232,22 @@ def test_a_folder_that_cannot_be_written_passes_its_table_to_the_next(
         assert load_or_measure(paths[1:], lambda: table) == table
     assert "cannot be used" in caplog.text
     assert table_from_json(paths[1].read_text()) == table
+
+
+def test_only_abandoned_tables_are_removed_beside_a_new_one(tmp_path: Path) -> None:
+    ticker = Ticker()
+    table = measured(ticker, PricedEngine(ticker, 0.5, 0.0), None, Budget(repeats=1))
+    name = "0123456789abcdef.json"
+    abandoned, recent = tmp_path / f"{name}.1.new", tmp_path / f"{name}.2.new"
+    foreign = [tmp_path / "backup.new", tmp_path / "notes.json.1.new"]
+    for path in (abandoned, recent, *foreign):
+        path.write_text("")
+    for path in (abandoned, *foreign):
+        os.utime(path, (0, 0))
+    gone = tmp_path / f"{name}.3.new"
+    gone.symlink_to(tmp_path / "nowhere")
+    load_or_measure([tmp_path / name], lambda: table)
+    assert {*tmp_path.iterdir()} == {tmp_path / name, recent, gone, *foreign}
 
 
 def test_other_models_devices_and_threads_have_other_tables() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,10 @@ def manifest(bundle: Path):
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--gamma", "9" * 23, "default_gamma: must be at most"),
+        ("--gamma", "9" * 10, "default_gamma: must be at most"),
+        ("--gamma", "9" * 5000, "gamma: must be auto or a number of at most"),
+        ("--gamma", "many", "gamma: must be auto or a number of at most"),
+        ("--max-connections", str(1 << 31), "max_connections: must be at most"),
         ("--message-interval-s", "inf", "message_interval_s: must be at most"),
         ("--message-interval-s", "nan", "message_interval_s: must be at least"),
         ("--drain-timeout-s", "inf", "drain_timeout_s: must be at most"),
@@ -80,6 +84,12 @@ def test_an_absurd_option(option: str, value: str, said: str):
 def test_a_port_that_is_none(port: str):
     result = CliRunner().invoke(app, ["serve", "no-bundle", "--metrics-port", port])
     assert result.exit_code == EXIT_REFUSED and "metrics-port" in result.stderr
+
+
+def test_a_metrics_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = refused("serve", "no-bundle", "--metrics-port", str(taken.getsockname()[1]))
+    assert said == "outrider: metrics_port: must be free to bind"
 
 
 @pytest.mark.parametrize(

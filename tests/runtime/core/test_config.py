@@ -51,6 +51,9 @@ def test_a_value_out_of_range_is_refused_by_name(key: str, value: object) -> Non
         ("suffix_factor", 0.0),
         ("pool_size", 0),
         ("max_scopes", 0),
+        ("phrase_length", 17),
+        ("num_phrases", 17),
+        ("root_phrases", 17),
     ],
 )
 def test_a_drafting_value_out_of_range_is_refused_by_name(key: str, value: object) -> None:

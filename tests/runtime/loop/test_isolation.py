@@ -125,6 +125,63 @@ def test_a_guilty_search_ends_alone(bad_from: int) -> None:
     harness.check_is_idle()
 
 
+class Watched(ScriptedEngine):
+    """Notes, of every call, how many signs of life its worker had given when the call began."""
+
+    def __init__(self) -> None:
+        vocab_size, target, _ = PAIRS["F4"]
+        super().__init__(target, limits(vocab_size, max_batch=6, max_context=MAX_CONTEXT))
+        self.harness = Harness("F4", max_batch=6, target=self, has_draft=False)
+        self.signs: list[int] = []
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        self.signs.append(self.harness.worker.pulse.num_steps)
+        return super().extend(spans)
+
+
+LONG_PROMPT = (0, 1, 2, 3) * 5
+"""Several chunks, and more than one span."""
+
+
+@pytest.mark.parametrize("options", [{}, {"beams": BeamParams(num_beams=2)}], ids=["rows", "beams"])
+@pytest.mark.parametrize("num_failures", [1, 2])
+def test_no_call_of_a_recovery_is_late_because_of_those_before_it(
+    options: dict[str, object], num_failures: int
+) -> None:
+    target = Watched()
+    harness, pulse = target.harness, target.harness.worker.pulse
+    for name in "ab":
+        harness.submit(name, LONG_PROMPT, max_tokens=30, **options)
+    # Both have read their prompts, and take their steps together.
+    for _ in range(20):
+        harness.worker.run_step()
+    noted = len(pulse.took_s[False])
+    target.fail_at(*range(target.num_extends, target.num_extends + num_failures))
+    target.signs.clear()
+    harness.worker.run_step()
+    assert len(target.signs) > 2 + num_failures
+    assert len({*target.signs}) == len(target.signs)
+    assert len(pulse.took_s[False]) == noted
+    harness.worker.run_step()
+    assert len(pulse.took_s[False]) == noted + 1
+    harness.run()
+    assert harness.finished("a") and harness.finished("b")
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_search_whose_prompt_fails_once_reads_it_again_with_a_sign_of_life_per_call(
+    failing: int,
+) -> None:
+    target = Watched()
+    harness = target.harness
+    target.fail_at(failing)
+    harness.submit("a", LONG_PROMPT, max_tokens=4, beams=BeamParams(num_beams=2))
+    harness.run()
+    assert harness.finished("a")
+    # In every step of a search, the chunk that ends a prompt is followed by the first pass.
+    assert len({*target.signs}) == len(target.signs) - 1
+
+
 def test_a_bug_behind_a_verdict_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     commit = Request.commit
 

@@ -2,11 +2,14 @@
 
 import json
 import re
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import TOKENIZER_FILE, load_bundle
 from outrider.runtime.cli.main import app
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
 from outrider.runtime.core.errors import ConfigError
@@ -14,7 +17,7 @@ from outrider.runtime.core.params import SpeculationReport
 from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
 from outrider.runtime.offline.figures import FIGURES
 from outrider.runtime.offline.options import AnalysisOptions
-from outrider.runtime.offline.prompts import read_prompts
+from outrider.runtime.offline.prompts import own_prompts, read_prompts
 from outrider.runtime.offline.rig import RigOptions, open_rig
 from outrider.runtime.offline.speed import Measured, num_trials
 from outrider.runtime.offline.step_costs import StepCosts
@@ -126,6 +129,16 @@ def test_other_files_hold_a_prompt_per_line(tmp_path: Path):
     path = tmp_path / "prompts.txt"
     path.write_text('one\n\n"two" {\n')
     assert read_prompts(path) == ("one", '"two" {')
+
+
+def test_own_prompts_are_read_by_the_tokenizer_that_was_hashed(tiny_bundle: Path, tmp_path: Path):
+    bundle = load_bundle(Path(shutil.copytree(tiny_bundle, tmp_path / "bundle")))
+    encoded = own_prompts(("the quick",), None, max_tokens=4)
+    assert encoded is not None and encoded(bundle)
+    path = bundle.root / TOKENIZER_FILE
+    path.write_text(path.read_text().replace("</s>", "</t>"))
+    with pytest.raises(BundleError, match=TOKENIZER_FILE):
+        encoded(bundle)
 
 
 @pytest.mark.parametrize(

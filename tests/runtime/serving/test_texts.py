@@ -240,6 +240,18 @@ def test_what_may_drop_text_has_no_bound(tokenizer_file: Path, changes: dict[str
     assert max_token_bytes(described(tokenizer_file, **changes)) is None
 
 
+def test_a_tokenizer_may_leave_out_what_it_does_not_have(tokenizer_file: Path) -> None:
+    content = described(tokenizer_file)
+    whole = TokenizersCodec(tokenizer_file)
+    for name in ("added_tokens", "normalizer", "post_processor", "truncation", "padding"):
+        del content[name]
+    codec = TokenizersCodec(json.dumps(content).encode())
+    assert codec.max_token_bytes == whole.max_token_bytes
+    assert codec.encode("the quick") == whole.encode("the quick")
+    del content["pre_tokenizer"]
+    assert TokenizersCodec(json.dumps(content).encode()).max_token_bytes is None
+
+
 def test_composed_letters_widen_the_bound(tokenizer_file: Path) -> None:
     plain = max_token_bytes(described(tokenizer_file))
     composed = max_token_bytes(described(tokenizer_file, normalizer={"type": "NFC"}))

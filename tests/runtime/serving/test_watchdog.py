@@ -20,6 +20,7 @@ from outrider.engines.base import FloatArray
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import Finished
 from outrider.runtime.loop.totals import NUM_USUAL, Pulse
+from outrider.runtime.serving import server as serving
 from outrider.runtime.serving.server import GUARD_EXIT_CODE, LIVENESS
 from outrider.runtime.serving.watchdog import FIRST_STEP_S, Watchdog
 
@@ -65,14 +66,32 @@ def test_a_step_is_late_beyond_twenty_times_its_like() -> None:
     watchdog.complaint()
     assert late_after_s(clock, watchdog) == 20.5
     slow, clock, watchdog = watched(least_s=1.0)
-    slow.took_s[False].append(2.0)
+    slow.took_s[False].extend([2.0, 2.0])
     assert late_after_s(clock, watchdog) == 40.5
 
 
-def test_one_slow_step_is_forgotten() -> None:
+def test_one_slow_step_allows_no_other_more_and_several_are_forgotten() -> None:
     pulse, clock, watchdog = watched(least_s=1.0)
-    pulse.took_s[False].extend([9.0] + [STEP_S] * NUM_USUAL)
+    pulse.took_s[False].append(9.0)
     assert late_after_s(clock, watchdog) == 2.5
+    pulse, clock, watchdog = watched(least_s=1.0)
+    pulse.took_s[False].extend([9.0, 9.0] + [STEP_S] * NUM_USUAL)
+    assert late_after_s(clock, watchdog) == 2.5
+
+
+def test_a_step_that_feeds_texts_again_has_the_time_of_prompts_and_allows_no_other_more() -> None:
+    pulse, clock, watchdog = watched()
+    for _ in range(3):
+        clock.now += 9.0
+        assert watchdog.complaint() is None
+        pulse.begin()
+    watchdog.complaint()
+    assert late_after_s(clock, watchdog) == 20.5  # a chunk of prompt took a second
+    pulse.end(600.0)
+    pulse.reads_prompt = False
+    pulse.begin()
+    watchdog.complaint()
+    assert late_after_s(clock, watchdog) == 10.5
 
 
 def test_a_first_step_may_compile() -> None:
@@ -171,6 +190,38 @@ async def test_a_hung_step_ends_everybody_and_the_health(start, capfd, caplog):
                 assert await health_of(run.address, name) == down
         assert "has not ended" in caplog.text
         assert "engines/reference/scripted.py" in capfd.readouterr().err
+
+
+async def test_a_drain_during_which_the_worker_hangs_says_that_streams_were_cut(start):
+    stuck, clock = Stuck(), Clock()
+    config = ServerConfig(lb_delay_s=0.0, drain_timeout_s=60.0)
+    options = (("grpc.service_config", "{}"),)  # without health checks: the server is not serving
+    async with start(target=stuck, clock=clock, config=config, options=options) as run:
+        async for _ in run.client.generate("a", max_tokens=70, temperature=0):
+            pass
+        with stuck.closed():
+            cut = asyncio.ensure_future(reason_of(run.client.generate("b", max_tokens=3)))
+            assert await asyncio.to_thread(stuck.has_stuck.wait, 20.0)
+            drained = asyncio.ensure_future(run.server.drain())
+            while not (await run.client.info()).load.is_draining:
+                pass
+            await looked(run.server, clock, 12.0)
+            assert await cut == (grpc.StatusCode.UNAVAILABLE, "ENGINE_RESTART")
+        assert await drained == 1 + run.server.has_failed.is_set() == 2
+
+
+async def test_a_watch_that_fails_ends_the_process(
+    start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(serving, "WATCH_EVERY_S", 0.0)
+    async with start() as run:
+        monkeypatch.setattr(run.server._watchdog, "complaint", broken)
+        async with asyncio.timeout(20.0):
+            await run.server.has_failed.wait()
+    assert "ZeroDivisionError" in caplog.text
 
 
 async def test_deadlines_and_queue_timeouts_hold_while_a_step_hangs(start):
