@@ -48,6 +48,21 @@ class Isolated:
     async def answer(self, **options: object) -> list[int]:
         return await answer(self.client, **options)
 
+    async def begun(self, prompt: str, **options: object) -> AsyncIterator[wire.GenerateResponse]:
+        """A long stream whose engine is stopped as soon as its first tokens are here."""
+        pid, take = self.pid, self.worker._take
+
+        def take_and_stop(told: FromChild) -> None:
+            take(told)
+            if isinstance(told, StepEvents) and told.events:
+                os.kill(pid, signal.SIGSTOP)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.worker, "_take", take_and_stop)
+            stream = self.client.generate(prompt, max_tokens=200, temperature=0.0, **options)
+            await anext(stream)
+        return stream
+
     async def until_restarted(self, num_restarts: int) -> None:
         async with asyncio.timeout(60.0):
             while self.worker.num_restarts < num_restarts:
@@ -103,29 +118,22 @@ async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
             await answer(client, **one) for one in calls
         ]
         assert str(await isolated.client.info()) == str(await client.info())
-    stream = isolated.client.generate("def", max_tokens=200, request_id="long", temperature=0.0)
-    await anext(stream)
-    assert list(await isolated.client.abort("long")) == ["long"]
+    stream = await isolated.begun("def", request_id="long")
+    aborted = asyncio.ensure_future(isolated.client.abort("long"))
+    while not any(one.cancelled for one in isolated.worker._unfinished.values()):
+        await isolated.client.info()
+    os.kill(isolated.pid, signal.SIGCONT)
+    assert list(await aborted) == ["long"]
     assert (await failure(stream))[1] == "ABORTED_BY_RPC"
     assert not (await isolated.client.info()).load.num_running
 
 
 async def test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_again(
-    isolated: Isolated, monkeypatch: pytest.MonkeyPatch
+    isolated: Isolated,
 ) -> None:
     expected = await isolated.answer(temperature=1.0)
-    num_restarts = isolated.worker.num_restarts
-    pid, take = isolated.pid, isolated.worker._take
-
-    def take_and_stop(told: FromChild) -> None:
-        take(told)
-        if isinstance(told, StepEvents) and told.events:
-            os.kill(pid, signal.SIGSTOP)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(isolated.worker, "_take", take_and_stop)
-        began = isolated.client.generate("abc", max_tokens=200, temperature=1.0)
-        await anext(began)
+    num_restarts, pid = isolated.worker.num_restarts, isolated.pid
+    began = await isolated.begun("abc")
     waiting = [asyncio.ensure_future(isolated.answer(temperature=1.0)) for _ in range(6)]
     while isolated.server._service.num_streams < 7:
         await isolated.client.info()
@@ -144,9 +152,7 @@ async def test_an_engine_that_hangs_is_replaced(
 ) -> None:
     expected = await isolated.answer(temperature=0.0)
     num_restarts = isolated.worker.num_restarts
-    stream = isolated.client.generate("abc", max_tokens=200, temperature=0.0)
-    await anext(stream)
-    os.kill(isolated.pid, signal.SIGSTOP)
+    stream = await isolated.begun("abc")
     with monkeypatch.context() as patch:
         patch.setattr(isolated.server._watchdog, "complaint", lambda: "it hangs")
         while isolated.worker.is_ready:
