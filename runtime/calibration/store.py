@@ -71,8 +71,11 @@ def _keep(paths: Sequence[Path], table: CostTable) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             _sweep(path.parent)
             unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
-            unfinished.write_text(table_to_json(table) + "\n", encoding="utf-8")
-            unfinished.replace(path)
+            try:
+                unfinished.write_text(table_to_json(table) + "\n", encoding="utf-8")
+                unfinished.replace(path)
+            finally:
+                unfinished.unlink(missing_ok=True)
             return
         except OSError as error:
             log.info("the cost table cannot be kept in %s: %s", path.parent, error)

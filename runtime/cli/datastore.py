@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from outrider.engines.bundle.manifest import TOKENIZER_FILE, load_bundle
-from outrider.runtime.cli.refusals import refusals
+from outrider.runtime.cli.refusals import end_on_sigterm, refusals
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -27,6 +27,7 @@ def build(
     suffix: Annotated[str, typer.Option(help="Of files taken from folders.")] = ".txt",
 ) -> None:
     """Sort all suffixes of texts, for serve --datastore."""
+    end_on_sigterm()
     with refusals():
         loaded = load_bundle(bundle)
         vocab_size = loaded.manifest.target.vocab_size

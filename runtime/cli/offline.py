@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from outrider.runtime.cli.refusals import EXIT_REFUSED, refusals
+from outrider.runtime.cli.refusals import EXIT_REFUSED, end_on_sigterm, refusals
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import ConfigError
 
@@ -73,6 +73,7 @@ def analyze(
         from outrider.runtime.offline.options import AnalysisOptions
         from outrider.runtime.offline.pages.analysis_page import write_analysis
 
+    end_on_sigterm()
     with refusals():
         rig = _rig_options(device, threads, costs, datastore, cpu_time=cpu_time)
         options = AnalysisOptions(
@@ -131,6 +132,7 @@ def tune(
         from outrider.runtime.offline.tuning import TuneOptions, write_serving_defaults
         from outrider.runtime.offline.tuning import tune as tune_bundle
 
+    end_on_sigterm()
     with refusals():
         options = TuneOptions(
             drafters=split(drafters),

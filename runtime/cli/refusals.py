@@ -29,6 +29,10 @@ EXTRAS = {
 }
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came. Where a drafter runs, only an interrupt ends the command: SystemExit may be the drafter's own."""
+
+
 class refusals:  # noqa: N801  (reads as a phrase in a with statement)
     """Known errors as one line on standard error and an exit code, without a traceback."""
 
@@ -39,6 +43,8 @@ class refusals:  # noqa: N801  (reads as a phrase in a with statement)
         from outrider import CallError
         from outrider.engines.base import SpeculativeError
 
+        if isinstance(error, Terminated):
+            raise typer.Exit(EXIT_TERMINATED) from error
         if isinstance(error, ModuleNotFoundError):
             line = _missing(error.name or "")
         elif isinstance(error, MemoryError):
@@ -87,10 +93,10 @@ def _exit_code(error: BaseException) -> int:
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM unwind the command, so that what it has written half is removed."""
+    """Let SIGTERM unwind the command, within ``refusals``, so that what it has written half is removed."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(EXIT_TERMINATED)
+        raise Terminated
 
     # Only the main thread may, as in every command but those that tests run.
     with suppress(ValueError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -162,11 +163,14 @@ def write_datastore(texts: Iterable[Sequence[int]], out: Path, *, vocab_size: in
         keys = (keys << bits) | padded[suffixes + depth]
     unfinished = out.with_name(f"{out.name}.{os.getpid()}.new")
     unfinished.mkdir(parents=True)
-    for name, array in (("tokens", tokens), ("suffixes", suffixes), ("keys", keys)):
-        np.save(unfinished / f"{name}.npy", array)
-    manifest = {"format": FORMAT, "vocab_size": vocab_size, "num_tokens": len(tokens)}
-    (unfinished / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
-    unfinished.rename(out)
+    try:
+        for name, array in (("tokens", tokens), ("suffixes", suffixes), ("keys", keys)):
+            np.save(unfinished / f"{name}.npy", array)
+        manifest = {"format": FORMAT, "vocab_size": vocab_size, "num_tokens": len(tokens)}
+        (unfinished / MANIFEST).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
+        unfinished.rename(out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
     return len(tokens)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from outrider.runtime.offline.figures import best_rows, draw_figures
-from outrider.runtime.offline.pages.page import Section, number, table, write_page
+from outrider.runtime.offline.pages.page import PAGE, Section, filled, number, table, write_page
 from outrider.runtime.offline.results import AlphaRow, Analysis, SpeedRow
 
 ALPHA_TEXT = (
@@ -39,22 +39,21 @@ TRACE_TEXT = "The paper's Figure 5 as a recording: the first request of this run
 
 def write_analysis(analysis: Analysis, folder: Path) -> Path:
     """Write ``analysis.json``, the PNGs and ``index.html``, and return the path of the page."""
-    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(asdict(analysis), indent=2, allow_nan=False) + "\n"
-    (folder / "analysis.json").write_text(text, encoding="utf-8")
-    figures = draw_figures(analysis, folder)
-    page = folder / "index.html"
-    write_page(
-        page,
-        title=f"Analysis of {analysis.bundle}",
-        summary=(
-            f"{analysis.num_prompts} prompts, {analysis.max_tokens} tokens each, batch "
-            f"{analysis.batch}, rounds of every setting: {analysis.rounds}, {analysis.weights} weights, on "
-            f"{analysis.device}; seconds are those of the {analysis.seconds}."
-        ),
-        sections=[*table_sections(analysis), *_picture_sections(figures)],
-    )
-    return page
+    with filled(folder) as unfinished:
+        (unfinished / "analysis.json").write_text(text, encoding="utf-8")
+        figures = draw_figures(analysis, unfinished)
+        write_page(
+            unfinished / PAGE,
+            title=f"Analysis of {analysis.bundle}",
+            summary=(
+                f"{analysis.num_prompts} prompts, {analysis.max_tokens} tokens each, batch "
+                f"{analysis.batch}, rounds of every setting: {analysis.rounds}, {analysis.weights} weights, on "
+                f"{analysis.device}; seconds are those of the {analysis.seconds}."
+            ),
+            sections=[*table_sections(analysis), *_picture_sections(figures)],
+        )
+    return folder / PAGE
 
 
 def table_sections(analysis: Analysis) -> list[Section]:

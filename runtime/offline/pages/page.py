@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 TEMPLATE = "page.html.j2"
+PAGE = "index.html"
 R = TypeVar("R")
 
 
@@ -46,6 +49,17 @@ def table(
 def number(value: float | None) -> str:
     """Return a number in two decimals; a dash for none."""
     return "-" if value is None else f"{value:.2f}"
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write in; at the end its files are in ``folder``, or none where the block raises."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
+        yield Path(name)
+        folder.mkdir(exist_ok=True)
+        for file in Path(name).iterdir():
+            file.replace(folder / file.name)
 
 
 def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Section]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from outrider.runtime.offline.figures import DPI, WIDE_INCHES, save
-from outrider.runtime.offline.pages.page import Section, number, table, write_page
+from outrider.runtime.offline.pages.page import PAGE, Section, filled, number, table, write_page
 from outrider.runtime.offline.search import GAMMA, PHRASES, WINDOW, Trial
 from outrider.runtime.offline.tuning import Tuning
 
@@ -25,18 +25,17 @@ TEXT = (
 
 def write_tuning(tuning: Tuning, folder: Path) -> Path:
     """Write ``tuning.json``, the PNG and ``index.html``, and return the path of the page."""
-    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(asdict(tuning), indent=2, allow_nan=False) + "\n"
-    (folder / "tuning.json").write_text(text, encoding="utf-8")
-    picture = _draw(tuning.trials, folder / "tuning-grid.png")
-    page = folder / "index.html"
-    write_page(
-        page,
-        title=f"Tuning of {tuning.bundle}",
-        summary=f"Chosen: {describe(tuning)}. {tuning.choice.source}, {tuning.rounds} rounds.",
-        sections=[trial_section(tuning.trials), Section(title="Grid", pictures=(picture,))],
-    )
-    return page
+    with filled(folder) as unfinished:
+        (unfinished / "tuning.json").write_text(text, encoding="utf-8")
+        picture = _draw(tuning.trials, unfinished / "tuning-grid.png")
+        write_page(
+            unfinished / PAGE,
+            title=f"Tuning of {tuning.bundle}",
+            summary=f"Chosen: {describe(tuning)}. {tuning.choice.source}, {tuning.rounds} rounds.",
+            sections=[trial_section(tuning.trials), Section(title="Grid", pictures=(picture,))],
+        )
+    return folder / PAGE
 
 
 def describe(tuning: Tuning) -> str:

@@ -1,14 +1,18 @@
 """Whatever keeps a command from its work is said in one line, with a code that says whose turn it is."""
 
+import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.runtime.calibration import store
 from outrider.runtime.cli.main import app
@@ -18,9 +22,15 @@ from outrider.runtime.cli.refusals import (
     EXIT_TERMINATED,
     EXIT_UNAVAILABLE,
     EXTRAS,
+    end_on_sigterm,
     refusals,
 )
+from outrider.runtime.drafters.text.suffix_array import write_datastore
+from outrider.runtime.offline import analysis, tuning
+from outrider.runtime.offline.pages import analysis_page, tuning_page
 from typer.testing import CliRunner
+
+from tests.runtime.markov import Harness
 
 ROOT = Path(__file__).parents[3]
 
@@ -236,3 +246,63 @@ def test_sigterm_removes_what_an_export_wrote_and_the_next_one_what_a_killed_one
     assert left.name.startswith(".out.export-")
     assert stop(signal.SIGTERM) == EXIT_TERMINATED
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def sigterm():
+    """The handler that the process had is put back."""
+    kept = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, kept)
+
+
+def terminate(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("command", "measured", "page", "draw"),
+    [("analyze", analysis, analysis_page, "draw_figures"), ("tune", tuning, tuning_page, "_draw")],
+)
+def test_sigterm_removes_what_was_written_of_a_page(
+    command, measured, page, draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sigterm
+):
+    monkeypatch.setattr(measured, command, lambda *_: SimpleNamespace(bundle="b", trials=()))
+    monkeypatch.setattr(page, "asdict", vars)
+    monkeypatch.setattr(page, draw, terminate)
+    (out := tmp_path / "out").mkdir()
+    (out / "index.html").write_text("an earlier page")
+    result = CliRunner().invoke(app, [command, "b", "--prompts", "p", "--out", str(out)])
+    assert result.exit_code == EXIT_TERMINATED, result.output
+    assert [*tmp_path.iterdir()] == [out]
+    assert [one.name for one in out.iterdir()] == ["index.html"]
+    assert (out / "index.html").read_text() == "an earlier page"
+
+
+def test_sigterm_is_nothing_that_a_drafter_did(monkeypatch: pytest.MonkeyPatch, sigterm):
+    end_on_sigterm()
+    harness = Harness("F3")
+    drafter = harness.worker._parts.drafters["phrases"]
+    monkeypatch.setattr(type(drafter), "propose", terminate)
+    harness.submit("a", (1, 2, 1, 2), drafter="phrases", gamma=3)
+    with pytest.raises(typer.Exit) as ended, refusals():
+        harness.run()
+    assert ended.value.exit_code == EXIT_TERMINATED
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_whoever_is_stopped_while_writing_leaves_nothing(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def stopped(*_: object) -> None:
+        raise error
+
+    table = SimpleNamespace(is_settled=True, disagreement=0.0)
+    monkeypatch.setattr(store, "table_to_json", lambda _: "{}")
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(Path, name, stopped)
+    with contextlib.suppress(KeyboardInterrupt):
+        store.load_or_measure([tmp_path / "a.json"], lambda: table)
+    with pytest.raises(error):
+        write_datastore([(1, 2)], tmp_path / "store", vocab_size=9)
+    assert [*tmp_path.iterdir()] == []
