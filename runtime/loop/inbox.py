@@ -60,8 +60,8 @@ class Inbox:
         """Requests that wait for a slot, and their prompt tokens together."""
         return len(self._queue), self._num_queued_tokens()
 
-    def check_room(self, num_slots: int, num_tokens: int) -> None:
-        """Refuse a request of so many slots and prompt tokens where ``put`` would.
+    def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
+        """Refuse a request of so many slots and prompt tokens where ``put`` would, behind so many others yet to come.
 
         Raises:
             Draining: the server is shutting down.
@@ -69,10 +69,10 @@ class Inbox:
         """
         if self._is_draining:
             raise Draining
-        num_awaited = sum(queued.spec.num_slots for queued in self._queue)
+        num_awaited = num_ahead + sum(queued.spec.num_slots for queued in self._queue)
         if num_awaited + num_slots <= self._slots.num_free:
             return  # free slots await it
-        num_waiting = len(self._queue) - self._num_fitting()
+        num_waiting = len(self._queue) + num_ahead - self._num_fitting()
         num_tokens += self._num_queued_tokens()
         if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
             raise Overloaded(self._config.retry_after_s)

@@ -175,15 +175,20 @@ class Worker:
             self._policy.ended(request)
             raise
 
-    def check_room(self, num_slots: int, num_tokens: int) -> None:
-        """Refuse a request that ``submit`` would refuse now, by its slots and tokens; callable from any thread.
+    def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
+        """Refuse a request that ``submit`` would refuse now; callable from any thread.
+
+        Args:
+            num_slots: that it takes.
+            num_tokens: of its prompt, and of those ahead.
+            num_ahead: requests that are on their way to the queue.
 
         Raises:
             Draining: the server is shutting down.
             Overloaded: the queue is full.
         """
         with self._wake:
-            self._inbox.check_room(num_slots, num_tokens)
+            self._inbox.check_room(num_slots, num_tokens, num_ahead)
 
     def _new_request(self, spec: RequestSpec) -> Request:
         """Return a request with its speculation resolved, or refuse what no step could ever serve."""

@@ -55,8 +55,8 @@ class ServingWorker(Protocol):
         """Queue a request; its events go to ``deliver``."""
         ...
 
-    def check_room(self, num_slots: int, num_tokens: int) -> None:
-        """Refuse a request that ``submit`` would refuse now, by its slots and tokens."""
+    def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
+        """Refuse a request that ``submit`` would refuse now, behind so many others on their way to the queue."""
         ...
 
     def cancel(self, internal_id: str, error: Exception) -> None:

@@ -214,8 +214,9 @@ class InferenceService:
             budget_s = min(budget_s, remaining_s)
         deadline_s = serving.clock() + budget_s
         if fields.text is not None:
-            # A full queue needs no tokenised text to say so.
-            serving.worker.check_room(1, num_tokens=1)
+            # A full queue needs no tokenised text to say so; texts that wait for it count as if they were there.
+            num_ahead, num_tokens = self._texts.num_waiting
+            serving.worker.check_room(1, num_tokens + 1, num_ahead)
         fields = await self._with_reference(fields)
         internal_id, tenant = uuid.uuid4().hex, _tenant(context)
         admission = Admission(

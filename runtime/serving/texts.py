@@ -5,7 +5,8 @@ many such texts, the engines. So short texts are tokenised at once and long ones
 own. A text's turn comes when as many bytes have been tokenised since it came as it has itself. So a short text passes
 the long ones, and those are passed by no more than their own size.
 
-Texts that wait have bounds of their own, as large as those of the queue that their requests have yet to reach.
+Long texts count against the queue that their requests have yet to reach (``num_waiting``). So that calls which reach no
+queue are bounded too, they have bounds of the same size here.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ class TextLane:
         self._num_texts = 0
         self._num_bytes = 0
         self._num_done_bytes = 0
+
+    @property
+    def num_waiting(self) -> tuple[int, int]:
+        """Long texts that are here, and their tokens as estimated by their size."""
+        return self._num_texts, self._num_bytes // BYTES_PER_TOKEN
 
     async def run(self, text: str, work: Callable[[], T]) -> T:
         """Return what ``work`` on a text returns, in its turn.

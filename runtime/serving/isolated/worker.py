@@ -133,7 +133,7 @@ class IsolatedWorker:
             self.pulse.reads_prompt = True
             self._engine.send(Submit(spec))
 
-    def check_room(self, num_slots: int, num_tokens: int) -> None:
+    def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
         """Refuse a request for which the engine's queue has clearly no room; the engine itself counts exactly.
 
         Raises:
@@ -144,9 +144,13 @@ class IsolatedWorker:
         config = self.opened.config
         with self._lock:
             self._check_open()
-            queued = [*self._unfinished.values()][self.opened.snapshot.num_slots :]
+            num_running = self.opened.snapshot.num_slots
+            num_waiting = len(self._unfinished) + num_ahead - num_running
+            queued = [*self._unfinished.values()][num_running:]
             num_tokens += sum(len(one.spec.prompt_tokens) for one in queued)
-        if len(queued) >= config.max_queued or num_tokens > config.max_queued_tokens:
+        if num_waiting < 0:
+            return  # a slot awaits it
+        if num_waiting >= config.max_queued or num_tokens > config.max_queued_tokens:
             raise Overloaded(config.retry_after_s)
 
     def _check_open(self) -> None:

@@ -174,6 +174,26 @@ async def test_a_full_queue_refuses_a_text_that_is_not_tokenised_yet(start_endle
     assert caught.value.reason == "QUEUE_FULL"
 
 
+async def test_a_text_on_its_way_takes_a_place_of_the_queue(start_endless) -> None:
+    config = ServerConfig(max_queued=1, lb_delay_s=0, drain_timeout_s=0)
+    gate = Gate()
+    async with start_endless(config=config, max_batch=1) as run:
+        first = run.endless()
+        await anext(first)
+        on_its_way = put(run.server._service._texts, gate, "one", 8)
+        await settled()
+        with pytest.raises(CallError) as caught:
+            await anext(run.client.generate("1"))  # the codec of these tests fails at digits
+        gate.open()
+        await on_its_way
+        second = asyncio.ensure_future(anext(run.client.generate("a", max_tokens=1)))
+        while (await run.client.info()).load.num_queued == 0:
+            pass
+        await first.aclose()
+        assert len((await second).tokens) == 1
+    assert caught.value.reason == "QUEUE_FULL"
+
+
 async def test_an_answer_that_clients_would_not_take_is_refused_by_its_limit(
     start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
