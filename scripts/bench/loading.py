@@ -1,6 +1,7 @@
 """Memory and processor time of opening a bundle, with the mapped weights taken into memory and left mapped, in turns.
 
-``python -m scripts.bench.loading BUNDLE`` starts a process a run: peaks of memory are those of a process.
+``python -m scripts.bench.loading BUNDLE`` starts a process a run: peaks of memory are those of a process. Weights that were
+taken lie in a file in memory, of which a process is charged for the pages that it has touched.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ _WAYS = ("mapped", "taken")
 
 
 def status() -> dict[str, int]:
-    """Return the process's memory in MiB by Linux's names."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    """Return the process's memory and the machine's files in memory (``Shmem``), in MiB by Linux's names."""
+    lines = [
+        line
+        for file in ("/proc/self/status", "/proc/meminfo")
+        for line in Path(file).read_text().splitlines()
+    ]
     fields = dict(line.split(":", 1) for line in lines)
-    return {name: int(fields[name].split()[0]) >> 10 for name in ("VmHWM", "RssAnon", "RssShmem")}
+    return {name: int(fields[name].split()[0]) >> 10 for name in ("VmHWM", "RssAnon", "Shmem")}
 
 
 def open_once(bundle: Path, way: str) -> dict[str, float]:
@@ -35,8 +40,9 @@ def open_once(bundle: Path, way: str) -> dict[str, float]:
 
     before, began = status(), time.process_time()
     loaded = manifest.load_bundle(bundle)
-    open_pair(loaded, with_trees=True, max_batch=1)
+    pair = open_pair(loaded, with_trees=True, max_batch=1)
     seconds, after = time.process_time() - began, status()
+    pair.close()
     return {"s": seconds, **{name: after[name] - before[name] for name in after}}
 
 
