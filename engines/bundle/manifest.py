@@ -12,6 +12,7 @@ never read: a build that was killed leaves one behind. Knows no inference librar
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -356,7 +357,7 @@ def load_bundle(root: Path) -> Bundle:
             hard link, outside the folder, or a graph whose weights lie outside it.
     """
     # The system names what is mapped by paths without links and "..".
-    root = root.resolve()
+    root = Path(os.path.realpath(root))
     if not root.is_dir():
         raise BundleError(f"{root}: no such bundle folder")
     names = list_files(root)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
@@ -72,8 +73,12 @@ class Inbox:
         num_awaited = num_ahead + sum(queued.spec.num_slots for queued in self._queue)
         if num_awaited + num_slots <= self._slots.num_free:
             return  # free slots await it
-        num_waiting = len(self._queue) + num_ahead - self._num_fitting()
-        num_tokens += self._num_queued_tokens()
+        num_fitting = self._num_fitting()
+        waiting = list(islice(self._queue, num_fitting, None))
+        # What free slots the queue leaves will take those ahead of this request, too.
+        num_left = self._slots.num_free - num_awaited + num_ahead
+        num_waiting = len(waiting) + num_ahead - min(num_ahead, max(0, num_left))
+        num_tokens += sum(queued.num_prompt for queued in waiting)
         if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
             raise Overloaded(self._config.retry_after_s)
 

@@ -321,9 +321,12 @@ class Worker:
                 unanswered = self._inbox.admitted()  # some may have lost their slots already
             self._finisher.end_with_errors([(r, InternalError(error_id)) for r in unanswered])
         finally:
+            if not has_run:
+                self.pulse.end(None)
             if not waits_for_device:
                 self._outbox.send()
-            self.pulse.end(self._clock() - began_s if has_run else None)
+            if has_run:
+                self.pulse.end(self._clock() - began_s)
         return True
 
     def _end_overdue(self, now: float) -> None:

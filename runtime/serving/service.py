@@ -214,8 +214,8 @@ class InferenceService:
             budget_s = min(budget_s, remaining_s)
         deadline_s = serving.clock() + budget_s
         if fields.text is not None:
-            # A full queue needs no tokenised text to say so; texts that wait for it count as if they were there.
-            num_ahead, num_tokens = self._texts.num_waiting
+            # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
+            num_ahead, num_tokens = self._texts.prompts
             serving.worker.check_room(1, num_tokens + 1, num_ahead)
         fields = await self._with_reference(fields)
         internal_id, tenant = uuid.uuid4().hex, _tenant(context)
@@ -263,7 +263,7 @@ class InferenceService:
     async def _prompt_tokens(self, fields: GenerateFields) -> tuple[int, ...]:
         if fields.tokens is not None:
             return fields.tokens
-        return await self._encode(fields.text or "", add_special_tokens=True)
+        return await self._encode(fields.text or "", add_special_tokens=True, is_prompt=True)
 
     async def _with_reference(self, fields: GenerateFields) -> GenerateFields:
         """Return the fields with their reference text tokenised."""
@@ -272,9 +272,13 @@ class InferenceService:
         tokens = await self._encode(fields.speculation.reference, add_special_tokens=False)
         return replace(fields, speculation=replace(fields.speculation, reference_tokens=tokens))
 
-    async def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    async def _encode(
+        self, text: str, add_special_tokens: bool, *, is_prompt: bool = False
+    ) -> tuple[int, ...]:
         encode = self._serving.codec.encode
-        return await self._texts.run(text, lambda: encode(text, add_special_tokens))
+        return await self._texts.run(
+            text, lambda: encode(text, add_special_tokens), is_prompt=is_prompt
+        )
 
     async def _abort(self, data: bytes, context: Context) -> bytes:
         request_ids = parse(wire.AbortRequest, data).request_ids

@@ -5,8 +5,8 @@ many such texts, the engines. So short texts are tokenised at once and long ones
 own. A text's turn comes when as many bytes have been tokenised since it came as it has itself. So a short text passes
 the long ones, and those are passed by no more than their own size.
 
-Long texts count against the queue that their requests have yet to reach (``num_waiting``). So that calls which reach no
-queue are bounded too, they have bounds of the same size here.
+Long prompts count against the queue that their requests have yet to reach (``prompts``). All texts, those of calls that
+reach no queue too, have bounds of the same size here.
 """
 
 from __future__ import annotations
@@ -65,14 +65,15 @@ class TextLane:
         self._is_busy = False
         self._num_texts = 0
         self._num_bytes = 0
+        self._prompt_bytes: dict[int, int] = {}  # by number of the job
         self._num_done_bytes = 0
 
     @property
-    def num_waiting(self) -> tuple[int, int]:
-        """Long texts that are here, and their tokens as estimated by their size."""
-        return self._num_texts, self._num_bytes // BYTES_PER_TOKEN
+    def prompts(self) -> tuple[int, int]:
+        """Long prompts that are here, and their tokens as estimated by their size."""
+        return len(self._prompt_bytes), sum(self._prompt_bytes.values()) // BYTES_PER_TOKEN
 
-    async def run(self, text: str, work: Callable[[], T]) -> T:
+    async def run(self, text: str, work: Callable[[], T], *, is_prompt: bool = False) -> T:
         """Return what ``work`` on a text returns, in its turn.
 
         A caller that is cancelled leaves its place. Work that has begun goes on; nothing else begins before its end.
@@ -93,12 +94,15 @@ class TextLane:
         heapq.heappush(self._waiting, job)
         self._num_texts += 1
         self._num_bytes += size
+        if is_prompt:
+            self._prompt_bytes[job.number] = size
         self._start_next()
         try:
             return cast("T", await answer)
         finally:
             self._num_texts -= 1
             self._num_bytes -= size
+            self._prompt_bytes.pop(job.number, None)
             if job in self._waiting:  # cancelled
                 self._waiting.remove(job)
                 heapq.heapify(self._waiting)

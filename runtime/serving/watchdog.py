@@ -54,7 +54,9 @@ class Watchdog:
         return f"step {step} has not ended in {self._age_s:.1f} s, {limit_s:.1f} s are allowed"
 
     def _limit_s(self, reads_prompt: bool) -> float:
-        # A copy, since the worker's thread may append meanwhile. The slowest may have compiled something.
-        slowest_s = heapq.nlargest(2, self._pulse.took_s[reads_prompt].copy())
+        # A copy, since the worker's thread may append meanwhile. A chunk of prompt may be the only long one; of other
+        # steps the slowest may have compiled something.
+        took_s = self._pulse.took_s[reads_prompt].copy()
+        slowest_s = heapq.nlargest(1 if reads_prompt else 2, took_s)
         allowed_s = MANY_USUAL * slowest_s[-1] if slowest_s else FIRST_STEP_S
         return max(self._least_s, allowed_s)

@@ -1,7 +1,7 @@
 """Memory and processor time of opening a bundle, with the mapped weights taken into memory and left mapped, in turns.
 
-``python -m scripts.bench.loading BUNDLE`` starts a process a run: peaks of memory are those of a process. Weights that were
-taken lie in a file in memory, of which a process is charged for the pages that it has touched.
+``python -m scripts.bench.loading BUNDLE`` starts a process a run: peaks of memory are those of a process. Weights
+that were taken lie in a file in memory, of which a process is charged for the pages that it has touched.
 """
 
 from __future__ import annotations

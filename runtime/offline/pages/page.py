@@ -54,12 +54,18 @@ def number(value: float | None) -> str:
 @contextmanager
 def filled(folder: Path) -> Iterator[Path]:
     """Yield a folder to write in; at the end its files are in ``folder``, or none where the block raises."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as name:
-        yield Path(name)
-        folder.mkdir(exist_ok=True)
-        for file in Path(name).iterdir():
-            file.replace(folder / file.name)
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        # Within: what lies beside may be another disk, or nobody's to write to.
+        with TemporaryDirectory(prefix=".", dir=folder) as name:
+            yield Path(name)
+            for file in Path(name).iterdir():
+                file.replace(folder / file.name)
+    except BaseException:
+        if is_new:
+            folder.rmdir()
+        raise
 
 
 def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Section]) -> None:

@@ -134,7 +134,7 @@ class PipedWorker:
             self._send(Declined(internal_id, error))
 
     def _tell(self) -> None:
-        """Send a step's events, or that it had none; on the worker's thread."""
+        """Send what a step has to say, or that it has nothing; on the worker's thread."""
         events, self._events = self._events, []
         now_s = time.monotonic()
         snapshot = None
@@ -142,7 +142,8 @@ class PipedWorker:
         if has_ending or now_s - self._sent_s > SNAPSHOT_EVERY_S:
             self._sent_s = now_s
             snapshot = self._worker.snapshot()
-        self._send(StepEvents(events, snapshot))
+        self._beat_s = 0.0
+        self._send(StepEvents(events, snapshot, self._worker.pulse.is_stepping))
 
     def _beat(self) -> None:
         """Say that a step goes on, unless that was said just now; on the worker's thread."""

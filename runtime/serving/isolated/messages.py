@@ -63,10 +63,17 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class StepEvents:
-    """From the child, after every step: events by internal id, and where the worker stands, now and then."""
+    """From the child, whenever it has looked for work.
+
+    Attributes:
+        events: by internal id.
+        snapshot: where the worker stands, now and then.
+        has_stepped: whether there was work.
+    """
 
     events: Sequence[tuple[str, Event]]
     snapshot: WorkerSnapshot | None
+    has_stepped: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,8 @@ class IsolatedWorker:
     def is_queued(self, internal_id: str) -> bool:
         """Return whether a request waits for an engine, or clearly for a slot; the engine itself knows exactly."""
         with self._lock:
-            if internal_id not in self._unfinished:
+            one = self._unfinished.get(internal_id)
+            if one is None or one.num_output:
                 return False
             num_slots = self.opened.snapshot.num_slots
             return not self.is_ready or internal_id not in islice(self._unfinished, num_slots)
@@ -197,7 +198,7 @@ class IsolatedWorker:
             if self.is_ready:
                 self._engine.send(Drain())
             else:
-                self._end_all(lambda one: Draining())
+                self._end_all(lambda one: one.lost() if one.num_output else Draining())
         self._engines.close()
 
     def stop(self, timeout_s: float) -> bool:
@@ -271,7 +272,8 @@ class IsolatedWorker:
 
     def _take_step(self, told: StepEvents) -> None:
         now_s = time.monotonic()
-        self.pulse.end(now_s - self._heard_s if self.pulse.is_stepping else None)
+        has_stepped = told.has_stepped and self.pulse.is_stepping
+        self.pulse.end(now_s - self._heard_s if has_stepped else None)
         self._heard_s = now_s
         self._snapshot = told.snapshot or self._snapshot
         for internal_id, event in told.events:

@@ -52,8 +52,11 @@ def lane(*, max_queued: int = 8, max_queued_tokens: int = 1 << 20) -> TextLane:
     return TextLane(max_queued=max_queued, max_queued_tokens=max_queued_tokens, retry_after_s=1.5)
 
 
-def put(lane: TextLane, gate: Gate, name: str, kib: int) -> asyncio.Task[str]:
-    return asyncio.ensure_future(lane.run("x" * (kib * KIB), gate.work(name)))
+def put(
+    lane: TextLane, gate: Gate, name: str, kib: int, *, is_prompt: bool = False
+) -> asyncio.Task[str]:
+    work = gate.work(name)
+    return asyncio.ensure_future(lane.run("x" * (kib * KIB), work, is_prompt=is_prompt))
 
 
 async def settled() -> None:
@@ -174,24 +177,40 @@ async def test_a_full_queue_refuses_a_text_that_is_not_tokenised_yet(start_endle
     assert caught.value.reason == "QUEUE_FULL"
 
 
-async def test_a_text_on_its_way_takes_a_place_of_the_queue(start_endless) -> None:
+async def test_a_prompt_on_its_way_takes_a_place_of_the_queue(start_endless) -> None:
     config = ServerConfig(max_queued=1, lb_delay_s=0, drain_timeout_s=0)
-    gate = Gate()
     async with start_endless(config=config, max_batch=1) as run:
-        first = run.endless()
+        first, texts, gate = run.endless(), run.server._service._texts, Gate()
         await anext(first)
-        on_its_way = put(run.server._service._texts, gate, "one", 8)
+        on_its_way = put(texts, gate, "one", 8, is_prompt=True)
         await settled()
+        assert texts.prompts == (1, 8 * KIB // BYTES_PER_TOKEN)
         with pytest.raises(CallError) as caught:
             await anext(run.client.generate("1"))  # the codec of these tests fails at digits
+        assert caught.value.reason == "QUEUE_FULL"
         gate.open()
         await on_its_way
+        # A text of Tokenize or a reference never comes to the queue.
+        passing = put(texts, gate, "two", 8)
+        await settled()
         second = asyncio.ensure_future(anext(run.client.generate("a", max_tokens=1)))
         while (await run.client.info()).load.num_queued == 0:
             pass
+        gate.open()
+        await passing
         await first.aclose()
         assert len((await second).tokens) == 1
-    assert caught.value.reason == "QUEUE_FULL"
+
+
+async def test_prompts_on_their_way_take_free_slots_first(start_endless) -> None:
+    config = ServerConfig(max_queued=1, lb_delay_s=0, drain_timeout_s=0)
+    async with start_endless(config=config, max_batch=2) as run:
+        first, worker = run.endless(), run.server._service._serving.worker
+        await anext(first)
+        worker.check_room(1, num_tokens=2, num_ahead=1)
+        with pytest.raises(Overloaded):
+            worker.check_room(1, num_tokens=3, num_ahead=2)
+        await first.aclose()
 
 
 async def test_an_answer_that_clients_would_not_take_is_refused_by_its_limit(

@@ -79,6 +79,14 @@ def test_one_slow_step_allows_no_other_more_and_several_are_forgotten() -> None:
     assert late_after_s(clock, watchdog) == 2.5
 
 
+def test_a_long_chunk_of_prompt_allows_the_next_one_as_much_whatever_came_between() -> None:
+    pulse, clock, watchdog = watched(least_s=1.0)
+    pulse.reads_prompt = True
+    pulse.took_s[True].clear()
+    pulse.took_s[True].extend([3.0] + [STEP_S] * (NUM_USUAL - 1))
+    assert late_after_s(clock, watchdog) == 60.5
+
+
 def test_a_step_that_feeds_texts_again_has_the_time_of_prompts_and_allows_no_other_more() -> None:
     pulse, clock, watchdog = watched()
     for _ in range(3):

@@ -194,7 +194,7 @@ def test_all_that_a_part_started_ends_with_it_and_what_it_found_counts() -> None
         threading.Thread(target=signal.pause).start()  # the process waits for it
         return 3
 
-    outcome = run_apart(find, 1.0)
+    outcome = run_apart(find, 5.0)
     os.close(theirs)
     with open(ours, "rb") as pipe:
         assert select.select([pipe], [], [], 60.0)[0]

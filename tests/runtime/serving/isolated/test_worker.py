@@ -170,6 +170,7 @@ def worker(scripts: Scripts) -> Iterator[IsolatedWorker]:
     worker = IsolatedWorker(Engines(Path("bundle"), ServeOptions()))
     worker.start()
     yield worker
+    worker.drain()
     for process in scripts.all:
         process.kill()
     worker.stop(0.0)
@@ -185,14 +186,22 @@ def submit(worker: IsolatedWorker, answers: Answers, *names: str) -> None:
         worker.submit(spec(name), answers.of(name))
 
 
+NOTHING = Declined("nobody", DuplicateRequestId())
+STEPPED = StepEvents([], None, True)
+
+
 def has_hung(
-    worker: IsolatedWorker, answers: Answers, engine: ScriptedProcess, message: FromChild
+    worker: IsolatedWorker,
+    answers: Answers,
+    engine: ScriptedProcess,
+    message: FromChild = NOTHING,
+    first: FromChild = STEPPED,
 ) -> bool:
     """Return whether a step counts as hung during which the engine says something every two seconds."""
     clock = Clock()
     watchdog = Watchdog(worker.pulse, HANG_S, clock)
     submit(worker, answers, "a")
-    engine.tell(StepEvents([], None))
+    engine.tell(first)
     for _ in range(8):
         clock.now += 2.0
         submit(worker, answers, "b")
@@ -207,8 +216,16 @@ def has_hung(
 def test_a_refusal_is_no_sign_of_life_and_a_beat_is_one(
     worker: IsolatedWorker, scripts: Scripts, answers: Answers, is_recovering: bool
 ) -> None:
-    message = Beat() if is_recovering else Declined("nobody", DuplicateRequestId())
+    message = Beat() if is_recovering else NOTHING
     assert has_hung(worker, answers, scripts.next(), message) is not is_recovering
+
+
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_an_engine_that_looked_for_work_in_vain_has_the_time_of_a_first_step(
+    worker: IsolatedWorker, scripts: Scripts, answers: Answers, has_stepped: bool
+) -> None:
+    message = StepEvents([], None, has_stepped)
+    assert has_hung(worker, answers, scripts.next(), first=message) is has_stepped
 
 
 def test_a_refusal_of_the_only_request_leaves_the_worker_idle(
@@ -225,6 +242,7 @@ def test_a_step_that_goes_on_says_so_over_the_pipe(monkeypatch: pytest.MonkeyPat
     ours, theirs = Pipe()
     with ours, theirs:
         piped = PipedWorker(theirs)
+        monkeypatch.setattr(child, "BEAT_EVERY_S", LONG_S)
         vocab_size, logits_of, _ = PAIRS["F3"]
         target = ScriptedEngine(logits_of, limits(vocab_size), failing_extends=[6])
         harness = Harness("F3", target=target, on_beat=piped._beat)
@@ -267,7 +285,7 @@ def test_a_cancelled_request_is_not_given_to_another_engine(
     assert answers.error("a").reason == "ABORTED_BY_RPC"
     second = scripts.next()
     assert second.until(Submit).spec.request_id == "b"
-    second.tell(StepEvents([("internal-b", FINISHED)], None))
+    second.tell(StepEvents([("internal-b", FINISHED)], None, True))
     assert answers.next() == ("b", FINISHED)
 
 
@@ -304,9 +322,12 @@ def test_whoever_is_left_is_told_how_much_it_had(
 ) -> None:
     engine = scripts.next()
     submit(worker, answers, "a")
-    engine.tell(StepEvents([("internal-a", PROGRESSED)], None))
+    engine.tell(StepEvents([("internal-a", PROGRESSED)], None, True))
     assert answers.next() == ("a", PROGRESSED)
-    engine.tell(StepEvents(None, None))  # type: ignore[arg-type]
+    # Tokens are no queue's business any more, even where no engine is there.
+    worker.restart("it hangs")
+    assert not worker.is_queued("internal-a")
+    engine.tell(StepEvents(None, None, True))  # type: ignore[arg-type]
     error = answers.error("a")
     assert isinstance(error, EngineRestart) and error.num_output == len(PROGRESSED.tokens)
     assert "the engine's listener ended" in caplog.text
@@ -354,7 +375,7 @@ def test_an_engine_that_served_or_lived_long_has_not_failed(
         if how == "serves searches":
             with worker._lock:
                 submit(worker, answers, "a")
-            engine.tell(StepEvents([("internal-a", FINISHED)], None))
+            engine.tell(StepEvents([("internal-a", FINISHED)], None, True))
             assert answers.next() == ("a", FINISHED)
         engine.kill()
     assert scripts.next().until(Start)
