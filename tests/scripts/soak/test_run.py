@@ -2,10 +2,13 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
+import grpc
 import numpy as np
 import pytest
 from outrider.client import build_request
+from outrider.errors import DeadlineExceeded
 from outrider.runtime.core.config import ServerConfig
 from outrider.v1 import inference_pb2 as wire
 
@@ -97,6 +100,13 @@ def test_the_checks_find_what_they_are_for():
     assert "0 finishes" in broken_answer(Outcome(job, [token(1)]))
     assert "2 finishes" in broken_answer(Outcome(job, good.tokens, "ab", [usage, usage]))
     assert "2 counted" in broken_answer(Outcome(job, [token(1)], "a", [usage]))
+    late = DeadlineExceeded(grpc.StatusCode.DEADLINE_EXCEEDED, "noticed by the client")
+    late_job = replace(job, fate=Fate.EXPIRE, deadline_s=0.1)
+    assert broken_answer(replace(good, job=late_job, error=late)) is None
+    assert broken_answer(Outcome(late_job, error=late)) is None
+    assert "1 finishes" in broken_answer(replace(good, error=late))
+    late.reason = "DEADLINE_EXCEEDED"
+    assert "1 finishes" in broken_answer(replace(good, job=late_job, error=late))
     assert "tokens" in unequal_answer(Outcome(job, [token(3)], "c"), good)
     assert "text" in unequal_answer(Outcome(job, [token(1)], "a", [usage]), good)
     assert unequal_answer(Outcome(job, [token(1)], "a"), good) is None, "a prefix, cut short"
