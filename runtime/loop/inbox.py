@@ -70,14 +70,12 @@ class Inbox:
         """
         if self._is_draining:
             raise Draining
-        num_awaited = num_ahead + sum(queued.spec.num_slots for queued in self._queue)
-        if num_awaited + num_slots <= self._slots.num_free:
+        # Free slots that the queue leaves take those ahead of this request first.
+        num_left = self._slots.num_free - sum(queued.spec.num_slots for queued in self._queue)
+        if num_ahead + num_slots <= num_left:
             return  # free slots await it
-        num_fitting = self._num_fitting()
-        waiting = list(islice(self._queue, num_fitting, None))
-        # What free slots the queue leaves will take those ahead of this request, too.
-        num_left = self._slots.num_free - num_awaited + num_ahead
-        num_waiting = len(waiting) + num_ahead - min(num_ahead, max(0, num_left))
+        waiting = list(islice(self._queue, self._num_fitting(), None))
+        num_waiting = len(waiting) + max(0, num_ahead - max(0, num_left))
         num_tokens += sum(queued.num_prompt for queued in waiting)
         if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
             raise Overloaded(self._config.retry_after_s)

@@ -321,7 +321,7 @@ class Worker:
                 unanswered = self._inbox.admitted()  # some may have lost their slots already
             self._finisher.end_with_errors([(r, InternalError(error_id)) for r in unanswered])
         finally:
-            if not has_run:
+            if not has_run:  # who takes the events may ask for the pulse
                 self.pulse.end(None)
             if not waits_for_device:
                 self._outbox.send()

@@ -24,18 +24,18 @@ _OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {"max_beams"}
 
 
 class ServingWorker(Protocol):
-    """What serving needs of a worker, in this process or another: see ``runtime.loop.worker.Worker``."""
+    """The methods of a worker that serving calls, in this process or another: see ``runtime.loop.worker.Worker``."""
 
     pulse: Pulse
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an engine; False while one is being replaced."""
+        """Return whether there is an engine; False while one is being replaced."""
         ...
 
     @property
     def has_changed_model(self) -> bool:
-        """Whether the engine's process says that a file which it computes from has changed."""
+        """Return whether the engine's process says that a file which it computes from has changed."""
         ...
 
     @property

@@ -37,9 +37,9 @@ def broken_answer(outcome: Outcome) -> str | None:
     name = job.request.request_id
     if outcome.was_left:
         return None
-    if job.fate is Fate.EXPIRE and isinstance(error, DeadlineExceeded) and not error.reason:
-        # The client's deadline may pass between the answer's end and the call's.
-        error = None if outcome.finishes else error
+    is_clients_deadline = isinstance(error, DeadlineExceeded) and not error.reason
+    if job.fate is Fate.EXPIRE and is_clients_deadline and outcome.finishes:
+        error = None  # it passed between the answer's end and the call's
     if len(outcome.finishes) + (error is not None) != 1:
         return f"{name}: {len(outcome.finishes)} finishes, error {error}"
     if error is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,7 +64,8 @@ def filled(folder: Path) -> Iterator[Path]:
                 file.replace(folder / file.name)
     except BaseException:
         if is_new:
-            folder.rmdir()
+            with suppress(OSError):  # not empty: the move itself failed
+                folder.rmdir()
         raise
 
 
