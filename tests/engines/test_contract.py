@@ -18,6 +18,7 @@ from transformers import (
 
 from tests.engines.contract import EngineContract, MakeEngine, span
 from tests.engines.handmade import write_bundle
+from tests.engines.handmade_sources import write_source_bundle
 from tests.engines.source_contract import MAX_SOURCE, NUM_SLOTS, SourceContract, source
 from tests.engines.tree_contract import TreeContract
 
@@ -143,3 +144,14 @@ class TestOnnxHandmade(EngineContract):
     @pytest.fixture
     def make_engine(self, handmade: Bundle) -> MakeEngine:
         return lambda: open_engine(handmade, "target")
+
+
+@pytest.fixture(scope="module")
+def handmade_sources(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return load_bundle(write_source_bundle(tmp_path_factory.mktemp("sources") / "bundle"))
+
+
+class TestOnnxHandmadeSources(SourceContract):
+    @pytest.fixture
+    def make_engine(self, handmade_sources: Bundle) -> MakeEngine:
+        return lambda: open_engine(handmade_sources, "target")
