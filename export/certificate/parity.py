@@ -13,25 +13,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
-from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
-from outrider.engines.onnx.session import open_session
+from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.reference import LogitsOfSequences, Reference
-from outrider.export.certificate.twin import HALF_KINDS, twin_of
 from outrider.export.checkpoint import ModelFacts
 from transformers import PreTrainedModel
 
 # Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
 FLOAT32_TOLERANCE = 1e-4
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
-# Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened
-# in every call, which is slower and by other kernels: bits differ from those served.
-_MOST_WIDENED_BYTES = 256 << 20
-# Of caches beyond what was written.
-_UNREAD = 7.0
-Feeds = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,99 +32,6 @@ class CaseResult:
     max_difference: float
     num_greedy_equal: int
     num_compared: int
-
-
-class GraphRunner:
-    """A graph on ONNX Runtime with caches held as arrays; for checks, not for serving.
-
-    A graph that computes in 16 bits is run by its twin. With ``exact_blocks`` products with blocks of integers are
-    float32, else as they are served.
-
-    Attributes:
-        caches: [B, H, S, D] float32 by name, as after the last run.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        facts: ModelFacts,
-        *,
-        batch: int,
-        capacity: int,
-        maps_weights: bool = True,
-        exact_blocks: bool = False,
-    ) -> None:
-        self._session = open_graph(path, maps_weights=maps_weights, exact_blocks=exact_blocks)
-        inputs = self._session.get_inputs()
-        self._packed = PackedGraph.of(
-            {tensor.name: tensor.shape for tensor in inputs},
-            num_kv_heads=facts.num_kv_heads,
-            last=facts.max_position - 1,
-        )
-        self._capacity = capacity
-        self._takes_lengths = any(tensor.name == bundle.LENGTHS for tensor in inputs)
-        self.caches = used_caches(facts, batch, capacity)
-
-    def forget(self) -> None:
-        """Start again with caches as at the beginning."""
-        self.caches = {name: np.full_like(held, _UNREAD) for name, held in self.caches.items()}
-
-    def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
-        """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
-        feeds: Feeds
-        if self._packed is None:
-            feeds = self.span_feeds(tokens, start)
-        else:
-            feeds = packed_feeds(self._packed, tokens, start, capacity=self._capacity)
-        return self.run(self._session, feeds).reshape(*tokens.shape, -1)
-
-    def span_feeds(self, tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """Return inputs of this graph and its tree's for a span; see the function of this name."""
-        lengths = {bundle.LENGTHS: start + tokens.shape[1]} if self._takes_lengths else {}
-        return span_feeds(tokens, start) | lengths
-
-    def run(self, session: Any, feeds: Feeds) -> FloatArray:
-        """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""
-        logits: FloatArray
-        logits, *caches = session.run(None, {**feeds, **self.caches})
-        self.caches = dict(zip(self.caches, caches, strict=True))
-        return logits
-
-
-def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = False) -> Any:
-    """Return a session over a graph, or over its twin where it computes in 16 bits; caches are float32.
-
-    Weights that are large and of 16 bits may stay in their file.
-    """
-    data = path.with_name(f"{bundle.MODEL_FILE}.data")
-    is_large = data.exists() and data.stat().st_size > _MOST_WIDENED_BYTES
-    if maps_weights:
-        constants = ir.load(path).graph.initializers.values()
-        maps_weights = is_large and any(value.dtype in HALF_KINDS for value in constants)
-    return open_session(
-        twin_of(path, float32_caches=True) or path,
-        weights_folder=path.parent,
-        copies_caches=True,
-        maps_weights=maps_weights,
-        exact_blocks=exact_blocks,
-    )
-
-
-def used_caches(facts: ModelFacts, batch: int, capacity: int) -> dict[str, FloatArray]:
-    """Return caches [B, H, S, D] float32 by name, keys first.
-
-    They hold no zeros: a graph must not see what lies beyond a row's length.
-    """
-    shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
-    layers = range(facts.num_layers)
-    names = (*map(bundle.key_name, layers), *map(bundle.value_name, layers))
-    return {name: np.full(shape, _UNREAD, np.float32) for name in names}
-
-
-def span_feeds(tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
-    """Return inputs for a span [B, T] int64 behind ``start`` [B] int64, all of whose logits are wanted."""
-    columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
-    return {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
 
 
 def check_parity(

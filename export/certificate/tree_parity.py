@@ -14,13 +14,13 @@ import numpy as np
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
 from outrider.engines.trees import path_to, tree_layout
+from outrider.export.certificate.feeds import GraphFeeds
+from outrider.export.certificate.graph_runner import GraphRunner, open_graph
 from outrider.export.certificate.parity import (
     FLOAT32_TOLERANCE,
     CaseResult,
-    GraphRunner,
     compare_logits,
     judged,
-    open_graph,
 )
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import ModelFacts
@@ -117,16 +117,19 @@ class _TreeRunner:
         self._tree, self._keep = (
             open_graph(path.with_name(name)) for name in TREE_FILES[path.name]
         )
+        self._feeds, self._capacity = GraphFeeds(self._tree, facts), capacity
 
     def extend(
         self, tokens: IntArray, start: IntArray, parents: list[tuple[int, ...]]
     ) -> FloatArray:
         """Return logits [B, T, V] of one tree [T] per row behind ``start`` [B] int64."""
         layouts = [tree_layout(row) for row in parents]
-        feeds = self.chains.span_feeds(tokens, start)
-        feeds[bundle.POSITIONS] = start[:, None] + np.stack([one.depths for one in layouts])
-        feeds[bundle.ANCESTORS] = np.stack([one.ancestors for one in layouts])
-        return self.chains.run(self._tree, feeds)
+        feeds = self._feeds.span(tokens, start, capacity=self._capacity)
+        trees = {
+            bundle.POSITIONS: start[:, None] + np.stack([one.depths for one in layouts]),
+            bundle.ANCESTORS: np.stack([one.ancestors for one in layouts]),
+        }
+        return self.chains.run(self._tree, {**feeds, **trees})
 
     def keep(self, row: int, start: int, path: tuple[int, ...]) -> None:
         """Move the cache rows of a path of the last tree behind ``start``."""
