@@ -30,26 +30,34 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.attention_kinds import (
+    BIAS,
+    KEYS,
+    QUERIES,
+    VALUES,
+    AttentionKind,
+    attention_kind,
+    attention_nodes,
+    input_of,
+)
 from outrider.export.graph.edits import insert_tape, put, put_input
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.packed_rows import declare_rows, pack_rows
 from outrider.export.graph.position_tables import span_positions
 
-# Inputs of Attention-24; between them are the caches that it would concatenate.
-_MASK_INPUT, LENGTHS_INPUT = 3, 6
 _HEADS_AXIS, _SIZE_AXIS = 1, 3
 
 
 def derive_grouped_graph(path: Path) -> bool:
     """Write ``grouped.onnx`` beside the canonical graph at ``path``; return whether that was possible.
 
-    Every Attention node must be plainly causal with the same group size, and its rows can be packed.
+    Every Attention node must be causal over its cache with the same group size, and its rows can be packed.
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
     nodes = attention_nodes(model.graph)
     groups = {_group_size(node) for node in nodes}
-    if len(groups) != 1 or 0 in groups or not all(map(is_plainly_causal, nodes)):
+    if len(groups) != 1 or 0 in groups or {*map(attention_kind, nodes)} != {AttentionKind.SELF}:
         return False
     positions = give_positions(model.graph)
     give_mask(nodes, _causal_mask(model.graph))
@@ -73,26 +81,11 @@ def give_positions(graph: ir.Graph) -> ir.Value:
     return positions
 
 
-def attention_nodes(graph: ir.Graph) -> list[ir.Node]:
-    """Return all Attention nodes of a graph."""
-    return [node for node in graph if node.op_type == "Attention"]
-
-
-def is_plainly_causal(node: ir.Node) -> bool:
-    """Return whether an Attention node is causal by lengths, without mask or caches of its own."""
-    inputs = [*node.inputs, *[None] * (LENGTHS_INPUT + 1 - len(node.inputs))]
-    return (
-        inputs[_MASK_INPUT:LENGTHS_INPUT] == [None, None, None]
-        and inputs[LENGTHS_INPUT] is not None
-        and node.attributes.get_int("is_causal", 0) == 1
-    )
-
-
 def give_mask(nodes: list[ir.Node], mask: ir.Value) -> None:
-    """Replace causality of plainly causal nodes by ``mask`` [B, 1, T, S] bool."""
+    """Replace causality of nodes over a cache by ``mask`` [B, 1, T, S] bool."""
     for node in nodes:
-        node.resize_inputs(_MASK_INPUT + 1)
-        node.replace_input_with(_MASK_INPUT, mask)
+        node.resize_inputs(BIAS + 1)
+        node.replace_input_with(BIAS, mask)
         node.attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
 
 
@@ -100,7 +93,7 @@ def group_heads(graph: ir.Graph) -> None:
     """Make every Attention node under a mask read each head of the cache once, where heads share it."""
     masks: dict[tuple[str | None, int], ir.Value] = {}
     for node in attention_nodes(graph):
-        groups, mask = _group_size(node), node.inputs[_MASK_INPUT]
+        groups, mask = _group_size(node), input_of(node, BIAS)
         if groups < 2 or mask is None:
             continue
         key = mask.name, groups
@@ -111,7 +104,7 @@ def group_heads(graph: ir.Graph) -> None:
 
 def _group_size(node: ir.Node) -> int:
     """Return query heads per cache head; 0 where the graph does not give heads or their size."""
-    queries, keys, values = (node.inputs[index] for index in range(3))
+    queries, keys, values = (node.inputs[index] for index in (QUERIES, KEYS, VALUES))
     assert queries is not None and keys is not None and values is not None
     num_queries, num_keys = _size(queries, _HEADS_AXIS), _size(keys, _HEADS_AXIS)
     if _size(queries, _SIZE_AXIS) is None or _size(values, _SIZE_AXIS) is None:
@@ -130,7 +123,7 @@ def _regroup(graph: ir.Graph, node: ir.Node, mask: ir.Value) -> None:
     queries, values, answers = node.inputs[0], node.inputs[2], node.outputs[0]
     assert queries is not None and values is not None
     _group_queries(graph, node)
-    node.replace_input_with(_MASK_INPUT, mask)
+    node.replace_input_with(BIAS, mask)
     apart = _reshape(
         graph, answers, [0, _size(queries, _HEADS_AXIS), -1, _size(values, _SIZE_AXIS)]
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.attention_kinds import attention_nodes
 from outrider.export.graph.edits import put, source
 
 NARROWEST_SPAN = 1
@@ -30,7 +31,7 @@ def pad_single_queries(graph: ir.Graph) -> None:
     missing, pads = _add_padding(graph)
     axis = put(graph, np.array([_QUERIES_AXIS], np.int64), f"{_PADS}.axis")
     end = put(graph, np.array([np.iinfo(np.int64).max], np.int64), f"{_PADS}.end")
-    for node in [node for node in graph if node.op_type == "Attention"]:
+    for node in attention_nodes(graph):
         queries, answers = node.inputs[0], node.outputs[0]
         assert queries is not None
         pad = ir.node("Pad", [queries, pads])
@@ -49,7 +50,7 @@ def pad_single_queries(graph: ir.Graph) -> None:
 
 def drop_query_padding(graph: ir.Graph) -> None:
     """Undo ``pad_single_queries``; the nodes that compute the padding stay, unused."""
-    for node in [node for node in graph if node.op_type == "Attention"]:
+    for node in attention_nodes(graph):
         pad = source(node.inputs[0], "Pad")
         if pad is None or pad.inputs[1] is None or pad.inputs[1].name != _PADS:
             continue

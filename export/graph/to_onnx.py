@@ -19,6 +19,7 @@ import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
 from outrider.export.checkpoint import ModelFacts, model_facts
+from outrider.export.graph.attention_kinds import AttentionKind, check_attention
 from outrider.export.graph.fuse import fuse
 from outrider.export.graph.kv_export import CanonicalDecoder, translation_table
 from outrider.export.graph.narrow_spans import pad_single_queries
@@ -99,13 +100,11 @@ def check_canonical(path: Path, facts: ModelFacts) -> None:
     foreign = sorted(name for domain, name in operators if domain not in ("", "ai.onnx"))
     if foreign or graph.functions:
         raise BundleError(f"{path.name}: operators outside standard ONNX: {foreign}")
-    wanted = {"Attention": facts.num_layers, "TensorScatter": 2 * facts.num_layers}
-    for name, count in wanted.items():
-        if operators["", name] != count:
-            raise BundleError(
-                f"{path.name}: {operators['', name]} {name} nodes, {count} wanted; "
-                "the model does not attend through the attention interface"
-            )
+    check_attention(path, {AttentionKind.SELF: facts.num_layers})
+    if operators["", "TensorScatter"] != 2 * facts.num_layers:
+        raise BundleError(
+            f"{path.name}: {operators['', 'TensorScatter']} TensorScatter nodes, {2 * facts.num_layers} wanted"
+        )
     if placed := sorted(_computed_operators(graph) & _PLACE_DEPENDENT):
         raise BundleError(
             f"{path.name}: operators {placed} round by an element's place in the call, "
