@@ -123,7 +123,7 @@ class KvCache:
         self._move_to(next(size for size in self._capacities if size >= num_tokens), self._written)
         return True
 
-    def trim(self, lengths: Sequence[int]) -> bool:
+    def trim(self, lengths: Sequence[int | None]) -> bool:
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
 
         Less memory replaces this where every slot could double in it, and it either is far
@@ -136,7 +136,7 @@ class KvCache:
             EngineError: the smaller memory could not be had; what was kept stays valid.
         """
         longest = max(self.lengths)
-        kept = [min(held, length) for held, length in zip(self.lengths, lengths, strict=False)]
+        kept = [min(held, length or 0) for held, length in zip(self.lengths, lengths, strict=False)]
         self.lengths[:] = (*kept, *[0] * (len(self.lengths) - len(kept)))
         capacity = self._capacity_for(GROWTH_ROOM * max(kept, default=0))
         lasting = max(capacity, self._capacity_for(longest))

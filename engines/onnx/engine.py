@@ -35,13 +35,19 @@ from outrider.engines.onnx.calls import OnnxCalls
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
 from outrider.engines.onnx.trees import TreeGraphs
-from outrider.engines.spans import check_kept_path, check_move, check_spans, num_valid
+from outrider.engines.spans import (
+    WithoutSources,
+    check_kept_path,
+    check_move,
+    check_spans,
+    num_valid,
+)
 
 # Logits of a call over all its rows.
 _MIN_WANTED = 2
 
 
-class OnnxEngine:
+class OnnxEngine(WithoutSources):
     """One model of a bundle with its KV cache.
 
     Args:
@@ -173,7 +179,7 @@ class OnnxEngine:
         self._cache.move(source, destination, length)
         self._tree_spans.pop(destination, None)
 
-    def trim(self, lengths: Sequence[int]) -> None:
+    def trim(self, lengths: Sequence[int | None]) -> None:
         """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
         self._require_open()
         self._tree_spans.clear()

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from outrider.engines.base import EngineLimits, FloatArray, Span
+from outrider.engines.spans import WithoutSources
 
 
-class NullEngine:
+class NullEngine(WithoutSources):
     """An engine whose logits are the same row at every position.
 
     ``row`` is [V] float32; a span may want ``max_wanted`` logits at most.
@@ -32,7 +33,7 @@ class NullEngine:
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Do nothing: no tokens are held."""
 
-    def trim(self, lengths: Sequence[int]) -> None:
+    def trim(self, lengths: Sequence[int | None]) -> None:
         """Do nothing: no tokens are held."""
 
     def close(self) -> None:

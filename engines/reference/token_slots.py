@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engines.base import EngineLimits, Span
-from outrider.engines.spans import check_kept_path, check_move, check_spans, num_valid
+from outrider.engines.spans import (
+    WithoutSources,
+    check_kept_path,
+    check_move,
+    check_spans,
+    num_valid,
+)
 
 
-class TokenSlots:
+class TokenSlots(WithoutSources):
     """Tokens of every slot, and of which slot's last span was a tree: a base of engines."""
 
     packs_rows = False
@@ -39,10 +45,10 @@ class TokenSlots:
         self._slots[destination] = self._slots[source][:length]
         self._trees.pop(destination, None)
 
-    def trim(self, lengths: Sequence[int]) -> None:
+    def trim(self, lengths: Sequence[int | None]) -> None:
         """Cut every slot to its length, to nothing where none is given."""
         cuts = (*lengths, *[0] * (len(self._slots) - len(lengths)))
-        self._slots = [held[:cut] for held, cut in zip(self._slots, cuts, strict=True)]
+        self._slots = [held[: cut or 0] for held, cut in zip(self._slots, cuts, strict=True)]
 
     def _num_wanted(self, spans: Sequence[Span]) -> int:
         """Greatest ``num_logits`` of spans that keep the limits; EngineError for any other."""
