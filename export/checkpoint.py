@@ -18,28 +18,41 @@ from optimum.exporters.tasks import TasksManager
 from optimum.utils import NormalizedConfigManager
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.export.kinds import task_of
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-TASK = "text-generation"
 # Types of 16 bits, by their names in safetensors.
 _HALVES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
-# Layers whose whole state is a key and a value per token.
-_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
-# Present (and not zero) only where a layer keeps a recurrent state.
-_RECURRENT_FIELDS = ("ssm_cfg", "mamba_d_state", "state_size", "conv_kernel", "rwkv_head_size")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """Sizes of a model's encoder.
+
+    Attributes:
+        num_heads: H of the cache of sources.
+        head_size: D of the cache of sources.
+        max_source: tokens of a source at most: positions that the encoder knows, or fewer where so opened.
+        vocab_size: of the sources' tokens.
+        hidden_size: width of what the encoder answers.
+    """
+
+    num_heads: int
+    head_size: int
+    max_source: int
+    vocab_size: int
+    hidden_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Sizes and special tokens of a decoder.
+    """Sizes and special tokens of a decoder, and sizes of its encoder if it has one.
 
     Attributes:
         num_kv_heads: H of the cache.
@@ -47,6 +60,8 @@ class ModelFacts:
         vocab_size: V of the logits.
         max_position: positions that the model knows, in tokens.
         window: tokens the narrowest attention layer sees; None where all see everything.
+        pad_token_id: what texts of a batch are padded with in training; None where unknown.
+        source: of its encoder; None for a decoder-only model.
     """
 
     num_layers: int
@@ -57,15 +72,18 @@ class ModelFacts:
     window: int | None
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    pad_token_id: int | None = None
+    source: SourceFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A folder in Hugging Face form, read no further than its configuration."""
+    """A folder in Hugging Face form, read no further than its configuration; ``task`` is the one that opens it."""
 
     path: Path
     config: PretrainedConfig
     facts: ModelFacts
+    task: str
 
     def num_weight_bytes(self) -> int:
         """Return the size of the stored weights, in bytes."""
@@ -102,7 +120,7 @@ class Checkpoint:
             BundleError: weights are missing or unreadable (only safetensors are read).
         """
         model_class = TasksManager.get_model_class_for_task(
-            TASK, model_type=self.config.model_type, library="transformers"
+            self.task, model_type=self.config.model_type, library="transformers"
         )
         try:
             with _without_progress_bars():
@@ -152,12 +170,12 @@ def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise BundleError(f"{path.name}: no readable config.json: {error}") from error
-    _refuse_kind(path.name, config)
+    task = task_of(path.name, config)
     facts = model_facts(config, _generation_config(path))
     _refuse_limits(path.name, facts, max_context)
     if not any(path.glob("*.safetensors")):
         raise BundleError(f"{path.name}: no .safetensors weights in the folder")
-    return Checkpoint(path=path, config=config, facts=facts)
+    return Checkpoint(path=path, config=config, facts=facts, task=task)
 
 
 def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
@@ -183,6 +201,7 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
         # Default ids of an architecture may lie outside a smaller vocabulary.
         eos_token_ids=tuple(sorted(i for i in eos_ids if 0 <= i < vocab_size)),
         bos_token_id=config.bos_token_id if config.bos_token_id in range(vocab_size) else None,
+        pad_token_id=config.pad_token_id if config.pad_token_id in range(vocab_size) else None,
     )
 
 
@@ -220,18 +239,6 @@ def check_same_tokens(target: Tokenizer, draft: Tokenizer) -> None:
                 f"target and draft have different vocabularies: id {index} is {ours!r} in the "
                 f"target and {theirs!r} in the draft; use a draft of the target's family"
             )
-
-
-def _refuse_kind(name: str, config: PretrainedConfig) -> None:
-    kind = config.model_type
-    if config.is_encoder_decoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise BundleError(f"{name}: {kind} is not a causal decoder")
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
-    if others:
-        raise BundleError(f"{name}: {kind} has a recurrent state, not a KV cache ({others})")
-    for field in _RECURRENT_FIELDS:
-        if getattr(config, field, None):
-            raise BundleError(f"{name}: {kind} keeps a recurrent state ({field} is set)")
 
 
 def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
