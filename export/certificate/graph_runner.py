@@ -8,8 +8,9 @@ from typing import Any
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle.text2text import ENCODE_FILE, SOURCE_LENGTH
 from outrider.engines.onnx.session import open_session
-from outrider.export.certificate.feeds import Feeds, GraphFeeds
+from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.twin import HALF_KINDS, twin_of
 from outrider.export.checkpoint import ModelFacts
 
@@ -24,8 +25,11 @@ class GraphRunner:
     A graph that computes in 16 bits is run by its twin. With ``exact_blocks`` products with blocks of integers are
     float32, else as they are served.
 
+    Of a model with an encoder, a source per row is read before the first extend.
+
     Attributes:
         caches: [B, H, S, D] float32 by name, as after the last run.
+        source_caches: [B, H, Sx, D] float32 by name, as after the last read; empty for a decoder-only model.
     """
 
     def __init__(
@@ -35,17 +39,41 @@ class GraphRunner:
         *,
         batch: int,
         capacity: int,
+        source_capacity: int = 0,
         maps_weights: bool = True,
         exact_blocks: bool = False,
     ) -> None:
         self._session = open_graph(path, maps_weights=maps_weights, exact_blocks=exact_blocks)
+        self._encoder: Any = None
+        if facts.source is not None:
+            self._encoder = open_graph(
+                path.with_name(ENCODE_FILE), maps_weights=maps_weights, exact_blocks=exact_blocks
+            )
         self._feeds = GraphFeeds(self._session, facts)
-        self._sizes = batch, capacity
+        self._sizes = batch, capacity, source_capacity
         self.forget()
 
     def forget(self) -> None:
         """Start again with caches as at the beginning."""
-        self.caches = self._feeds.caches(*self._sizes)
+        batch, capacity, source_capacity = self._sizes
+        self.caches = self._feeds.caches(batch, capacity)
+        self.source_caches = self._feeds.source_caches(batch, source_capacity)
+        self._source_lengths: Feeds = {}
+
+    def read(self, sources: Sources | None) -> None:
+        """Read a source per row; None, of decoder-only models, reads none."""
+        if sources is not None:
+            written = _run(self._encoder, {**sources.feeds(), **self.source_caches})
+            self.source_caches = {name: written[f"new_{name}"] for name in self.source_caches}
+            self._source_lengths = {SOURCE_LENGTH: sources.lengths}
+
+    def widen_sources(self, count: int) -> None:
+        """Give the caches of sources so many columns more, with garbage in them."""
+        batch, _, capacity = self._sizes
+        wider = self._feeds.source_caches(batch, capacity + count)
+        for name, held in self.source_caches.items():
+            wider[name][:, :, : held.shape[2]] = held
+        self.source_caches = wider
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
@@ -54,10 +82,16 @@ class GraphRunner:
 
     def run(self, session: Any, feeds: Feeds) -> FloatArray:
         """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""
-        logits: FloatArray
-        logits, *caches = session.run(None, {**feeds, **self.caches})
-        self.caches = dict(zip(self.caches, caches, strict=True))
-        return logits
+        given = {**feeds, **self.caches, **self._source_lengths, **self.source_caches}
+        found = _run(session, given)
+        self.caches = {name: found[f"new_{name}"] for name in self.caches}
+        return found[bundle.LOGITS]
+
+
+def _run(session: Any, feeds: Feeds) -> dict[str, FloatArray]:
+    """Return the outputs of a session by name."""
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
 
 
 def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = False) -> Any:

@@ -1,13 +1,13 @@
 """Comparison of an exported graph with its checkpoint: the certificate of a bundle.
 
-Each case is a script of extends. PyTorch computes it by whole sequences without a cache, the graph through its
-cache: padding, raggedness and rollback must not change logits.
+PyTorch computes each case (``parity_cases``) by whole sequences without a cache, the graph through its cache: padding,
+raggedness, rollback and who had a row before must not change logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
+from outrider.export.certificate.feeds import Sources
 from outrider.export.certificate.graph_runner import GraphRunner
+from outrider.export.certificate.parity_cases import (
+    certified_prompts,
+    certified_sources,
+    most_source_columns,
+    parity_cases,
+)
 from outrider.export.certificate.reference import LogitsOfSequences, Reference
 from outrider.export.checkpoint import ModelFacts
 from transformers import PreTrainedModel
@@ -25,7 +32,8 @@ FLOAT32_TOLERANCE = 1e-4
 # Logits up to this are judged by that number as it is, larger ones in proportion: so their rounding grows. T5 scales
 # neither scores nor logits; of such a model PyTorch itself is 1.6e-4 from float64 at logits of 25.
 _PLAIN_LOGITS = 10.0
-_BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
+# Columns of a cache that no case writes.
+_NUM_UNREAD = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +68,8 @@ def check_parity(
 
 def float32_tolerance(reference: Reference, facts: ModelFacts, *, max_gamma: int) -> float:
     """Return how far from the model a float32 graph may be, by the model's greatest logit in a certificate."""
-    logits = reference.logits(certified_prompts(facts, max_gamma))
+    prompts, sources = certified_prompts(facts, max_gamma), certified_sources(facts)
+    logits = reference.logits(prompts, sources)
     return FLOAT32_TOLERANCE * max(1.0, float(np.abs(logits).max()) / _PLAIN_LOGITS)
 
 
@@ -89,9 +98,17 @@ class _GraphReference:
 
     def __init__(self, path: Path, facts: ModelFacts, shape: tuple[int, ...]) -> None:
         batch, capacity = shape
-        self._runner = GraphRunner(path, facts, batch=batch, capacity=capacity, exact_blocks=True)
+        self._runner = GraphRunner(
+            path,
+            facts,
+            batch=batch,
+            capacity=capacity,
+            source_capacity=most_source_columns(facts),
+            exact_blocks=True,
+        )
 
-    def logits(self, sequences: IntArray) -> FloatArray:
+    def logits(self, sequences: IntArray, sources: Sources | None = None) -> FloatArray:
+        self._runner.read(sources)
         return self._runner.extend(sequences, np.zeros(len(sequences), np.int64))
 
 
@@ -106,10 +123,18 @@ def _check_cases(
 ) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
     rows, length = certified_prompts(facts, max_gamma, seed).shape
-    runner = GraphRunner(path, facts, batch=rows, capacity=length + _NUM_EXTRA)
-    for name, script in parity_scripts(facts, max_gamma, seed).items():
-        runner.forget()
-        results = [one for step in script if (one := step.compare(runner, reference)) is not None]
+    runner = GraphRunner(
+        path,
+        facts,
+        batch=rows,
+        capacity=length + _NUM_UNREAD,
+        source_capacity=most_source_columns(facts),
+    )
+    for name, case in parity_cases(facts, max_gamma, seed).items():
+        results = [
+            compare_logits(logits, extend.expected(reference, case.sources))
+            for extend, logits in case.run(runner)
+        ]
         certificate[name] = judged(name, results, path, tolerance)
     return certificate
 
@@ -118,11 +143,11 @@ def prepare_parity(
     reference: Reference, facts: ModelFacts, *, max_gamma: int, seed: int = 0
 ) -> None:
     """Compute all that ``check_parity`` asks of a reference, and logits of whole prompts."""
-    reference.logits(certified_prompts(facts, max_gamma, seed))
-    for script in parity_scripts(facts, max_gamma, seed).values():
-        for step in script:
-            if step.is_compared:
-                step.expected(reference)
+    reference.logits(certified_prompts(facts, max_gamma, seed), certified_sources(facts, seed))
+    for case in parity_cases(facts, max_gamma, seed).values():
+        for extend in case.extends:
+            if extend.is_compared:
+                extend.expected(reference, case.sources)
 
 
 def judged(
@@ -148,50 +173,6 @@ def judged(
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Extend:
-    """One extend of every row, by ``num_tokens`` of its sequence [n] from ``start`` on."""
-
-    sequences: IntArray
-    start: IntArray
-    num_tokens: int
-    is_compared: bool = True
-
-    def compare(self, runner: GraphRunner, reference: LogitsOfSequences) -> CaseResult | None:
-        """Run the extend; return how far its logits are, if they are compared."""
-        spans = np.take_along_axis(self.sequences, self._columns(), axis=1)
-        answered = runner.extend(spans, self.start)
-        return compare_logits(answered, self.expected(reference)) if self.is_compared else None
-
-    def expected(self, reference: LogitsOfSequences) -> FloatArray:
-        """Return the reference's logits [B, num_tokens, V]."""
-        columns = self._columns()
-        whole = reference.logits(self.sequences[:, : int(columns.max()) + 1])
-        return np.take_along_axis(whole, columns[:, :, None], axis=1)
-
-    def _columns(self) -> IntArray:
-        return self.start[:, None] + np.arange(self.num_tokens)
-
-
-def certified_prompts(facts: ModelFacts, max_gamma: int, seed: int = 0) -> IntArray:
-    """Return the sequences [B, n] int64 that all cases take their tokens from."""
-    generator = np.random.default_rng(seed)
-    length = _PREFILL + max_gamma + 1 + _NUM_EXTRA
-    return generator.integers(0, facts.vocab_size, (_BATCH, length), dtype=np.int64)
-
-
-def parity_scripts(facts: ModelFacts, max_gamma: int, seed: int) -> dict[str, list[_Extend]]:
-    """Return the extends of every case, each over a fresh cache."""
-    prompts = certified_prompts(facts, max_gamma, seed)
-    return {
-        "prefill": [_extend(prompts, 0, _PREFILL)],
-        "single_token": _continue(prompts, 1),
-        "verify": _continue(prompts, max_gamma + 1),
-        "ragged": _ragged(prompts),
-        "rollback": _rollback(prompts, max_gamma + 1),
-    }
-
-
 def compare_logits(answered: FloatArray, expected: FloatArray) -> CaseResult:
     """Return the worst difference (infinite where not a number) and the greedy agreement of [B, T, V] logits."""
     worst = float(np.abs(answered - expected).max())
@@ -201,37 +182,6 @@ def compare_logits(answered: FloatArray, expected: FloatArray) -> CaseResult:
         num_greedy_equal=int(is_equal.sum()),
         num_compared=is_equal.size,
     )
-
-
-def _extend(sequences: IntArray, start: int, num_tokens: int) -> _Extend:
-    starts = np.full(len(sequences), start, np.int64)
-    return _Extend(sequences=sequences, start=starts, num_tokens=num_tokens)
-
-
-def _continue(prompts: IntArray, num_tokens: int) -> list[_Extend]:
-    return [_extend(prompts, 0, _PREFILL), _extend(prompts, _PREFILL, num_tokens)]
-
-
-def _ragged(prompts: IntArray) -> list[_Extend]:
-    """Compare rows of different lengths; the first prefill leaves padding beyond each row's end."""
-    lengths = _PREFILL - 2 * np.arange(len(prompts), dtype=np.int64)
-    least = int(lengths.min())
-    return [
-        replace(_extend(prompts[:, ::-1].copy(), 0, _PREFILL), is_compared=False),
-        _extend(prompts, 0, least),
-        _extend(prompts, least, _PREFILL - least),
-        _Extend(sequences=prompts, start=lengths, num_tokens=4),
-    ]
-
-
-def _rollback(prompts: IntArray, num_tokens: int) -> list[_Extend]:
-    """Write a span, truncate each row at another place, write other tokens and compare."""
-    kept = _PREFILL + np.arange(len(prompts), dtype=np.int64) % num_tokens
-    others = prompts.copy()
-    for row, start in enumerate(kept):
-        others[row, start:] = prompts[row, start:][::-1]
-    rewritten = _Extend(sequences=others, start=kept, num_tokens=num_tokens)
-    return [*_continue(prompts, num_tokens), rewritten]
 
 
 def _merge(results: list[CaseResult]) -> CaseResult:
