@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrai
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
+DEFAULT_MAX_SOURCE = 512
 # Types of 16 bits, by their names in safetensors.
 _HALVES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -161,12 +162,18 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:
+def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = None) -> Checkpoint:
     """Return the checkpoint at ``path``, or refuse it by its configuration.
 
+    Args:
+        path: a folder.
+        max_context: tokens of a text at most.
+        max_source: tokens of a source at most, for models with an encoder; None for ``DEFAULT_MAX_SOURCE``, or
+            as many positions as the encoder knows where these are fewer.
+
     Raises:
-        BundleError: not a causal decoder, state that is no KV cache, an attention window or
-            position table below ``max_context``, or no configuration at all; says which.
+        BundleError: a kind that cannot be exported (see ``kinds``), an attention window or positions below
+            ``max_context`` or ``max_source``, or no configuration at all; says which.
     """
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
@@ -175,6 +182,9 @@ def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:
     task = task_of(path.name, config)
     facts = model_facts(config, _generation_config(path))
     _refuse_limits(path.name, facts, max_context)
+    if facts.source is not None:
+        most = _max_source(path.name, facts.source, max_source)
+        facts = replace(facts, source=replace(facts.source, max_source=most))
     if not any(path.glob("*.safetensors")):
         raise BundleError(f"{path.name}: no .safetensors weights in the folder")
     return Checkpoint(path=path, config=config, facts=facts, task=task)
@@ -290,6 +300,14 @@ def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
             f"{name}: a sliding window of {facts.window} tokens is active below max_context "
             f"{max_context}; export with max_context <= {facts.window}"
         )
+
+
+def _max_source(name: str, source: SourceFacts, asked: int | None) -> int:
+    if asked is not None and asked > source.max_source:
+        raise BundleError(
+            f"{name}: max_source {asked} is above the encoder's {source.max_source} positions"
+        )
+    return asked or min(DEFAULT_MAX_SOURCE, source.max_source)
 
 
 def _window(config: PretrainedConfig) -> int | None:

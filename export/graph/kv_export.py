@@ -113,7 +113,8 @@ def span_positions(start: Tensor, tokens: Tensor, last: int) -> Tensor:
 
 @span_positions.register_fake
 def _(start: Tensor, tokens: Tensor, last: int) -> Tensor:
-    return tokens.new_empty((start.shape[0], tokens.shape[1]))
+    # One start for all rows is no axis that varies.
+    return torch.empty_like(tokens[:1] if isinstance(start.shape[0], int) else tokens)
 
 
 # As Any: the types of these functions know tensors, and what is traced here is none.
