@@ -36,6 +36,7 @@ class SourceFacts:
     """Sizes of a model's encoder.
 
     Attributes:
+        num_layers: of the encoder.
         num_heads: H of the cache of sources.
         head_size: D of the cache of sources.
         max_source: tokens of a source at most: positions that the encoder knows, or fewer where so opened.
@@ -43,6 +44,7 @@ class SourceFacts:
         hidden_size: width of what the encoder answers.
     """
 
+    num_layers: int
     num_heads: int
     head_size: int
     max_source: int
@@ -179,30 +181,67 @@ def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:
 
 
 def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
-    """Return the sizes of a decoder; generation settings override its special tokens."""
+    """Return the sizes of a model; generation settings override its special tokens."""
     sizes: Any = config
-    if config.model_type in NormalizedConfigManager._conf:
+    if config.is_encoder_decoder:
+        sizes = config.get_text_config(decoder=True)
+    elif config.model_type in NormalizedConfigManager._conf:
         sizes = NormalizedConfigManager.get_normalized_config_class(config.model_type)(config)
     num_heads = int(sizes.num_attention_heads)
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    head_size = getattr(config, "head_dim", None) or int(sizes.hidden_size) // num_heads
-    vocab_size = int(sizes.vocab_size)
-    max_position = getattr(config, "max_position_embeddings", None)
+    vocab_size = int(getattr(config, "decoder_vocab_size", None) or sizes.vocab_size)
     source = config if generation is None or generation.eos_token_id is None else generation
     eos = source.eos_token_id
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
     return ModelFacts(
-        num_layers=int(getattr(sizes, "num_layers", None) or config.num_hidden_layers),
+        num_layers=_num_layers(config, sizes),
         num_kv_heads=int(num_kv_heads),
-        head_size=int(head_size),
+        head_size=_head_size(config, sizes),
         vocab_size=vocab_size,
-        max_position=int(max_position) if max_position else 1 << 30,
+        max_position=_max_position(config),
         window=_window(config),
         # Default ids of an architecture may lie outside a smaller vocabulary.
         eos_token_ids=tuple(sorted(i for i in eos_ids if 0 <= i < vocab_size)),
-        bos_token_id=config.bos_token_id if config.bos_token_id in range(vocab_size) else None,
-        pad_token_id=config.pad_token_id if config.pad_token_id in range(vocab_size) else None,
+        bos_token_id=_token_id(config, "bos_token_id", vocab_size),
+        pad_token_id=_token_id(config, "pad_token_id", vocab_size),
+        source=_source_facts(config, num_heads) if config.is_encoder_decoder else None,
     )
+
+
+def _source_facts(config: PretrainedConfig, num_heads: int) -> SourceFacts:
+    """Return the sizes of an encoder, what it answers being kept in so many heads of the decoder."""
+    sizes = config.get_text_config(encoder=True)
+    decoder = config.get_text_config(decoder=True)
+    return SourceFacts(
+        num_layers=int(sizes.num_hidden_layers),
+        num_heads=num_heads,
+        head_size=_head_size(config, decoder),
+        max_source=_max_position(config),
+        vocab_size=int(config.vocab_size),
+        hidden_size=int(sizes.hidden_size),
+    )
+
+
+def _token_id(config: PretrainedConfig, name: str, vocab_size: int) -> int | None:
+    found = getattr(config, name, None)
+    return found if found in range(vocab_size) else None
+
+
+def _num_layers(config: PretrainedConfig, sizes: Any) -> int:
+    # T5's, whose decoder may have another depth; in other configurations "decoder_layers" became the sizes' own.
+    found = getattr(config, "num_decoder_layers", None) or getattr(sizes, "num_layers", None)
+    return int(found or sizes.num_hidden_layers)
+
+
+def _head_size(config: PretrainedConfig, sizes: Any) -> int:
+    return int(
+        getattr(config, "head_dim", None)
+        or int(sizes.hidden_size) // int(sizes.num_attention_heads)
+    )
+
+
+def _max_position(config: PretrainedConfig) -> int:
+    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -17,6 +17,8 @@ from outrider.export.graph.fuse_projections import join_projections
 from outrider.export.graph.fuse_rotary import fuse_rotary
 
 _LAST = -1
+# Attention's input that is added to the scores.
+_BIAS = 3
 
 
 def fuse(model: ir.Model) -> None:
@@ -27,6 +29,7 @@ def fuse(model: ir.Model) -> None:
     fuse_rotary(graph)
     join_projections(graph)
     _gather_columns(graph)
+    _drop_zero_biases(graph)
     drop_unused(graph)
 
 
@@ -154,6 +157,16 @@ def _is_square(square: ir.Value | None, value: ir.Value | None) -> bool:
         return power.inputs[0] is value and exponent is not None and bool((exponent == 2).all())
     product = source(square, "Mul")
     return product is not None and all(factor is value for factor in product.inputs)
+
+
+def _drop_zero_biases(graph: ir.Graph) -> None:
+    """Attend without a bias where it is a zero, repeated."""
+    for node in list(graph):
+        if node.op_type == "Attention" and len(node.inputs) > _BIAS:
+            spread = source(node.inputs[_BIAS], "Expand")
+            value = constant(spread.inputs[0]) if spread else None
+            if value is not None and not value.any():
+                node.replace_input_with(_BIAS, None)
 
 
 def _gather_columns(graph: ir.Graph) -> None:
