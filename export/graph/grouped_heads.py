@@ -51,16 +51,19 @@ _HEADS_AXIS, _SIZE_AXIS = 1, 3
 def derive_grouped_graph(path: Path) -> bool:
     """Write ``grouped.onnx`` beside the canonical graph at ``path``; return whether that was possible.
 
-    Every Attention node must be causal over its cache with the same group size, and its rows can be packed.
+    Every Attention node must attend to a cache or a source, with the same group size, and its rows can be packed.
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
-    nodes = attention_nodes(model.graph)
+    nodes, own = attention_nodes(model.graph), attention_nodes(model.graph, AttentionKind.SELF)
     groups = {_group_size(node) for node in nodes}
-    if len(groups) != 1 or 0 in groups or {*map(attention_kind, nodes)} != {AttentionKind.SELF}:
+    has_biases = any(input_of(node, BIAS) for node in nodes)
+    if not own or len(groups) != 1 or 0 in groups or (has_biases and groups != {1}):
+        return False
+    if not {*map(attention_kind, nodes)} <= {AttentionKind.SELF, AttentionKind.SOURCE}:
         return False
     positions = give_positions(model.graph)
-    give_mask(nodes, _causal_mask(model.graph))
+    give_mask(model.graph, own, _causal_mask(model.graph))
     if not pack_rows(model.graph, nodes, positions):
         return False
     if groups != {1}:
@@ -81,12 +84,30 @@ def give_positions(graph: ir.Graph) -> ir.Value:
     return positions
 
 
-def give_mask(nodes: list[ir.Node], mask: ir.Value) -> None:
-    """Replace causality of nodes over a cache by ``mask`` [B, 1, T, S] bool."""
+def give_mask(graph: ir.Graph, nodes: list[ir.Node], mask: ir.Value) -> None:
+    """Replace causality of nodes over a cache by ``mask`` [B, 1, T, S], bool or numbers to add to scores.
+
+    A node's bias [B, H, T, S] is added to it, once for all nodes that share the bias.
+    """
+    masks: dict[ir.Value | None, ir.Value] = {None: mask}
     for node in nodes:
+        bias = input_of(node, BIAS)
+        if bias is not None and bias not in masks:
+            masks[bias] = _biased_mask(graph, bias, mask, node)
         node.resize_inputs(BIAS + 1)
-        node.replace_input_with(BIAS, mask)
+        node.replace_input_with(BIAS, masks[bias])
         node.attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
+
+
+def _biased_mask(graph: ir.Graph, bias: ir.Value, mask: ir.Value, before: ir.Node) -> ir.Value:
+    """Return the sum of a bias and a mask, made before a node."""
+    tape = ir.tape.Tape()
+    name = f"{bias.name}.masked"
+    added = _added(graph, tape, mask, name) if mask.dtype is ir.DataType.BOOL else mask
+    total = tape.op("Add", [bias, added])
+    total.type = ir.TensorType(ir.DataType.FLOAT)
+    insert_tape(graph, tape, name, before=before)
+    return total
 
 
 def group_heads(graph: ir.Graph) -> None:
@@ -94,7 +115,7 @@ def group_heads(graph: ir.Graph) -> None:
     masks: dict[tuple[str | None, int], ir.Value] = {}
     for node in attention_nodes(graph):
         groups, mask = _group_size(node), input_of(node, BIAS)
-        if groups < 2 or mask is None:
+        if groups < 2 or mask is None or mask.dtype is not ir.DataType.BOOL:
             continue
         key = mask.name, groups
         if key not in masks:
@@ -179,4 +200,6 @@ def _added(graph: ir.Graph, tape: ir.tape.Tape, mask: ir.Value, name: str) -> ir
     """Return a mask as numbers to add to scores."""
     seen = put(graph, np.array(0, np.float32), f"{name}.seen")
     unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
-    return tape.op("Where", [mask, seen, unseen])
+    added = tape.op("Where", [mask, seen, unseen])
+    added.type = ir.TensorType(ir.DataType.FLOAT)
+    return added

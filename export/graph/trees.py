@@ -68,7 +68,7 @@ def give_tree_inputs(graph: ir.Graph, where: str) -> None:
             "mask; export with max_tree_nodes 0"
         )
     put_input(graph, bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
-    give_mask(attention_nodes(graph), _add_mask(graph))
+    give_mask(graph, attention_nodes(graph), _add_mask(graph))
 
 
 def _add_mask(graph: ir.Graph) -> ir.Value:
@@ -105,6 +105,7 @@ def _add_mask(graph: ir.Graph) -> ir.Value:
     # In cached text ``above`` repeats the span's first column, which does not matter: it is seen.
     seen = tape.op("Or", [seen, tape.op("Unsqueeze", [is_cached, one])])
     mask = tape.op("Unsqueeze", [seen, one])
+    mask.type = ir.TensorType(ir.DataType.BOOL)
     insert_tape(graph, tape, "tree_mask")
     return mask
 

@@ -87,7 +87,7 @@ def _mask_attention(graph: ir.Graph, capacity: int) -> None:
     for node in nodes:
         if attention_kind(node) is not AttentionKind.SELF:
             raise BundleError(f"{node.name}: not a canonical attention; export the bundle again")
-    give_mask(nodes, _add_mask(graph, capacity))
+    give_mask(graph, nodes, _add_mask(graph, capacity))
 
 
 def _add_mask(graph: ir.Graph, capacity: int) -> ir.Value:
