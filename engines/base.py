@@ -12,6 +12,8 @@ Invariants every engine keeps (held by ``tests/engines/contract.py``):
 * I3  A span may be a tree (``Span.parents``): each token then sees the cached text and the tokens above it, and no
   other, so its logits are those of the chain from the root to it. I2 covers tokens whose chain stands without a gap
   at the span's beginning; others see the same values at other columns of the cache, which rounds differently.
+* I4  Of a model with an encoder, they depend on the slot's own source too, and on no other. Where I2 holds, they are
+  the same bits whatever sources were read in the same call and whatever room the sources' cache had.
 """
 
 from __future__ import annotations
@@ -73,6 +75,7 @@ class EngineLimits:
         vocab_size: width V of a row of logits.
         max_tree_nodes: tokens of a tree at most, its root included; 0 where no trees are taken.
         max_prompt_rows: rows that one call runs together whatever their length; 0 for ``max_batch``.
+        max_source: tokens of a source at most; 0 for a model without an encoder, which reads none.
     """
 
     max_batch: int
@@ -81,6 +84,7 @@ class EngineLimits:
     vocab_size: int
     max_tree_nodes: int = 0
     max_prompt_rows: int = 0
+    max_source: int = 0
 
 
 @step_value
@@ -105,6 +109,19 @@ class Span:
     parents: tuple[int, ...] | None = None
 
 
+@step_value
+class Source:
+    """What an encoder reads for one slot: every later extend of the slot attends to it.
+
+    Attributes:
+        slot: row of the caches.
+        tokens: ids of the source's vocabulary, 1..``EngineLimits.max_source`` of them.
+    """
+
+    slot: int
+    tokens: tuple[int, ...]
+
+
 class Engine(Protocol):
     """One loaded model with its KV cache. Not thread-safe: one thread owns it."""
 
@@ -123,8 +140,31 @@ class Engine(Protocol):
         """True if weights multiply a batch's own tokens alone, and no padding to its longest span."""
         ...
 
+    def read(self, sources: Sequence[Source]) -> None:
+        """Read sources for consecutive slots, whose texts are empty afterwards.
+
+        Args:
+            sources: one per slot of a contiguous range, ascending.
+
+        Raises:
+            EngineError: the model has no encoder, or a source breaks a limit (nothing was computed or changed); or the
+                backend failed: the given slots then have no source, and no text.
+        """
+        ...
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Copy a slot's source to other slots, whose texts are empty afterwards.
+
+        Raises:
+            EngineError: a slot is outside the engine, or this one has no source (nothing was changed); or the backend
+                failed: the destinations then have no source, and no text.
+        """
+        ...
+
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """Append spans to consecutive slots and return the wanted logits.
+
+        Of a model with an encoder, a slot needs a source before it is given tokens.
 
         Args:
             spans: one per slot of a contiguous range, ascending; rows that take no part pass an empty span.
@@ -134,7 +174,8 @@ class Engine(Protocol):
             j < spans[b].num_logits follows the (num_logits - j)-th last token of the span, later columns are padding.
 
         Raises:
-            EngineError: the backend failed; the caches of the given slots are then undefined.
+            EngineError: a span breaks a limit (nothing was computed), or the backend failed: the given slots' texts
+                are then undefined, their sources as they were.
         """
         ...
 
@@ -154,13 +195,14 @@ class Engine(Protocol):
         ...
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Copy the first ``length`` cached tokens of one slot over another."""
+        """Copy the source of one slot, if it has one, and its first ``length`` cached tokens over another."""
         ...
 
-    def trim(self, lengths: Sequence[int]) -> None:
+    def trim(self, lengths: Sequence[int | None]) -> None:
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
 
-        May give memory back that a long slot needed; called when slots have become free.
+        Of a slot without a length, None, all is forgotten, its source too. May give memory back that a long slot
+        needed; called when slots have become free.
 
         Raises:
             EngineError: smaller buffers could not be had; what was kept stays valid.

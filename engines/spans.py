@@ -8,8 +8,84 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.base import EngineError, EngineLimits, Span
+from outrider.engines.base import EngineError, EngineLimits, Source, Span
 from outrider.engines.trees import chain_length, check_parents, check_path, tree_layout
+
+NO_ENCODER = "this model has no encoder: it reads no sources"
+
+
+class WithoutSources:
+    """A base of engines whose models have no encoder."""
+
+    def read(self, sources: Sequence[Source]) -> None:
+        """Refuse; see ``Engine.read``."""
+        raise EngineError(NO_ENCODER)
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Refuse; see ``Engine.share_source``."""
+        raise EngineError(NO_ENCODER)
+
+
+def check_sources(sources: Sequence[Source], limits: EngineLimits, vocab_size: int) -> int:
+    """Refuse sources that no engine with these limits may read; return the length of the longest.
+
+    Args:
+        sources: one per slot of a contiguous range, ascending.
+        limits: of the engine.
+        vocab_size: of the sources' tokens.
+
+    Raises:
+        EngineError: naming the slot and the rule it breaks; nothing was computed.
+    """
+    if limits.max_source == 0:
+        raise EngineError(NO_ENCODER)
+    if not sources:
+        raise EngineError("read needs at least one source")
+    first = sources[0].slot
+    if first < 0 or first + len(sources) > limits.max_batch:
+        raise EngineError(
+            f"slots {first}..{first + len(sources) - 1} are outside 0..{limits.max_batch - 1}"
+        )
+    for row, source in enumerate(sources):
+        slot, tokens = first + row, source.tokens
+        if source.slot != slot:
+            raise EngineError(f"slot {source.slot} follows {slot - 1}: slots must be consecutive")
+        if not 1 <= len(tokens) <= limits.max_source:
+            raise EngineError(
+                f"slot {slot}: source of {len(tokens)} tokens, must be 1..{limits.max_source}"
+            )
+        if min(tokens) < 0 or max(tokens) >= vocab_size:
+            raise EngineError(
+                f"slot {slot}: a token id of the source is outside 0..{vocab_size - 1}"
+            )
+    return max(len(source.tokens) for source in sources)
+
+
+def check_share(slot: int, destinations: Sequence[int], lengths: Sequence[int]) -> None:
+    """Refuse to copy a source that a slot does not have, or to slots outside the engine.
+
+    ``lengths`` [max_batch] are the tokens of every slot's source, 0 where it has none.
+
+    Raises:
+        EngineError: naming the slot and the rule; nothing was copied.
+    """
+    max_batch = len(lengths)
+    for one in (slot, *destinations):
+        if not 0 <= one < max_batch:
+            raise EngineError(f"share of a source with slot {one}: slots are 0..{max_batch - 1}")
+    if not lengths[slot]:
+        raise EngineError(f"slot {slot} has no source to share")
+
+
+def check_have_sources(spans: Sequence[Span], lengths: Sequence[int]) -> None:
+    """Refuse tokens for slots without a source, of a model that has an encoder; ``lengths`` as for ``check_share``.
+
+    Raises:
+        EngineError: naming the slot; nothing was computed.
+    """
+    for span in spans:
+        if span.tokens and not lengths[span.slot]:
+            raise EngineError(f"slot {span.slot} has no source: read one before its text")
 
 
 def check_spans(

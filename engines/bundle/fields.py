@@ -74,6 +74,13 @@ class FieldReader:
             raise self.wrong(name, f"of finite numbers, at most {MOST_LEVELS} levels deep")
         return values
 
+    def flag(self, name: str) -> bool:
+        """A field that is true or false."""
+        value = self._get(name)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
     def section(self, name: str) -> FieldReader:
         """An object field."""
         return FieldReader(self._get(name), where=f"{self._where}: {name}")

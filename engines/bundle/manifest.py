@@ -43,8 +43,19 @@ from outrider.engines.bundle.mapped_files import can_tell, still_mapped, take_ma
 from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER, PlanEntry, read_plans
 from outrider.engines.bundle.serving_defaults import ServingDefaults, read_serving_defaults
+from outrider.engines.bundle.text2text import (
+    ENCODE_FILE,
+    SOURCE_TOKENIZER_FILE,
+    SourceEntry,
+    TextToText,
+    read_source_entry,
+    read_text2text,
+    used_ids,
+)
 
 SCHEMA_VERSION = 1
+# Of bundles whose models have an encoder, which an earlier server cannot serve.
+TEXT2TEXT_VERSION = 2
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_FILE = "model.onnx"
 GROUPED_FILE = "grouped.onnx"
@@ -137,6 +148,7 @@ class ModelEntry:
             at least two rows: 1 or 2. One row alone may take 2 in any graph (``engines.onnx.batch_invariance``).
         device_precision: of the weights, products and caches of the graphs for accelerators, one of
             ``DEVICE_PRECISIONS``; empty where there are none.
+        source: its encoder; None for a decoder-only model.
     """
 
     path: str
@@ -148,6 +160,7 @@ class ModelEntry:
     max_tree_nodes: int = 0
     narrowest_span: int = 2
     device_precision: str = ""
+    source: SourceEntry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +177,7 @@ class Manifest:
         certificate: what the parity check found; JSON values.
         plans: TensorRT plans built from its graphs.
         serving: how it is best served, if that was measured.
+        text2text: how requests become tokens where the models have encoders; None for decoder-only ones.
     """
 
     target: ModelEntry
@@ -179,11 +193,23 @@ class Manifest:
     certificate: Mapping[str, object] = field(default_factory=dict)
     plans: tuple[PlanEntry, ...] = ()
     serving: ServingDefaults | None = None
-    schema_version: int = SCHEMA_VERSION
+    text2text: TextToText | None = None
+
+    @property
+    def schema_version(self) -> int:
+        """Return the version of the manifest's form: the least that can say all of it."""
+        return SCHEMA_VERSION if self.text2text is None else TEXT2TEXT_VERSION
 
     def to_json(self) -> str:
         """Text of the manifest, keys sorted, so that equal manifests are equal files."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True, allow_nan=False) + "\n"
+        values = asdict(self) | {"schema_version": self.schema_version}
+        if self.text2text is None:
+            # Byte for byte the form that servers without encoders read.
+            del values["text2text"]
+            for model in (values["target"], values["draft"]):
+                if model is not None:
+                    del model["source"]
+        return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -199,11 +225,14 @@ class Manifest:
             raise BundleError(f"{MANIFEST_FILE}: not JSON: {error}") from error
         reader = FieldReader(data, where=MANIFEST_FILE)
         schema_version = reader.count("schema_version", at_least=0)
-        if schema_version != SCHEMA_VERSION:
+        if schema_version not in (SCHEMA_VERSION, TEXT2TEXT_VERSION):
             raise BundleError(
                 f"{MANIFEST_FILE}: schema_version {schema_version}, this server reads "
-                f"{SCHEMA_VERSION}; export the bundle again"
+                f"{SCHEMA_VERSION} and {TEXT2TEXT_VERSION}; export the bundle again"
             )
+        text2text = read_text2text(reader)
+        if (text2text is None) != (schema_version == SCHEMA_VERSION):
+            raise reader.wrong("text2text", f"given in schema_version {TEXT2TEXT_VERSION} alone")
         draft = reader.optional_section("draft")
         return cls(
             target=_model_entry(reader.section("target")),
@@ -222,7 +251,7 @@ class Manifest:
             certificate=reader.plain("certificate"),
             plans=read_plans(reader.items("plans")),
             serving=read_serving_defaults(reader),
-            schema_version=schema_version,
+            text2text=text2text,
         )
 
 
@@ -290,6 +319,10 @@ class Bundle:
         is_grouped = f"{entry.path}/{GROUPED_FILE}" in self.manifest.files
         return self.root / entry.path / GROUPED_FILE if is_grouped else self.model_path(entry)
 
+    def encode_path(self, entry: ModelEntry) -> Path:
+        """Graph file that reads sources for one of the bundle's models, where it has an encoder."""
+        return self.root / entry.path / ENCODE_FILE
+
     def tree_path(self, entry: ModelEntry) -> Path:
         """Graph file that verifies trees with one of the bundle's models, if it has one."""
         return self.root / entry.path / TREE_FILE
@@ -337,6 +370,7 @@ class Bundle:
             max_extend=self.manifest.max_extend,
             vocab_size=entry.vocab_size,
             max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
+            max_source=0 if entry.source is None else entry.source.max_source,
         )
 
 
@@ -397,6 +431,7 @@ def _model_entry(reader: FieldReader) -> ModelEntry:
         # Nor those whose graphs do not pad attention over single tokens.
         narrowest_span=reader.count("narrowest_span", at_most=2, default=2),
         device_precision=_device_precision(reader),
+        source=read_source_entry(reader),
     )
 
 
@@ -427,10 +462,35 @@ def _check_limits(manifest: Manifest) -> None:
         for field_name in ("num_layers", "num_kv_heads", "head_size", "vocab_size"):
             check_limits([(f"{name}.{field_name}", getattr(part, field_name), MOST_SIZE)])
         check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
+        _check_source(name, part, manifest)
         if part.max_tree_nodes == 1:
             raise BundleError(
                 f"{MANIFEST_FILE}: field '{name}.max_tree_nodes' must be 0 or at least 2"
             )
+
+
+def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
+    """Refuse a model whose encoder and the manifest's part on texts contradict one another."""
+    text2text, source = manifest.text2text, part.source
+    if source is None:
+        if text2text is not None and name == "target":
+            raise BundleError(f"{MANIFEST_FILE}: field 'target.source' is missing")
+        return
+    if text2text is None:
+        raise BundleError(f"{MANIFEST_FILE}: field 'text2text' is missing: {name} has an encoder")
+    check_limits(
+        [
+            (f"{name}.source.max_source", source.max_source, MOST_TOKENS),
+            *(
+                (f"{name}.source.{field_name}", getattr(source, field_name), MOST_SIZE)
+                for field_name in ("num_heads", "head_size", "vocab_size", "hidden_size")
+            ),
+            *(
+                (f"text2text.{field_name}", one, max(source.vocab_size, part.vocab_size) - 1)
+                for field_name, one in used_ids(text2text)
+            ),
+        ]
+    )
 
 
 def _check_listing(names: list[str], manifest: Manifest) -> None:
@@ -438,6 +498,11 @@ def _check_listing(names: list[str], manifest: Manifest) -> None:
     for name in manifest.files:
         if name not in found:
             raise BundleError(f"{name}: listed in {MANIFEST_FILE} but missing")
+    for name in _tokenizers(manifest):
+        if name not in manifest.files:
+            raise BundleError(
+                f"{MANIFEST_FILE}: sources have a tokenizer of their own, but {name} is not in files"
+            )
     for plan in manifest.plans:
         if plan.path not in manifest.files:
             raise BundleError(
@@ -448,12 +513,19 @@ def _check_listing(names: list[str], manifest: Manifest) -> None:
             raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
 
 
+def _tokenizers(manifest: Manifest) -> list[str]:
+    text2text = manifest.text2text
+    return [SOURCE_TOKENIZER_FILE] if text2text and text2text.has_source_tokenizer else []
+
+
 def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
     check_inside(entry.path)
     folder = PurePosixPath(entry.path)
     graphs = [MODEL_FILE]
     if (folder / GROUPED_FILE).as_posix() in manifest.files:
         graphs.append(GROUPED_FILE)
+    if entry.source is not None:
+        graphs.append(ENCODE_FILE)
     if entry.max_tree_nodes:
         graphs += [TREE_FILE, KEEP_PATH_FILE]
     if entry.device_precision:

@@ -107,13 +107,13 @@ class PlanCache:
             raise
         return new
 
-    def trim(self, lengths: Sequence[int]) -> int:
+    def trim(self, lengths: Sequence[int | None]) -> int:
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
 
         Returns:
             Tokens of the longest slot.
         """
-        kept = [min(held, length) for held, length in zip(self.lengths, lengths, strict=False)]
+        kept = [min(held, length or 0) for held, length in zip(self.lengths, lengths, strict=False)]
         self.lengths[:] = (*kept, *[0] * (len(self.lengths) - len(kept)))
         return max(kept, default=0)
 

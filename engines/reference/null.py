@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from outrider.engines.base import EngineLimits, FloatArray, Span
+from outrider.engines.base import EngineLimits, FloatArray, Source, Span
 
 
 class NullEngine:
@@ -26,13 +26,19 @@ class NullEngine:
         wanted = max(span.num_logits for span in spans)
         return self._logits[: len(spans), :wanted]
 
+    def read(self, sources: Sequence[Source]) -> None:
+        """Do nothing: no sources are held."""
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Do nothing: no sources are held."""
+
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Do nothing: no tokens are held."""
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Do nothing: no tokens are held."""
 
-    def trim(self, lengths: Sequence[int]) -> None:
+    def trim(self, lengths: Sequence[int | None]) -> None:
         """Do nothing: no tokens are held."""
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import index
 from typing import Self
 
-from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Span
+from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Source, Span
 from outrider.engines.spans import num_valid
 from outrider.runtime.drafters.base import (
     Draft,
@@ -62,6 +62,15 @@ class CountingEngine:
         self.held.update((span.slot, num_valid(span)) for span in spans)
         return logits
 
+    def read(self, sources: Sequence[Source]) -> None:
+        """Read sources; the slots' texts are empty, also where the engine fails."""
+        self.held.update((source.slot, 0) for source in sources)
+        self._engine.read(sources)
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Refuse: only the worker may."""
+        raise EngineError("drafters share no sources")
+
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep a path; where the engine fails, nothing is taken to be valid in the slot."""
         self.held[slot] = 0
@@ -72,7 +81,7 @@ class CountingEngine:
         """Refuse: only the worker may."""
         raise EngineError("drafters move no slots")
 
-    def trim(self, lengths: Sequence[int]) -> None:
+    def trim(self, lengths: Sequence[int | None]) -> None:
         """Refuse: only the worker may."""
         raise EngineError("drafters trim no caches")
 
@@ -161,4 +170,6 @@ def held_to(draft: Draft, row: DraftRow, held: Mapping[int, int], slot: int) -> 
     if slot not in held:
         return draft if draft.num_computed is None else replace(draft, num_computed=None)
     claimed = row.num_computed if draft.num_computed is None else draft.num_computed
+    if claimed < 0:  # the source is still unread
+        return replace(draft, num_computed=None)
     return replace(draft, num_computed=max(0, min(claimed, held[slot])))

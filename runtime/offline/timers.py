@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engines.base import Engine, EngineLimits, FloatArray, Span
+from outrider.engines.base import Engine, EngineLimits, FloatArray, Source, Span
 from outrider.engines.sampling.base import CandidateNode, CandidateSampler, SamplingRow, Verdict
 
 
@@ -39,6 +39,18 @@ class TimedEngine:
         """True if the timed engine packs rows."""
         return self.engine.packs_rows
 
+    def read(self, sources: Sequence[Source]) -> None:
+        """Read sources with the timed engine, and take the time."""
+        began = time.perf_counter()
+        self.engine.read(sources)
+        self.total_s += time.perf_counter() - began
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Share a source of the timed engine, and take the time."""
+        began = time.perf_counter()
+        self.engine.share_source(slot, destinations)
+        self.total_s += time.perf_counter() - began
+
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """Extend and take the time."""
         began = time.perf_counter()
@@ -62,7 +74,7 @@ class TimedEngine:
         self.engine.move_slot(source, destination, length)
         self.total_s += time.perf_counter() - began
 
-    def trim(self, lengths: Sequence[int]) -> None:
+    def trim(self, lengths: Sequence[int | None]) -> None:
         """Trim the timed engine."""
         self.engine.trim(lengths)
 

@@ -174,7 +174,8 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> N
         ("max_context", True, "'max_context' must be an integer"),
         ("eos_token_ids", "1", "'eos_token_ids' must be a list"),
         ("target", [], "target: must be a JSON object"),
-        ("schema_version", 2, "export the bundle again"),
+        ("schema_version", 3, "export the bundle again"),
+        ("schema_version", 2, "'text2text' must be given in"),
         ("versions", {"onnx": 1}, "versions: field 'onnx' must be a string"),
     ],
 )

@@ -1,0 +1,119 @@
+"""A manifest of a model with an encoder: what it says is read back, and contradictions are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import (
+    SCHEMA_VERSION,
+    TEXT2TEXT_VERSION,
+    Manifest,
+    ModelEntry,
+    _check_limits,
+)
+from outrider.engines.bundle.text2text import (
+    LANGUAGE,
+    TEXT,
+    SourceEntry,
+    TextToText,
+    cross_past_names,
+    cross_present_names,
+)
+
+SOURCE = SourceEntry(num_heads=2, head_size=4, max_source=32, vocab_size=20, hidden_size=8)
+ENTRY = ModelEntry(
+    path="target",
+    num_layers=2,
+    num_kv_heads=2,
+    head_size=4,
+    vocab_size=16,
+    weights="float32",
+    source=SOURCE,
+)
+TEXTS = TextToText(
+    decoder_prefix=(2, LANGUAGE),
+    source_template=(LANGUAGE, TEXT, 1),
+    languages={"de": 3, "en": 19},
+    default_target_language="de",
+    banned_token_ids=(0,),
+    generation_defaults={"num_beams": 4},
+)
+
+
+def manifest(entry: ModelEntry = ENTRY, texts: TextToText | None = TEXTS) -> Manifest:
+    return Manifest(
+        target=entry,
+        draft=None,
+        max_context=64,
+        max_batch=2,
+        max_gamma=4,
+        max_extend=8,
+        eos_token_ids=(1,),
+        bos_token_id=None,
+        text2text=texts,
+    )
+
+
+def test_what_is_written_is_read_back() -> None:
+    written = manifest()
+    assert written.schema_version == TEXT2TEXT_VERSION
+    assert Manifest.from_json(written.to_json()) == written
+    _check_limits(written)
+
+
+def test_a_decoder_only_manifest_says_nothing_of_sources() -> None:
+    plain = ModelEntry(
+        path="target", num_layers=2, num_kv_heads=2, head_size=4, vocab_size=16, weights="float32"
+    )
+    data = json.loads(manifest(plain, None).to_json())
+    assert data["schema_version"] == SCHEMA_VERSION
+    assert "text2text" not in data
+    assert "source" not in data["target"]
+    assert Manifest.from_json(json.dumps(data)).target.source is None
+
+
+def test_caches_of_sources_are_named_by_layer() -> None:
+    assert cross_past_names(2)[2:] == ("cross_key.1", "cross_value.1")
+    assert cross_present_names(2)[:2] == ("new_cross_key.0", "new_cross_value.0")
+
+
+def set_text(name: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data["text2text"].__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_text("decoder_prefix", []), "'decoder_prefix' must be of at least one token"),
+        (set_text("decoder_prefix", ["text"]), "'decoder_prefix' must be a list of token ids"),
+        (set_text("decoder_prefix", [True]), "'decoder_prefix' must be a list of token ids"),
+        (set_text("source_template", [1]), "'source_template' must be with 'text' in one place"),
+        (set_text("source_template", "text"), "'source_template' must be a list of token ids"),
+        (set_text("languages", {}), "'languages' must be not empty"),
+        (set_text("languages", {"de": -1}), "languages: field 'de' must be an integer >= 0"),
+        (set_text("languages", {"de": 20}), r"'text2text\.languages' must be at most 19"),
+        (set_text("banned_token_ids", [99]), r"'text2text\.banned_token_ids' must be at most 19"),
+        (set_text("default_source_language", "fr"), "'default_source_language' must be empty or"),
+        (set_text("shares_vocabulary", 1), "'shares_vocabulary' must be true or false"),
+        (lambda data: data["target"].pop("source"), r"'target\.source' is missing"),
+        (lambda data: data["target"]["source"].pop("head_size"), "field 'head_size' is missing"),
+        (lambda data: data.__setitem__("schema_version", 1), "'text2text' must be given in"),
+        (lambda data: data.__setitem__("text2text", None), "'text2text' must be given in"),
+    ],
+)
+def test_contradictions_are_refused(
+    change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    data = json.loads(manifest().to_json())
+    change(data)
+    with pytest.raises(BundleError, match=message):
+        _check_limits(Manifest.from_json(json.dumps(data)))
+
+
+def test_an_encoder_needs_to_be_told_how_texts_become_sources() -> None:
+    with pytest.raises(BundleError, match="'text2text' is missing: target has an encoder"):
+        _check_limits(manifest(texts=None))
