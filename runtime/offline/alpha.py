@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from outrider.engines.base import Engine, Span
+from outrider.engines.base import Engine, Source, Span
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.core.request import SEPARATOR
 from outrider.runtime.drafters.base import DraftRow, Guesser
 from outrider.runtime.offline.results import AlphaRow
 from outrider.runtime.oracle.analysis import lenient_acceptance
@@ -28,17 +30,26 @@ CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Prompt and completion, and how many of these tokens are prompt."""
+    """Prompt and completion, and how many of these tokens are prompt.
+
+    Attributes:
+        source: what the models' encoders read; empty for models without one.
+        quoted: what drafts may be found in before ``tokens``.
+    """
 
     tokens: tuple[int, ...]
     num_prompt: int
+    source: tuple[int, ...] = ()
+    quoted: tuple[int, ...] = ()
 
 
-def text_of(prompt: Sequence[int], answer: Sequence[int], end_tokens: Sequence[int]) -> Text:
-    """Return a prompt and its answer up to the first end token, where a server stops."""
+def text_of(spec: RequestSpec, answer: Sequence[int], end_tokens: Sequence[int]) -> Text:
+    """Return what a request was asked and its answer up to the first end token, where a server stops."""
     ends = (i for i, token in enumerate(answer, 1) if token in end_tokens)
     length = next(ends, len(answer))
-    return Text((*prompt, *answer[:length]), len(prompt))
+    prompt, source = spec.prompt_tokens, spec.source_tokens
+    quoted = (*source, SEPARATOR) if source and spec.source_is_quotable else ()
+    return Text((*prompt, *answer[:length]), len(prompt), source, quoted)
 
 
 @dataclass(slots=True)
@@ -138,6 +149,9 @@ def _add_text(
     vocab_size = target.limits.vocab_size
     # A draft model of a smaller vocabulary cannot read beyond a token it does not know.
     readable = _num_readable(text.tokens, draft)
+    for engine in (target, draft):
+        if text.source and engine is not None:
+            engine.read([Source(slot=0, tokens=text.source)])
     drafted = _logits(draft, text, readable) if draft is not None else iter(())
     position = text.num_prompt
     for logits in _logits(target, text, len(text.tokens)):
@@ -213,7 +227,7 @@ def _guesses(
     )
     row = DraftRow(
         sampling=sampling,
-        text=sampling.history,
+        text=np.array((*text.quoted, *text.tokens[:position]), dtype=np.int64),
         gamma=1,
         num_computed=0,
         key=f"alpha-{temperature:g}-{number}",

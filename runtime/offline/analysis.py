@@ -95,7 +95,11 @@ class _Bench:
             params = SamplingParams(temperature=temperature)
             answers, _ = rig.answer(group, params, PLAIN, options.max_tokens)
             texts += [
-                text_of(prompt, answer.tokens, rig.bundle.manifest.eos_token_ids)
+                text_of(
+                    rig.spec(prompt, params, PLAIN, options.max_tokens),
+                    answer.tokens,
+                    rig.bundle.manifest.eos_token_ids,
+                )
                 for prompt, answer in zip(group, answers, strict=True)
             ]
             self._report(phase, len(texts), len(self._prompts))

@@ -118,9 +118,8 @@ def opened(bundle: Path, prompts: Path, options: Options) -> Iterator[tuple[Rig,
     texts = read_prompts(prompts)[: options.max_prompts]
     with closing(options.open_rig(bundle)) as rig:
         fitted = options.fitted(rig.bundle.manifest)
-        max_context = rig.bundle.manifest.max_context
         encoded = encode_prompts(
-            texts, rig.tokenizer, max_tokens=fitted.max_tokens, max_context=max_context
+            texts, rig.tokenizer, rig.bundle.manifest, max_tokens=fitted.max_tokens
         )
         yield rig, encoded, fitted
 

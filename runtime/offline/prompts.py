@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
+from outrider.engines.bundle.manifest import Bundle, Manifest
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.tokenizer import TokenizersCodec
+from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec, open_codec
 
 Prompts = tuple[tuple[int, ...], ...]
 
@@ -38,13 +38,16 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 
 def encode_prompts(
-    texts: tuple[str, ...], codec: TokenizersCodec, *, max_tokens: int, max_context: int
+    texts: tuple[str, ...], codec: TokenizersCodec, manifest: Manifest, *, max_tokens: int
 ) -> Prompts:
-    """Return the token ids of texts.
+    """Return the token ids of texts: of the sources, where the models have an encoder.
 
     Raises:
-        ConfigError: a text has no token, or does not leave room for ``max_tokens``.
+        ConfigError: a text has no token, or does not leave room for ``max_tokens``; of sources, one is too long.
     """
+    max_context, source = manifest.max_context, manifest.target.source
+    if isinstance(codec, TextToTextCodec) and source is not None:
+        return _encode_sources(texts, codec, source.max_source, max_context, max_tokens)
     most = max_context - max_tokens
     if most < 1:
         raise ConfigError("max_tokens", f"must be less than {max_context}, the bundle's context")
@@ -54,6 +57,23 @@ def encode_prompts(
             rule = f"prompt {number}: must have 1..{most} tokens, so that {max_tokens} may follow"
             raise ConfigError(KEY, rule)
     return prompts
+
+
+def _encode_sources(
+    texts: tuple[str, ...],
+    codec: TextToTextCodec,
+    max_source: int,
+    max_context: int,
+    max_tokens: int,
+) -> Prompts:
+    most = max_context - len(codec.decoder_prefix())
+    if max_tokens > most:
+        raise ConfigError("max_tokens", f"must be at most {most}, the bundle's context")
+    sources = tuple(codec.encode_source(text) for text in texts)
+    for number, source in enumerate(sources, 1):
+        if not 0 < len(source) <= max_source:
+            raise ConfigError(KEY, f"prompt {number}: must have 1..{max_source} tokens")
+    return sources
 
 
 def own_prompts(
@@ -67,8 +87,8 @@ def own_prompts(
     everything = (*texts, *(() if path is None else read_prompts(path)))
 
     def encoded(bundle: Bundle) -> Prompts:
-        codec, most = TokenizersCodec(bundle.read(TOKENIZER_FILE)), bundle.manifest.max_context
-        return encode_prompts(everything, codec, max_tokens=max_tokens, max_context=most)
+        codec = open_codec(bundle)
+        return encode_prompts(everything, codec, bundle.manifest, max_tokens=max_tokens)
 
     return encoded if everything else None
 

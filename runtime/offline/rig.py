@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
+from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.opening import choose_device, open_engine
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import (
+    BeamParams,
     Event,
     Failed,
     Finished,
@@ -31,7 +32,7 @@ from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.offline.timers import TimedEngine, TimedSampler
 from outrider.runtime.serving.opening import ServeOptions, bundle_costs, settle_loaded
-from outrider.runtime.serving.tokenizer import TokenizersCodec
+from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec, open_codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,49 @@ class Rig:
         """Return the seconds spent in engine calls so far."""
         return self.target.total_s + (self.draft.total_s if self.draft else 0.0)
 
+    def spec(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        speculation: SpeculationParams,
+        max_tokens: int,
+        *,
+        seed: int = 0,
+        beams: BeamParams | None = None,
+    ) -> RequestSpec:
+        """Return a request of a new name for a prompt; of a model with an encoder, the prompt is its source.
+
+        Such a model ends its answers where ``params`` name no end tokens: behind its end token it has nothing to say.
+        """
+        self.next_id += 1
+        name = f"bench-{self.next_id}"
+        spec = RequestSpec(
+            internal_id=name,
+            request_id=name,
+            prompt_tokens=tuple(prompt),
+            params=params,
+            seed=seed,
+            max_tokens=max_tokens,
+            speculation=speculation,
+            tenant=self.tenant,
+            beams=beams,
+        )
+        manifest = self.bundle.manifest
+        if manifest.text2text is None or not isinstance(self.tokenizer, TextToTextCodec):
+            return spec
+        banned = tuple((token,) for token in manifest.text2text.banned_token_ids)
+        return replace(
+            spec,
+            prompt_tokens=self.tokenizer.decoder_prefix(),
+            source_tokens=spec.prompt_tokens,
+            source_is_quotable=manifest.text2text.shares_vocabulary,
+            params=replace(
+                params,
+                end_token_ids=params.end_token_ids or tuple(manifest.eos_token_ids),
+                bad_words=(*params.bad_words, *banned),
+            ),
+        )
+
     def answer(
         self,
         prompts: Sequence[Sequence[int]],
@@ -130,18 +174,7 @@ class Rig:
         answers = [Answer(clock=self.clock) for _ in prompts]
         began = self.clock()
         for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
-            self.next_id += 1
-            name = f"bench-{self.next_id}"
-            spec = RequestSpec(
-                internal_id=name,
-                request_id=name,
-                prompt_tokens=tuple(prompt),
-                params=params,
-                seed=seed,
-                max_tokens=max_tokens,
-                speculation=speculation,
-                tenant=self.tenant,
-            )
+            spec = self.spec(prompt, params, speculation, max_tokens, seed=seed)
             self.worker.submit(spec, answer)
         while any(answer.end is None for answer in answers):
             self.worker.run_step()
@@ -168,7 +201,7 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
     """Open a bundle; its queue has no time limit. Raises as ``runtime.offline.options.opened``."""
     bundle = load_bundle(root)
     manifest = bundle.manifest
-    tokenizer = TokenizersCodec(bundle.read(TOKENIZER_FILE))
+    tokenizer = open_codec(bundle)
     options = replace(
         options,
         device=str(choose_device(options.device, bundle).device),
