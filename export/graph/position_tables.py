@@ -50,9 +50,12 @@ def tabulate_positions(graph: ir.Graph, num_positions: int) -> None:
 
 def span_positions(graph: ir.Graph) -> ir.Value | None:
     """Return the positions that a graph computes from ``start``, if any."""
-    return next(
-        (value for node in graph for value in node.outputs if value.name == POSITIONS_VALUE), None
-    )
+    return value_named(graph, POSITIONS_VALUE)
+
+
+def value_named(graph: ir.Graph, name: str) -> ir.Value | None:
+    """Return the value of a name that a node of a graph computes, if any."""
+    return next((value for node in graph for value in node.outputs if value.name == name), None)
 
 
 def is_position_table(name: str | None) -> bool:
