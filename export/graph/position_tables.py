@@ -21,7 +21,7 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
 from outrider.engines.bundle.limits import TABLE_SUFFIX
 from outrider.export.graph.edits import drop_unused, put, take_over
-from outrider.export.graph.kv_export import POSITIONS_VALUE
+from outrider.export.graph.tracing.kv_export import POSITIONS_VALUE
 
 _OPSET = 24
 _INT64 = onnx.TensorProto.INT64

@@ -24,7 +24,7 @@ from outrider.export.graph.edits import insert_tape, put_input
 from outrider.export.graph.grouped_heads import give_mask, give_positions, group_heads
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.position_tables import span_positions, value_named
-from outrider.export.graph.stack_tables import KEY_POSITIONS_VALUE
+from outrider.export.graph.tracing.stack_tables import KEY_POSITIONS_VALUE
 from outrider.export.weights.half_products import is_cache
 
 _OPSET = 24
