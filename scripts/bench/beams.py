@@ -18,7 +18,6 @@ from outrider.runtime.core.params import (
     BeamAnswer,
     BeamParams,
     Failed,
-    RequestSpec,
     SpeculationParams,
 )
 from outrider.runtime.offline.rig import Answer
@@ -45,13 +44,11 @@ def run_searches(
     answers = []
     began = rig.clock()
     for prompt in prompts:
-        rig.next_id += 1
         answer = Answer()
-        spec = RequestSpec(
-            internal_id=f"beam-{rig.next_id}", request_id=f"beam-{rig.next_id}", prompt_tokens=prompt,
-            params=SamplingParams(temperature=0.0), seed=0, max_tokens=max_tokens, beams=beams,
-            speculation=SpeculationParams(drafter="model", gamma=gamma),
-        )  # fmt: skip
+        # Where answers have ends, none comes before the last step.
+        params = SamplingParams(temperature=0.0, min_tokens=max_tokens)
+        speculation = SpeculationParams(drafter="model", gamma=gamma)
+        spec = rig.spec(prompt, params, speculation, max_tokens, beams=beams)
         rig.worker.submit(spec, answer)
         while answer.end is None:
             rig.worker.run_step()

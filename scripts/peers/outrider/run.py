@@ -34,10 +34,13 @@ def load(job):
         is_enabled=job["drafter"] is not None, drafter=job["drafter"], gamma=job["gamma"]
     )
 
+    # Answers of a model with an encoder would end: as with the other peers, the end is banned.
+    params = SamplingParams(
+        temperature=0.0, min_tokens=job["max_tokens"] if job["reads_source"] else 0
+    )
+
     def run(prompts):
-        answers, _ = rig.answer(
-            prompts, SamplingParams(temperature=0.0), speculation, job["max_tokens"]
-        )
+        answers, _ = rig.answer(prompts, params, speculation, job["max_tokens"])
         return [answer.tokens for answer in answers]
 
     return run
