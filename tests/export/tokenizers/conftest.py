@@ -2,11 +2,13 @@
 
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+from outrider.export.tokenizers.pieces import read_model
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -85,8 +87,14 @@ def write_marian(folder: Path, kind: str, without: str = "") -> None:
     dump(folder / "config.json", {"model_type": "marian", **SIZES, **config})
 
 
-def write_m2m100(folder: Path, kind: str) -> None:
-    model = trained(kind, ENGLISH + GERMAN)
+def write_m2m100(
+    folder: Path, kind: str, added: Mapping[str, float] = MappingProxyType({})
+) -> None:
+    """Write a checkpoint of one SentencePiece model, with ``added`` pieces by their scores."""
+    proto = read_model(trained(kind, ENGLISH + GERMAN))
+    for piece, score in added.items():
+        proto.pieces.add(piece=piece, score=score)
+    model = proto.SerializeToString()
     (folder / "sentencepiece.bpe.model").write_bytes(model)
     vocabulary = ids(["<s>", "<pad>", "</s>", "<unk>"], pieces(model))
     dump(folder / "vocab.json", vocabulary)
