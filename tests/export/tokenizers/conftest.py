@@ -145,6 +145,35 @@ def write_bart(folder: Path) -> None:
     dump(folder / "config.json", {"model_type": "bart", **SIZES, "vocab_size": 300, **asked})
 
 
+def write_blenderbot(folder: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    dump(folder / "tokenizer_config.json", {"tokenizer_class": "BlenderbotTokenizer"})
+    dump(folder / "config.json", {"model_type": "blenderbot", **SIZES, "vocab_size": 300})
+
+
+def write_pegasus(folder: Path) -> None:
+    reserved = [f"<unk_{number}>" for number in range(2, 103)]
+    tokens = [
+        "<pad>",
+        "</s>",
+        "<mask_1>",
+        "<mask_2>",
+        *reserved,
+        "<unk>",
+        *pieces(trained("unigram", ENGLISH)),
+    ]
+    tokenizer = Tokenizer(models.Unigram([(token, 0.0) for token in tokens], unk_id=105))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    dump(folder / "tokenizer_config.json", {"tokenizer_class": "PegasusTokenizer"})
+    dump(folder / "config.json", {"model_type": "pegasus", **SIZES, "vocab_size": 300})
+
+
 def write_nllb(folder: Path) -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([*LANGUAGES])
@@ -165,6 +194,8 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "mbart50": lambda folder: write_mbart(folder, MBART50, 2),
     "t5": write_t5,
     "bart": write_bart,
+    "blenderbot": write_blenderbot,
+    "pegasus": write_pegasus,
     "nllb": write_nllb,
 }
 
