@@ -118,8 +118,9 @@ def opened(bundle: Path, prompts: Path, options: Options) -> Iterator[tuple[Rig,
     texts = read_prompts(prompts)[: options.max_prompts]
     with closing(options.open_rig(bundle)) as rig:
         fitted = options.fitted(rig.bundle.manifest)
+        manifest = rig.bundle.manifest
         encoded = encode_prompts(
-            texts, rig.tokenizer, rig.bundle.manifest, max_tokens=fitted.max_tokens
+            texts, rig.tokenizer, max_tokens=fitted.max_tokens, manifest=manifest
         )
         yield rig, encoded, fitted
 

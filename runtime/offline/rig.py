@@ -24,6 +24,7 @@ from outrider.runtime.core.params import (
     Failed,
     Finished,
     Progressed,
+    Prompt,
     RequestSpec,
     SpeculationParams,
 )
@@ -32,7 +33,7 @@ from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.offline.timers import TimedEngine, TimedSampler
 from outrider.runtime.serving.opening import ServeOptions, bundle_costs, settle_loaded
-from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec, open_codec
+from outrider.runtime.serving.tokenizer import TokenizersCodec, open_codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ class Rig:
 
     def spec(
         self,
-        prompt: Sequence[int],
+        asked: Prompt | Sequence[int],
         params: SamplingParams,
         speculation: SpeculationParams,
         max_tokens: int,
@@ -121,42 +122,39 @@ class Rig:
         seed: int = 0,
         beams: BeamParams | None = None,
     ) -> RequestSpec:
-        """Return a request of a new name for a prompt; of a model with an encoder, the prompt is its source.
+        """Return a request of a new name.
 
-        Such a model ends its answers where ``params`` name no end tokens: behind its end token it has nothing to say.
+        Of a model with an encoder, answers end with its end token where ``params`` name none: behind it such a model
+        has nothing to say. Tokens that it has no place for are not drawn.
         """
+        prompt = asked if isinstance(asked, Prompt) else Prompt(tuple(asked))
+        manifest = self.bundle.manifest
+        if manifest.text2text is not None:
+            banned = tuple((token,) for token in manifest.text2text.banned_token_ids)
+            params = replace(
+                params,
+                end_token_ids=params.end_token_ids or manifest.eos_token_ids,
+                bad_words=(*params.bad_words, *banned),
+            )
         self.next_id += 1
         name = f"bench-{self.next_id}"
-        spec = RequestSpec(
+        return RequestSpec(
             internal_id=name,
             request_id=name,
-            prompt_tokens=tuple(prompt),
+            prompt_tokens=prompt.tokens,
             params=params,
             seed=seed,
             max_tokens=max_tokens,
             speculation=speculation,
             tenant=self.tenant,
             beams=beams,
-        )
-        manifest = self.bundle.manifest
-        if manifest.text2text is None or not isinstance(self.tokenizer, TextToTextCodec):
-            return spec
-        banned = tuple((token,) for token in manifest.text2text.banned_token_ids)
-        return replace(
-            spec,
-            prompt_tokens=self.tokenizer.decoder_prefix(),
-            source_tokens=spec.prompt_tokens,
-            source_is_quotable=manifest.text2text.shares_vocabulary,
-            params=replace(
-                params,
-                end_token_ids=params.end_token_ids or tuple(manifest.eos_token_ids),
-                bad_words=(*params.bad_words, *banned),
-            ),
+            source_tokens=prompt.source,
+            source_is_quotable=prompt.is_quotable,
         )
 
     def answer(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Prompt | Sequence[int]],
         params: SamplingParams,
         speculation: SpeculationParams,
         max_tokens: int,
@@ -164,6 +162,8 @@ class Rig:
         first_seed: int = 0,
     ) -> tuple[list[Answer], float]:
         """Run prompts as one batch of arrivals to the end, with seeds ``first_seed``, + 1, ...
+
+        Of a model without an encoder, the token ids of a prompt are enough.
 
         Returns:
             The answers, in the order of the prompts, and the wall seconds taken.
@@ -173,9 +173,8 @@ class Rig:
         """
         answers = [Answer(clock=self.clock) for _ in prompts]
         began = self.clock()
-        for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
-            spec = self.spec(prompt, params, speculation, max_tokens, seed=seed)
-            self.worker.submit(spec, answer)
+        for seed, (asked, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
+            self.worker.submit(self.spec(asked, params, speculation, max_tokens, seed=seed), answer)
         while any(answer.end is None for answer in answers):
             self.worker.run_step()
         wall_s = self.clock() - began

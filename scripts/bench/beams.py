@@ -8,6 +8,7 @@ search's, bit for bit.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from outrider.runtime.core.params import (
     BeamAnswer,
     BeamParams,
     Failed,
+    Prompt,
     SpeculationParams,
 )
 from outrider.runtime.offline.rig import Answer
@@ -25,6 +27,8 @@ from outrider.runtime.offline.rig import Answer
 from scripts.bench.tools.common import Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, Row
 from scripts.bench.tools.tables import show
+
+Prompts = Sequence[Prompt | tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -38,7 +42,7 @@ class Tally:
 
 
 def run_searches(
-    rig: Rig, prompts: list[tuple[int, ...]], beams: BeamParams, gamma: int, max_tokens: int
+    rig: Rig, prompts: Prompts, beams: BeamParams, gamma: int, max_tokens: int
 ) -> tuple[list[Answer], float]:
     """Searches one after another, and the seconds they took."""
     answers = []
@@ -57,7 +61,7 @@ def run_searches(
 
 
 def measure(
-    rig: Rig, prompts: list[tuple[int, ...]], beams: BeamParams, gammas: list[int], *, rounds: int, max_tokens: int
+    rig: Rig, prompts: Prompts, beams: BeamParams, gammas: list[int], *, rounds: int, max_tokens: int
 ) -> dict[int, Tally]:  # fmt: skip
     """All gammas, 0 among them; no end token, so that every search takes ``max_tokens`` steps."""
     tallies = {gamma: Tally() for gamma in gammas}

@@ -30,10 +30,10 @@ import typer
 from outrider.runtime.core.params import BeamParams
 from outrider.runtime.offline.analysis import analyze
 from outrider.runtime.offline.options import AnalysisOptions
+from outrider.runtime.offline.prompts import prompt_of
 from outrider.runtime.offline.results import Analysis, SpeedRow
 from outrider.runtime.offline.rig import RigOptions
 from outrider.runtime.oracle.analysis import walltime_factor
-from outrider.runtime.serving.tokenizer import TextToTextCodec
 from rich.console import Console
 
 from scripts.bench.beams import measure, row_of
@@ -126,8 +126,7 @@ def beam_rows(
     """Beam search with the draft model against plain beam search; every search takes all its steps."""
     threads = options.rig.num_threads
     with closing(open_rig(bundle, max_batch=max(widths), num_threads=threads)) as rig:
-        assert isinstance(rig.tokenizer, TextToTextCodec)
-        sources = [rig.tokenizer.encode_source(text) for text in texts]
+        sources = [prompt_of(text, rig.tokenizer) for text in texts]
         rows = []
         for width in widths:
             beams = BeamParams(num_beams=width, num_results=width, width=width)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.params import RequestSpec, SpeculationParams
+from outrider.runtime.core.params import Prompt
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.text.ngram import UnigramDrafter
 from outrider.runtime.offline.alpha import Text, kept_of_token, measure_alphas, probs_of, text_of
@@ -117,20 +116,6 @@ def test_a_greedy_target_keeps_what_the_oracle_keeps_ties_included():
     assert kept_of_token(probs, 2, 0.1, is_greedy=False) == 1.0
 
 
-def asked(prompt_tokens: tuple[int, ...], **more: Any) -> RequestSpec:
-    return RequestSpec(
-        internal_id="a", request_id="a", prompt_tokens=prompt_tokens, params=SamplingParams(), seed=0, max_tokens=9,
-        speculation=SpeculationParams(), **more,
-    )  # fmt: skip
-
-
 def test_a_text_ends_with_its_first_end_token():
-    assert text_of(asked((5, 1)), (7, 1, 8, 1), (1, 2)) == Text((5, 1, 7, 1), 2)
-    assert text_of(asked((5, 1)), (7, 8), (1, 2)) == Text((5, 1, 7, 8), 2)
-
-
-def test_a_text_behind_a_source_quotes_it_where_it_may():
-    answered = text_of(asked((0,), source_tokens=(9, 1)), (7, 1), (1,))
-    assert answered == Text((0, 7, 1), 1, (9, 1), (9, 1, -1))
-    foreign = asked((0,), source_tokens=(9, 1), source_is_quotable=False)
-    assert text_of(foreign, (7, 1), (1,)) == Text((0, 7, 1), 1, (9, 1), ())
+    assert text_of(Prompt((5, 1)), (7, 1, 8, 1), (1, 2)) == Text((5, 1, 7, 1), 2)
+    assert text_of(Prompt((5, 1)), (7, 8), (1, 2)) == Text((5, 1, 7, 8), 2)
