@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import BeamParams
 from outrider.runtime.offline.analysis import analyze
 from outrider.runtime.offline.options import AnalysisOptions
@@ -162,7 +163,10 @@ def main(
     options = AnalysisOptions(
         drafters=(MODEL, *_OTHERS), gammas=numbers, max_tokens=max_tokens, rounds=rounds,
         leniences=tuple(float(one) for one in names_of(leniences)),
-        rig=RigOptions(num_threads=threads, counts_processor=counts_processor),
+        # One token in common is enough for lookup: names and options are copied from a source one by one.
+        rig=RigOptions(
+            num_threads=threads, counts_processor=counts_processor, drafting=DraftingConfig(lookup_min_ngram=1)
+        ),
     )  # fmt: skip
     speeds: list[Row] = []
     lenient: list[Row] = []

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-from outrider.runtime.offline.results import AlphaRow, Analysis, SpeedRow
+import json
+from pathlib import Path
 
+import pytest
+import typer
+from outrider.runtime.offline.results import AlphaRow, Analysis, SpeedRow
+from typer.testing import CliRunner
+
+import scripts.bench.paper as bench
 from scripts.bench.paper import OWN, SHARED, entries_of, lenience_rows, speed_rows
 
 
@@ -53,3 +59,22 @@ def test_lenience_has_a_column_each() -> None:
     (row,) = lenience_rows("summarize", entry)
     assert row.case["drafter"] == "lookup"
     assert row.figures == {"alpha_at_1": 0.5, "alpha_at_0.1": 0.8}
+
+
+def test_a_run_writes_every_table(tiny_text2text_bundle: Path, tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(bench.main)
+    out = tmp_path / "paper.json"
+    bundle = str(tiny_text2text_bundle)
+    sizes = ["--num-sources", "2", "--max-tokens", "5", "--rounds", "1", "--gammas", "2"]
+    more = ["--tasks", "translate", "--beams", "1,2", "--json-out", str(out)]
+    result = CliRunner().invoke(app, [bundle, *sizes, *more])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["rows"]
+    known = [(row["case"].get("drafter"), row["case"].get("temperature")) for row in rows]
+    names = (OWN, "unigram", "bigram", "lookup")
+    tables = [(name, temperature) for name in names for temperature in (0.0, 1.0)]
+    assert known == [*tables, *tables, (None, None), (None, None)]
+    alphas, lenient = rows[1]["figures"], rows[len(tables) + 1]["figures"]
+    assert 0 < alphas["alpha"] == lenient["alpha_at_1"] < lenient["alpha_at_0.1"]
+    assert all(row["figures"]["steps_per_pass"] >= 1.0 for row in rows[2 * len(tables) :])
