@@ -59,6 +59,33 @@ def check_sources(sources: Sequence[Source], limits: EngineLimits, vocab_size: i
     return max(len(source.tokens) for source in sources)
 
 
+def check_share(slot: int, destinations: Sequence[int], has_source: Sequence[bool]) -> None:
+    """Refuse to copy a source that a slot does not have, or to slots outside the engine.
+
+    ``has_source`` [max_batch] says of every slot whether it has one.
+
+    Raises:
+        EngineError: naming the slot and the rule; nothing was copied.
+    """
+    max_batch = len(has_source)
+    for one in (slot, *destinations):
+        if not 0 <= one < max_batch:
+            raise EngineError(f"share of a source with slot {one}: slots are 0..{max_batch - 1}")
+    if not has_source[slot]:
+        raise EngineError(f"slot {slot} has no source to share")
+
+
+def check_have_sources(spans: Sequence[Span], has_source: Sequence[bool]) -> None:
+    """Refuse tokens for slots without a source, of a model that has an encoder.
+
+    Raises:
+        EngineError: naming the slot; nothing was computed.
+    """
+    for span in spans:
+        if span.tokens and not has_source[span.slot]:
+            raise EngineError(f"slot {span.slot} has no source: read one before its text")
+
+
 def check_spans(
     spans: Sequence[Span], limits: EngineLimits, lengths: Sequence[int]
 ) -> tuple[int, int]:

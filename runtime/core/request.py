@@ -125,6 +125,11 @@ class Request:
         return self.tokens[: self.num_known]
 
     @property
+    def text(self) -> IntArray:
+        """[num_known] int64 view of what drafts may be found in."""
+        return self.undrafted.history
+
+    @property
     def undrafted(self) -> SamplingRow:
         """The row as a sampler sees it, without a draft; one object until tokens, slot or settings change."""
         row, spec, verifies_block = self._undrafted, self.spec, self.speculation.verifies_block

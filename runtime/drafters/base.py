@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, Self, runtime_checkable
 
-from outrider.engines.base import Engine, step_value
+from outrider.engines.base import Engine, IntArray, step_value
 from outrider.engines.sampling.base import CandidateSampler, Sampler, SamplingRow
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import SpeculationParams
@@ -61,6 +61,7 @@ class DraftRow:
 
     Attributes:
         sampling: committed tokens, sampling parameters and seed; ``draft_tokens`` is empty.
+        text: [n] int64, what drafts may be found in; ends with ``sampling.history``, which a model reads.
         gamma: tokens wanted at most, of a tree in depth; 0 for rows that take no part.
         num_computed: leading tokens valid in the draft model's cache.
         key: names the request for as long as it lives; state is kept under it until ``forget``.
@@ -75,6 +76,7 @@ class DraftRow:
     """
 
     sampling: SamplingRow
+    text: IntArray
     gamma: int
     num_computed: int
     key: str = ""
@@ -117,9 +119,9 @@ class Outcome:
     """The result of one row's draft, after the commit.
 
     Attributes:
-        row: as it was when the draft was proposed, except that ``sampling.history`` [n] int64 now
-            ends with what was committed since.
-        num_fed: committed tokens when the draft was proposed; the last of them is the root.
+        row: as it was when the draft was proposed, except that ``sampling.history`` and ``text`` now
+            end with what was committed since.
+        num_fed: tokens of ``text`` when the draft was proposed; the last of them is the root.
         draft_tokens: the whole draft.
         num_accepted: leading draft tokens the target kept; of a tree the nodes of the kept path.
         choices: entry i holds the target's most likely tokens, likeliest first, after the root and

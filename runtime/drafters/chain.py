@@ -63,15 +63,15 @@ class ChainDrafter(ABC, Generic[S]):
 
     def state_of(self, row: DraftRow) -> S:
         """Return the row's state, up to date with its committed tokens."""
-        key, history = row.key, row.sampling.history
+        key, text = row.key, row.text
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = self.new_state(row)
             self._num_seen[key] = 0
         num_seen = self._num_seen[key]
-        if num_seen < len(history):
-            self._num_seen[key] = len(history)
-            self.push(state, history[num_seen:].tolist())
+        if num_seen < len(text):
+            self._num_seen[key] = len(text)
+            self.push(state, text[num_seen:].tolist())
         return state
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

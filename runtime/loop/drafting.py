@@ -163,8 +163,8 @@ def tell(
         if draft is None or not row.gamma or name not in proposals.learners:
             continue
         outcome = Outcome(
-            row=replace(row, sampling=request.undrafted),
-            num_fed=len(row.sampling.history),
+            row=replace(row, sampling=request.undrafted, text=request.text),
+            num_fed=len(row.text),
             draft_tokens=draft.tokens,
             num_accepted=verdict.num_accepted,
             choices=verdict.choices,
@@ -221,6 +221,7 @@ def draft_rows(
         rows.append(
             DraftRow(
                 sampling=request.undrafted,
+                text=request.text,
                 gamma=gamma or 0,
                 num_computed=request.draft_computed,
                 key=spec.internal_id,

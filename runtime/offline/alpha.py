@@ -212,7 +212,11 @@ def _guesses(
         num_prompt=text.num_prompt,
     )
     row = DraftRow(
-        sampling=sampling, gamma=1, num_computed=0, key=f"alpha-{temperature:g}-{number}"
+        sampling=sampling,
+        text=sampling.history,
+        gamma=1,
+        num_computed=0,
+        key=f"alpha-{temperature:g}-{number}",
     )
     for name, guesser in guessers.items():
         for token in guesser.guess(row, (), 1)[:1]:

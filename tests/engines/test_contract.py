@@ -1,15 +1,24 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines.base import EngineLimits, FloatArray
+import torch
+from outrider.engines.base import EngineError, EngineLimits, FloatArray
 from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.engines.reference.torch_engine import open_checkpoint
+from outrider.engines.reference.torch_engine import TorchEngine, open_checkpoint
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-from tests.engines.contract import EngineContract, MakeEngine
+from tests.engines.contract import EngineContract, MakeEngine, span
 from tests.engines.handmade import write_bundle
+from tests.engines.source_contract import MAX_SOURCE, NUM_SLOTS, SourceContract, source
 from tests.engines.tree_contract import TreeContract
 
 V = 11
@@ -38,6 +47,81 @@ class TestTorch(TreeContract):
         return lambda: open_checkpoint(
             tiny_checkpoints[0], max_batch=3, max_context=33, max_extend=9, max_tree_nodes=9
         )
+
+
+SOURCE_LIMITS = EngineLimits(
+    max_batch=NUM_SLOTS,
+    max_context=32,
+    max_extend=9,
+    vocab_size=V,
+    max_tree_nodes=9,
+    max_source=MAX_SOURCE,
+)
+
+
+def scripted_answer(tokens: tuple[int, ...], prefix: tuple[int, ...]) -> FloatArray:
+    """A row that depends on every token of the source and of the prefix, and on its place."""
+    return scripted_logits(prefix) + np.float32(scripted_logits(tokens)[0])
+
+
+class TestScriptedWithSources(TreeContract, SourceContract):
+    @pytest.fixture
+    def make_engine(self) -> MakeEngine:
+        return lambda: ScriptedEngine(scripted_answer, SOURCE_LIMITS)
+
+    def test_a_scripted_failure_of_a_read_takes_source_and_text(self) -> None:
+        engine = ScriptedEngine(scripted_answer, SOURCE_LIMITS)
+        engine.fail_reads_at(1)
+        engine.read([source(0, (2, 3)), source(1, (4,))])
+        engine.extend([span(0, 0, (1, 2)), span(1, 0, (1,))])
+        with pytest.raises(EngineError, match="scripted failure of read 1"):
+            engine.read([source(0, (3,))])
+        assert (engine.source_of(0), engine.tokens_of(0)) == ((), ())
+        assert (engine.source_of(1), engine.tokens_of(1)) == ((4,), (1,))
+        assert engine.num_reads == 2
+        engine.fail_at(1)
+        with pytest.raises(EngineError, match="scripted failure of extend 1"):
+            engine.extend([span(1, 1, (5,))])
+        assert (engine.source_of(1), engine.tokens_of(1)) == ((4,), ())
+
+
+class TestDecoderAloneReadsNothing:
+    def test_reads_are_refused(self) -> None:
+        limits = EngineLimits(max_batch=3, max_context=32, max_extend=9, vocab_size=V)
+        engine = ScriptedEngine(scripted_logits, limits)
+        with pytest.raises(EngineError, match="no encoder"):
+            engine.read([source(0, (1,))])
+        with pytest.raises(EngineError, match="no source"):
+            engine.share_source(0, [1])
+
+
+def random_t5() -> torch.nn.Module:
+    torch.manual_seed(3)
+    config = T5Config(
+        vocab_size=V, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
+
+
+def random_bart() -> torch.nn.Module:
+    torch.manual_seed(4)
+    config = BartConfig(
+        vocab_size=V, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
+        init_std=0.5, pad_token_id=1, bos_token_id=0, eos_token_id=0, forced_eos_token_id=None,
+    )  # fmt: skip
+    return BartForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("random_model", [random_t5, random_bart])
+class TestTorchWithSources(TreeContract, SourceContract):
+    atol = branch_atol = 1e-5
+
+    @pytest.fixture
+    def make_engine(self, random_model: Callable[[], torch.nn.Module]) -> MakeEngine:
+        model = random_model()
+        return lambda: TorchEngine(model, SOURCE_LIMITS)
 
 
 @pytest.mark.parametrize("which", ["target", "draft"])

@@ -164,7 +164,7 @@ class PhrasePasses:
             asked, length = row.params.window, turn.state.phrase_length
             width = self._config.draft_window if asked is None else asked
             if width and length > 1:
-                text = row.sampling.history.tolist()
+                text = row.text.tolist()
                 found = LookaheadWindow.from_text(text, width=width, phrase_length=length)
                 self._windows[row.key] = found
         return found

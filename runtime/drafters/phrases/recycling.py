@@ -125,7 +125,7 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
         """Keep the choices of every verified position, in order, under its token."""
         for outcome in outcomes:
             state = self.state_of(outcome.row)
-            root = int(outcome.row.sampling.history[outcome.num_fed - 1])
+            root = int(outcome.row.text[outcome.num_fed - 1])
             fed = (root, *outcome.draft_tokens)
             for token, choices in zip(fed, outcome.choices, strict=False):
                 state.successors.learn(token, choices)

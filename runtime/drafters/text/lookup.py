@@ -72,9 +72,9 @@ class LookupDrafter:
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Copy from the most recent match of the longest suffix; see ``Guesser``."""
-        history, behind = row.sampling.history, np.array(drafted, dtype=np.int64)
-        place, size = find(history, behind, self._shortest, self._longest)
-        return tuple(history[place : place + length].tolist()) if size else ()
+        text, behind = row.text, np.array(drafted, dtype=np.int64)
+        place, size = find(text, behind, self._shortest, self._longest)
+        return tuple(text[place : place + length].tolist()) if size else ()
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn nothing."""

@@ -64,8 +64,8 @@ ABSURD = {
     "deepest": nested(1000),
     "true": "true",
 }
-# Of these, what a field may hold: an empty text, list or object, or one number of many.
-SOBER = {"null", "0", "empty text", "half a character", "empty list", "empty object"}
+# Of these, what a field may hold: an empty text, list or object, true, or one number of many.
+SOBER = {"null", "0", "true", "empty text", "half a character", "empty list", "empty object"}
 
 
 @pytest.fixture(scope="module")
