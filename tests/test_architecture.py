@@ -64,6 +64,7 @@ HEAVY = {
     "onnxscript": "export",
     "onnx_ir": "export",
     "onnxruntime": "engines.onnx",
+    "sentencepiece": "export.tokenizers",
     "tensorrt": "engines.tensorrt export.tensorrt",
     "cuda": "engines.device.cuda",
     "numba": "engines.jit engines.sampling engines.onnx.packed_loops runtime.drafters.text",

@@ -47,9 +47,13 @@ class IncrementalDecoder:
         self._decode = partial(decoder.decode, skip_special_tokens=skip_special_tokens)
         self._piece = decoder.piece if isinstance(decoder, PieceDecoder) else None
         self._skips_special = skip_special_tokens
-        self._window = tuple(prompt_tokens[-NUM_CONTEXT_TOKENS:])
-        self._num_clean = len(self._window)
-        self._num_shown = len(self._decode(self._window))
+        window = tuple(prompt_tokens[-NUM_CONTEXT_TOKENS:])
+        text = self._decode(window)
+        if not text and len(window) < len(prompt_tokens):
+            # As many special tokens: the prompt's text lies in front of them.
+            window = tuple(prompt_tokens)
+            text = self._decode(window)
+        self._window, self._num_clean, self._num_shown = window, len(window), len(text)
 
     def push(self, *tokens: int) -> str:
         """Return the characters that these tokens completed, together."""

@@ -1,4 +1,7 @@
-"""Converts text to token ids and back, with the bundle's ``tokenizer.json``."""
+"""Converts text to token ids and back, with the bundle's ``tokenizer.json``.
+
+A model with an encoder has two sides: what the encoder reads, and what the decoder writes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
+from outrider.engines.bundle.text2text import (
+    LANGUAGE,
+    SOURCE_TOKENIZER_FILE,
+    TEXT,
+    Template,
+    TextToText,
+)
+from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.text import REPLACEMENT
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
@@ -20,6 +31,8 @@ _MOST_SHORT_TEXTS = 1 << 12
 _NFC_SHORTENS = 4
 # Steps before the model that keep every byte of a text.
 _LOSSLESS = ("ByteLevel", "Digits", "Punctuation", "Split")
+# Languages that a refusal lists; a model may have two hundred.
+_MOST_LISTED = 6
 
 
 class TextCodec(Protocol):
@@ -43,6 +56,7 @@ class TokenizersCodec:
 
     Args:
         source: a ``tokenizer.json``, or its bytes.
+        name: of the file, for messages.
 
     Attributes:
         source: its bytes.
@@ -52,7 +66,7 @@ class TokenizersCodec:
         BundleError: it cannot be read.
     """
 
-    def __init__(self, source: Path | bytes) -> None:
+    def __init__(self, source: Path | bytes, name: str = TOKENIZER_FILE) -> None:
         try:
             self.source = source if isinstance(source, bytes) else source.read_bytes()
             text = self.source.decode("utf-8")
@@ -60,7 +74,7 @@ class TokenizersCodec:
             self.max_token_bytes = max_token_bytes(json.loads(text))
         # The library raises bare Exception for a file it cannot read.
         except Exception as error:
-            raise BundleError(f"{TOKENIZER_FILE}: not a tokenizer") from error
+            raise BundleError(f"{name}: not a tokenizer") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._decode_short = lru_cache(_MOST_SHORT_TEXTS)(self._decode)
@@ -92,6 +106,109 @@ class TokenizersCodec:
     def spell(self, token: int) -> str:
         """Return one token as the vocabulary spells it; empty beyond the vocabulary."""
         return self._tokenizer.id_to_token(token) or ""
+
+
+class TextToTextCodec(TokenizersCodec):
+    """The codec of a model with an encoder: of answers, and with a part of its own for sources.
+
+    Args:
+        answers: the ``tokenizer.json`` of what the decoder writes, or its bytes.
+        text2text: what the bundle says of its texts.
+        sources: that of what the encoder reads; None where it is the same.
+
+    Attributes:
+        text2text: what the bundle says of its texts.
+        sources: what reads and writes the text of sources, without what the template puts around it.
+
+    Raises:
+        BundleError: a tokenizer cannot be read.
+    """
+
+    def __init__(
+        self, answers: Path | bytes, text2text: TextToText, sources: Path | bytes | None = None
+    ) -> None:
+        super().__init__(answers)
+        self.text2text = text2text
+        self.sources: TokenizersCodec = (
+            self if sources is None else TokenizersCodec(sources, SOURCE_TOKENIZER_FILE)
+        )
+
+    def encode_source(self, text: str, source_language: str = "") -> tuple[int, ...]:
+        """Return the ids that the encoder reads: the text's, and what the template puts around them.
+
+        Args:
+            text: the source.
+            source_language: its language's code; empty for the bundle's default.
+
+        Raises:
+            RequestError: a language is missing, unknown, or named to a model that has none.
+        """
+        facts = self.text2text
+        language = self._language(
+            facts.source_template, "source_language", source_language, facts.default_source_language
+        )
+        place = facts.source_template.index(TEXT)
+        return (
+            *self._ids(facts.source_template[:place], language),
+            *self.sources.encode(text, add_special_tokens=False),
+            *self._ids(facts.source_template[place + 1 :], language),
+        )
+
+    def decoder_prefix(self, target_language: str = "") -> tuple[int, ...]:
+        """Return the ids that an answer begins with, never drawn.
+
+        Args:
+            target_language: code of the answer's language; empty for the bundle's default.
+
+        Raises:
+            RequestError: a language is missing, unknown, or named to a model that has none.
+        """
+        facts = self.text2text
+        language = self._language(
+            facts.decoder_prefix, "target_language", target_language, facts.default_target_language
+        )
+        return self._ids(facts.decoder_prefix, language)
+
+    def encode_prefix(self, text: str) -> tuple[int, ...]:
+        """Return the ids of the text that a request wants its answer to begin with."""
+        return self.encode(text, add_special_tokens=False)
+
+    def _language(self, template: Template, field: str, code: str, default: str) -> str:
+        """Return the code of the language that a template wants; empty where it wants none."""
+        languages = self.text2text.languages
+        if LANGUAGE not in template:
+            if code:
+                raise RequestError(
+                    field, "this model is not told the language; leave the field out"
+                )
+            return ""
+        chosen = code or default
+        if chosen not in languages:
+            listed = ", ".join([*languages][:_MOST_LISTED])
+            num_more = len(languages) - _MOST_LISTED
+            rule = "must be a language of this model" if code else "required by this model"
+            raise RequestError(field, f"{rule}: {listed}{f' and {num_more} more' * (num_more > 0)}")
+        return chosen
+
+    def _ids(self, template: Template, language: str) -> tuple[int, ...]:
+        """Return the ids of a part of a template without its text."""
+        languages = self.text2text.languages
+        return tuple(one if isinstance(one, int) else languages[language] for one in template)
+
+
+def open_codec(bundle: Bundle) -> TokenizersCodec:
+    """Return the codec of a bundle, a ``TextToTextCodec`` where its models have an encoder.
+
+    Raises:
+        BundleError: a tokenizer cannot be read.
+    """
+    answers, text2text = bundle.read(TOKENIZER_FILE), bundle.manifest.text2text
+    if text2text is None:
+        return TokenizersCodec(answers)
+    has_sources = text2text.has_source_tokenizer
+    return TextToTextCodec(
+        answers, text2text, bundle.read(SOURCE_TOKENIZER_FILE) if has_sources else None
+    )
 
 
 def max_token_bytes(description: Mapping[str, Any]) -> int | None:

@@ -1,0 +1,1 @@
+"""Texts of encoder-decoder checkpoints: tokenizers in one form, and what stands around sources and answers."""

@@ -1,0 +1,113 @@
+"""The tokenizers of an encoder-decoder checkpoint as files of a bundle, and what the bundle says of its texts.
+
+Checkpoints that have a ``tokenizer.json``, or whose tokenizer Transformers makes one of, keep it. Others, of
+SentencePiece models, are converted and held against the checkpoint's own tokenizer (``agreement``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.engines.bundle.text2text import SOURCE_TOKENIZER_FILE, TextToText
+from outrider.export.tokenizers.agreement import check_agreement
+from outrider.export.tokenizers.generation import (
+    banned_tokens,
+    decoder_prefix,
+    generation_defaults,
+    read_generation,
+)
+from outrider.export.tokenizers.own import OwnTokenizer
+from outrider.export.tokenizers.pieces import tokenizer_description
+from tokenizers import Tokenizer
+from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerPair:
+    """The tokenizers of a checkpoint, each the contents of a ``tokenizer.json``.
+
+    Attributes:
+        answers: of what the decoder writes.
+        sources: of what the encoder reads; None where ``answers`` reads that too.
+    """
+
+    answers: str
+    sources: str | None = None
+
+    def tokenizers(self) -> tuple[Tokenizer, Tokenizer]:
+        """Return the tokenizers of answers and of sources, which may be the same."""
+        answers = Tokenizer.from_str(self.answers)
+        return answers, answers if self.sources is None else Tokenizer.from_str(self.sources)
+
+
+def write_tokenizers(path: Path, config: PretrainedConfig, out: Path) -> TextToText:
+    """Write ``tokenizer.json`` and, where sources have their own, ``source_tokenizer.json``; return the facts.
+
+    Args:
+        path: the checkpoint's folder.
+        config: of the checkpoint.
+        out: the bundle's folder.
+
+    Raises:
+        BundleError: no tokenizer, one that cannot be converted, or an id beyond the model's vocabulary.
+    """
+    own = OwnTokenizer(path)
+    pair = _pair(path, own)
+    _check_ids(path.name, pair, config)
+    generation = read_generation(path)
+    prefix, target = decoder_prefix(path.name, config, generation, own.languages)
+    found = TextToText(
+        decoder_prefix=prefix,
+        source_template=own.source_template(),
+        languages=own.languages.ids,
+        default_source_language=own.languages.source,
+        default_target_language=own.languages.target or target,
+        banned_token_ids=banned_tokens(config, generation),
+        generation_defaults=generation_defaults(generation),
+        has_source_tokenizer=pair.sources is not None,
+        shares_vocabulary=own.shares_vocabulary,
+    )
+    (out / TOKENIZER_FILE).write_text(pair.answers, encoding="utf-8")
+    if pair.sources is not None:
+        (out / SOURCE_TOKENIZER_FILE).write_text(pair.sources, encoding="utf-8")
+    return found
+
+
+def read_tokenizers(path: Path) -> TokenizerPair:
+    """Return the tokenizers of a checkpoint's folder.
+
+    Raises:
+        BundleError: no tokenizer, or one that cannot be converted.
+    """
+    return _pair(path, OwnTokenizer(path))
+
+
+def _pair(path: Path, own: OwnTokenizer) -> TokenizerPair:
+    if backend := own.backend():
+        file = path / TOKENIZER_FILE
+        return TokenizerPair(file.read_text(encoding="utf-8") if file.is_file() else backend)
+    written = {}
+    for name, side in own.sides().items():
+        description = tokenizer_description(path.name, side.model, side.vocabulary)
+        written[name] = json.dumps(description, ensure_ascii=False)
+        check_agreement(own, side, Tokenizer.from_str(written[name]), of_answers=name == "answers")
+    if not written:
+        raise BundleError(
+            f"{path.name}: its tokenizer has no {TOKENIZER_FILE} and no SentencePiece model"
+        )
+    return TokenizerPair(**written)
+
+
+def _check_ids(name: str, pair: TokenizerPair, config: PretrainedConfig) -> None:
+    """Refuse tokenizers with ids that the model has no embedding for."""
+    sizes = getattr(config, "decoder_vocab_size", None) or config.vocab_size, config.vocab_size
+    for tokenizer, size in zip(pair.tokenizers(), sizes, strict=True):
+        token, index = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+        if index >= size:
+            raise BundleError(
+                f"{name}: token {token!r} has id {index}, but the model's vocabulary ends at {size - 1}"
+            )
