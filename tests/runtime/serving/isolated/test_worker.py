@@ -27,7 +27,8 @@ from outrider.runtime.core.errors import (
     ServingError,
 )
 from outrider.runtime.core.params import Event, Failed, Progressed
-from outrider.runtime.core.validate import ServedModel
+from outrider.runtime.core.validate import RequestLimits, ServedModel
+from outrider.runtime.serving.generation_defaults import NO_DEFAULTS
 from outrider.runtime.serving.isolated import child
 from outrider.runtime.serving.isolated.child import PipedWorker
 from outrider.runtime.serving.isolated.messages import (
@@ -69,7 +70,11 @@ def opened(tokenizer: bytes = b"") -> Opened:
             name="m", vocab_size=3, max_context=9, max_gamma=1, eos_token_ids=(), drafters=("none",)
         ),
         config=ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0),
+        limits=RequestLimits(),
+        defaults=NO_DEFAULTS,
         tokenizer=tokenizer,
+        source_tokenizer=None,
+        text2text=None,
         certificate={},
         bit_equality=BitEquality.NOT_CLAIMED,
         weights_are_private=False,
