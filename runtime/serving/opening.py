@@ -183,16 +183,10 @@ def source_bytes(entry: ModelEntry) -> int:
 def _with_generation_defaults(
     options: ServeOptions, manifest: Manifest, model: ServedModel
 ) -> tuple[RequestLimits, RequestDefaults]:
-    """Return limits and defaults of requests, as the options want them.
-
-    Raises:
-        ConfigError: there are no generation defaults to apply.
-    """
+    """Return limits and defaults of requests, as the options want them."""
     limits, facts = options.limits, manifest.text2text
-    if not options.applies_generation_defaults:
+    if facts is None or not options.applies_generation_defaults:
         return limits, NO_DEFAULTS
-    if facts is None:
-        raise ConfigError("generation_defaults", "needs a model with an encoder")
     asked, num_prefix = facts.generation_defaults, len(facts.decoder_prefix)
     defaults, line = request_defaults(asked, num_prefix=num_prefix, limits=limits, model=model)
     log.warning("%s", line)
@@ -206,7 +200,10 @@ def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
 
     Raises:
         BundleError: a default of the bundle is out of range.
+        ConfigError: there are no generation defaults to apply.
     """
+    if options.applies_generation_defaults and bundle.manifest.text2text is None:
+        raise ConfigError("generation_defaults", "needs a model with an encoder")
     try:
         config, line = with_bundle_defaults(
             options.config,
