@@ -27,7 +27,7 @@ from outrider.engines.bundle.manifest import (
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.half_loss import half_logits, half_tolerance
-from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_rounding
+from outrider.export.certificate.parity import check_rounding, float32_tolerance
 from outrider.export.checkpoint import (
     Checkpoint,
     check_same_tokens,
@@ -232,7 +232,8 @@ def _export_part(
     del model  # and its pages, which would stand beside those of the graphs
     if precision in HALF_TYPES:
         halves_tolerance = half_tolerance(reference, halved, part.checkpoint, max_gamma=max_gamma)
-    certificate = certified(FLOAT32_TOLERANCE, device=FLOAT32)
+    exact = float32_tolerance(reference, facts, max_gamma=max_gamma)
+    certificate = certified(exact, device=FLOAT32)
     if weights != FLOAT32:
         progress(f"{name}: storing the weights as {weights}")
         _store(part, path, progress)

@@ -50,7 +50,7 @@ class TokenSlots:
         Raises:
             EngineError: a slot is outside the engine, or this one has no source.
         """
-        check_share(slot, destinations, [bool(source) for source in self._sources])
+        check_share(slot, destinations, [len(source) for source in self._sources])
         for destination in destinations:
             self._restart(destination, self._sources[slot])
 
@@ -94,7 +94,7 @@ class TokenSlots:
         """Greatest ``num_logits`` of spans that keep the limits; EngineError for any other."""
         wanted = check_spans(spans, self.limits, [len(held) for held in self._slots])[1]
         if self.limits.max_source:
-            check_have_sources(spans, [bool(source) for source in self._sources])
+            check_have_sources(spans, [len(source) for source in self._sources])
         return wanted
 
     def _append(self, span: Span) -> tuple[int, ...]:

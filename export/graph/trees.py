@@ -18,14 +18,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.attention_kinds import AttentionKind, attention_nodes, count_kinds
 from outrider.export.graph.edits import insert_tape, put_input
-from outrider.export.graph.grouped_heads import (
-    attention_nodes,
-    give_mask,
-    give_positions,
-    group_heads,
-    is_plainly_causal,
-)
+from outrider.export.graph.grouped_heads import give_mask, give_positions, group_heads
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.position_tables import span_positions
 from outrider.export.weights.half_products import is_cache
@@ -64,16 +59,16 @@ def give_tree_inputs(graph: ir.Graph, where: str) -> None:
             "export with max_tree_nodes 0"
         )
     give_positions(graph)
-    nodes = attention_nodes(graph)
-    if not all(map(is_plainly_causal, nodes)):
+    kinds = count_kinds(graph)
+    if not kinds:
+        raise BundleError(f"{where}: the graph has no Attention node")
+    if {*kinds} != {AttentionKind.SELF}:
         raise BundleError(
-            f"{where}: an Attention node is not plainly causal, so it takes no tree "
+            f"{where}: an Attention node is not causal over a cache, so it takes no tree "
             "mask; export with max_tree_nodes 0"
         )
-    if not nodes:
-        raise BundleError(f"{where}: the graph has no Attention node")
     put_input(graph, bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
-    give_mask(nodes, _add_mask(graph))
+    give_mask(graph, attention_nodes(graph), _add_mask(graph))
 
 
 def _add_mask(graph: ir.Graph) -> ir.Value:
@@ -110,6 +105,7 @@ def _add_mask(graph: ir.Graph) -> ir.Value:
     # In cached text ``above`` repeats the span's first column, which does not matter: it is seen.
     seen = tape.op("Or", [seen, tape.op("Unsqueeze", [is_cached, one])])
     mask = tape.op("Unsqueeze", [seen, one])
+    mask.type = ir.TensorType(ir.DataType.BOOL)
     insert_tape(graph, tape, "tree_mask")
     return mask
 

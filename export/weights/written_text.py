@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
-from outrider.export.certificate.parity import GraphRunner, open_graph, span_feeds, used_caches
+from outrider.export.certificate.feeds import GraphFeeds
+from outrider.export.certificate.graph_runner import GraphRunner, open_graph
 from outrider.export.checkpoint import ModelFacts
 
 _NUM_ROWS, _NUM_TOKENS = 16, 128
@@ -52,6 +53,8 @@ def observe(
         session = open_graph(observed)
     finally:
         observed.unlink(missing_ok=True)
-    feeds = span_feeds(tokens, np.zeros(len(tokens), np.int64))
-    found = session.run(list(names), feeds | used_caches(facts, *tokens.shape))
+    batch, capacity = tokens.shape
+    feeds = GraphFeeds(session, facts)
+    span = feeds.span(tokens, np.zeros(batch, np.int64), capacity=capacity)
+    found = session.run(list(names), {**span, **feeds.caches(batch, capacity)})
     return {name: held.reshape(-1, held.shape[-1]) for name, held in zip(names, found, strict=True)}

@@ -222,6 +222,7 @@ def draft_rows(
             DraftRow(
                 sampling=request.undrafted,
                 text=request.text,
+                source=spec.source_tokens,
                 gamma=gamma or 0,
                 num_computed=request.draft_computed,
                 key=spec.internal_id,
@@ -287,8 +288,8 @@ def degrade(
     has_model = any(Need.DRAFT_MODEL in one.traits.needs for one in drafters.members(name))
     if has_model:
         for slot, request in enumerate(live):
-            request.commit_draft_cache(0)
-            rows[slot] = replace(rows[slot], num_computed=0)
+            request.lose_draft_cache()
+            rows[slot] = replace(rows[slot], num_computed=request.draft_computed)
     left = drafters.without_model(name) if isinstance(error, EngineError) and has_model else None
     for slot in slots:
         live[slot].degrade(left)

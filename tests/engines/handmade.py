@@ -146,7 +146,12 @@ def write_bundle(
     onnx.save(onnx.shape_inference.infer_shapes(Decoder(nan_token, kv_heads).build()), path)
     assert not is_grouped or derive_grouped_graph(path)
     (root / "tokenizer.json").write_text("{}")
-    manifest = Manifest(
+    write_manifest(root, manifest_of(root, kv_heads=kv_heads))
+    return root
+
+
+def manifest_of(root: Path, *, kv_heads: int = KV_HEADS) -> Manifest:
+    return Manifest(
         target=ModelEntry(
             path="target",
             num_layers=LAYERS,
@@ -164,5 +169,3 @@ def write_bundle(
         bos_token_id=None,
         files=hash_files(root),
     )
-    write_manifest(root, manifest)
-    return root

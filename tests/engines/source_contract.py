@@ -1,4 +1,4 @@
-"""The suite of sources: every engine over a model with an encoder passes it, beside ``TreeContract``."""
+"""The suite of sources: every engine over a model with an encoder passes it, beside the suites of texts."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from outrider.engines.base import Engine, EngineError, FloatArray, Source
 
-from tests.engines.contract import EngineContract, MakeEngine, extend_one, span, wanted_logits
+from tests.engines.contract import (
+    Comparison,
+    EngineContract,
+    MakeEngine,
+    extend_one,
+    span,
+    wanted_logits,
+)
 
 # Slots of a contract's engine, and tokens of a source at least.
 NUM_SLOTS, MAX_SOURCE = 8, 40
@@ -18,21 +25,13 @@ def source(slot: int, tokens: Sequence[int]) -> Source:
     return Source(slot=slot, tokens=tuple(tokens))
 
 
-class SourceContract(EngineContract):
+class SourceTests(Comparison):
     """Tests of one backend, whose engines have at least 8 slots and read sources of at least 40 tokens.
 
     ``source_ids`` are the ids below which every id is a source's token.
     """
 
     source_ids = 8
-
-    @pytest.fixture
-    def engine(self, make_engine: MakeEngine) -> Engine:
-        """An engine all of whose slots have one source, so that it passes the suite of texts too."""
-        engine = make_engine()
-        tokens = self.make_source(5, seed=1)
-        engine.read([source(slot, tokens) for slot in range(engine.limits.max_batch)])
-        return engine
 
     @pytest.fixture
     def empty(self, make_engine: MakeEngine) -> Engine:
@@ -238,3 +237,14 @@ class SourceContract(EngineContract):
         empty.close()
         with pytest.raises(EngineError, match="closed"):
             empty.read([source(0, (2,))])
+
+
+class SourceContract(SourceTests, EngineContract):
+    """The same, and the suite of texts in slots that all have one source."""
+
+    @pytest.fixture
+    def engine(self, make_engine: MakeEngine) -> Engine:
+        engine = make_engine()
+        tokens = self.make_source(5, seed=1)
+        engine.read([source(slot, tokens) for slot in range(engine.limits.max_batch)])
+        return engine

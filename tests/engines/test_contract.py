@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from outrider.engines.base import EngineError, EngineLimits, FloatArray
+from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Span
 from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.reference.scripted import ScriptedEngine
@@ -16,9 +16,10 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from tests.engines.contract import EngineContract, MakeEngine, span
+from tests.engines.contract import EngineContract, MakeEngine, extend_one, span, wanted_logits
 from tests.engines.handmade import write_bundle
-from tests.engines.source_contract import MAX_SOURCE, NUM_SLOTS, SourceContract, source
+from tests.engines.handmade_sources import write_source_bundle
+from tests.engines.source_contract import MAX_SOURCE, NUM_SLOTS, SourceContract, SourceTests, source
 from tests.engines.tree_contract import TreeContract
 
 V = 11
@@ -115,13 +116,20 @@ def random_bart() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("random_model", [random_t5, random_bart])
-class TestTorchWithSources(TreeContract, SourceContract):
-    atol = branch_atol = 1e-5
+class TestTorchWithSources(SourceTests):
+    atol = 1e-5
 
     @pytest.fixture
     def make_engine(self, random_model: Callable[[], torch.nn.Module]) -> MakeEngine:
         model = random_model()
         return lambda: TorchEngine(model, SOURCE_LIMITS)
+
+    def test_tokens_of_a_tree_answer_as_chains(self, empty: Engine) -> None:
+        empty.read([source(0, (2, 3)), source(1, (2, 3))])
+        tree = Span(slot=0, start=0, tokens=(1, 2, 3, 4), num_logits=4, parents=(0, 0, 1))
+        found = wanted_logits(empty, [tree])[0]
+        for node, chain in enumerate([(1,), (1, 2), (1, 3), (1, 2, 4)]):
+            self.assert_same(found[node], extend_one(empty, 1, 0, chain)[-1])
 
 
 @pytest.mark.parametrize("which", ["target", "draft"])
@@ -143,3 +151,14 @@ class TestOnnxHandmade(EngineContract):
     @pytest.fixture
     def make_engine(self, handmade: Bundle) -> MakeEngine:
         return lambda: open_engine(handmade, "target")
+
+
+@pytest.fixture(scope="module")
+def handmade_sources(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return load_bundle(write_source_bundle(tmp_path_factory.mktemp("sources") / "bundle"))
+
+
+class TestOnnxHandmadeSources(SourceContract):
+    @pytest.fixture
+    def make_engine(self, handmade_sources: Bundle) -> MakeEngine:
+        return lambda: open_engine(handmade_sources, "target")

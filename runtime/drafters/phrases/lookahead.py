@@ -95,7 +95,7 @@ class LookaheadDrafter(PhraseDrafter):
         width = min(asked, deepest - length + 2)
         if width < 1 or length < 2:
             return None
-        text = row.text.tolist()
+        text = [token for token in row.text.tolist() if token >= 0]
         found = LookaheadWindow.from_text(text, width=width, phrase_length=length)
         self._windows[row.key] = found
         return found

@@ -96,6 +96,10 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
         """Keep the last token."""
         state.last = tokens[-1]
 
+    def end_text(self, state: RecyclingState) -> None:
+        """Keep the successors alone."""
+        state.last = None
+
     def extend(
         self, state: RecyclingState, drafted: tuple[int, ...], length: int
     ) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.manifest import Bundle
-from outrider.export.certificate.parity import GraphRunner
+from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.reference import reference_logits
 from outrider.export.checkpoint import model_facts
 from outrider.export.graph.to_onnx import export_model
