@@ -17,12 +17,10 @@ import torch
 from optimum.exporters.tasks import TasksManager
 from optimum.utils import NormalizedConfigManager
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import TOKENIZER_FILE
 from outrider.export.kinds import task_of
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
@@ -252,42 +250,6 @@ def _head_size(config: PretrainedConfig, sizes: Any) -> int:
 
 def _max_position(config: PretrainedConfig) -> int:
     return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
-
-
-def check_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """Return the checkpoint's tokenizer, all of whose ids have a logit.
-
-    Raises:
-        BundleError: no tokenizer.json, or an id beyond the model's vocabulary.
-    """
-    path = checkpoint.path / TOKENIZER_FILE
-    if not path.is_file():
-        raise BundleError(f"{checkpoint.path.name}: {TOKENIZER_FILE} is missing")
-    tokenizer = Tokenizer.from_file(str(path))
-    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        if index >= checkpoint.facts.vocab_size:
-            raise BundleError(
-                f"{checkpoint.path.name}: token {token!r} has id {index}, but the model's "
-                f"vocabulary ends at {checkpoint.facts.vocab_size - 1}"
-            )
-    return tokenizer
-
-
-def check_same_tokens(target: Tokenizer, draft: Tokenizer) -> None:
-    """Refuse a draft whose ids stand for other tokens than the target's.
-
-    Raises:
-        BundleError: names the first id that differs.
-    """
-    target_tokens = {index: token for token, index in target.get_vocab().items()}
-    draft_tokens = {index: token for token, index in draft.get_vocab().items()}
-    for index in sorted(target_tokens.keys() | draft_tokens.keys()):
-        ours, theirs = target_tokens.get(index), draft_tokens.get(index)
-        if ours != theirs:
-            raise BundleError(
-                f"target and draft have different vocabularies: id {index} is {ours!r} in the "
-                f"target and {theirs!r} in the draft; use a draft of the target's family"
-            )
 
 
 def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:

@@ -94,7 +94,7 @@ def _logits_by_paths(
     Decoders behind an encoder take their positions from columns: they cannot be given those of a tree.
     """
     num_text = len(tokens) - len(parents) - 1
-    text, nodes = np.array(tokens[:num_text]), np.array(tokens[num_text:])
+    text, nodes = np.split(np.array(tokens, np.int64), [num_text])
     leaves = sorted({*range(len(nodes))} - {*parents})
     paths = [path_to(leaf, parents) for leaf in leaves]
     longest = num_text + max(map(len, paths))

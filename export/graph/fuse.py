@@ -98,9 +98,9 @@ def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
         last, weight = _multiplied(node, (width,))
         if weight is None:
             weight = put(graph, np.ones(width, np.float32), f"{node.outputs[0].name}.ones")
-        last, scale = _multiplied(last, ())
-        if scale is not None:
-            scaled = _array(weight) * _array(scale)
+        last, number = _multiplied(last, ())
+        if number is not None:
+            scaled = _array(weight) * _array(number)
             weight = put(graph, scaled, f"{last.outputs[0].name}.weight")
         fused = ir.node(
             "RMSNormalization",

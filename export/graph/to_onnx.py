@@ -20,15 +20,15 @@ import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.export.checkpoint import ModelFacts, SourceFacts, model_facts
-from outrider.export.graph import kv_export, stack_tables
 from outrider.export.graph.attention_kinds import AttentionKind, check_attention
 from outrider.export.graph.fuse import fuse
-from outrider.export.graph.kv_export import CanonicalDecoder, taken_over
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
-from outrider.export.graph.signatures import Signature, decoder_signature, encode_signature
-from outrider.export.graph.stack_tables import by_tables
-from outrider.export.graph.text2text import SourcedDecoder, SourceReader
+from outrider.export.graph.tracing import kv_export, stack_tables
+from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
+from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
+from outrider.export.graph.tracing.stack_tables import by_tables
+from outrider.export.graph.tracing.text2text import SourcedDecoder, SourceReader
 from outrider.export.weights.mapped import StandIns
 from outrider.export.weights.widened import keep_halves
 from torch import nn

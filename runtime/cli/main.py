@@ -67,6 +67,10 @@ def export(
     ] = "float32",
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
     max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
+    max_source: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a source, of models with an encoder; default: 512."),
+    ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
     max_gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step.")] = 8,
     max_tree_nodes: Annotated[int, typer.Option(min=0, help="Of a tree; 0: no trees.")] = 64,
@@ -86,6 +90,7 @@ def export(
             weights=weights,
             draft_weights=draft_weights,
             max_context=max_context,
+            max_source=max_source,
             max_batch=max_batch,
             max_gamma=max_gamma,
             max_tree_nodes=max_tree_nodes,

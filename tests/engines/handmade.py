@@ -20,7 +20,7 @@ from outrider.engines.bundle.manifest import (
     write_manifest,
 )
 from outrider.export.graph.grouped_heads import derive_grouped_graph
-from outrider.export.graph.kv_export import POSITIONS_VALUE
+from outrider.export.graph.tracing.kv_export import POSITIONS_VALUE
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, V = 2, 4, 2, 16, 96
 WIDTH = HEADS * HEAD_SIZE

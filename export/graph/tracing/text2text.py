@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from outrider.export.graph.kv_export import GatheringHead, ScatterCache, span_positions
-from outrider.export.graph.stack_tables import Places, key_positions
+from outrider.export.graph.tracing.kv_export import GatheringHead, ScatterCache, span_positions
+from outrider.export.graph.tracing.stack_tables import Places, key_positions
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, EncoderDecoderCache
@@ -53,9 +53,9 @@ class SourcedDecoder(nn.Module):
         self, model: PreTrainedModel, head: GatheringHead, places: Places, *, max_position: int
     ) -> None:
         super().__init__()
+        self._gathering = head
         self.model = model
         self.max_position = max_position
-        self._gathering = head
         self._places = places
 
     def forward(
@@ -111,9 +111,9 @@ class SourceReader(nn.Module):
         max_source: int,
     ) -> None:
         super().__init__()
+        self._gathering = head
         self.model = model
         self.max_source = max_source
-        self._gathering = head
         self._encoder = encoder
         self._decoder = decoder
 

@@ -256,9 +256,9 @@ class CanonicalDecoder(nn.Module):
 
     def __init__(self, model: PreTrainedModel, head: GatheringHead, *, max_position: int) -> None:
         super().__init__()
+        self._gathering = head
         self.model = model
         self.max_position = max_position
-        self._gathering = head
 
     def forward(
         self,
