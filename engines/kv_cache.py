@@ -175,6 +175,19 @@ class KvCache:
         self._written = list(self.lengths)
         return True
 
+    def reset(self) -> bool:
+        """Forget all slots, and take the first capacity; whether the memory was replaced.
+
+        Raises:
+            EngineError: the smaller memory could not be had.
+        """
+        self.lengths[:] = [0] * len(self.lengths)
+        if self.capacity == self._capacities[0]:
+            return False
+        self._move_to(self._capacities[0], self.lengths)
+        self._written = list(self.lengths)
+        return True
+
     def begin_write(self, slot: int, start: int, num_tokens: int) -> None:
         """Restore K2 for an extend about to write ``[start, start + num_tokens)`` of a slot.
 

@@ -161,7 +161,7 @@ def tiny_text2text_bundle(
         out=out,
         max_context=128,
         max_source=96,
-        max_batch=4,
+        max_batch=8,
         max_gamma=4,
         max_tree_nodes=16,
         progress=lambda stage: None,

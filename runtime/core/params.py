@@ -154,6 +154,25 @@ class RequestSpec:
         return 1 if self.beams is None else self.beams.num_slots
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What tools ask a model to answer, with the meaning that the fields have in ``RequestSpec``.
+
+    Attributes:
+        tokens: what the text begins with, at least one.
+        source: what the encoder reads.
+        is_quotable: of the source.
+    """
+
+    tokens: tuple[int, ...]
+    source: tuple[int, ...] = ()
+    is_quotable: bool = True
+
+    def __len__(self) -> int:
+        """Return the number of its tokens as callers count them."""
+        return len(self.source or self.tokens)
+
+
 @step_value
 class EmittedToken:
     """One token of the answer."""

@@ -90,7 +90,7 @@ def step_parts(
     )
     drafters = build_drafters(
         DrafterParts(
-            draft=_drafting(engines),
+            draft=reading_alike(engines),
             sampler=sampler,
             vocab_size=target.limits.vocab_size,
             chunk=chunk,
@@ -134,7 +134,7 @@ def step_parts(
     )
 
 
-def _drafting(engines: Sequence[Engine]) -> Engine | None:
+def reading_alike(engines: Sequence[Engine]) -> Engine | None:
     """Return the draft, if there is one that reads what the target reads: sources, or none."""
     target, *drafts = engines
     for draft in drafts:

@@ -1,10 +1,12 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Span
+from outrider.engines.bit_equality import has_equal_bits
 from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.reference.scripted import ScriptedEngine
@@ -140,6 +142,52 @@ class TestOnnx(TreeContract):
     def make_engine(self, tiny_bundle: Path, which: str) -> MakeEngine:
         bundle = load_bundle(tiny_bundle)
         return lambda: open_engine(bundle, which, max_batch=3, with_trees=True)
+
+
+@pytest.mark.parametrize("graph", ["grouped", "model"])
+@pytest.mark.parametrize("which", ["target", "draft"])
+class TestOnnxSources(TreeContract, SourceContract):
+    branch_atol = 1e-5
+
+    @pytest.fixture
+    def make_engine(
+        self,
+        tiny_text2text_bundle: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        which: Literal["target", "draft"],
+        graph: str,
+    ) -> MakeEngine:
+        bundle = load_bundle(tiny_text2text_bundle)
+        if graph == "model":
+            monkeypatch.setattr(Bundle, "host_path", Bundle.model_path)
+        return lambda: open_engine(bundle, which, with_trees=True)
+
+    def test_packed_rows_are_those_of_the_graph(self, make_engine: MakeEngine, graph: str) -> None:
+        assert make_engine().packs_rows == (graph == "grouped")
+
+    def test_bits_are_equal_in_all_shapes(self, make_engine: MakeEngine) -> None:
+        assert has_equal_bits(make_engine())
+
+    def test_answers_are_those_of_the_checkpoint(
+        self,
+        make_engine: MakeEngine,
+        tiny_text2text_checkpoints: tuple[Path, Path],
+        which: str,
+    ) -> None:
+        checkpoint = tiny_text2text_checkpoints[which == "draft"]
+        sizes = {"max_batch": 8, "max_context": 128, "max_extend": 32, "max_source": 96}
+        engines = [make_engine(), open_checkpoint(checkpoint, **sizes)]
+        lengths, counts = (96, 1, 30, 2), (9, 30, 1, 5)
+        found = []
+        for engine in engines:
+            sources = [self.make_source(count, seed=count) for count in lengths]
+            engine.read([source(slot, tokens) for slot, tokens in enumerate(sources)])
+            texts = [self.make_text(count, seed=count) for count in counts]
+            found.append(
+                wanted_logits(engine, [span(row, 0, text) for row, text in enumerate(texts)])
+            )
+        for mine, expected in zip(*found, strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=0.0, atol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from outrider.engines.kv_cache import source_capacities, zeros
 from outrider.engines.onnx.device_plan import open_on_device
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import choose_device, open_engine, open_pair
+from outrider.engines.pair import source_memory
 
 from tests.engines import handmade_sources
 from tests.engines.contract import extend_one, make_tokens, span, wanted_logits
@@ -208,6 +209,27 @@ def test_the_room_of_a_long_source_goes_when_it_has_gone(engine: OnnxEngine) -> 
         engine.trim([3, None])
         assert engine.source_capacity == capacity
     np.testing.assert_array_equal(extend_one(engine, 0, 1, TEXT[1:]), expected[1:])
+
+
+def test_an_engine_without_sources_has_room_for_the_shortest(engine: OnnxEngine) -> None:
+    engine.read([source(0, (1, 2, 3))])
+    expected = extend_one(engine, 0, 0, TEXT)
+    for count in (40, 100, MAX_SOURCE, 70):
+        engine.read([source(1, make_source(count, seed=count)), source(2, (NAN_TOKEN,) * count)])
+        engine.trim([0, None])
+    assert engine.source_capacity > 64
+    engine.trim([])
+    assert engine.source_capacity == 64
+    engine.read([source(2, (1, 2, 3))])
+    np.testing.assert_array_equal(extend_one(engine, 2, 0, TEXT), expected)
+
+
+def test_memory_of_sources_is_told(bundle: Bundle, tmp_path: Path) -> None:
+    # 2 layers, keys and values of 4 heads of 16 floats.
+    told = source_memory(bundle, 4)
+    assert "1.0 KiB of target in a slot" in told
+    assert f"4 slots of the longest sources {4 * MAX_SOURCE / 2**10:.0f} MiB" in told
+    assert source_memory(load_bundle(write_bundle(tmp_path / "plain")), 4) == ""
 
 
 def test_a_source_that_fills_its_room_fits(engine: OnnxEngine) -> None:

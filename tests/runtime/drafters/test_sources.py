@@ -134,3 +134,9 @@ def test_a_window_begins_with_tokens_alone_and_learns_behind_the_root() -> None:
     drafter.observe([told])
     # The window hung behind the answer's 3, which is the fourth of the text.
     assert any(key == 3 for key in drafter.state_of(told.row).pool._phrases)
+
+
+def test_an_answer_that_is_all_quoted_is_continued(drafters: Drafters) -> None:
+    """The whole of the text so far stands in the source."""
+    assert draft(drafters, "suffix", sourced([4, 7, 1, 9, 3, 2], [7, 1], gamma=3)) == (9, 3, 2)
+    assert draft(drafters, "suffix", sourced([4, 7, 1, 9], [4], gamma=3)) == (7, 1, 9)
