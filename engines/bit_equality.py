@@ -2,7 +2,8 @@
 
 Which kernels a library runs may change with its version. A bundle's certificate was made with one version. On another
 the claim is confirmed here, on the machine that serves, or withdrawn. Kernels depend on shapes, not on values, so a
-short text in the shapes that serving has decides it: token by token, in spans, beside other rows, as a tree.
+short text in the shapes that serving has decides it: token by token, in spans, beside other rows, as a tree. Where
+there are sources, each text answers one of another length, which was read alone or beside the others.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from collections.abc import Sequence
 from enum import Enum
 
 import numpy as np
-from outrider.engines.base import Engine, FloatArray, Span
+from outrider.engines.base import Engine, FloatArray, Source, Span
 
 # Tokens that are compared, fed one by one and as spans of drafts; of the chunk of prompt that they begin; and rows.
 _NUM_TOKENS = 10
 _WIDTHS = (2, 3, 5)
 _NUM_LONG = 64
 _MAX_ROWS = 3
+# Sources have up to so many tokens, ids of any vocabulary.
+_MOST_SOURCE = 19
+_SOURCE_IDS = 2
 
 
 class BitEquality(Enum):
@@ -43,7 +47,7 @@ def has_equal_bits(engine: Engine) -> bool:
     nodes = min(count, limits.max_tree_nodes)
     if nodes >= 2:
         ways.append([_as_tree(engine, rows[0][:nodes])])
-    engine.trim([0] * limits.max_batch)
+    engine.trim([])
     return all(
         np.array_equal(one[: len(other)].view(np.int32), other.view(np.int32))
         for way in ways
@@ -69,7 +73,8 @@ def _cut(count: int) -> tuple[int, ...]:
 def _in_spans(
     engine: Engine, texts: Sequence[tuple[int, ...]], widths: Sequence[int]
 ) -> list[FloatArray]:
-    """Return the logits of texts, each [T, V] float32, fed together in spans of these widths."""
+    """Return the logits of texts, each [T, V] float32, read and fed together in spans of these widths."""
+    _read_sources(engine, texts)
     start, found = 0, list[FloatArray]()
     for width in widths:
         end = start + width
@@ -82,8 +87,23 @@ def _in_spans(
     return list(np.concatenate(found, axis=1))
 
 
+def _read_sources(engine: Engine, texts: Sequence[tuple[int, ...]]) -> None:
+    """Read a source for each text, the same whichever slot the text is in: of 1, 17 and 14 tokens."""
+    most = engine.limits.max_source
+    if most == 0:
+        return
+    lengths = [min(most, 1 + (text[0] - 1) * 5 % _MOST_SOURCE) for text in texts]
+    engine.read(
+        [
+            Source(slot=slot, tokens=tuple(index % _SOURCE_IDS for index in range(length)))
+            for slot, length in enumerate(lengths)
+        ]
+    )
+
+
 def _as_tree(engine: Engine, text: tuple[int, ...]) -> FloatArray:
     """Return the logits [T - 1, V] float32 of a tree's leading chain; its last token is a branch at the root."""
+    _read_sources(engine, [text])
     parents = (*range(len(text) - 2), 0)
     span = Span(slot=0, start=0, tokens=text, num_logits=len(text), parents=parents)
     return engine.extend([span])[0, : len(text) - 1].copy()

@@ -12,7 +12,7 @@ and of one slot and head, by token position:
     [0 ... start) valid   [start ... start + T) written by this extend   [start + T ... S) zero
 
 S is one of a few capacities (attention reads all S positions, valid or not), and grows and
-shrinks by copying.
+shrinks by copying. What decoder layers attend to of a source is kept in a cache of its own, with capacities of its own.
 
 Invariants:
 
@@ -35,6 +35,8 @@ from outrider.engines.base import EngineError, EngineLimits, FloatArray
 # instead of a quarter, for one copy more: a call of eight rows of a token takes a tenth less at 192 than at 256
 # (10M parameters).
 FIRST_CAPACITY = 128
+# Sources are short where sentences are translated.
+_FIRST_SOURCE_CAPACITY = 64
 # Buffers shrink only where the longest slot could double before they would have to grow again.
 GROWTH_ROOM = 2
 # Requests of one kind come again: a cache that fits them is not made smaller between two, which would cost a short
@@ -53,9 +55,12 @@ def zeros(shape: tuple[int, ...]) -> FloatArray:
 
 def capacities(limits: EngineLimits) -> tuple[int, ...]:
     """Capacities S a cache of the host may take, ascending: those of ``coarse_capacities`` and halfway between."""
-    sizes = coarse_capacities(limits)
-    halfway = (size + size // 2 for size in sizes)
-    return tuple(sorted({*sizes, *(size for size in halfway if size < sizes[-1])}))
+    return _with_halves(coarse_capacities(limits))
+
+
+def source_capacities(limits: EngineLimits) -> tuple[int, ...]:
+    """Capacities that the host's cache of sources may take, ascending; the last holds every source allowed."""
+    return _with_halves(_doublings(_FIRST_SOURCE_CAPACITY, max(MIN_SPAN, limits.max_source)))
 
 
 def coarse_capacities(limits: EngineLimits) -> tuple[int, ...]:
@@ -64,17 +69,35 @@ def coarse_capacities(limits: EngineLimits) -> tuple[int, ...]:
     A span that starts at the last valid token is still padded to the longest of its batch, hence
     ``max_context + max_extend``.
     """
-    largest = limits.max_context + max(MIN_SPAN, limits.max_extend)
+    return _doublings(FIRST_CAPACITY, limits.max_context + max(MIN_SPAN, limits.max_extend))
+
+
+def _doublings(first: int, largest: int) -> tuple[int, ...]:
     sizes = []
-    capacity = FIRST_CAPACITY
+    capacity = first
     while capacity < largest:
         sizes.append(capacity)
         capacity *= 2
     return (*sizes, largest)
 
 
+def _with_halves(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    halfway = (size + size // 2 for size in sizes)
+    return tuple(sorted({*sizes, *(size for size in halfway if size < sizes[-1])}))
+
+
 class KvCache:
-    """Buffers of one model's slots, and how many tokens of each slot are valid."""
+    """Buffers of one model's slots, and how many tokens of each slot are valid.
+
+    Args:
+        num_layers: L.
+        num_kv_heads: H.
+        head_size: D.
+        num_slots: rows of every buffer.
+        capacities: that S may take, ascending.
+        growth_room: how often the longest slot must fit before memory is made smaller; ``GROWTH_ROOM`` where slots
+            grow, 1 where they do not.
+    """
 
     def __init__(
         self,
@@ -82,15 +105,18 @@ class KvCache:
         num_layers: int,
         num_kv_heads: int,
         head_size: int,
-        limits: EngineLimits,
+        num_slots: int,
+        capacities: Sequence[int],
+        growth_room: int = GROWTH_ROOM,
     ) -> None:
-        self.lengths = [0] * limits.max_batch
+        self.lengths = [0] * num_slots
         self._num_buffers = 2 * num_layers
         self._num_kv_heads = num_kv_heads
         self._head_size = head_size
         self._allocate = zeros
-        self._capacities = capacities(limits)
-        self._written = [0] * limits.max_batch
+        self._capacities = capacities
+        self._growth_room = growth_room
+        self._written = [0] * num_slots
         self._num_roomy = 0
         # S, tokens a slot has room for at present.
         self.capacity = self._capacities[0]
@@ -138,7 +164,7 @@ class KvCache:
         longest = max(self.lengths)
         kept = [min(held, length or 0) for held, length in zip(self.lengths, lengths, strict=False)]
         self.lengths[:] = (*kept, *[0] * (len(self.lengths) - len(kept)))
-        capacity = self._capacity_for(GROWTH_ROOM * max(kept, default=0))
+        capacity = self._capacity_for(self._growth_room * max(kept, default=0))
         lasting = max(capacity, self._capacity_for(longest))
         self._num_roomy = self._num_roomy + 1 if lasting < self.capacity else 0
         if capacity * _FAR_TOO_LARGE > self.capacity:
@@ -146,6 +172,19 @@ class KvCache:
                 return False
             capacity = lasting
         self._move_to(capacity, kept)
+        self._written = list(self.lengths)
+        return True
+
+    def reset(self) -> bool:
+        """Forget all slots, and take the first capacity; whether the memory was replaced.
+
+        Raises:
+            EngineError: the smaller memory could not be had.
+        """
+        self.lengths[:] = [0] * len(self.lengths)
+        if self.capacity == self._capacities[0]:
+            return False
+        self._move_to(self._capacities[0], self.lengths)
         self._written = list(self.lengths)
         return True
 

@@ -10,7 +10,16 @@ from outrider.engines.base import BundleError, Engine, EngineError
 from outrider.engines.bit_equality import BitEquality, has_equal_bits
 from outrider.engines.bundle.manifest import Bundle, ModelEntry
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
-from outrider.engines.devices import CPU, CUDA, TENSORRT, Choice, Device, choose, parse_device
+from outrider.engines.devices import (
+    CPU,
+    CUDA,
+    TENSORRT,
+    Choice,
+    Device,
+    choose,
+    parse_device,
+    why_host_alone,
+)
 
 if TYPE_CHECKING:
     from outrider.engines.device.engine import PlanEngine
@@ -46,7 +55,7 @@ def open_engine(
     entry = bundle.manifest.target if which == "target" else bundle.manifest.draft
     if entry is None:
         raise BundleError("the bundle has no draft model")
-    chosen = parse_device(device) or choose_device(device, bundle).device
+    chosen = _parse_or_choose(device, bundle)
     options: dict[str, Any] = {"max_batch": max_batch, "with_trees": with_trees}
     if chosen.kind != TENSORRT:
         options["num_threads"] = num_threads
@@ -112,9 +121,9 @@ def open_pair(
         BundleError: a graph does not fit the manifest, or the bundle lacks what was asked for.
         EngineError: the backend cannot load it, or the sampler cannot be where it was asked for.
     """
+    chosen = _parse_or_choose(device, bundle)
     from outrider.engines.pair import DEVICE, choose_place, open_on_host
 
-    chosen = parse_device(device) or choose_device(device, bundle).device
     rows = max_batch or bundle.manifest.max_batch
     options: dict[str, Any] = {
         "num_threads": num_threads,
@@ -268,10 +277,26 @@ def choose_device(text: str, bundle: Bundle) -> Choice:
         EngineError: it is no device, or the one asked for cannot serve this bundle.
     """
     probes = {
-        TENSORRT: lambda index: _why_no_tensorrt(bundle, index),
-        CUDA: lambda index: _why_no_cuda(index) or _why_no_device_graphs(bundle, index),
+        TENSORRT: lambda index: why_host_alone(bundle) or _why_no_tensorrt(bundle, index),
+        CUDA: lambda index: (
+            why_host_alone(bundle) or _why_no_cuda(index) or _why_no_device_graphs(bundle, index)
+        ),
     }
     return choose(text, probes)
+
+
+def _parse_or_choose(text: str, bundle: Bundle) -> Device:
+    """The device asked for, without a look whether it is there, or the best that is.
+
+    Raises:
+        EngineError: it is no device, or none that serves such models.
+    """
+    asked = parse_device(text)
+    if asked is None:
+        return choose_device(text, bundle).device
+    if asked.kind != CPU and (reason := why_host_alone(bundle)):
+        raise EngineError(f"device {asked}: {reason}")
+    return asked
 
 
 def _why_no_tensorrt(bundle: Bundle, index: int) -> str:

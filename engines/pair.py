@@ -24,6 +24,8 @@ from outrider.engines.sampling.cpu_sampler import CpuSampler
 
 AUTO, HOST, DEVICE = "auto", "host", "device"
 PLACES = (AUTO, HOST, DEVICE)
+# Keys and values are float32 on the host.
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,28 @@ def _host_sampler(bundle: Bundle, max_batch: int) -> CpuSampler:
         max_batch=max_batch,
         max_gamma=manifest.max_gamma,
         vocab_size=manifest.target.vocab_size,
+    )
+
+
+def source_memory(bundle: Bundle, max_batch: int) -> str:
+    """Say what sources cost the host's memory; empty where no model reads any.
+
+    Args:
+        bundle: whose models will serve.
+        max_batch: slots that will be opened.
+    """
+    parts, most_bytes = [], 0
+    for model in (bundle.manifest.target, bundle.manifest.draft):
+        if model is not None and (source := model.source) is not None:
+            token_bytes = 2 * _FLOAT_BYTES * model.num_layers * source.num_heads * source.head_size
+            parts.append(f"{token_bytes / 2**10:.1f} KiB of {model.path}")
+            most_bytes += token_bytes * max_batch * source.max_source
+    if not parts:
+        return ""
+    each = " and ".join(parts)
+    return (
+        f"a token of a source takes {each} in a slot, {max_batch} slots of the longest sources "
+        f"{most_bytes / 2**20:.0f} MiB"
     )
 
 

@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from outrider.engines.base import EngineError, EngineLimits, Source, Span
 from outrider.engines.trees import chain_length, check_parents, check_path, tree_layout
 
+NO_ENCODER = "this model has no encoder: it reads no sources"
+
 
 class WithoutSources:
     """A base of engines whose models have no encoder."""
 
     def read(self, sources: Sequence[Source]) -> None:
         """Refuse; see ``Engine.read``."""
-        raise EngineError("this model has no encoder: it reads no sources")
+        raise EngineError(NO_ENCODER)
 
     def share_source(self, slot: int, destinations: Sequence[int]) -> None:
         """Refuse; see ``Engine.share_source``."""
-        raise EngineError("this model has no encoder: it reads no sources")
+        raise EngineError(NO_ENCODER)
 
 
 def check_sources(sources: Sequence[Source], limits: EngineLimits, vocab_size: int) -> int:
@@ -36,7 +38,7 @@ def check_sources(sources: Sequence[Source], limits: EngineLimits, vocab_size: i
         EngineError: naming the slot and the rule it breaks; nothing was computed.
     """
     if limits.max_source == 0:
-        raise EngineError("this model has no encoder: it reads no sources")
+        raise EngineError(NO_ENCODER)
     if not sources:
         raise EngineError("read needs at least one source")
     first = sources[0].slot
@@ -57,6 +59,33 @@ def check_sources(sources: Sequence[Source], limits: EngineLimits, vocab_size: i
                 f"slot {slot}: a token id of the source is outside 0..{vocab_size - 1}"
             )
     return max(len(source.tokens) for source in sources)
+
+
+def check_share(slot: int, destinations: Sequence[int], lengths: Sequence[int]) -> None:
+    """Refuse to copy a source that a slot does not have, or to slots outside the engine.
+
+    ``lengths`` [max_batch] are the tokens of every slot's source, 0 where it has none.
+
+    Raises:
+        EngineError: naming the slot and the rule; nothing was copied.
+    """
+    max_batch = len(lengths)
+    for one in (slot, *destinations):
+        if not 0 <= one < max_batch:
+            raise EngineError(f"share of a source with slot {one}: slots are 0..{max_batch - 1}")
+    if not lengths[slot]:
+        raise EngineError(f"slot {slot} has no source to share")
+
+
+def check_have_sources(spans: Sequence[Span], lengths: Sequence[int]) -> None:
+    """Refuse tokens for slots without a source, of a model that has an encoder; ``lengths`` as for ``check_share``.
+
+    Raises:
+        EngineError: naming the slot; nothing was computed.
+    """
+    for span in spans:
+        if span.tokens and not lengths[span.slot]:
+            raise EngineError(f"slot {span.slot} has no source: read one before its text")
 
 
 def check_spans(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,43 @@ import torch
 from optimum.exporters.tasks import TasksManager
 from optimum.utils import NormalizedConfigManager
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.export.kinds import task_of
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-TASK = "text-generation"
+DEFAULT_MAX_SOURCE = 512
 # Types of 16 bits, by their names in safetensors.
 _HALVES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
-# Layers whose whole state is a key and a value per token.
-_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
-# Present (and not zero) only where a layer keeps a recurrent state.
-_RECURRENT_FIELDS = ("ssm_cfg", "mamba_d_state", "state_size", "conv_kernel", "rwkv_head_size")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFacts:
+    """Sizes of a model's encoder.
+
+    Attributes:
+        num_layers: of the encoder.
+        num_heads: H of the cache of sources.
+        head_size: D of the cache of sources.
+        max_source: tokens of a source at most: positions that the encoder knows, or fewer where so opened.
+        vocab_size: of the sources' tokens.
+        hidden_size: width of what the encoder answers.
+    """
+
+    num_layers: int
+    num_heads: int
+    head_size: int
+    max_source: int
+    vocab_size: int
+    hidden_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Sizes and special tokens of a decoder.
+    """Sizes and special tokens of a decoder, and sizes of its encoder if it has one.
 
     Attributes:
         num_kv_heads: H of the cache.
@@ -47,6 +61,9 @@ class ModelFacts:
         vocab_size: V of the logits.
         max_position: positions that the model knows, in tokens.
         window: tokens the narrowest attention layer sees; None where all see everything.
+        pad_token_id: what texts of a batch are padded with in training; None where unknown.
+        decoder_start_token_id: the first token of every answer to a source; None where unknown.
+        source: of its encoder; None for a decoder-only model.
     """
 
     num_layers: int
@@ -57,15 +74,19 @@ class ModelFacts:
     window: int | None
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    pad_token_id: int | None = None
+    decoder_start_token_id: int | None = None
+    source: SourceFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A folder in Hugging Face form, read no further than its configuration."""
+    """A folder in Hugging Face form, read no further than its configuration; ``task`` is the one that opens it."""
 
     path: Path
     config: PretrainedConfig
     facts: ModelFacts
+    task: str
 
     def num_weight_bytes(self) -> int:
         """Return the size of the stored weights, in bytes."""
@@ -102,7 +123,7 @@ class Checkpoint:
             BundleError: weights are missing or unreadable (only safetensors are read).
         """
         model_class = TasksManager.get_model_class_for_task(
-            TASK, model_type=self.config.model_type, library="transformers"
+            self.task, model_type=self.config.model_type, library="transformers"
         )
         try:
             with _without_progress_bars():
@@ -141,97 +162,97 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def open_checkpoint(path: Path, *, max_context: int) -> Checkpoint:
+def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = None) -> Checkpoint:
     """Return the checkpoint at ``path``, or refuse it by its configuration.
 
+    Args:
+        path: a folder.
+        max_context: tokens of a text at most.
+        max_source: tokens of a source at most, for models with an encoder; None for ``DEFAULT_MAX_SOURCE``, or
+            as many positions as the encoder knows where these are fewer.
+
     Raises:
-        BundleError: not a causal decoder, state that is no KV cache, an attention window or
-            position table below ``max_context``, or no configuration at all; says which.
+        BundleError: a kind that cannot be exported (see ``kinds``), an attention window or positions below
+            ``max_context`` or ``max_source``, or no configuration at all; says which.
     """
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise BundleError(f"{path.name}: no readable config.json: {error}") from error
-    _refuse_kind(path.name, config)
+    task = task_of(path.name, config)
     facts = model_facts(config, _generation_config(path))
     _refuse_limits(path.name, facts, max_context)
+    if facts.source is not None:
+        most = _max_source(path.name, facts.source, max_source)
+        facts = replace(facts, source=replace(facts.source, max_source=most))
     if not any(path.glob("*.safetensors")):
         raise BundleError(f"{path.name}: no .safetensors weights in the folder")
-    return Checkpoint(path=path, config=config, facts=facts)
+    return Checkpoint(path=path, config=config, facts=facts, task=task)
 
 
 def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
-    """Return the sizes of a decoder; generation settings override its special tokens."""
+    """Return the sizes of a model; generation settings override its special tokens."""
     sizes: Any = config
-    if config.model_type in NormalizedConfigManager._conf:
+    if config.is_encoder_decoder:
+        sizes = config.get_text_config(decoder=True)
+    elif config.model_type in NormalizedConfigManager._conf:
         sizes = NormalizedConfigManager.get_normalized_config_class(config.model_type)(config)
     num_heads = int(sizes.num_attention_heads)
     num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    head_size = getattr(config, "head_dim", None) or int(sizes.hidden_size) // num_heads
-    vocab_size = int(sizes.vocab_size)
-    max_position = getattr(config, "max_position_embeddings", None)
+    vocab_size = int(getattr(config, "decoder_vocab_size", None) or sizes.vocab_size)
     source = config if generation is None or generation.eos_token_id is None else generation
     eos = source.eos_token_id
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
     return ModelFacts(
-        num_layers=int(getattr(sizes, "num_layers", None) or config.num_hidden_layers),
+        num_layers=_num_layers(config, sizes),
         num_kv_heads=int(num_kv_heads),
-        head_size=int(head_size),
+        head_size=_head_size(config, sizes),
         vocab_size=vocab_size,
-        max_position=int(max_position) if max_position else 1 << 30,
+        max_position=_max_position(config),
         window=_window(config),
         # Default ids of an architecture may lie outside a smaller vocabulary.
         eos_token_ids=tuple(sorted(i for i in eos_ids if 0 <= i < vocab_size)),
-        bos_token_id=config.bos_token_id if config.bos_token_id in range(vocab_size) else None,
+        bos_token_id=_token_id(config, "bos_token_id", vocab_size),
+        pad_token_id=_token_id(config, "pad_token_id", vocab_size),
+        decoder_start_token_id=_token_id(config, "decoder_start_token_id", vocab_size),
+        source=_source_facts(config, num_heads) if config.is_encoder_decoder else None,
     )
 
 
-def check_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """Return the checkpoint's tokenizer, all of whose ids have a logit.
-
-    Raises:
-        BundleError: no tokenizer.json, or an id beyond the model's vocabulary.
-    """
-    path = checkpoint.path / TOKENIZER_FILE
-    if not path.is_file():
-        raise BundleError(f"{checkpoint.path.name}: {TOKENIZER_FILE} is missing")
-    tokenizer = Tokenizer.from_file(str(path))
-    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        if index >= checkpoint.facts.vocab_size:
-            raise BundleError(
-                f"{checkpoint.path.name}: token {token!r} has id {index}, but the model's "
-                f"vocabulary ends at {checkpoint.facts.vocab_size - 1}"
-            )
-    return tokenizer
+def _source_facts(config: PretrainedConfig, num_heads: int) -> SourceFacts:
+    """Return the sizes of an encoder, what it answers being kept in so many heads of the decoder."""
+    sizes = config.get_text_config(encoder=True)
+    decoder = config.get_text_config(decoder=True)
+    return SourceFacts(
+        num_layers=int(sizes.num_hidden_layers),
+        num_heads=num_heads,
+        head_size=_head_size(config, decoder),
+        max_source=_max_position(config),
+        vocab_size=int(config.vocab_size),
+        hidden_size=int(sizes.hidden_size),
+    )
 
 
-def check_same_tokens(target: Tokenizer, draft: Tokenizer) -> None:
-    """Refuse a draft whose ids stand for other tokens than the target's.
-
-    Raises:
-        BundleError: names the first id that differs.
-    """
-    target_tokens = {index: token for token, index in target.get_vocab().items()}
-    draft_tokens = {index: token for token, index in draft.get_vocab().items()}
-    for index in sorted(target_tokens.keys() | draft_tokens.keys()):
-        ours, theirs = target_tokens.get(index), draft_tokens.get(index)
-        if ours != theirs:
-            raise BundleError(
-                f"target and draft have different vocabularies: id {index} is {ours!r} in the "
-                f"target and {theirs!r} in the draft; use a draft of the target's family"
-            )
+def _token_id(config: PretrainedConfig, name: str, vocab_size: int) -> int | None:
+    found = getattr(config, name, None)
+    return found if found in range(vocab_size) else None
 
 
-def _refuse_kind(name: str, config: PretrainedConfig) -> None:
-    kind = config.model_type
-    if config.is_encoder_decoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise BundleError(f"{name}: {kind} is not a causal decoder")
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
-    if others:
-        raise BundleError(f"{name}: {kind} has a recurrent state, not a KV cache ({others})")
-    for field in _RECURRENT_FIELDS:
-        if getattr(config, field, None):
-            raise BundleError(f"{name}: {kind} keeps a recurrent state ({field} is set)")
+def _num_layers(config: PretrainedConfig, sizes: Any) -> int:
+    # T5's, whose decoder may have another depth; in other configurations "decoder_layers" became the sizes' own.
+    found = getattr(config, "num_decoder_layers", None) or getattr(sizes, "num_layers", None)
+    return int(found or sizes.num_hidden_layers)
+
+
+def _head_size(config: PretrainedConfig, sizes: Any) -> int:
+    return int(
+        getattr(config, "head_dim", None)
+        or int(sizes.hidden_size) // int(sizes.num_attention_heads)
+    )
+
+
+def _max_position(config: PretrainedConfig) -> int:
+    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
 
 
 def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
@@ -244,6 +265,14 @@ def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
             f"{name}: a sliding window of {facts.window} tokens is active below max_context "
             f"{max_context}; export with max_context <= {facts.window}"
         )
+
+
+def _max_source(name: str, source: SourceFacts, asked: int | None) -> int:
+    if asked is not None and asked > source.max_source:
+        raise BundleError(
+            f"{name}: max_source {asked} is above the encoder's {source.max_source} positions"
+        )
+    return asked or min(DEFAULT_MAX_SOURCE, source.max_source)
 
 
 def _window(config: PretrainedConfig) -> int | None:

@@ -16,7 +16,6 @@ from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import (
     MODEL_FILE,
-    TOKENIZER_FILE,
     W8A8,
     Bundle,
     Manifest,
@@ -24,16 +23,12 @@ from outrider.engines.bundle.manifest import (
     load_bundle,
     write_manifest,
 )
+from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.half_loss import half_logits, half_tolerance
-from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_rounding
-from outrider.export.checkpoint import (
-    Checkpoint,
-    check_same_tokens,
-    check_tokenizer,
-    open_checkpoint,
-)
+from outrider.export.certificate.parity import check_rounding, float32_tolerance
+from outrider.export.checkpoint import Checkpoint, ModelFacts, open_checkpoint
 from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
@@ -41,8 +36,10 @@ from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.sampler_graphs import write_sampler_graphs
 from outrider.export.scratch import scratch_folder
+from outrider.export.vocabulary import check_tokens, write_texts
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
+from outrider.export.weights.shared_data import share_data
 from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
 
 HALF = "half"
@@ -64,6 +61,7 @@ def export_bundle(
     weights: str = "float32",
     draft_weights: str | None = None,
     max_context: int = 1024,
+    max_source: int | None = None,
     max_batch: int = 8,
     max_gamma: int = 8,
     max_tree_nodes: int = 64,
@@ -76,6 +74,8 @@ def export_bundle(
         draft: checkpoint folder of the draft model, or None for a bundle without one.
         out: folder to make; it must not exist.
         max_context: tokens of one slot that may ever be valid.
+        max_source: tokens of a source at most, where the target has an encoder; None for 512, or as many
+            positions as the encoders know.
         max_batch: slots at most.
         max_gamma: draft tokens per step at most.
         max_tree_nodes: tokens of the largest tree verified in one step, its root included; 0 for
@@ -98,16 +98,16 @@ def export_bundle(
     wanted = {"target": (target, weights)}
     if draft is not None:
         wanted["draft"] = (draft, draft_weights or weights)
-    parts = {
-        name: _part(name, open_checkpoint(path, max_context=max_context), kind)
-        for name, (path, kind) in wanted.items()
+    checkpoints = {
+        name: open_checkpoint(path, max_context=max_context, max_source=max_source)
+        for name, (path, _) in wanted.items()
     }
-    checkpoints = {name: part.checkpoint for name, part in parts.items()}
-    _check_tokens(checkpoints)
+    _check_sources(checkpoints, max_source)
+    check_tokens(checkpoints)
+    parts = {name: _part(name, checkpoints[name], kind) for name, (_, kind) in wanted.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_disk(out.parent, checkpoints.values())
     with scratch_folder(out.parent, f".{out.name}.export-") as building:
-        shutil.copyfile(target / TOKENIZER_FILE, building / TOKENIZER_FILE)
         _write(building, parts, sizes, progress)
         building.chmod(0o755)
         building.rename(out)
@@ -138,6 +138,10 @@ class _Part:
     weights: str
     precision: str
 
+    def device(self, precision: str) -> str:
+        """Return what graphs for accelerators compute in; empty where an encoder leaves the model without any."""
+        return precision if self.checkpoint.facts.source is None else ""
+
 
 def _part(name: str, checkpoint: Checkpoint, asked: str) -> _Part:
     weights = checkpoint.half_precision() if asked == HALF else asked
@@ -153,7 +157,8 @@ def _part(name: str, checkpoint: Checkpoint, asked: str) -> _Part:
 def _write(
     root: Path, parts: Mapping[str, _Part], sizes: _Sizes, progress: Callable[[str], None]
 ) -> None:
-    """Write graphs, samplers and, last, the manifest beside the tokenizer in ``root``."""
+    """Write tokenizers, graphs, samplers and, last, the manifest to ``root``."""
+    text2text = write_texts(parts["target"].checkpoint, root)
     entries, certificate = {}, {}
     for name, part in parts.items():
         entries[name], certificate[name] = _export_part(part, root, sizes, progress)
@@ -179,6 +184,7 @@ def _write(
         files=hash_files(root),
         versions={name: version(name) for name in _PACKAGES},
         certificate=certificate,
+        text2text=text2text,
     )
     write_manifest(root, manifest)
 
@@ -195,6 +201,7 @@ def _export_part(
     model = part.checkpoint.load()
 
     def certified(tolerance: float | None, *, device: str) -> dict[str, object]:
+        device = part.device(device)
         derive_grouped_graph(path)
         has_trees = sizes.max_tree_nodes > 0
         if has_trees:
@@ -217,7 +224,7 @@ def _export_part(
             return certified(halves_tolerance, device=device)
         # The float32 graph was judged before; here the change by coarser weights is recorded.
         found = certified(None, device=device)
-        if device in HALF_TYPES:
+        if part.device(device) in HALF_TYPES:
             found["device_rounding"] = check_rounding(
                 path, facts, max_gamma=max_gamma, tolerance=halves_tolerance
             )
@@ -226,13 +233,20 @@ def _export_part(
     progress(f"{name}: writing the graph ({facts.num_layers} layers)")
     num_positions = sizes.max_context + sizes.max_extend
     # What is stored otherwise is made of the checkpoint's own bits, which take half the disk.
-    export_model(model, path, num_positions=num_positions, keeps_halves=weights != FLOAT32)
+    export_model(
+        model,
+        path,
+        num_positions=num_positions,
+        num_source_positions=facts.source.max_source if facts.source else None,
+        keeps_halves=weights != FLOAT32,
+    )
     progress(f"{name}: comparing with the checkpoint")
     reference = prepare(model, facts, max_gamma=max_gamma, max_tree_nodes=sizes.max_tree_nodes)
     del model  # and its pages, which would stand beside those of the graphs
     if precision in HALF_TYPES:
         halves_tolerance = half_tolerance(reference, halved, part.checkpoint, max_gamma=max_gamma)
-    certificate = certified(FLOAT32_TOLERANCE, device=FLOAT32)
+    exact = float32_tolerance(reference, facts, max_gamma=max_gamma)
+    certificate = certified(exact, device=FLOAT32)
     if weights != FLOAT32:
         progress(f"{name}: storing the weights as {weights}")
         _store(part, path, progress)
@@ -245,6 +259,8 @@ def _export_part(
             precision = FLOAT32
             certificate[weights] = certified_as_stored(precision)
             progress(f"{name}: accelerators compute in float32: {error}")
+    if facts.source is not None:
+        share_data(path, path.with_name(ENCODE_FILE))
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,
@@ -254,9 +270,22 @@ def _export_part(
         weights=weights,
         max_tree_nodes=sizes.max_tree_nodes,
         narrowest_span=NARROWEST_SPAN,
-        device_precision=precision,
+        device_precision=part.device(precision),
+        source=_source_entry(facts),
     )
     return entry, certificate
+
+
+def _source_entry(facts: ModelFacts) -> SourceEntry | None:
+    if facts.source is None:
+        return None
+    return SourceEntry(
+        num_heads=facts.source.num_heads,
+        head_size=facts.source.head_size,
+        max_source=facts.source.max_source,
+        vocab_size=facts.source.vocab_size,
+        hidden_size=facts.source.hidden_size,
+    )
 
 
 def _half_logits(part: _Part, max_gamma: int) -> tuple[str, FloatArray]:
@@ -296,10 +325,14 @@ def _check_arguments(out: Path, kinds: Iterable[str], sizes: _Sizes) -> None:
         raise BundleError("max_tree_nodes must be at least 2, or 0 for no trees")
 
 
-def _check_tokens(checkpoints: dict[str, Checkpoint]) -> None:
-    tokenizers = {name: check_tokenizer(checkpoint) for name, checkpoint in checkpoints.items()}
-    if "draft" in tokenizers:
-        check_same_tokens(tokenizers["target"], tokenizers["draft"])
+def _check_sources(checkpoints: Mapping[str, Checkpoint], max_source: int | None) -> None:
+    """Refuse an encoder that nobody gives sources to."""
+    if checkpoints["target"].facts.source is not None:
+        return
+    if max_source is not None:
+        raise BundleError("max_source: the target has no encoder")
+    if "draft" in checkpoints and checkpoints["draft"].facts.source is not None:
+        raise BundleError("draft: its encoder wants sources, but the target has no encoder")
 
 
 def _check_disk(folder: Path, checkpoints: Iterable[Checkpoint]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 import typer
+from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity import (
     FLOAT32_TOLERANCE,
     CaseResult,
-    GraphRunner,
     compare_logits,
 )
 from outrider.export.certificate.reference import reference_logits

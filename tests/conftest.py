@@ -22,14 +22,18 @@ settings.load_profile("deterministic")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also what needs environments of its own")
+    parser.addoption(
+        "--long", action="store_true", help="also what takes minutes or environments of its own"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="needs an environment of its own: --long"))
+                item.add_marker(
+                    pytest.mark.skip(reason="takes minutes or an environment of its own: --long")
+                )
 
 
 VOCAB_SIZE = 512
@@ -106,6 +110,60 @@ def tiny_bundle(
         max_context=256,
         max_batch=4,
         max_gamma=8,
+        progress=lambda stage: None,
+    )
+    return out
+
+
+def write_t5(folder: Path, *, num_layers: int, hidden_size: int, seed: int) -> None:
+    """Save a random T5 of one shape for encoder and decoder, with a vocabulary of ``VOCAB_SIZE``, to ``folder``."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(seed)
+    config = T5Config(
+        vocab_size=VOCAB_SIZE,
+        d_model=hidden_size,
+        d_kv=8,
+        d_ff=2 * hidden_size,
+        num_layers=num_layers,
+        num_heads=4,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+    )
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_text2text_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a random encoder-decoder target and a smaller random draft with one tokenizer."""
+    root = tmp_path_factory.mktemp("text2text_checkpoints")
+    target, draft = root / "target", root / "draft"
+    write_t5(target, num_layers=2, hidden_size=32, seed=1)
+    write_t5(draft, num_layers=1, hidden_size=16, seed=2)
+    return target, draft
+
+
+@pytest.fixture(scope="session")
+def tiny_text2text_bundle(
+    tiny_text2text_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Folder of the bundle exported from ``tiny_text2text_checkpoints``, float32, sources of 96 tokens."""
+    from outrider.export.pipeline import export_bundle
+
+    target, draft = tiny_text2text_checkpoints
+    out = tmp_path_factory.mktemp("bundles") / "text2text"
+    export_bundle(
+        target=target,
+        draft=draft,
+        out=out,
+        max_context=128,
+        max_source=96,
+        max_batch=8,
+        max_gamma=4,
+        max_tree_nodes=16,
         progress=lambda stage: None,
     )
     return out

@@ -31,19 +31,19 @@ def check_limits(limits: Iterable[tuple[str, int, int]]) -> None:
             raise BundleError(f"{MANIFEST_FILE}: field {name!r} must be at most {most}")
 
 
-def check_tables(path: Path, graph: str, max_context: int) -> None:
+def check_tables(path: Path, graph: str, limit: tuple[str, int]) -> None:
     """Refuse a graph whose tables by position end before the last token that a slot may hold.
 
     Args:
         path: the graph's file.
         graph: how errors call it.
-        max_context: of the manifest.
+        limit: name and value of what the manifest says of the tokens that the graph is given.
 
     Raises:
         BundleError: naming the graph and the limit.
     """
     for name, length in table_lengths(path, TABLE_SUFFIX).items():
-        if length < max_context:
+        if length < limit[1]:
             raise BundleError(
-                f"{graph}: {name} has {length} positions, but max_context is {max_context}"
+                f"{graph}: {name} has {length} positions, but {limit[0]} is {limit[1]}"
             )

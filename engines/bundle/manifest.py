@@ -346,6 +346,8 @@ class Bundle:
                 )
         if entry.device_precision:
             return ""
+        if entry.source is not None:
+            return f"{entry.path}: models with an encoder have no graphs for accelerators; serve it on the CPU"
         if entry.weights == W8A8:
             return (
                 f"{entry.path}: on CUDA {W8A8} is slower than float32; serve it on the CPU or from TensorRT "
@@ -532,8 +534,12 @@ def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
         graphs += DEVICE_FILES if entry.max_tree_nodes else [DEVICE_FILE]
     for name in graphs:
         _check_graph_file(root, folder / name, manifest)
-    model = folder / MODEL_FILE
-    check_tables(root / model, model.as_posix(), manifest.max_context)
+    limits = {MODEL_FILE: ("max_context", manifest.max_context)}
+    if entry.source is not None:
+        limits[ENCODE_FILE] = ("max_source", entry.source.max_source)
+    for name, limit in limits.items():
+        graph = folder / name
+        check_tables(root / graph, graph.as_posix(), limit)
 
 
 def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> None:

@@ -25,7 +25,8 @@ _NUM_TOKENS = 3
 def is_batch_invariant(extend: Extend, cache: KvCache, limits: EngineLimits) -> bool:
     """Feed a few tokens one by one and at once, and compare their logits, keys and values.
 
-    ``extend`` pads no span; slot 0 of its cache is empty, before and after.
+    ``extend`` pads no span; slot 0 of its cache holds no text, before and after, and a source where the model reads
+    sources.
     """
     count = min(_NUM_TOKENS, limits.max_extend, limits.max_context)
     if count < 2:

@@ -15,6 +15,7 @@ from outrider.engines.kv_cache import MIN_SPAN, KvCache, zeros
 from outrider.engines.onnx.packed_calls import PackedCall, PackedMemory
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.session import bind_caches
+from outrider.engines.onnx.sources import OnnxSources
 from outrider.engines.onnx.trees import TreeGraphs
 from outrider.engines.tree_inputs import TreeInputs
 
@@ -78,7 +79,7 @@ Run = Callable[[], object]
 
 
 class OnnxCalls:
-    """Calls over one cache, and the one buffer of logits that they share."""
+    """Calls over the caches of texts and sources, and the one buffer of logits that they share."""
 
     def __init__(
         self,
@@ -87,11 +88,12 @@ class OnnxCalls:
         packed: PackedGraph | None,
         trees: TreeGraphs | None,
         cache: KvCache,
+        sources: OnnxSources | None,
         num_layers: int,
         limits: EngineLimits,
     ) -> None:
         self._session, self._packed, self._trees = session, packed, trees
-        self._cache, self._limits = cache, limits
+        self._cache, self._sources, self._limits = cache, sources, limits
         self._num_layers = num_layers
         self._calls: dict[tuple[int, bool, PackedShape], Call] = {}
         self._logits = zeros((MIN_SPAN, limits.vocab_size))
@@ -108,7 +110,7 @@ class OnnxCalls:
         self._calls.clear()
 
     def of(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
-        """The call of a shape from a slot on, for the capacity of now."""
+        """The call of a shape from a slot on, for the capacities of now."""
         key = slot, is_tree, sizes
         call = self._calls.get(key)
         if call is None:
@@ -173,6 +175,8 @@ class OnnxCalls:
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         bind_caches(binding, self._cache, self._num_layers, slot=slot, num_rows=num_rows)
+        if self._sources is not None:
+            self._sources.bind(binding, slot=slot, num_rows=num_rows)
         binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return binding
 

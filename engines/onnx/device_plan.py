@@ -39,7 +39,7 @@ from outrider.engines.device.engine import PlanEngine, row_sizes
 from outrider.engines.device.tensors import ModelTensors
 from outrider.engines.device.tree_plans import keep_profile, tree_profile
 from outrider.engines.device.trees import PlanTrees
-from outrider.engines.devices import CPU
+from outrider.engines.devices import CPU, check_has_no_encoder
 from outrider.engines.kv_cache import MIN_SPAN, coarse_capacities
 from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import check_graph, open_session, records_graphs
@@ -115,8 +115,9 @@ def open_on_device(
     Raises:
         BundleError: the graph does not fit its entry, there is none for accelerators, or ``max_batch``
             does not fit the bundle.
-        EngineError: the library cannot load it.
+        EngineError: the library cannot load it, or the model has an encoder.
     """
+    check_has_no_encoder(model)
     is_host = device.kind == CPU if runs_device_graphs is None else not runs_device_graphs
     graphs = _OF_HOST if is_host else _device_graphs(bundle, model, device)
     limits = bundle.limits(model, max_batch, with_trees=with_trees)

@@ -11,6 +11,9 @@ is opened (``engines.onnx.batch_invariance``); where they differ, a row alone is
 kernels give a row the same bits whatever is beside it (I2): the export admits no operator that rounds by an element's
 place in its tensor (``export.graph.to_onnx``).
 
+Of a model with an encoder, ``encode.onnx`` reads sources first (``engines.onnx.sources``), and the graphs below attend
+to what it wrote.
+
 Graphs: ``model.onnx`` is causal. ``grouped.onnx`` packs rows and reads shared cache heads once; it runs instead where
 the bundle has it. ``tree.onnx`` is masked: beside packed rows it runs the trees alone, else every batch with a tree in
 it. All three give a row the same bits.
@@ -26,17 +29,26 @@ from itertools import groupby
 from pathlib import Path
 
 import onnxruntime
-from outrider.engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
+from outrider.engines.base import (
+    BundleError,
+    EngineError,
+    EngineLimits,
+    FloatArray,
+    Source,
+    Span,
+)
 from outrider.engines.bundle.manifest import GROUPED_FILE, Bundle, ModelEntry
 from outrider.engines.huge_pages import HugePages
-from outrider.engines.kv_cache import MIN_SPAN, KvCache
+from outrider.engines.kv_cache import MIN_SPAN, KvCache, capacities
 from outrider.engines.onnx.batch_invariance import is_batch_invariant
 from outrider.engines.onnx.calls import OnnxCalls
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
+from outrider.engines.onnx.sources import OnnxSources
 from outrider.engines.onnx.trees import TreeGraphs
 from outrider.engines.spans import (
-    WithoutSources,
+    NO_ENCODER,
+    check_have_sources,
     check_kept_path,
     check_move,
     check_spans,
@@ -47,8 +59,8 @@ from outrider.engines.spans import (
 _MIN_WANTED = 2
 
 
-class OnnxEngine(WithoutSources):
-    """One model of a bundle with its KV cache.
+class OnnxEngine:
+    """One model of a bundle with its KV cache, and with its encoder where it has one.
 
     Args:
         bundle: a verified bundle (``load_bundle``), so that the graph's weights are its own.
@@ -95,20 +107,25 @@ class OnnxEngine(WithoutSources):
             num_layers=entry.num_layers,
             num_kv_heads=entry.num_kv_heads,
             head_size=entry.head_size,
-            limits=self.limits,
+            num_slots=self.limits.max_batch,
+            capacities=capacities(self.limits),
         )
+        self._sources: OnnxSources | None = None
+        if entry.source is not None:
+            self._sources = OnnxSources(
+                bundle, entry, entry.source, self.limits, num_threads=num_threads
+            )
         self._calls = OnnxCalls(
             self._session,
             packed=self._packed,
             trees=self._trees,
             cache=self._cache,
+            sources=self._sources,
             num_layers=entry.num_layers,
             limits=self.limits,
         )
         self._pads_single_row = False
-        self._pads_single_row = self._narrowest_span == MIN_SPAN or not is_batch_invariant(
-            self.extend, self._cache, self.limits
-        )
+        self._pads_single_row = self._narrowest_span == MIN_SPAN or not self._is_batch_invariant()
         self._calls.clear()
         if self._pads_single_row:
             self._calls.pad_single_rows()
@@ -118,6 +135,38 @@ class OnnxEngine(WithoutSources):
     def capacity(self) -> int:
         """S, tokens a slot of the cache has room for at present."""
         return self._cache.capacity
+
+    @property
+    def source_capacity(self) -> int:
+        """Tokens of a source a slot has room for at present; 0 of a model without an encoder."""
+        return 0 if self._sources is None else self._sources.capacity
+
+    def read(self, sources: Sequence[Source]) -> None:
+        """Read sources; see ``Engine.read``.
+
+        Raises:
+            EngineError: the model has no encoder, or a source breaks a limit (nothing was computed), or ONNX Runtime
+                failed (the given slots have no source, and no text).
+        """
+        encoder = self._require_encoder()
+        num_tokens = encoder.check(sources)
+        for source in sources:
+            self._forget_text(source.slot)
+        if encoder.make_room(sources, num_tokens):
+            self._calls.clear()
+        encoder.read(sources, num_tokens)
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Copy a slot's source to other slots; see ``Engine.share_source``.
+
+        Raises:
+            EngineError: a slot is outside the engine, or this one has no source.
+        """
+        encoder = self._require_encoder()
+        encoder.check_share(slot, destinations)
+        for destination in destinations:
+            self._forget_text(destination)
+            encoder.move(slot, destination)
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """Append spans and return the wanted logits; see ``Engine.extend``.
@@ -132,6 +181,8 @@ class OnnxEngine(WithoutSources):
         self._require_open()
         cache = self._cache
         longest, most_wanted = check_spans(spans, self.limits, cache.lengths)
+        if self._sources is not None:
+            check_have_sources(spans, self._sources.lengths)
         has_trees, furthest = False, 0
         for span in spans:
             has_trees = has_trees or span.parents is not None
@@ -169,7 +220,7 @@ class OnnxEngine(WithoutSources):
         self._cache.lengths[slot] = tree.start + len(path)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Copy the first ``length`` cached tokens of one slot over another.
+        """Copy the source and the first ``length`` cached tokens of one slot over another.
 
         Raises:
             EngineError: a slot is outside the engine, or the source holds fewer tokens.
@@ -177,18 +228,24 @@ class OnnxEngine(WithoutSources):
         self._require_open()
         check_move(source, destination, length, self._cache.lengths)
         self._cache.move(source, destination, length)
+        if self._sources is not None:
+            self._sources.move(source, destination)
         self._tree_spans.pop(destination, None)
 
     def trim(self, lengths: Sequence[int | None]) -> None:
         """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
         self._require_open()
         self._tree_spans.clear()
-        if self._cache.trim(lengths):
-            self._calls.clear()
+        try:
+            if self._cache.trim(lengths):
+                self._calls.clear()
+        finally:
+            if self._sources is not None and self._sources.trim(lengths):
+                self._calls.clear()
 
     def close(self) -> None:
-        """Free the session and the cache; a later call raises EngineError."""
-        self._session = self._trees = None
+        """Free sessions and caches; a later call raises EngineError."""
+        self._session = self._trees = self._sources = None
         del self._calls, self._cache
 
     def _run(self, spans: Sequence[Span], num_wanted: int, *, is_tree: bool) -> FloatArray:
@@ -244,6 +301,26 @@ class OnnxEngine(WithoutSources):
                 found = self._run(trees, wanted, is_tree=True)
                 logits[first : first + len(trees), :wanted] = found[:, :wanted]
         return logits
+
+    def _is_batch_invariant(self) -> bool:
+        """Test it with slot 0, whose source is gone afterwards."""
+        if self._sources is None:
+            return is_batch_invariant(self.extend, self._cache, self.limits)
+        self.read([Source(slot=0, tokens=(0, 0, 0)[: self.limits.max_source])])
+        try:
+            return is_batch_invariant(self.extend, self._cache, self.limits)
+        finally:
+            self._sources.trim([])
+
+    def _forget_text(self, slot: int) -> None:
+        self._cache.lengths[slot] = 0
+        self._tree_spans.pop(slot, None)
+
+    def _require_encoder(self) -> OnnxSources:
+        self._require_open()
+        if self._sources is None:
+            raise EngineError(NO_ENCODER)
+        return self._sources
 
     def _require_open(self) -> onnxruntime.InferenceSession:
         if self._session is None:

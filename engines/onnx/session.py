@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,14 @@ from outrider.engines.bundle.manifest import (
     ModelEntry,
     past_names,
     present_names,
+)
+from outrider.engines.bundle.text2text import (
+    ENCODE_FILE,
+    SOURCE,
+    SOURCE_LENGTH,
+    SourceEntry,
+    cross_past_names,
+    cross_present_names,
 )
 from outrider.engines.kv_cache import KvCache
 from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packages
@@ -196,11 +204,37 @@ def enqueue(
 def bind_caches(
     binding: onnxruntime.IOBinding, cache: KvCache, num_layers: int, *, slot: int, num_rows: int
 ) -> None:
-    """Bind the caches of slots: one memory as past and as present."""
-    rows, names = cache.slots_shape(num_rows), (past_names(num_layers), present_names(num_layers))
-    for past, present, pointer in zip(*names, cache.pointers(slot), strict=True):
-        binding.bind_input(past, "cpu", 0, np.float32, rows, pointer)
-        binding.bind_output(present, "cpu", 0, np.float32, rows, pointer)
+    """Bind the texts' caches of slots: one memory as past and as present."""
+    bind_past(binding, cache, past_names(num_layers), slot=slot, num_rows=num_rows)
+    bind_present(binding, cache, present_names(num_layers), slot=slot, num_rows=num_rows)
+
+
+def bind_past(
+    binding: onnxruntime.IOBinding,
+    cache: KvCache,
+    names: Sequence[str],
+    *,
+    slot: int,
+    num_rows: int,
+) -> None:
+    """Bind the caches of slots as inputs: key.0, value.0, key.1, value.1 ..."""
+    rows = cache.slots_shape(num_rows)
+    for name, pointer in zip(names, cache.pointers(slot), strict=True):
+        binding.bind_input(name, "cpu", 0, np.float32, rows, pointer)
+
+
+def bind_present(
+    binding: onnxruntime.IOBinding,
+    cache: KvCache,
+    names: Sequence[str],
+    *,
+    slot: int,
+    num_rows: int,
+) -> None:
+    """Bind the caches of slots as outputs, in the same order."""
+    rows = cache.slots_shape(num_rows)
+    for name, pointer in zip(names, cache.pointers(slot), strict=True):
+        binding.bind_output(name, "cpu", 0, np.float32, rows, pointer)
 
 
 def records_graphs(provider_options: Mapping[str, str]) -> bool:
@@ -237,6 +271,8 @@ def check_graph(
         BundleError: naming the graph and the tensor.
     """
     past, present = past_names(entry.num_layers), present_names(entry.num_layers)
+    if entry.source is not None:
+        extra_inputs = extra_inputs | {SOURCE_LENGTH, *cross_past_names(entry.num_layers)}
     inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
     outputs = {tensor.name: tensor.shape for tensor in session.get_outputs()}
     graph = f"{entry.path}/{file}"
@@ -251,3 +287,39 @@ def check_graph(
             raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")
     if outputs[LOGITS][2] != entry.vocab_size:
         raise BundleError(f"{graph}: logits are {outputs[LOGITS]}, vocab_size {entry.vocab_size}")
+    if entry.source is not None:
+        _check_source_heads(graph, inputs, entry.num_layers, entry.source)
+
+
+def check_encode_graph(
+    session: onnxruntime.InferenceSession, entry: ModelEntry, source: SourceEntry
+) -> None:
+    """Refuse a graph whose tensors are not those its manifest entry declares.
+
+    Raises:
+        BundleError: naming the graph and the tensor.
+    """
+    past, present = cross_past_names(entry.num_layers), cross_present_names(entry.num_layers)
+    inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+    outputs = {tensor.name for tensor in session.get_outputs()}
+    graph = f"{entry.path}/{ENCODE_FILE}"
+    for found, declared in (
+        (set(inputs), {SOURCE, SOURCE_LENGTH, *past}),
+        (outputs, set(present)),
+    ):
+        if found != declared:
+            raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
+    _check_source_heads(graph, inputs, entry.num_layers, source)
+
+
+def _check_source_heads(
+    graph: str, inputs: Mapping[str, Sequence[object]], num_layers: int, source: SourceEntry
+) -> None:
+    """Refuse a graph whose caches of sources have other sizes than its manifest entry declares.
+
+    Raises:
+        BundleError: naming the graph and the tensor.
+    """
+    for name in cross_past_names(num_layers):
+        if [inputs[name][1], inputs[name][3]] != [source.num_heads, source.head_size]:
+            raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from outrider.engines.base import EngineLimits, FloatArray, Span
-from outrider.engines.spans import WithoutSources
+from outrider.engines.base import EngineLimits, FloatArray, Source, Span
 
 
-class NullEngine(WithoutSources):
+class NullEngine:
     """An engine whose logits are the same row at every position.
 
     ``row`` is [V] float32; a span may want ``max_wanted`` logits at most.
@@ -26,6 +25,12 @@ class NullEngine(WithoutSources):
         """Return [B, R, V] float32, the same row everywhere."""
         wanted = max(span.num_logits for span in spans)
         return self._logits[: len(spans), :wanted]
+
+    def read(self, sources: Sequence[Source]) -> None:
+        """Do nothing: no sources are held."""
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Do nothing: no sources are held."""
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Do nothing: no tokens are held."""

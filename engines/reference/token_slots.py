@@ -4,25 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.base import EngineLimits, Span
+from outrider.engines.base import EngineLimits, Source, Span
 from outrider.engines.spans import (
-    WithoutSources,
+    check_have_sources,
     check_kept_path,
     check_move,
+    check_share,
+    check_sources,
     check_spans,
     num_valid,
 )
 
 
-class TokenSlots(WithoutSources):
-    """Tokens of every slot, and of which slot's last span was a tree: a base of engines."""
+class TokenSlots:
+    """Tokens and source of every slot, and of which slot's last span was a tree: a base of engines.
+
+    Args:
+        limits: capacities.
+        source_vocab_size: of the sources' tokens; None for that of the logits.
+    """
 
     packs_rows = False
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, source_vocab_size: int | None = None) -> None:
         self.limits = limits
+        self._source_vocab_size = source_vocab_size or limits.vocab_size
         self._slots: list[tuple[int, ...]] = [()] * limits.max_batch
+        # Of a slot without a source empty: no source is.
+        self._sources: list[tuple[int, ...]] = [()] * limits.max_batch
         self._trees: dict[int, Span] = {}
+
+    def read(self, sources: Sequence[Source]) -> None:
+        """Keep sources; see ``Engine.read``.
+
+        Raises:
+            EngineError: the model has no encoder, or a source breaks a limit.
+        """
+        check_sources(sources, self.limits, self._source_vocab_size)
+        for source in sources:
+            self._restart(source.slot, source.tokens)
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Copy a slot's source to other slots; see ``Engine.share_source``.
+
+        Raises:
+            EngineError: a slot is outside the engine, or this one has no source.
+        """
+        check_share(slot, destinations, [len(source) for source in self._sources])
+        for destination in destinations:
+            self._restart(destination, self._sources[slot])
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep a path of the slot's last span, a tree; see ``Engine.keep_path``.
@@ -36,23 +66,36 @@ class TokenSlots(WithoutSources):
         self._slots[slot] = self._slots[slot][: tree.start] + kept
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Copy the first ``length`` tokens of one slot over another.
+        """Copy the source and the first ``length`` tokens of one slot over another.
 
         Raises:
             EngineError: a slot is outside the engine, or the source holds fewer tokens.
         """
         check_move(source, destination, length, [len(held) for held in self._slots])
-        self._slots[destination] = self._slots[source][:length]
-        self._trees.pop(destination, None)
+        text = self._slots[source][:length]
+        self._restart(destination, self._sources[source])
+        self._slots[destination] = text
 
     def trim(self, lengths: Sequence[int | None]) -> None:
-        """Cut every slot to its length, to nothing where none is given."""
-        cuts = (*lengths, *[0] * (len(self._slots) - len(lengths)))
-        self._slots = [held[: cut or 0] for held, cut in zip(self._slots, cuts, strict=True)]
+        """Cut every slot to its length; of one without a length the source goes too."""
+        cuts = (*lengths, *[None] * (len(self._slots) - len(lengths)))
+        for slot, cut in enumerate(cuts[: len(self._slots)]):
+            self._slots[slot] = self._slots[slot][: cut or 0]
+            if cut is None:
+                self._sources[slot] = ()
+
+    def _restart(self, slot: int, source: tuple[int, ...]) -> None:
+        """Give a slot a source and an empty text."""
+        self._sources[slot] = source
+        self._slots[slot] = ()
+        self._trees.pop(slot, None)
 
     def _num_wanted(self, spans: Sequence[Span]) -> int:
         """Greatest ``num_logits`` of spans that keep the limits; EngineError for any other."""
-        return check_spans(spans, self.limits, [len(held) for held in self._slots])[1]
+        wanted = check_spans(spans, self.limits, [len(held) for held in self._slots])[1]
+        if self.limits.max_source:
+            check_have_sources(spans, [len(source) for source in self._sources])
+        return wanted
 
     def _append(self, span: Span) -> tuple[int, ...]:
         """Put a span into its slot; the slot's tokens, every token of a tree among them."""

@@ -20,6 +20,7 @@ from outrider.engines.device.engine import PlanEngine, row_sizes
 from outrider.engines.device.tensors import CACHE_DTYPES, ModelTensors
 from outrider.engines.device.tree_plans import tree_entries
 from outrider.engines.device.trees import PlanTrees
+from outrider.engines.devices import check_has_no_encoder
 from outrider.engines.tensorrt.api import TensorRtApi, installed_apis
 from outrider.engines.tensorrt.program import TensorRtProgram
 
@@ -45,8 +46,10 @@ def open_tensorrt(
 
     Raises:
         BundleError: a plan is not what the manifest says of it.
-        EngineError: no TensorRT, no such device, or no plan that fits them; says why for each plan.
+        EngineError: the model has an encoder, or there is no TensorRT, no such device, or no plan that fits them;
+            says why for each plan.
     """
+    check_has_no_encoder(model)
     manifest = bundle.manifest
     api = serving_api(installed_apis(), manifest, device.compute_capability)
     machine = api.machine(device.compute_capability)

@@ -11,6 +11,7 @@ from outrider.export.certificate.parity import (
     FLOAT32_TOLERANCE,
     check_parity,
     check_rounding,
+    float32_tolerance,
     prepare_parity,
 )
 from outrider.export.certificate.reference import Reference
@@ -91,22 +92,26 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
             raise BundleError(f"the bundle has no {name} model to compare with a checkpoint")
         checkpoint = open_checkpoint(path, max_context=manifest.max_context)
         _refuse_other_sizes(name, checkpoint.facts, entry)
+        reference, max_gamma = Reference(checkpoint.load()), manifest.max_gamma
+        tolerance = None
+        if entry.weights == "float32":
+            tolerance = float32_tolerance(reference, checkpoint.facts, max_gamma=max_gamma)
         certificate[name] = certify(
-            Reference(checkpoint.load()),
+            reference,
             bundle.model_path(entry),
             checkpoint.facts,
-            max_gamma=manifest.max_gamma,
+            max_gamma=max_gamma,
             max_tree_nodes=entry.max_tree_nodes,
-            tolerance=FLOAT32_TOLERANCE if entry.weights == "float32" else None,
+            tolerance=tolerance,
         )
         if entry.weights in BITS and entry.device_precision in HALF_TYPES:
             certificate[name]["device_rounding"] = check_rounding(
                 bundle.model_path(entry),
                 checkpoint.facts,
-                max_gamma=manifest.max_gamma,
+                max_gamma=max_gamma,
                 tolerance=None,
             )
-        if entry.weights != "float32":
+        if tolerance is None:
             _refuse_farther(name, certificate[name], manifest.certificate.get(name), entry.weights)
     return certificate
 

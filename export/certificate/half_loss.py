@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from outrider.engines.base import BundleError, FloatArray
-from outrider.export.certificate.parity import certified_prompts
+from outrider.export.certificate.parity_cases import certified_prompts, certified_sources
 from outrider.export.certificate.reference import Reference, reference_logits
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
@@ -24,8 +24,9 @@ def half_logits(checkpoint: Checkpoint, precision: str, *, max_gamma: int) -> Fl
     Raises:
         BundleError: they are not numbers: the model overflows in float16.
     """
-    prompts = certified_prompts(checkpoint.facts, max_gamma)
-    logits = reference_logits(checkpoint.load_as(_TYPES[precision]), prompts)
+    facts = checkpoint.facts
+    prompts, sources = certified_prompts(facts, max_gamma), certified_sources(facts)
+    logits = reference_logits(checkpoint.load_as(_TYPES[precision]), prompts, sources)
     if not np.isfinite(logits).all():
         raise BundleError(
             f"{checkpoint.path.name}: PyTorch overflows in {precision}; export with --weights {BFLOAT16}"
@@ -37,5 +38,6 @@ def half_tolerance(
     reference: Reference, halved: FloatArray, checkpoint: Checkpoint, *, max_gamma: int
 ) -> float:
     """Return how far from the model in float32 a graph may be, where PyTorch in 16 bits answers ``halved``."""
-    expected = reference.logits(certified_prompts(checkpoint.facts, max_gamma))
+    facts = checkpoint.facts
+    expected = reference.logits(certified_prompts(facts, max_gamma), certified_sources(facts))
     return ALLOWED_LOSS * float(np.abs(halved - expected).max())

@@ -1,37 +1,38 @@
 """Comparison of an exported graph with its checkpoint: the certificate of a bundle.
 
-Each case is a script of extends. PyTorch computes it by whole sequences without a cache, the graph through its
-cache: padding, raggedness and rollback must not change logits.
+PyTorch computes each case (``parity_cases``) by whole sequences without a cache, the graph through its cache: padding,
+raggedness, rollback and who had a row before must not change logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
-from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
-from outrider.engines.onnx.session import open_session
+from outrider.export.certificate.feeds import Sources
+from outrider.export.certificate.graph_runner import GraphRunner
+from outrider.export.certificate.parity_cases import (
+    certified_prompts,
+    certified_sources,
+    most_columns,
+    most_source_columns,
+    parity_cases,
+)
 from outrider.export.certificate.reference import LogitsOfSequences, Reference
-from outrider.export.certificate.twin import HALF_KINDS, twin_of
 from outrider.export.checkpoint import ModelFacts
 from transformers import PreTrainedModel
 
 # Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
 FLOAT32_TOLERANCE = 1e-4
-_BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
-# Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened
-# in every call, which is slower and by other kernels: bits differ from those served.
-_MOST_WIDENED_BYTES = 256 << 20
-# Of caches beyond what was written.
-_UNREAD = 7.0
-Feeds = Mapping[str, npt.NDArray[Any]]
+# Logits up to this are judged by that number as it is, larger ones in proportion: so their rounding grows. T5 scales
+# neither scores nor logits; of such a model PyTorch itself is 1.6e-4 from float64 at logits of 25.
+_PLAIN_LOGITS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,99 +42,6 @@ class CaseResult:
     max_difference: float
     num_greedy_equal: int
     num_compared: int
-
-
-class GraphRunner:
-    """A graph on ONNX Runtime with caches held as arrays; for checks, not for serving.
-
-    A graph that computes in 16 bits is run by its twin. With ``exact_blocks`` products with blocks of integers are
-    float32, else as they are served.
-
-    Attributes:
-        caches: [B, H, S, D] float32 by name, as after the last run.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        facts: ModelFacts,
-        *,
-        batch: int,
-        capacity: int,
-        maps_weights: bool = True,
-        exact_blocks: bool = False,
-    ) -> None:
-        self._session = open_graph(path, maps_weights=maps_weights, exact_blocks=exact_blocks)
-        inputs = self._session.get_inputs()
-        self._packed = PackedGraph.of(
-            {tensor.name: tensor.shape for tensor in inputs},
-            num_kv_heads=facts.num_kv_heads,
-            last=facts.max_position - 1,
-        )
-        self._capacity = capacity
-        self._takes_lengths = any(tensor.name == bundle.LENGTHS for tensor in inputs)
-        self.caches = used_caches(facts, batch, capacity)
-
-    def forget(self) -> None:
-        """Start again with caches as at the beginning."""
-        self.caches = {name: np.full_like(held, _UNREAD) for name, held in self.caches.items()}
-
-    def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
-        """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
-        feeds: Feeds
-        if self._packed is None:
-            feeds = self.span_feeds(tokens, start)
-        else:
-            feeds = packed_feeds(self._packed, tokens, start, capacity=self._capacity)
-        return self.run(self._session, feeds).reshape(*tokens.shape, -1)
-
-    def span_feeds(self, tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
-        """Return inputs of this graph and its tree's for a span; see the function of this name."""
-        lengths = {bundle.LENGTHS: start + tokens.shape[1]} if self._takes_lengths else {}
-        return span_feeds(tokens, start) | lengths
-
-    def run(self, session: Any, feeds: Feeds) -> FloatArray:
-        """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""
-        logits: FloatArray
-        logits, *caches = session.run(None, {**feeds, **self.caches})
-        self.caches = dict(zip(self.caches, caches, strict=True))
-        return logits
-
-
-def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = False) -> Any:
-    """Return a session over a graph, or over its twin where it computes in 16 bits; caches are float32.
-
-    Weights that are large and of 16 bits may stay in their file.
-    """
-    data = path.with_name(f"{bundle.MODEL_FILE}.data")
-    is_large = data.exists() and data.stat().st_size > _MOST_WIDENED_BYTES
-    if maps_weights:
-        constants = ir.load(path).graph.initializers.values()
-        maps_weights = is_large and any(value.dtype in HALF_KINDS for value in constants)
-    return open_session(
-        twin_of(path, float32_caches=True) or path,
-        weights_folder=path.parent,
-        copies_caches=True,
-        maps_weights=maps_weights,
-        exact_blocks=exact_blocks,
-    )
-
-
-def used_caches(facts: ModelFacts, batch: int, capacity: int) -> dict[str, FloatArray]:
-    """Return caches [B, H, S, D] float32 by name, keys first.
-
-    They hold no zeros: a graph must not see what lies beyond a row's length.
-    """
-    shape = (batch, facts.num_kv_heads, capacity, facts.head_size)
-    layers = range(facts.num_layers)
-    names = (*map(bundle.key_name, layers), *map(bundle.value_name, layers))
-    return {name: np.full(shape, _UNREAD, np.float32) for name in names}
-
-
-def span_feeds(tokens: IntArray, start: IntArray) -> dict[str, npt.NDArray[Any]]:
-    """Return inputs for a span [B, T] int64 behind ``start`` [B] int64, all of whose logits are wanted."""
-    columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
-    return {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
 
 
 def check_parity(
@@ -157,6 +65,13 @@ def check_parity(
     return _check_cases(reference, path, facts, max_gamma=max_gamma, tolerance=tolerance, seed=seed)
 
 
+def float32_tolerance(reference: Reference, facts: ModelFacts, *, max_gamma: int) -> float:
+    """Return how far from the model a float32 graph may be, by the model's greatest logit in a certificate."""
+    prompts, sources = certified_prompts(facts, max_gamma), certified_sources(facts)
+    logits = reference.logits(prompts, sources)
+    return FLOAT32_TOLERANCE * max(1.0, float(np.abs(logits).max()) / _PLAIN_LOGITS)
+
+
 def check_rounding(
     path: Path, facts: ModelFacts, *, max_gamma: int, tolerance: float | None, seed: int = 0
 ) -> Mapping[str, object]:
@@ -168,7 +83,7 @@ def check_rounding(
         BundleError: as ``check_parity``.
     """
     return _check_cases(
-        _GraphReference(path, facts, certified_prompts(facts, max_gamma, seed).shape),
+        _GraphReference(path, facts, max_gamma, seed),
         path.with_name(bundle.DEVICE_FILE),
         facts,
         max_gamma=max_gamma,
@@ -178,13 +93,20 @@ def check_rounding(
 
 
 class _GraphReference:
-    """Logits of sequences no larger than a shape, by a graph with integer weights, in float32."""
+    """Logits of a certificate's sequences by a graph with integer weights, in float32."""
 
-    def __init__(self, path: Path, facts: ModelFacts, shape: tuple[int, ...]) -> None:
-        batch, capacity = shape
-        self._runner = GraphRunner(path, facts, batch=batch, capacity=capacity, exact_blocks=True)
+    def __init__(self, path: Path, facts: ModelFacts, max_gamma: int, seed: int) -> None:
+        self._runner = GraphRunner(
+            path,
+            facts,
+            batch=len(certified_prompts(facts, max_gamma, seed)),
+            capacity=most_columns(facts, max_gamma),
+            source_capacity=most_source_columns(facts),
+            exact_blocks=True,
+        )
 
-    def logits(self, sequences: IntArray) -> FloatArray:
+    def logits(self, sequences: IntArray, sources: Sources | None = None) -> FloatArray:
+        self._runner.read(sources)
         return self._runner.extend(sequences, np.zeros(len(sequences), np.int64))
 
 
@@ -198,11 +120,19 @@ def _check_cases(
     seed: int,
 ) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
-    rows, length = certified_prompts(facts, max_gamma, seed).shape
-    runner = GraphRunner(path, facts, batch=rows, capacity=length + _NUM_EXTRA)
-    for name, script in parity_scripts(facts, max_gamma, seed).items():
-        runner.forget()
-        results = [one for step in script if (one := step.compare(runner, reference)) is not None]
+    rows = len(certified_prompts(facts, max_gamma, seed))
+    runner = GraphRunner(
+        path,
+        facts,
+        batch=rows,
+        capacity=most_columns(facts, max_gamma),
+        source_capacity=most_source_columns(facts),
+    )
+    for name, case in parity_cases(facts, max_gamma, seed).items():
+        results = [
+            compare_logits(logits, extend.expected(reference, case.sources))
+            for extend, logits in case.run(runner)
+        ]
         certificate[name] = judged(name, results, path, tolerance)
     return certificate
 
@@ -211,11 +141,11 @@ def prepare_parity(
     reference: Reference, facts: ModelFacts, *, max_gamma: int, seed: int = 0
 ) -> None:
     """Compute all that ``check_parity`` asks of a reference, and logits of whole prompts."""
-    reference.logits(certified_prompts(facts, max_gamma, seed))
-    for script in parity_scripts(facts, max_gamma, seed).values():
-        for step in script:
-            if step.is_compared:
-                step.expected(reference)
+    reference.logits(certified_prompts(facts, max_gamma, seed), certified_sources(facts, seed))
+    for case in parity_cases(facts, max_gamma, seed).values():
+        for extend in case.extends:
+            if extend.is_compared:
+                extend.expected(reference, case.sources)
 
 
 def judged(
@@ -241,50 +171,6 @@ def judged(
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Extend:
-    """One extend of every row, by ``num_tokens`` of its sequence [n] from ``start`` on."""
-
-    sequences: IntArray
-    start: IntArray
-    num_tokens: int
-    is_compared: bool = True
-
-    def compare(self, runner: GraphRunner, reference: LogitsOfSequences) -> CaseResult | None:
-        """Run the extend; return how far its logits are, if they are compared."""
-        spans = np.take_along_axis(self.sequences, self._columns(), axis=1)
-        answered = runner.extend(spans, self.start)
-        return compare_logits(answered, self.expected(reference)) if self.is_compared else None
-
-    def expected(self, reference: LogitsOfSequences) -> FloatArray:
-        """Return the reference's logits [B, num_tokens, V]."""
-        columns = self._columns()
-        whole = reference.logits(self.sequences[:, : int(columns.max()) + 1])
-        return np.take_along_axis(whole, columns[:, :, None], axis=1)
-
-    def _columns(self) -> IntArray:
-        return self.start[:, None] + np.arange(self.num_tokens)
-
-
-def certified_prompts(facts: ModelFacts, max_gamma: int, seed: int = 0) -> IntArray:
-    """Return the sequences [B, n] int64 that all cases take their tokens from."""
-    generator = np.random.default_rng(seed)
-    length = _PREFILL + max_gamma + 1 + _NUM_EXTRA
-    return generator.integers(0, facts.vocab_size, (_BATCH, length), dtype=np.int64)
-
-
-def parity_scripts(facts: ModelFacts, max_gamma: int, seed: int) -> dict[str, list[_Extend]]:
-    """Return the extends of every case, each over a fresh cache."""
-    prompts = certified_prompts(facts, max_gamma, seed)
-    return {
-        "prefill": [_extend(prompts, 0, _PREFILL)],
-        "single_token": _continue(prompts, 1),
-        "verify": _continue(prompts, max_gamma + 1),
-        "ragged": _ragged(prompts),
-        "rollback": _rollback(prompts, max_gamma + 1),
-    }
-
-
 def compare_logits(answered: FloatArray, expected: FloatArray) -> CaseResult:
     """Return the worst difference (infinite where not a number) and the greedy agreement of [B, T, V] logits."""
     worst = float(np.abs(answered - expected).max())
@@ -294,37 +180,6 @@ def compare_logits(answered: FloatArray, expected: FloatArray) -> CaseResult:
         num_greedy_equal=int(is_equal.sum()),
         num_compared=is_equal.size,
     )
-
-
-def _extend(sequences: IntArray, start: int, num_tokens: int) -> _Extend:
-    starts = np.full(len(sequences), start, np.int64)
-    return _Extend(sequences=sequences, start=starts, num_tokens=num_tokens)
-
-
-def _continue(prompts: IntArray, num_tokens: int) -> list[_Extend]:
-    return [_extend(prompts, 0, _PREFILL), _extend(prompts, _PREFILL, num_tokens)]
-
-
-def _ragged(prompts: IntArray) -> list[_Extend]:
-    """Compare rows of different lengths; the first prefill leaves padding beyond each row's end."""
-    lengths = _PREFILL - 2 * np.arange(len(prompts), dtype=np.int64)
-    least = int(lengths.min())
-    return [
-        replace(_extend(prompts[:, ::-1].copy(), 0, _PREFILL), is_compared=False),
-        _extend(prompts, 0, least),
-        _extend(prompts, least, _PREFILL - least),
-        _Extend(sequences=prompts, start=lengths, num_tokens=4),
-    ]
-
-
-def _rollback(prompts: IntArray, num_tokens: int) -> list[_Extend]:
-    """Write a span, truncate each row at another place, write other tokens and compare."""
-    kept = _PREFILL + np.arange(len(prompts), dtype=np.int64) % num_tokens
-    others = prompts.copy()
-    for row, start in enumerate(kept):
-        others[row, start:] = prompts[row, start:][::-1]
-    rewritten = _Extend(sequences=others, start=kept, num_tokens=num_tokens)
-    return [*_continue(prompts, num_tokens), rewritten]
 
 
 def _merge(results: list[CaseResult]) -> CaseResult:

@@ -14,13 +14,18 @@ import numpy as np
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
 from outrider.engines.trees import path_to, tree_layout
+from outrider.export.certificate.feeds import GraphFeeds, Sources
+from outrider.export.certificate.graph_runner import GraphRunner, open_graph
 from outrider.export.certificate.parity import (
     FLOAT32_TOLERANCE,
     CaseResult,
-    GraphRunner,
     compare_logits,
     judged,
-    open_graph,
+)
+from outrider.export.certificate.parity_cases import (
+    draw_sources,
+    draw_tokens,
+    most_source_columns,
 )
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import ModelFacts
@@ -28,6 +33,8 @@ from transformers import PreTrainedModel
 
 # Cached tokens of each row before its tree: ragged, one row without any.
 _STARTS = (9, 0, 5)
+# Of each row.
+_SOURCE_LENGTHS = (11, 17, 5)
 _NUM_AFTER = 4
 # Of a graph for chains, those beside it that verify trees and keep their paths.
 TREE_FILES: Mapping[str, tuple[str, str]] = {
@@ -44,6 +51,7 @@ class _Tree:
     tokens: IntArray
     parents: tuple[int, ...]
     after: IntArray
+    source: Sources | None
 
     def path(self) -> tuple[int, ...]:
         """Return the path to the deepest token, the last of them if there are several."""
@@ -53,13 +61,13 @@ class _Tree:
 
     def expected(self, reference: Reference) -> FloatArray:
         """Return the reference's logits [nodes, V] of the tree."""
-        whole = reference.tree([*self.text, *self.tokens], self.parents)
+        whole = reference.tree([*self.text, *self.tokens], self.parents, self.source)
         return whole[len(self.text) :]
 
     def expected_after(self, reference: Reference) -> FloatArray:
         """Return the reference's logits of what comes behind the deepest path."""
         kept = self.tokens[list(self.path())]
-        whole = reference.logits(np.concatenate([self.text, kept, self.after])[None])
+        whole = reference.logits(np.concatenate([self.text, kept, self.after])[None], self.source)
         return whole[0, -_NUM_AFTER:]
 
 
@@ -106,27 +114,39 @@ def random_trees(facts: ModelFacts, max_tree_nodes: int, seed: int) -> list[_Tre
     """Return a tree behind a text of each length."""
     generator = np.random.default_rng(seed)
     num_nodes = min(max_tree_nodes, facts.max_position - max(_STARTS) - _NUM_AFTER)
-    return [_random_tree(generator, start, num_nodes, facts.vocab_size) for start in _STARTS]
+    return [
+        _random_tree(generator, start, num_nodes, facts, draw_sources(facts, [length], seed))
+        for start, length in zip(_STARTS, _SOURCE_LENGTHS, strict=True)
+    ]
 
 
 class _TreeRunner:
     """A model's three graphs over the same caches; for checks, not for serving."""
 
     def __init__(self, path: Path, facts: ModelFacts, *, num_rows: int, capacity: int) -> None:
-        self.chains = GraphRunner(path, facts, batch=num_rows, capacity=capacity)
+        self.chains = GraphRunner(
+            path,
+            facts,
+            batch=num_rows,
+            capacity=capacity,
+            source_capacity=most_source_columns(facts),
+        )
         self._tree, self._keep = (
             open_graph(path.with_name(name)) for name in TREE_FILES[path.name]
         )
+        self._feeds, self._capacity = GraphFeeds(self._tree, facts), capacity
 
     def extend(
         self, tokens: IntArray, start: IntArray, parents: list[tuple[int, ...]]
     ) -> FloatArray:
         """Return logits [B, T, V] of one tree [T] per row behind ``start`` [B] int64."""
         layouts = [tree_layout(row) for row in parents]
-        feeds = self.chains.span_feeds(tokens, start)
-        feeds[bundle.POSITIONS] = start[:, None] + np.stack([one.depths for one in layouts])
-        feeds[bundle.ANCESTORS] = np.stack([one.ancestors for one in layouts])
-        return self.chains.run(self._tree, feeds)
+        feeds = self._feeds.span(tokens, start, capacity=self._capacity)
+        trees = {
+            bundle.POSITIONS: start[:, None] + np.stack([one.depths for one in layouts]),
+            bundle.ANCESTORS: np.stack([one.ancestors for one in layouts]),
+        }
+        return self.chains.run(self._tree, {**feeds, **trees})
 
     def keep(self, row: int, start: int, path: tuple[int, ...]) -> None:
         """Move the cache rows of a path of the last tree behind ``start``."""
@@ -141,19 +161,24 @@ class _TreeRunner:
 
 
 def _random_tree(
-    generator: np.random.Generator, start: int, num_nodes: int, vocab_size: int
+    generator: np.random.Generator,
+    start: int,
+    num_nodes: int,
+    facts: ModelFacts,
+    source: Sources | None,
 ) -> _Tree:
     """Draw parents among the last few tokens: branches of many depths, siblings and long paths."""
     parents = tuple(
         int(generator.integers(max(0, index - 4), index + 1)) for index in range(num_nodes - 1)
     )
-    tokens = generator.integers(0, vocab_size, start + num_nodes + _NUM_AFTER, dtype=np.int64)
+    tokens = draw_tokens(facts, generator, (start + num_nodes + _NUM_AFTER,))
     text, nodes, after = np.split(tokens, [start, start + num_nodes])
-    return _Tree(text=text, tokens=nodes, parents=parents, after=after)
+    return _Tree(text=text, tokens=nodes, parents=parents, after=after, source=source)
 
 
 def _check_masks(reference: Reference, runner: _TreeRunner, trees: list[_Tree]) -> list[CaseResult]:
     """Extend by texts, padded to the longest; then compare every row's tree in one call."""
+    runner.chains.read(_together([tree.source for tree in trees]))
     longest = max(_STARTS)
     texts = np.stack([np.resize(np.append(tree.text, 0), longest) for tree in trees])
     runner.chains.extend(texts, np.zeros(len(trees), np.int64))
@@ -162,6 +187,16 @@ def _check_masks(reference: Reference, runner: _TreeRunner, trees: list[_Tree]) 
     answered = runner.extend(tokens, start, [tree.parents for tree in trees])
     pairs = zip(answered, trees, strict=True)
     return [compare_logits(row, tree.expected(reference)) for row, tree in pairs]
+
+
+def _together(sources: list[Sources | None]) -> Sources | None:
+    """Return the sources of all rows in one call; None where there are none."""
+    rows = [one for one in sources if one is not None]
+    if not rows:
+        return None
+    longest = max(one.tokens.shape[1] for one in rows)
+    tokens = [np.resize(one.tokens[0], longest) for one in rows]
+    return Sources(tokens=np.stack(tokens), lengths=np.concatenate([one.lengths for one in rows]))
 
 
 def _check_kept_paths(

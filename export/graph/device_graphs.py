@@ -13,8 +13,8 @@ With a 16-bit precision caches and products have that type; norms, rotations and
 attention kernels take 16 bits alone. Matrices are read as ``export.weights.half_weights`` or ``blocks`` stores them;
 what of them needs another type, such as the scales of blocks, is stored in ``device.onnx.data``.
 
-Requires Attention that is plainly causal. Ensures the same function up to rounding; no weight is stored twice but
-blocks of integers where the precision is bfloat16 (``export.weights.block_products``).
+Requires Attention that is causal over its cache. Ensures the same function up to rounding; no weight is stored twice
+but blocks of integers where the precision is bfloat16 (``export.weights.block_products``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.attention_kinds import (
+    LENGTHS,
+    AttentionKind,
+    attention_kind,
+    attention_nodes,
+)
 from outrider.export.graph.edits import constant, drop_unused, put, put_input, source, take_over
-from outrider.export.graph.grouped_heads import LENGTHS_INPUT, attention_nodes, is_plainly_causal
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.trees import give_tree_inputs, keep_path_graph
 from outrider.export.weights.block_products import name_block_products
@@ -48,7 +53,7 @@ def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> Non
         with_trees: write those that verify trees too.
 
     Raises:
-        BundleError: an attention is not plainly causal, a weight is beyond float16, or trees are asked of a
+        BundleError: an attention is not causal over its cache, a weight is beyond float16, or trees are asked of a
             graph without positions.
     """
     drop_device_graphs(path)
@@ -110,9 +115,9 @@ def _give_lengths(graph: ir.Graph, where: str) -> None:
     """Add lengths as an input, and replace those that attention computes from ``start``."""
     lengths = put_input(graph, bundle.LENGTHS, ir.DataType.INT64, ["batch"])
     for node in attention_nodes(graph):
-        if not is_plainly_causal(node):
-            raise BundleError(f"{where}: an Attention node is not plainly causal by lengths")
-        node.replace_input_with(LENGTHS_INPUT, lengths)
+        if attention_kind(node) is not AttentionKind.SELF:
+            raise BundleError(f"{where}: an Attention node is not causal over a cache by lengths")
+        node.replace_input_with(LENGTHS, lengths)
 
 
 def _slice_unequal_parts(graph: ir.Graph) -> None:

@@ -75,14 +75,19 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
 
 
 def insert_tape(
-    graph: ir.Graph, tape: ir.tape.Tape, name: str, *, after: ir.Node | None = None
+    graph: ir.Graph,
+    tape: ir.tape.Tape,
+    name: str,
+    *,
+    before: ir.Node | None = None,
+    after: ir.Node | None = None,
 ) -> None:
-    """Insert a tape's nodes before all others, or behind a node; outputs are called "name.0" and so on."""
+    """Insert a tape's nodes before all others, or beside a node; outputs are called "name.0" and so on."""
     nodes = list(tape.nodes)
     for number, node in enumerate(nodes):
         node.outputs[0].name = f"{name}.{number}"
     if after is None:
-        graph.insert_before(graph[0], nodes)
+        graph.insert_before(before or graph[0], nodes)
     else:
         graph.insert_after(after, nodes)
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from outrider.engines.base import FloatArray
 from outrider.export.graph.edits import commuted, constant, drop_unused, put, replace, source
 from outrider.export.graph.fuse_projections import join_projections
 from outrider.export.graph.fuse_rotary import fuse_rotary
 
 _LAST = -1
+# Attention's input that is added to the scores.
+_BIAS = 3
 
 
 def fuse(model: ir.Model) -> None:
@@ -26,6 +29,7 @@ def fuse(model: ir.Model) -> None:
     fuse_rotary(graph)
     join_projections(graph)
     _gather_columns(graph)
+    _drop_zero_biases(graph)
     drop_unused(graph)
 
 
@@ -79,7 +83,11 @@ def _fuse_norms(graph: ir.Graph) -> None:
 
 
 def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace x * rsqrt(mean(x^2) + eps), times a weight if one follows, by RMSNormalization."""
+    """Replace x * rsqrt(mean(x^2) + eps), times a weight and a number if they follow, by RMSNormalization.
+
+    A number is what T5 scales its logits by. Left to itself, ONNX Runtime moves it into a product of some graphs and
+    not of others, which then differ in bits.
+    """
     for value, scale in commuted(node):
         epsilon = _inverse_rms(scale, value)
         if epsilon is None or value.shape is None:
@@ -87,15 +95,13 @@ def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
         width = value.shape[_LAST]
         if not isinstance(width, int):
             continue
-        last, weight = node, None
-        following = list(node.outputs[0].uses())
-        if len(following) == 1 and following[0].node.op_type == "Mul":
-            for _, factor in commuted(following[0].node):
-                found = constant(factor)
-                if found is not None and found.shape == (width,):
-                    last, weight = following[0].node, factor
+        last, weight = _multiplied(node, (width,))
         if weight is None:
             weight = put(graph, np.ones(width, np.float32), f"{node.outputs[0].name}.ones")
+        last, number = _multiplied(last, ())
+        if number is not None:
+            scaled = _array(weight) * _array(number)
+            weight = put(graph, scaled, f"{last.outputs[0].name}.weight")
         fused = ir.node(
             "RMSNormalization",
             [value, weight],
@@ -103,6 +109,26 @@ def _fuse_norm(graph: ir.Graph, node: ir.Node) -> None:
         )
         replace(graph, last, fused)
         return
+
+
+def _multiplied(node: ir.Node, shape: tuple[int, ...]) -> tuple[ir.Node, ir.Value | None]:
+    """Return the product of a node's output, where it alone is used, and a constant of this shape, and the constant.
+
+    Without such a product that is the node, and None.
+    """
+    following = list(node.outputs[0].uses())
+    if len(following) == 1 and following[0].node.op_type == "Mul":
+        for _, factor in commuted(following[0].node):
+            found = constant(factor)
+            if found is not None and found.shape == shape:
+                return following[0].node, factor
+    return node, None
+
+
+def _array(value: ir.Value) -> FloatArray:
+    array = constant(value)
+    assert array is not None
+    return array.astype(np.float32)
 
 
 def _inverse_rms(scale: ir.Value | None, value: ir.Value | None) -> float | None:
@@ -131,6 +157,16 @@ def _is_square(square: ir.Value | None, value: ir.Value | None) -> bool:
         return power.inputs[0] is value and exponent is not None and bool((exponent == 2).all())
     product = source(square, "Mul")
     return product is not None and all(factor is value for factor in product.inputs)
+
+
+def _drop_zero_biases(graph: ir.Graph) -> None:
+    """Attend without a bias where it is a zero, repeated."""
+    for node in list(graph):
+        if node.op_type == "Attention" and len(node.inputs) > _BIAS:
+            spread = source(node.inputs[_BIAS], "Expand")
+            value = constant(spread.inputs[0]) if spread else None
+            if value is not None and not value.any():
+                node.replace_input_with(_BIAS, None)
 
 
 def _gather_columns(graph: ir.Graph) -> None:

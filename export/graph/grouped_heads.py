@@ -30,29 +30,40 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.attention_kinds import (
+    BIAS,
+    KEYS,
+    QUERIES,
+    VALUES,
+    AttentionKind,
+    attention_kind,
+    attention_nodes,
+    input_of,
+)
 from outrider.export.graph.edits import insert_tape, put, put_input
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.packed_rows import declare_rows, pack_rows
 from outrider.export.graph.position_tables import span_positions
 
-# Inputs of Attention-24; between them are the caches that it would concatenate.
-_MASK_INPUT, LENGTHS_INPUT = 3, 6
 _HEADS_AXIS, _SIZE_AXIS = 1, 3
 
 
 def derive_grouped_graph(path: Path) -> bool:
     """Write ``grouped.onnx`` beside the canonical graph at ``path``; return whether that was possible.
 
-    Every Attention node must be plainly causal with the same group size, and its rows can be packed.
+    Every Attention node must attend to a cache or a source, with the same group size, and its rows can be packed.
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
-    nodes = attention_nodes(model.graph)
+    nodes, own = attention_nodes(model.graph), attention_nodes(model.graph, AttentionKind.SELF)
     groups = {_group_size(node) for node in nodes}
-    if len(groups) != 1 or 0 in groups or not all(map(is_plainly_causal, nodes)):
+    has_biases = any(input_of(node, BIAS) for node in nodes)
+    if not own or len(groups) != 1 or 0 in groups or (has_biases and groups != {1}):
+        return False
+    if not {*map(attention_kind, nodes)} <= {AttentionKind.SELF, AttentionKind.SOURCE}:
         return False
     positions = give_positions(model.graph)
-    give_mask(nodes, _causal_mask(model.graph))
+    give_mask(model.graph, own, _causal_mask(model.graph))
     if not pack_rows(model.graph, nodes, positions):
         return False
     if groups != {1}:
@@ -73,35 +84,38 @@ def give_positions(graph: ir.Graph) -> ir.Value:
     return positions
 
 
-def attention_nodes(graph: ir.Graph) -> list[ir.Node]:
-    """Return all Attention nodes of a graph."""
-    return [node for node in graph if node.op_type == "Attention"]
+def give_mask(graph: ir.Graph, nodes: list[ir.Node], mask: ir.Value) -> None:
+    """Replace causality of nodes over a cache by ``mask`` [B, 1, T, S], bool or numbers to add to scores.
 
-
-def is_plainly_causal(node: ir.Node) -> bool:
-    """Return whether an Attention node is causal by lengths, without mask or caches of its own."""
-    inputs = [*node.inputs, *[None] * (LENGTHS_INPUT + 1 - len(node.inputs))]
-    return (
-        inputs[_MASK_INPUT:LENGTHS_INPUT] == [None, None, None]
-        and inputs[LENGTHS_INPUT] is not None
-        and node.attributes.get_int("is_causal", 0) == 1
-    )
-
-
-def give_mask(nodes: list[ir.Node], mask: ir.Value) -> None:
-    """Replace causality of plainly causal nodes by ``mask`` [B, 1, T, S] bool."""
+    A node's bias [B, H, T, S] is added to it, once for all nodes that share the bias.
+    """
+    masks: dict[ir.Value | None, ir.Value] = {None: mask}
     for node in nodes:
-        node.resize_inputs(_MASK_INPUT + 1)
-        node.replace_input_with(_MASK_INPUT, mask)
+        bias = input_of(node, BIAS)
+        if bias is not None and bias not in masks:
+            masks[bias] = _biased_mask(graph, bias, mask, node)
+        node.resize_inputs(BIAS + 1)
+        node.replace_input_with(BIAS, masks[bias])
         node.attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
+
+
+def _biased_mask(graph: ir.Graph, bias: ir.Value, mask: ir.Value, before: ir.Node) -> ir.Value:
+    """Return the sum of a bias and a mask, made before a node."""
+    tape = ir.tape.Tape()
+    name = f"{bias.name}.masked"
+    added = _added(graph, tape, mask, name) if mask.dtype is ir.DataType.BOOL else mask
+    total = tape.op("Add", [bias, added])
+    total.type = ir.TensorType(ir.DataType.FLOAT)
+    insert_tape(graph, tape, name, before=before)
+    return total
 
 
 def group_heads(graph: ir.Graph) -> None:
     """Make every Attention node under a mask read each head of the cache once, where heads share it."""
     masks: dict[tuple[str | None, int], ir.Value] = {}
     for node in attention_nodes(graph):
-        groups, mask = _group_size(node), node.inputs[_MASK_INPUT]
-        if groups < 2 or mask is None:
+        groups, mask = _group_size(node), input_of(node, BIAS)
+        if groups < 2 or mask is None or mask.dtype is not ir.DataType.BOOL:
             continue
         key = mask.name, groups
         if key not in masks:
@@ -111,7 +125,7 @@ def group_heads(graph: ir.Graph) -> None:
 
 def _group_size(node: ir.Node) -> int:
     """Return query heads per cache head; 0 where the graph does not give heads or their size."""
-    queries, keys, values = (node.inputs[index] for index in range(3))
+    queries, keys, values = (node.inputs[index] for index in (QUERIES, KEYS, VALUES))
     assert queries is not None and keys is not None and values is not None
     num_queries, num_keys = _size(queries, _HEADS_AXIS), _size(keys, _HEADS_AXIS)
     if _size(queries, _SIZE_AXIS) is None or _size(values, _SIZE_AXIS) is None:
@@ -130,7 +144,7 @@ def _regroup(graph: ir.Graph, node: ir.Node, mask: ir.Value) -> None:
     queries, values, answers = node.inputs[0], node.inputs[2], node.outputs[0]
     assert queries is not None and values is not None
     _group_queries(graph, node)
-    node.replace_input_with(_MASK_INPUT, mask)
+    node.replace_input_with(BIAS, mask)
     apart = _reshape(
         graph, answers, [0, _size(queries, _HEADS_AXIS), -1, _size(values, _SIZE_AXIS)]
     )
@@ -186,4 +200,6 @@ def _added(graph: ir.Graph, tape: ir.tape.Tape, mask: ir.Value, name: str) -> ir
     """Return a mask as numbers to add to scores."""
     seen = put(graph, np.array(0, np.float32), f"{name}.seen")
     unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
-    return tape.op("Where", [mask, seen, unseen])
+    added = tape.op("Where", [mask, seen, unseen])
+    added.type = ir.TensorType(ir.DataType.FLOAT)
+    return added

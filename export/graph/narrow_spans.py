@@ -2,10 +2,11 @@
 
 ONNX Runtime's CPU provider multiplies one row by other kernels than many rows. A batch of single tokens has many rows
 everywhere but inside attention, whose products are per row and head. So attention gets a zero query before the only
-one, and its answer is dropped. Keys, values and lengths stay: causal attention is aligned at its last query.
+one, and its answer is dropped. Keys, values and lengths stay: causal attention is aligned at its last query, and
+attention to a source or within one at none. A bias gets a row of zeros for that query.
 
-Requires causal Attention on queries [B, H, T, D], one output used once. Ensures the same function. At T >= 2 nothing
-is added, and the two nodes per layer copy their input.
+Requires Attention on queries [B, H, T, D] with a bias [B, H, T, S] or none, one output used once. Ensures the same
+function. At T >= 2 nothing is added, and the two nodes per layer copy their input.
 
 Source: ONNX operators Attention-24, Pad-24, Slice-13.
 """
@@ -15,6 +16,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle.text2text import SOURCE
+from outrider.export.graph.attention_kinds import BIAS, QUERIES, attention_nodes, input_of
 from outrider.export.graph.edits import put, source
 
 NARROWEST_SPAN = 1
@@ -30,14 +33,15 @@ def pad_single_queries(graph: ir.Graph) -> None:
     missing, pads = _add_padding(graph)
     axis = put(graph, np.array([_QUERIES_AXIS], np.int64), f"{_PADS}.axis")
     end = put(graph, np.array([np.iinfo(np.int64).max], np.int64), f"{_PADS}.end")
-    for node in [node for node in graph if node.op_type == "Attention"]:
-        queries, answers = node.inputs[0], node.outputs[0]
+    biases: dict[ir.Value, ir.Value] = {}
+    for node in attention_nodes(graph):
+        queries, bias, answers = node.inputs[QUERIES], input_of(node, BIAS), node.outputs[0]
         assert queries is not None
-        pad = ir.node("Pad", [queries, pads])
-        padded = pad.outputs[0]
-        padded.name, padded.type = f"{queries.name}.padded", queries.type
-        graph.insert_before(node, pad)
-        node.replace_input_with(0, padded)
+        node.replace_input_with(QUERIES, _padded(graph, queries, pads, node))
+        if bias is not None:
+            if bias not in biases:  # all layers may share one
+                biases[bias] = _padded(graph, bias, pads, node)
+            node.replace_input_with(BIAS, biases[bias])
         cut = ir.node("Slice", [answers, missing, end, axis])
         cut.outputs[0].name, answers.name = answers.name, f"{answers.name}.padded"
         cut.outputs[0].type, cut.outputs[0].shape = answers.type, answers.shape
@@ -49,11 +53,13 @@ def pad_single_queries(graph: ir.Graph) -> None:
 
 def drop_query_padding(graph: ir.Graph) -> None:
     """Undo ``pad_single_queries``; the nodes that compute the padding stay, unused."""
-    for node in [node for node in graph if node.op_type == "Attention"]:
-        pad = source(node.inputs[0], "Pad")
-        if pad is None or pad.inputs[1] is None or pad.inputs[1].name != _PADS:
+    for node in attention_nodes(graph):
+        pad = _pad_of(node, QUERIES)
+        if pad is None:
             continue
-        node.replace_input_with(0, pad.inputs[0])
+        node.replace_input_with(QUERIES, pad.inputs[0])
+        if (pad_of_bias := _pad_of(node, BIAS)) is not None:
+            node.replace_input_with(BIAS, pad_of_bias.inputs[0])
         answers = node.outputs[0]
         cut = next(use.node for use in answers.uses())
         answers.name, answers.shape = cut.outputs[0].name, cut.outputs[0].shape
@@ -61,9 +67,24 @@ def drop_query_padding(graph: ir.Graph) -> None:
         graph.remove([cut, pad], safe=True)
 
 
+def _padded(graph: ir.Graph, value: ir.Value, pads: ir.Value, before: ir.Node) -> ir.Value:
+    pad = ir.node("Pad", [value, pads])
+    padded = pad.outputs[0]
+    padded.name, padded.type = f"{value.name}.padded", value.type
+    graph.insert_before(before, pad)
+    return padded
+
+
+def _pad_of(node: ir.Node, index: int) -> ir.Node | None:
+    pad = source(input_of(node, index), "Pad")
+    is_ours = pad is not None and pad.inputs[1] is not None and pad.inputs[1].name == _PADS
+    return pad if is_ours else None
+
+
 def _add_padding(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
     """Return the number of queries to add, [1] int64, and pads of all axes, [8] int64."""
-    tokens = next(value for value in graph.inputs if value.name == bundle.TOKENS)
+    spans = (bundle.TOKENS, SOURCE)
+    tokens = next(value for value in graph.inputs if value.name in spans)
     least = put(graph, np.array([_LEAST_QUERIES], np.int64), f"{_PADS}.least")
     none = put(graph, np.array([0], np.int64), f"{_PADS}.none")
     before = put(graph, np.zeros(_QUERIES_AXIS, np.int64), f"{_PADS}.before")

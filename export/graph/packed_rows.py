@@ -14,9 +14,11 @@ RotaryEmbedding reads angles by position; learnt position embeddings are read by
 Rows keep the rank of tokens. With rank 2, a product and its sum could be one Gemm, a microsecond faster, but Gemm
 starts from the residual: beyond 256 products to a sum it rounds otherwise than ``model.onnx`` and ``tree.onnx``.
 
+Attention to a source gathers its queries and its answers so; its keys and values were packed when they were read.
+
 Requires a graph whose attention nodes take their heads from Reshape and Transpose, possibly through RMSNormalization,
-Split, Slice, Concat and RotaryEmbedding, and whose positions only rotate or look up an embedding. Ensures the same
-function, and no product with weights over padding.
+Split, Slice, Concat and RotaryEmbedding, and whose positions only rotate, look up an embedding or make a bias of
+attention. Ensures the same function, and no product with weights over padding.
 
 Source: ONNX operators Gather-13, GatherND-13, RotaryEmbedding-23.
 """
@@ -28,6 +30,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.attention_kinds import BIAS, KEYS, QUERIES, VALUES
 from outrider.export.graph.edits import Axis, constant, put, put_input, replace, source
 
 _HEADS_FIRST = (0, 2, 1, 3)
@@ -35,8 +38,6 @@ _HEADS_FIRST = (0, 2, 1, 3)
 _COS, _SIN, _PLACES = 1, 2, 3
 # Sizes of packed rows instead of a rectangle's [B, T, size]; the last is kept.
 _RANKED = (1, -1, 0)
-# Inputs of Attention: keys and values, which TensorScatter writes to the cache.
-_CACHES = (1, 2)
 
 
 def pack_rows(graph: ir.Graph, nodes: Sequence[ir.Node], positions: ir.Value) -> bool:
@@ -47,8 +48,7 @@ def pack_rows(graph: ir.Graph, nodes: Sequence[ir.Node], positions: ir.Value) ->
     """
     entries = _Entries(graph)
     for node in nodes:
-        updates = [_update(node.inputs[index]) for index in _CACHES]
-        if not all(entries.pack(value) for value in (node.inputs[0], *updates)):
+        if not all(entries.pack(value) for value in (node.inputs[QUERIES], *_updates(node))):
             return False
     packed = [_pack_answers(graph, node) for node in nodes]
     last = packed[-1]
@@ -108,10 +108,10 @@ class _Entries:
         return self._rows[count]
 
 
-def _update(cache: ir.Value | None) -> ir.Value | None:
-    """Return the update written to a cache before attention reads it."""
-    node = source(cache, "TensorScatter")
-    return None if node is None else node.inputs[1]
+def _updates(node: ir.Node) -> list[ir.Value | None]:
+    """Return the updates written to the caches before attention reads them; of a source there are none."""
+    writes = [source(node.inputs[index], "TensorScatter") for index in (KEYS, VALUES)]
+    return [write.inputs[1] for write in writes if write is not None]
 
 
 def _puts_heads_first(node: ir.Node) -> bool:
@@ -128,6 +128,8 @@ def _pack_answers(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
     axes: list[Axis] = [1, "rows", queries.shape[1], 3]
     rows = next((value for value in graph.inputs if value.name == bundle.ROW_HEADS), None)
     rows = rows or put_input(graph, bundle.ROW_HEADS, ir.DataType.INT64, axes)
+    if rows.shape is None or rows.shape[2] != axes[2]:
+        return None
     gathered = ir.node("GatherND", [answers, rows])
     replace(graph, turned[0], gathered)
     graph.remove(turned[0], safe=True)
@@ -231,8 +233,25 @@ def _place_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
             if by_row is None:
                 by_row = put_input(graph, bundle.ROW_POSITIONS, ir.DataType.INT64, [1, "rows"])
             table.replace_input_with(use.idx, by_row)
-        else:
+        elif not _makes_bias(table):
             return False
+    return True
+
+
+def _makes_bias(node: ir.Node) -> bool:
+    """Return whether a node's outputs lead to biases of attention alone, which are rectangles."""
+    left, found = [node], {node}
+    while left:
+        for value in left.pop().outputs:
+            if value.is_graph_output():
+                return False
+            for use in value.uses():
+                if use.node.op_type == "Attention":
+                    if use.idx != BIAS:
+                        return False
+                elif use.node not in found:
+                    found.add(use.node)
+                    left.append(use.node)
     return True
 
 

@@ -21,8 +21,10 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import manifest as bundle
 from outrider.engines.bundle.limits import TABLE_SUFFIX
 from outrider.export.graph.edits import drop_unused, put, take_over
-from outrider.export.graph.kv_export import POSITIONS_VALUE
+from outrider.export.graph.tracing.kv_export import POSITIONS_VALUE
 
+# Names of tables of biases by the distance of a key from its query end so (``export.graph.stack_tables``).
+DISTANCE_SUFFIX = ".by_distance"
 _OPSET = 24
 _INT64 = onnx.TensorProto.INT64
 _PERIODIC = frozenset({"Cos", "Sin"})
@@ -50,14 +52,17 @@ def tabulate_positions(graph: ir.Graph, num_positions: int) -> None:
 
 def span_positions(graph: ir.Graph) -> ir.Value | None:
     """Return the positions that a graph computes from ``start``, if any."""
-    return next(
-        (value for node in graph for value in node.outputs if value.name == POSITIONS_VALUE), None
-    )
+    return value_named(graph, POSITIONS_VALUE)
+
+
+def value_named(graph: ir.Graph, name: str) -> ir.Value | None:
+    """Return the value of a name that a node of a graph computes, if any."""
+    return next((value for node in graph for value in node.outputs if value.name == name), None)
 
 
 def is_position_table(name: str | None) -> bool:
-    """Return whether a constant is a table of ``tabulate_positions`` by its name, not a weight."""
-    return name is not None and name.endswith(TABLE_SUFFIX)
+    """Return whether a constant is a table of values by position or by distance by its name, not a weight."""
+    return name is not None and name.endswith((TABLE_SUFFIX, DISTANCE_SUFFIX))
 
 
 def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Node]:

@@ -1,7 +1,8 @@
-"""Export of a PyTorch decoder to the canonical ONNX graph (opset 24), weights in one file beside it.
+"""Export of a PyTorch model to its canonical ONNX graphs (opset 24), weights in one file beside each.
 
-``export_model`` ensures what the engines require: the tensor names of ``engines.bundle.manifest``, one
-Attention and two TensorScatter nodes per layer, standard operators only.
+A decoder becomes one graph; a model with an encoder becomes two, ``encode.onnx`` beside that of the decoder.
+``export_model`` ensures what the engines require: the tensor names of ``engines.bundle``, one Attention and two
+TensorScatter nodes per layer, a second Attention where a layer attends to a source, standard operators only.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,15 +18,20 @@ import onnx
 import onnx_ir as ir
 import torch
 from outrider.engines.base import BundleError
-from outrider.engines.bundle import manifest as bundle
-from outrider.export.checkpoint import ModelFacts, model_facts
+from outrider.engines.bundle.text2text import ENCODE_FILE
+from outrider.export.checkpoint import ModelFacts, SourceFacts, model_facts
+from outrider.export.graph.attention_kinds import AttentionKind, check_attention
 from outrider.export.graph.fuse import fuse
-from outrider.export.graph.kv_export import CanonicalDecoder, translation_table
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
+from outrider.export.graph.tracing import kv_export, stack_tables
+from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
+from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
+from outrider.export.graph.tracing.stack_tables import by_tables
+from outrider.export.graph.tracing.text2text import SourcedDecoder, SourceReader
 from outrider.export.weights.mapped import StandIns
 from outrider.export.weights.widened import keep_halves
-from torch import Tensor
+from torch import nn
 from transformers import PreTrainedModel
 
 OPSET = 24
@@ -38,8 +44,6 @@ _PLACE_DEPENDENT = frozenset(
 )
 # Logs a warning per operator of torchvision where that is not installed (torch 2.13, unconditionally).
 _REGISTRATION = logging.getLogger("torch.onnx._internal.exporter._registration")
-# Sizes of the traced example; distinct and above 1, so that no axis is taken for a constant.
-_EXAMPLE_BATCH, _EXAMPLE_TOKENS, _EXAMPLE_CAPACITY, _EXAMPLE_WANTED = 2, 5, 11, 3
 
 
 def export_model(
@@ -47,20 +51,24 @@ def export_model(
     path: Path,
     *,
     num_positions: int | None = None,
+    num_source_positions: int | None = None,
     keeps_halves: bool = False,
 ) -> None:
     """Write the canonical float32 graph of a causal decoder to ``path`` and ``path``.data.
 
+    That of an encoder, where there is one, is written beside it as ``encode.onnx`` with a data file of its own.
+
     Args:
-        model: an unmodified Transformers decoder, whose weights may be mapped (``weights.mapped``); unchanged
+        model: an unmodified Transformers model, whose weights may be mapped (``weights.mapped``); unchanged
             afterwards.
         path: file to write, for example ``target/model.onnx``; its folder is made.
         num_positions: positions that any column of a call may have, padding included; None for
             all that the model knows.
+        num_source_positions: tokens of a source at most; None for all positions that the encoder knows.
         keeps_halves: store what the model has in 16 bits so, behind a Cast to float32.
 
     Raises:
-        BundleError: the traced graph is not canonical, computes by operators whose bits depend on the
+        BundleError: a traced graph is not canonical, computes by operators whose bits depend on the
             batch, or has no limit of positions and is given none.
     """
     facts = model_facts(model.config)
@@ -69,49 +77,109 @@ def export_model(
         raise BundleError(f"num_positions: {last} are too many; at most {_MOST_POSITIONS}")
     path.parent.mkdir(parents=True, exist_ok=True)
     was_training = model.training
-    stand_ins = StandIns()
-    with stand_ins.inside(model):
-        decoder = CanonicalDecoder(model.eval(), max_position=last)
-        try:
-            program = _trace(decoder, facts)
-        finally:
-            decoder.release()
-            model.train(was_training)
+    model.eval()
+    try:
+        if facts.source is None:
+            stand_ins = StandIns()
+            with stand_ins.inside(model), taken_over(model) as head:
+                decoder = CanonicalDecoder(model, head, max_position=last)
+                program = _trace(decoder, decoder_signature(facts))
+            _write(program, path, last, stand_ins, keeps_halves=keeps_halves)
+            check_canonical(path, facts)
+        else:
+            most = min(facts.source.max_source, num_source_positions or _MOST_POSITIONS)
+            _export_text2text(model, path, (last, most), keeps_halves=keeps_halves)
+    finally:
+        model.train(was_training)
+
+
+def _export_text2text(
+    model: PreTrainedModel, path: Path, limits: tuple[int, int], *, keeps_halves: bool
+) -> None:
+    """Write both graphs of a model with an encoder, for so many positions of texts and of sources."""
+    facts = model_facts(model.config)
+    assert facts.source is not None
+    encode_path, stand_ins = path.with_name(ENCODE_FILE), StandIns()
+    num_positions, num_source_positions = limits
+    with (
+        by_tables(model.get_decoder(), num_positions) as text,
+        by_tables(model.get_encoder(), num_source_positions) as source,
+        stand_ins.inside(model),
+        taken_over(model) as head,
+    ):
+        decoder = SourcedDecoder(model, head, text, max_position=num_positions)
+        program = _trace(decoder, decoder_signature(facts))
+        _write(program, path, num_positions, stand_ins, keeps_halves=keeps_halves)
+        reader = SourceReader(model, head, source, text, max_source=num_source_positions)
+        program = _trace(reader, encode_signature(facts, facts.source))
+        _write(program, encode_path, num_source_positions, stand_ins, keeps_halves=keeps_halves)
+    check_canonical(path, facts)
+    check_canonical_encoder(encode_path, facts, facts.source)
+
+
+def _write(
+    program: torch.onnx.ONNXProgram,
+    path: Path,
+    num_positions: int,
+    stand_ins: StandIns,
+    *,
+    keeps_halves: bool,
+) -> None:
+    """Rewrite a traced graph to its canonical form and save it."""
     _strip_traces(program.model)
     stand_ins.give_way(program.model.graph)
     fuse(program.model)
-    tabulate_positions(program.model.graph, last)
+    tabulate_positions(program.model.graph, num_positions)
     pad_single_queries(program.model.graph)
     if keeps_halves:
         keep_halves(program.model.graph)
     program.save(str(path), external_data=True)
-    check_canonical(path, facts)
 
 
 def check_canonical(path: Path, facts: ModelFacts) -> None:
-    """Refuse a graph that is not canonical.
+    """Refuse a decoder's graph that is not canonical.
 
     Raises:
         BundleError: names the first thing that differs.
     """
+    kinds = {AttentionKind.SELF: facts.num_layers}
+    if facts.source is not None:
+        kinds[AttentionKind.SOURCE] = facts.num_layers
+    _check_graph(path, kinds, 2 * facts.num_layers, decoder_signature(facts))
+
+
+def check_canonical_encoder(path: Path, facts: ModelFacts, source: SourceFacts) -> None:
+    """Refuse an encoder's graph that is not canonical.
+
+    Raises:
+        BundleError: names the first thing that differs.
+    """
+    kinds = {AttentionKind.ENCODER: source.num_layers}
+    _check_graph(path, kinds, 2 * facts.num_layers, encode_signature(facts, source))
+
+
+def _check_graph(
+    path: Path, kinds: Mapping[AttentionKind, int], num_scattered: int, signature: Signature
+) -> None:
     graph = onnx.load(path, load_external_data=False)
     operators = Counter((node.domain, node.op_type) for node in graph.graph.node)
     foreign = sorted(name for domain, name in operators if domain not in ("", "ai.onnx"))
     if foreign or graph.functions:
         raise BundleError(f"{path.name}: operators outside standard ONNX: {foreign}")
-    wanted = {"Attention": facts.num_layers, "TensorScatter": 2 * facts.num_layers}
-    for name, count in wanted.items():
-        if operators["", name] != count:
-            raise BundleError(
-                f"{path.name}: {operators['', name]} {name} nodes, {count} wanted; "
-                "the model does not attend through the attention interface"
-            )
+    check_attention(path, kinds)
+    if operators["", "TensorScatter"] != num_scattered:
+        raise BundleError(
+            f"{path.name}: {operators['', 'TensorScatter']} TensorScatter nodes, {num_scattered} wanted"
+        )
     if placed := sorted(_computed_operators(graph) & _PLACE_DEPENDENT):
         raise BundleError(
             f"{path.name}: operators {placed} round by an element's place in the call, "
             "so that answers would depend on what else is in the batch"
         )
-    _check_names(graph, path, facts)
+    inputs = tuple(value.name for value in graph.graph.input)
+    outputs = tuple(value.name for value in graph.graph.output)
+    if (inputs, outputs) != (signature.inputs, signature.outputs):
+        raise BundleError(f"{path.name}: tensors {inputs} -> {outputs} are not the canonical ones")
 
 
 def _computed_operators(graph: onnx.ModelProto) -> set[str]:
@@ -125,36 +193,18 @@ def _computed_operators(graph: onnx.ModelProto) -> set[str]:
     return operators
 
 
-def _check_names(graph: onnx.ModelProto, path: Path, facts: ModelFacts) -> None:
-    expected = _input_names(facts.num_layers), _output_names(facts.num_layers)
-    inputs = [value.name for value in graph.graph.input]
-    outputs = [value.name for value in graph.graph.output]
-    if (inputs, outputs) != expected:
-        raise BundleError(f"{path.name}: tensors {inputs} -> {outputs} are not the canonical ones")
-
-
-def _trace(decoder: CanonicalDecoder, facts: ModelFacts) -> torch.onnx.ONNXProgram:
-    batch, tokens, capacity, wanted = (
-        torch.export.Dim(name, min=1, max=1 << 20)
-        for name in ("batch", "tokens", "capacity", "wanted")
-    )
-    cache_axes = [{0: batch, 2: capacity}] * facts.num_layers
+def _trace(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
     with _known_warnings(), torch.no_grad():
         program = torch.onnx.export(
-            decoder,
-            _example(facts),
+            module,
+            signature.example,
             dynamo=True,
             opset_version=OPSET,
-            input_names=_input_names(facts.num_layers),
-            output_names=_output_names(facts.num_layers),
-            dynamic_shapes=(
-                {0: batch, 1: tokens},
-                {0: batch},
-                {0: batch, 1: wanted},
-                cache_axes,
-                cache_axes,
-            ),
-            custom_translation_table=translation_table(),
+            input_names=signature.inputs,
+            output_names=signature.outputs,
+            dynamic_shapes=signature.axes,
+            custom_translation_table=kv_export.translation_table()
+            | stack_tables.translation_table(),
             external_data=True,
             verbose=False,
         )
@@ -175,32 +225,9 @@ def _strip_traces(model: ir.Model) -> None:
         value.metadata_props.clear()
 
 
-def _example(facts: ModelFacts) -> tuple[Tensor, Tensor, Tensor, list[Tensor], list[Tensor]]:
-    shape = (_EXAMPLE_BATCH, facts.num_kv_heads, _EXAMPLE_CAPACITY, facts.head_size)
-    return (
-        torch.ones(_EXAMPLE_BATCH, _EXAMPLE_TOKENS, dtype=torch.int64),
-        torch.arange(_EXAMPLE_BATCH, dtype=torch.int64),
-        torch.ones(_EXAMPLE_BATCH, _EXAMPLE_WANTED, dtype=torch.int64),
-        [torch.zeros(shape) for _ in range(facts.num_layers)],
-        [torch.zeros(shape) for _ in range(facts.num_layers)],
-    )
-
-
-def _input_names(num_layers: int) -> list[str]:
-    layers = range(num_layers)
-    names = [bundle.TOKENS, bundle.START, bundle.LOGIT_POSITIONS]
-    return [*names, *map(bundle.key_name, layers), *map(bundle.value_name, layers)]
-
-
-def _output_names(num_layers: int) -> list[str]:
-    layers = range(num_layers)
-    names = [*map(bundle.new_key_name, layers), *map(bundle.new_value_name, layers)]
-    return [bundle.LOGITS, *names]
-
-
 @contextmanager
 def _known_warnings() -> Iterator[None]:
-    """Silence torch's exporter about its own internals and about torchvision, which no decoder uses.
+    """Silence torch's exporter about its own internals and about torchvision, which no text model uses.
 
     The graph is checked afterwards instead. Other records of its log pass.
     """

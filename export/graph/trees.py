@@ -1,10 +1,11 @@
 """The graphs that verify trees, derived from a finished canonical graph.
 
 ``tree.onnx`` is ``model.onnx`` with positions as an input and attention under a mask made from the input
-``ancestors``. It reads each head of the cache once (``export.graph.grouped_heads``), for the CPU. It is derived after
-all other passes, so it has the same fusions and quantisation and reads the same weights from the same data file.
-``keep_path.onnx`` copies the cache rows of a kept path into place. Those of accelerators are derived by
-``export.graph.device_graphs`` and ``export.tensorrt.trees``, with what is here.
+``ancestors``; attention to a source stays as it is. It reads each head of the cache once
+(``export.graph.grouped_heads``), for the CPU. It is derived after all other passes, so it has the same fusions and
+quantisation and reads the same weights from the same data file. ``keep_path.onnx`` copies the cache rows of a kept path
+into place. Those of accelerators are derived by ``export.graph.device_graphs`` and ``export.tensorrt.trees``, with what
+is here.
 
 Requires of ``model.onnx``: a value ``kv_export.POSITIONS_VALUE`` and Attention nodes that are
 causal with lengths. Ensures standard operators only, no weight stored twice.
@@ -18,16 +19,12 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.attention_kinds import AttentionKind, attention_nodes, count_kinds
 from outrider.export.graph.edits import insert_tape, put_input
-from outrider.export.graph.grouped_heads import (
-    attention_nodes,
-    give_mask,
-    give_positions,
-    group_heads,
-    is_plainly_causal,
-)
+from outrider.export.graph.grouped_heads import give_mask, give_positions, group_heads
 from outrider.export.graph.narrow_spans import drop_query_padding
-from outrider.export.graph.position_tables import span_positions
+from outrider.export.graph.position_tables import span_positions, value_named
+from outrider.export.graph.tracing.stack_tables import KEY_POSITIONS_VALUE
 from outrider.export.weights.half_products import is_cache
 
 _OPSET = 24
@@ -64,16 +61,16 @@ def give_tree_inputs(graph: ir.Graph, where: str) -> None:
             "export with max_tree_nodes 0"
         )
     give_positions(graph)
-    nodes = attention_nodes(graph)
-    if not all(map(is_plainly_causal, nodes)):
+    kinds = count_kinds(graph)
+    if not {*kinds} <= {AttentionKind.SELF, AttentionKind.SOURCE}:
         raise BundleError(
-            f"{where}: an Attention node is not plainly causal, so it takes no tree "
+            f"{where}: an Attention node is not causal over a cache, so it takes no tree "
             "mask; export with max_tree_nodes 0"
         )
-    if not nodes:
-        raise BundleError(f"{where}: the graph has no Attention node")
+    if not kinds[AttentionKind.SELF]:
+        raise BundleError(f"{where}: the graph has no Attention node over a cache")
     put_input(graph, bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
-    give_mask(nodes, _add_mask(graph))
+    give_mask(graph, attention_nodes(graph, AttentionKind.SELF), _add_mask(graph))
 
 
 def _add_mask(graph: ir.Graph) -> ir.Value:
@@ -100,6 +97,7 @@ def _add_mask(graph: ir.Graph) -> ir.Value:
     # [batch, capacity]: the column's place in the span, or the nearest.
     nearest = tape.op("Max", [tape.op("Min", [columns, tape.op("Sub", [end, one])]), begin])
     inside = tape.op("Sub", [nearest, begin])
+    _place_keys(graph, tape, columns, is_cached, inside)
     rows = tape.op("Shape", [ancestors], {"start": 0, "end": 2})
     index = tape.op(
         "Expand",
@@ -110,8 +108,25 @@ def _add_mask(graph: ir.Graph) -> ir.Value:
     # In cached text ``above`` repeats the span's first column, which does not matter: it is seen.
     seen = tape.op("Or", [seen, tape.op("Unsqueeze", [is_cached, one])])
     mask = tape.op("Unsqueeze", [seen, one])
+    mask.type = ir.TensorType(ir.DataType.BOOL)
     insert_tape(graph, tape, "tree_mask")
     return mask
+
+
+def _place_keys(
+    graph: ir.Graph, tape: ir.tape.Tape, columns: ir.Value, is_cached: ir.Value, inside: ir.Value
+) -> None:
+    """Let biases of attention read each key's position in a tree, where they read its column.
+
+    A cached token's position is its column. ``inside`` [batch, capacity] is the place in the span of every other.
+    """
+    found = value_named(graph, KEY_POSITIONS_VALUE)
+    if found is None:
+        return
+    positions = next(value for value in graph.inputs if value.name == bundle.POSITIONS)
+    placed = tape.op("GatherElements", [positions, inside], {"axis": 1})
+    placed = tape.op("Where", [is_cached, columns, placed])
+    found.replace_all_uses_with(tape.op("Unsqueeze", [placed, _ints(tape, [1])]))
 
 
 def keep_path_graph(model: ir.Graph, kind: ir.DataType) -> ir.Model:

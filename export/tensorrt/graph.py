@@ -18,8 +18,9 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import manifest as bundle
+from outrider.export.graph.attention_kinds import AttentionKind, attention_kind, attention_nodes
 from outrider.export.graph.edits import drop_unused, insert_tape, put, put_tensor
-from outrider.export.graph.grouped_heads import attention_nodes, give_mask, is_plainly_causal
+from outrider.export.graph.grouped_heads import give_mask
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.weights.float8 import FLOAT8, narrow_weights
 from outrider.export.weights.half_products import HalfPass, is_cache
@@ -84,9 +85,9 @@ def fix_capacity(graph: ir.Graph, capacity: int) -> None:
 def _mask_attention(graph: ir.Graph, capacity: int) -> None:
     nodes = attention_nodes(graph)
     for node in nodes:
-        if not is_plainly_causal(node):
+        if attention_kind(node) is not AttentionKind.SELF:
             raise BundleError(f"{node.name}: not a canonical attention; export the bundle again")
-    give_mask(nodes, _add_mask(graph, capacity))
+    give_mask(graph, nodes, _add_mask(graph, capacity))
 
 
 def _add_mask(graph: ir.Graph, capacity: int) -> ir.Value:

@@ -18,6 +18,11 @@ def is_cache(name: str) -> bool:
     return name.startswith(("key.", "value.", "new_key.", "new_value."))
 
 
+def is_source_cache(name: str) -> bool:
+    """Return whether a graph input or output of this name is a cache of sources."""
+    return name.startswith(("cross_key.", "cross_value.", "new_cross_key.", "new_cross_value."))
+
+
 class HalfPass:
     """Gives weights, caches and matrix products a 16-bit type; casts where it meets float32.
 

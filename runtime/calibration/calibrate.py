@@ -19,6 +19,7 @@ from outrider.engines.kv_cache import MIN_SPAN, capacities
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.calibration.fitting import fit_model
 from outrider.runtime.calibration.host import measure_host
+from outrider.runtime.calibration.reads import measure_reads, read_everywhere
 from outrider.runtime.calibration.timing import Call, Clock, extend_call, time_calls, timed, typical
 from outrider.runtime.calibration.trees import measure_trees
 from outrider.runtime.core.text import Decoder
@@ -32,6 +33,7 @@ LONG_CONTEXT = 480  # tokens of the second point of the line through capacity: f
 LONG_ROWS = 8  # of both points: every row adds to the difference
 WARM_SHARE = 0.3  # of the time, for one call of every shape; larger batches are extrapolated, as two rounds follow
 TREE_SHARE = 0.2  # of the time, after which passes over trees begin no second number of rows
+READ_SHARE = 0.2  # of the time, after which reads of one engine begin no second number of rows
 LEAST_ROUNDS = 2  # made however long they take: fewer could not disagree
 AGREEING = 0.8  # share of the calls that must agree: fitting corrects a few disturbed ones by their neighbours
 
@@ -67,6 +69,9 @@ def calibrate(
     """
     budget = budget or Budget()
     engines = [target] if draft is None else [target, draft]
+    reads = [measure_reads(engine, READ_SHARE * budget.total_s, clock) for engine in engines]
+    for engine in engines:
+        read_everywhere(engine)
     costs, disagreement = _measure_grids(engines, max_gamma, budget, clock)
     trees = measure_trees(target, costs[0], TREE_SHARE * budget.total_s, clock)
     # From here on the caches grow.
@@ -82,6 +87,8 @@ def calibrate(
         capacities=capacities(target.limits),
         disagreement=disagreement,
         trees=trees,
+        read=reads[0],
+        draft_read=None if draft is None else reads[1],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -38,6 +39,8 @@ def measure_host(
     noise = np.random.default_rng(0).normal(scale=LOGITS_STD, size=limits.vocab_size)
     gammas = sorted({0, min(GAMMA, max_gamma)})
     wanted = max(MIN_SPAN, gammas[-1] + 1)
+    # A read is the engine's time alone.
+    limits = replace(limits, max_source=0)
     engine = NullEngine(limits, noise.astype(np.float32), max_wanted=wanted)
     all_rows = sorted({min(rows, limits.max_batch) for rows in ROWS})
     samples = []

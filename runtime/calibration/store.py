@@ -116,6 +116,8 @@ def table_from_json(text: str) -> CostTable:
         content = json.loads(text)
         for name in ("target", "draft", "catch_up", "trees"):
             content[name] = _model_from(content[name])
+        for name in ("read", "draft_read"):  # tables of models without an encoder may lack them
+            content[name] = _model_from(content.get(name))
         rows = {RowKind(kind): RowCosts(**row) for kind, row in content["host"]["rows"].items()}
         content["host"] = HostCosts(**{**content["host"], "rows": rows})
         content["capacities"] = tuple(content["capacities"])

@@ -67,6 +67,10 @@ def export(
     ] = "float32",
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
     max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
+    max_source: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a source, of models with an encoder; default: 512."),
+    ] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
     max_gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step.")] = 8,
     max_tree_nodes: Annotated[int, typer.Option(min=0, help="Of a tree; 0: no trees.")] = 64,
@@ -86,6 +90,7 @@ def export(
             weights=weights,
             draft_weights=draft_weights,
             max_context=max_context,
+            max_source=max_source,
             max_batch=max_batch,
             max_gamma=max_gamma,
             max_tree_nodes=max_tree_nodes,
@@ -204,6 +209,12 @@ def serve(
     provider_option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE for ONNX Runtime's CUDA provider.")
     ] = None,
+    generation_defaults: Annotated[
+        bool,
+        typer.Option(
+            help="Give requests the checkpoint's generation_config for what they leave open."
+        ),
+    ] = False,
     isolate_engine: Annotated[
         bool, typer.Option(help="Engines in a process of their own, started again where it ends.")
     ] = False,
@@ -248,6 +259,7 @@ def serve(
             model_name=model_name,
             leaves_drafter=drafter is None,
             leaves_gamma=gamma is None,
+            applies_generation_defaults=generation_defaults,
             stage=stage,
             config=config,
         )

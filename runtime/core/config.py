@@ -16,7 +16,8 @@ MOST_SECONDS = 86_400.0
 # Counts are 32 bits wide on the wire.
 MOST_COUNT = (1 << 31) - 1
 _COUNTS = (
-    "max_running", "max_queued", "max_queued_tokens", "default_gamma", "prefill_chunk", "max_unsent_chunks",
+    "max_running", "max_queued", "max_queued_tokens", "default_gamma", "prefill_chunk", "read_tokens",
+    "max_unsent_chunks",
     "num_threads", "max_connections",
 )  # fmt: skip
 SAMPLERS = ("auto", "host", "device")
@@ -44,6 +45,8 @@ class ServerConfig:
         breaker: how patient to be with drafters that fail.
         prefill_chunk: prompt tokens fed in one step, to one row or to several together; running
             streams wait at most this much per step. The engine's ``max_extend`` bounds it too.
+        read_tokens: source tokens read in one step, padding included, to one row or to several together; one source is
+            always read whole, and running streams wait for it.
         drain_timeout_s: seconds running requests get to finish when the server shuts down.
         hang_s: seconds after which a step that has not ended may be taken for hung; it is where it takes twenty times
             its usual time, too.
@@ -70,6 +73,7 @@ class ServerConfig:
     default_drafter: str = "model"
     auto_drafters: tuple[str, ...] = AUTO_DRAFTERS
     prefill_chunk: int = 256
+    read_tokens: int = 512
     drain_timeout_s: float = 30.0
     hang_s: float = 10.0
     lb_delay_s: float = 5.0
@@ -85,7 +89,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting out of range, with its key and its rule."""
         for key in (
-            "max_running", "max_connections", "prefill_chunk", "max_unsent_chunks", "num_threads",
+            "max_running", "max_connections", "prefill_chunk", "read_tokens", "max_unsent_chunks",
+            "num_threads",
         ):  # fmt: skip
             _check(getattr(self, key) >= 1, key, "must be at least 1")
         for key in ("max_queued", "max_queued_tokens", "default_gamma"):

@@ -11,6 +11,7 @@ class State(Enum):
     """Where a request is in its life."""
 
     QUEUED = auto()
+    READING = auto()
     PREFILLING = auto()
     DECODING = auto()
     FINISHED = auto()
@@ -21,6 +22,8 @@ class RequestEvent(Enum):
     """What can happen to a request."""
 
     ADMITTED = auto()
+    ADMITTED_WITH_SOURCE = auto()
+    SOURCE_READ = auto()
     PROMPT_COMPUTED = auto()
     STOPPED = auto()
     ENDED_BY_ERROR = auto()
@@ -28,7 +31,10 @@ class RequestEvent(Enum):
 
 LIFECYCLE: dict[tuple[State, RequestEvent], State] = {
     (State.QUEUED, RequestEvent.ADMITTED): State.PREFILLING,
+    (State.QUEUED, RequestEvent.ADMITTED_WITH_SOURCE): State.READING,
     (State.QUEUED, RequestEvent.ENDED_BY_ERROR): State.FAILED,
+    (State.READING, RequestEvent.SOURCE_READ): State.PREFILLING,
+    (State.READING, RequestEvent.ENDED_BY_ERROR): State.FAILED,
     (State.PREFILLING, RequestEvent.PROMPT_COMPUTED): State.DECODING,
     (State.PREFILLING, RequestEvent.ENDED_BY_ERROR): State.FAILED,
     (State.DECODING, RequestEvent.STOPPED): State.FINISHED,

@@ -110,6 +110,9 @@ class BeamParams:
 class RequestSpec:
     """A validated request.
 
+    Of a model with an encoder, the prompt that callers speak of is the source, and ``prompt_tokens`` are the decoder
+    prefix: what the answer begins behind, never sampled.
+
     Attributes:
         internal_id: unique in the process; ``request_id`` is the caller's name for it.
         deadline_s: time on the worker's monotonic clock after which the request ends, or None.
@@ -118,6 +121,8 @@ class RequestSpec:
         tenant: whose request it is; history may be shared within a tenant.
         is_known: whether it is certain enough whose it is to share anything within the tenant.
         beams: None for one completion, which is drawn or greedy.
+        source_tokens: what the encoder reads; empty for a model without one.
+        source_is_quotable: whether ids of the source stand for the answer's tokens, so that drafts may be found there.
     """
 
     internal_id: str
@@ -135,11 +140,37 @@ class RequestSpec:
     tenant: str = ""
     is_known: bool = True
     beams: BeamParams | None = None
+    source_tokens: tuple[int, ...] = ()
+    source_is_quotable: bool = True
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt as callers count them."""
+        return len(self.source_tokens or self.prompt_tokens)
 
     @property
     def num_slots(self) -> int:
         """Rows of the cache that the request needs, all at once."""
         return 1 if self.beams is None else self.beams.num_slots
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What tools ask a model to answer, with the meaning that the fields have in ``RequestSpec``.
+
+    Attributes:
+        tokens: what the text begins with, at least one.
+        source: what the encoder reads.
+        is_quotable: of the source.
+    """
+
+    tokens: tuple[int, ...]
+    source: tuple[int, ...] = ()
+    is_quotable: bool = True
+
+    def __len__(self) -> int:
+        """Return the number of its tokens as callers count them."""
+        return len(self.source or self.tokens)
 
 
 @step_value

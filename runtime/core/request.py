@@ -5,7 +5,9 @@ Invariants between steps, where n is ``num_known``:
 * R1  A decoding request has ``num_computed == n - 1``: the last committed token has no keys yet. The first token of an
   answer may come out of the pass over the prompt's end: its commit takes the request from prefilling to decoding.
 * R2  ``draft_computed <= n - 1``.
-* R3  A request holds a slot exactly while it is prefilling or decoding.
+* R3  A request holds a slot exactly while it is reading, prefilling or decoding.
+* R4  Of a request with a source, nothing is computed before the target has read it, and ``draft_computed`` is -1 until
+  the draft model has.
 
 Only ``Request.commit`` changes tokens, text and figures.
 """
@@ -30,6 +32,9 @@ from outrider.runtime.core.params import (
 )
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.core.text import CompletionText, Decoder, IncrementalDecoder, StopScanner
+
+SEPARATOR = -1
+"""Stands between source and answer in the text that drafts are found in; no token of any vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +78,15 @@ class Request:
         slot: row of the KV cache, None while it holds none.
         order: admission number.
         submitted_at: seconds on the worker's clock.
-        tokens: [prompt + max_output] int64, the same array for life; the first ``num_known`` are committed.
+        tokens: [prompt + max_output] int64, the same array for life; the first ``num_known`` are committed. Where a
+            source may be quoted, it lies before them, and ``SEPARATOR`` between.
         num_known: prompt and committed output tokens.
         last_token: the last of them.
         speculation: changed through ``degrade`` only.
         gamma: draft tokens per step wanted now, at most.
         num_computed: leading tokens valid in the target's cache.
-        draft_computed: leading tokens valid in the draft's cache.
+        draft_computed: leading tokens valid in the draft's cache; -1 while the draft model has a source to read.
+        num_unread: tokens of a source that the target has yet to read.
     """
 
     def __init__(
@@ -102,12 +109,17 @@ class Request:
         self.num_prompt = num_prompt
         self.num_known = num_prompt
         self.num_computed = 0
-        self.draft_computed = 0
+        self.num_unread = len(spec.source_tokens)
+        self.draft_computed = -1 if spec.source_tokens else 0
         self.max_output = min(spec.max_tokens, max_context - num_prompt)
         self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
         self._end_tokens = frozenset(spec.params.end_token_ids)
-        self.tokens = np.zeros(num_prompt + self.max_output, dtype=np.int64)
-        self.tokens[:num_prompt] = spec.prompt_tokens
+        is_quoted = spec.source_is_quotable and spec.source_tokens
+        quoted = (*spec.source_tokens, SEPARATOR) if is_quoted else ()
+        self._num_quoted = len(quoted)
+        self._array = np.zeros(len(quoted) + num_prompt + self.max_output, dtype=np.int64)
+        self._array[: len(quoted) + num_prompt] = (*quoted, *spec.prompt_tokens)
+        self.tokens = self._array[len(quoted) :]
         # Written one by one: numpy takes ten times as long for a few numbers.
         self._cells = self.tokens.data.cast("B").cast("q")
         self.last_token = spec.prompt_tokens[-1]
@@ -123,6 +135,13 @@ class Request:
     def history(self) -> IntArray:
         """[num_known] int64 view of prompt and committed output."""
         return self.tokens[: self.num_known]
+
+    @property
+    def text(self) -> IntArray:
+        """[n] int64 view of what drafts may be found in: ``history``, behind a source that may be quoted."""
+        if not self._num_quoted:
+            return self.undrafted.history
+        return self._array[: self._num_quoted + self.num_known]
 
     @property
     def undrafted(self) -> SamplingRow:
@@ -172,10 +191,18 @@ class Request:
         self.state = following
 
     def admit(self, *, slot: int, order: int) -> None:
-        """Give the request its slot; a prompt of one token has nothing to prefill."""
-        self.transition(RequestEvent.ADMITTED)
+        """Give the request its slot; a prompt of one token has nothing to prefill, a source is read first."""
+        has_source = self.num_unread > 0
+        self.transition(RequestEvent.ADMITTED_WITH_SOURCE if has_source else RequestEvent.ADMITTED)
         self.slot = slot
         self.order = order
+        if not has_source:
+            self._note_prompt_computed()
+
+    def commit_read(self) -> None:
+        """Note that the target has read the source."""
+        self.transition(RequestEvent.SOURCE_READ)
+        self.num_unread = 0
         self._note_prompt_computed()
 
     def commit_prefill(self, num_computed: int) -> None:
@@ -184,13 +211,17 @@ class Request:
         self._note_prompt_computed()
 
     def lose_cache(self) -> None:
-        """The target's cache of a row that is still prefilling was lost: compute it again."""
-        assert self.state is State.PREFILLING
+        """The target's cache of a row that does not decode yet was lost: compute it again; a source is still there."""
+        assert self.state in (State.READING, State.PREFILLING)
         self.num_computed = 0
 
     def commit_draft_cache(self, num_computed: int) -> None:
         """Move the draft's pointer; never beyond the token before the last known one (R2)."""
         self.draft_computed = min(num_computed, self.num_known - 1)
+
+    def lose_draft_cache(self) -> None:
+        """The draft's cache was lost, its source too."""
+        self.draft_computed = -1 if self.spec.source_tokens else 0
 
     def degrade(
         self, fallback: str | None = None, *, reason: OffReason = OffReason.DEGRADED

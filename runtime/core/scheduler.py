@@ -9,6 +9,9 @@ with its own gamma.
 Where the host judges (``StepLimits.answers_prompts``), the chunk that ends a prompt takes its last token too, and the
 row's first token comes out of that call: the row decodes from the next step on. A row whose prompt is one token, or has
 one left behind its chunks, decodes at once, as rows do.
+
+Of a model with an encoder, a row first reads its source, whole: running streams wait for it. A step has one read or
+one chunk, for the row admitted first. A row whose decoder prefix is one token decodes in the step of its read.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ class Progress(Protocol):
         num_computed: leading tokens whose keys and values are in the target's cache.
         num_remaining: tokens it may still emit, at least 1.
         gamma: draft tokens per step it asks for.
+        num_unread: tokens of its source, while the target has yet to read it; else 0.
     """
 
     @property
@@ -47,6 +51,8 @@ class Progress(Protocol):
     def num_remaining(self) -> int: ...  # noqa: D102
     @property
     def gamma(self) -> int: ...  # noqa: D102
+    @property
+    def num_unread(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +63,10 @@ class StepLimits:
         max_context: tokens of one slot.
         max_gamma: draft tokens of one row.
         prefill_chunk: prompt tokens of one step, padding included.
-        prefill_rows: rows that one step feeds prompts to.
+        prefill_rows: rows that one step feeds prompts to, or reads sources for.
         answers_prompts: whether a chunk that ends a prompt yields the first token of the answer; else all of the
             prompt but its last token is fed, and that decodes.
+        read_tokens: source tokens of one step, padding included; one source is read whatever its length.
     """
 
     max_context: int
@@ -67,6 +74,7 @@ class StepLimits:
     prefill_chunk: int
     prefill_rows: int = 1
     answers_prompts: bool = False
+    read_tokens: int = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +102,12 @@ class StepPlan:
     Attributes:
         prefill: the chunk to feed first, if any.
         gammas: per live slot, draft tokens to verify at most; None for rows that do not decode.
+        read: slots whose sources to read first; empty for none.
     """
 
     prefill: Prefill | None
     gammas: tuple[int | None, ...]
+    read: range = range(0)
 
     @property
     def has_decode(self) -> bool:
@@ -137,8 +147,29 @@ def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = F
     gammas = _gammas(rows, limits, None)
     if None not in gammas or (has_fed and gammas.count(None) < len(gammas)):
         return StepPlan(prefill=None, gammas=gammas)
+    read = plan_read(rows, limits)
+    if read:
+        return StepPlan(prefill=None, gammas=_gammas(rows, limits, None, read), read=read)
     prefill = plan_prefill(rows, limits)
     return StepPlan(prefill=prefill, gammas=_gammas(rows, limits, prefill))
+
+
+def plan_read(rows: Sequence[Progress], limits: StepLimits) -> range:
+    """The slots whose sources to read next; none while a row admitted earlier has a prompt to feed."""
+    lengths = {slot: row.num_unread for slot, row in enumerate(rows) if row.num_unread}
+    if not lengths:
+        return range(0)
+    fed = [slot for slot, row in enumerate(rows) if row.num_known - row.num_computed > 1]
+    oldest = min({*fed, *lengths}, key=lambda slot: rows[slot].order)
+    if oldest not in lengths:
+        return range(0)
+    return alike_neighbours(
+        oldest,
+        lengths,
+        rank=lambda slot: rows[slot].order,
+        most_tokens=limits.read_tokens,
+        most_rows=limits.prefill_rows,
+    )
 
 
 def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None:
@@ -147,7 +178,7 @@ def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None
     lengths = {
         slot: min(missing + limits.answers_prompts, chunk)
         for slot, row in enumerate(rows)
-        if (missing := row.num_known - 1 - row.num_computed) > 0
+        if not row.num_unread and (missing := row.num_known - 1 - row.num_computed) > 0
     }
     if not lengths:
         return None
@@ -196,13 +227,14 @@ def alike_neighbours(
 
 
 def _gammas(
-    rows: Sequence[Progress], limits: StepLimits, prefill: Prefill | None
+    rows: Sequence[Progress], limits: StepLimits, prefill: Prefill | None, read: range = range(0)
 ) -> tuple[int | None, ...]:
     """Return each row's gamma, which leaves room for the token that every verification adds; None where it waits."""
     gammas: list[int | None] = []
     for slot, row in enumerate(rows):
         fed = 0 if prefill is None else prefill.length_of(slot)
-        if row.num_known - row.num_computed - fed != 1:
+        is_unread = row.num_unread and slot not in read
+        if is_unread or row.num_known - row.num_computed - fed != 1:
             gammas.append(None)
         elif row.gamma == 0:
             gammas.append(0)

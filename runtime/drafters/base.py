@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, Self, runtime_checkable
 
-from outrider.engines.base import Engine, step_value
+from outrider.engines.base import Engine, IntArray, step_value
 from outrider.engines.sampling.base import CandidateSampler, Sampler, SamplingRow
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import SpeculationParams
@@ -61,8 +61,10 @@ class DraftRow:
 
     Attributes:
         sampling: committed tokens, sampling parameters and seed; ``draft_tokens`` is empty.
+        text: [n] int64, what drafts may be found in. It ends with ``sampling.history``, which a model is fed, and may
+            begin with a source and ``SEPARATOR``; that one is not to be matched, learnt or proposed.
         gamma: tokens wanted at most, of a tree in depth; 0 for rows that take no part.
-        num_computed: leading tokens valid in the draft model's cache.
+        num_computed: leading tokens valid in the draft model's cache; -1 while it has the source to read.
         key: names the request for as long as it lives; state is kept under it until ``forget``.
         scope: name of the history that the request uses and adds to; None for none.
         params: what the request asks of its drafter.
@@ -72,9 +74,11 @@ class DraftRow:
             where nothing was measured.
         is_adaptive: whether gamma is chosen step by step. Where it is not, drafts must not depend on
             other rows: they decide which noise the request's draws use.
+        source: what encoders read; empty for models without one.
     """
 
     sampling: SamplingRow
+    text: IntArray
     gamma: int
     num_computed: int
     key: str = ""
@@ -83,6 +87,12 @@ class DraftRow:
     max_nodes: int = 0
     node_cost: float | None = None
     is_adaptive: bool = False
+    source: tuple[int, ...] = ()
+
+    @property
+    def quoted(self) -> IntArray:
+        """Return the source as far as ``text`` holds it, [m] int64; empty where it does not."""
+        return self.text[: max(0, len(self.text) - len(self.sampling.history) - 1)]
 
 
 @step_value
@@ -93,7 +103,8 @@ class Draft:
         tokens: at most gamma ids, an end token only in last place; empty is plain decoding. Of a
             tree at most ``max_nodes`` ids, no path longer than gamma.
         is_sampled: whether the sampler keeps the probabilities each token was drawn from.
-        num_computed: leading tokens now valid in the draft model's cache; None when untouched.
+        num_computed: leading tokens now valid in the draft model's cache, -1 where it has a source to read; None
+            when untouched.
         parents: None for a chain; of a tree, ``runtime.core.tree.DraftTree.parents``. Without
             ``candidates`` its nodes are judged as point masses, also where they were drawn.
         candidates: of a tree whose candidates the sampler drew and keeps the probabilities of,
@@ -117,9 +128,9 @@ class Outcome:
     """The result of one row's draft, after the commit.
 
     Attributes:
-        row: as it was when the draft was proposed, except that ``sampling.history`` [n] int64 now
-            ends with what was committed since.
-        num_fed: committed tokens when the draft was proposed; the last of them is the root.
+        row: as it was when the draft was proposed, except that ``sampling.history`` and ``text`` now
+            end with what was committed since.
+        num_fed: tokens of ``text`` when the draft was proposed; the last of them is the root.
         draft_tokens: the whole draft.
         num_accepted: leading draft tokens the target kept; of a tree the nodes of the kept path.
         choices: entry i holds the target's most likely tokens, likeliest first, after the root and

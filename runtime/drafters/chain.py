@@ -41,6 +41,9 @@ class ChainDrafter(ABC, Generic[S]):
     def push(self, state: S, tokens: list[int]) -> None:
         """Take in committed tokens: the prompt first, then the output as it grows."""
 
+    def end_text(self, state: S) -> None:
+        """Note that what is pushed next is another text: the source before was the first, and no n-gram crosses."""
+
     @abstractmethod
     def extend(self, state: S, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Return at most ``length`` >= 1 tokens that may follow the committed tokens and ``drafted``."""
@@ -63,15 +66,19 @@ class ChainDrafter(ABC, Generic[S]):
 
     def state_of(self, row: DraftRow) -> S:
         """Return the row's state, up to date with its committed tokens."""
-        key, history = row.key, row.sampling.history
+        key, text = row.key, row.text
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = self.new_state(row)
             self._num_seen[key] = 0
+            if len(source := row.quoted):
+                self.push(state, source.tolist())
+                self.end_text(state)
+                self._num_seen[key] = len(source) + 1
         num_seen = self._num_seen[key]
-        if num_seen < len(history):
-            self._num_seen[key] = len(history)
-            self.push(state, history[num_seen:].tolist())
+        if num_seen < len(text):
+            self._num_seen[key] = len(text)
+            self.push(state, text[num_seen:].tolist())
         return state
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

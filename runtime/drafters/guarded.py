@@ -170,4 +170,6 @@ def held_to(draft: Draft, row: DraftRow, held: Mapping[int, int], slot: int) -> 
     if slot not in held:
         return draft if draft.num_computed is None else replace(draft, num_computed=None)
     claimed = row.num_computed if draft.num_computed is None else draft.num_computed
+    if claimed < 0:  # the source is still unread
+        return replace(draft, num_computed=None)
     return replace(draft, num_computed=max(0, min(claimed, held[slot])))

@@ -340,10 +340,13 @@ class Controller:
 
     def _missed_s(self, row: Request) -> float:
         """Return the seconds to feed the draft model what a row missed, beyond what is fed along anyway."""
-        num_missing = row.num_known - row.draft_computed
-        if not self._uses_model(row.speculation.drafter) or num_missing <= self._most_missing:
+        if not self._uses_model(row.speculation.drafter):
             return 0.0
-        return self._prices.catch_up_s(num_missing - 1)
+        read_s = self._prices.read_s(len(row.spec.source_tokens)) if row.draft_computed < 0 else 0.0
+        num_missing = row.num_known - max(row.draft_computed, 0)
+        if num_missing <= self._most_missing:
+            return read_s
+        return read_s + self._prices.catch_up_s(num_missing - 1)
 
     def _give_up(self, error: Exception) -> None:
         """Say so, keep gammas fixed for a while, and begin anew after that."""

@@ -107,6 +107,8 @@ class CostTable:
         capacities: ascending cache sizes that the engines take, positions per row.
         disagreement: share by which two measurements of the same calls differed, a slower machine aside.
         trees: the target over trees, by tokens of the widest row; None where it takes none.
+        read: the target's reads, by tokens of the longest source; None without an encoder.
+        draft_read: the draft model's; None likewise.
     """
 
     target: ModelCosts
@@ -116,6 +118,8 @@ class CostTable:
     capacities: tuple[int, ...]
     disagreement: float = 0.0
     trees: ModelCosts | None = None
+    read: ModelCosts | None = None
+    draft_read: ModelCosts | None = None
 
     def __post_init__(self) -> None:
         """Check what no part of it has checked; ValueError names the field and the rule."""
@@ -196,6 +200,11 @@ class StepPrices:
         """Return the seconds to feed the draft model so many tokens of one row; 0 without a draft model."""
         costs = self._table.catch_up
         return 0.0 if costs is None else costs.extend_s(1, num_missing, 0)
+
+    def read_s(self, num_tokens: int) -> float:
+        """Return the seconds in which the draft model reads a source; 0 where it reads none."""
+        costs = self._table.draft_read
+        return 0.0 if costs is None else costs.extend_s(1, num_tokens, 0)
 
 
 def _between(seconds: list[float], at: float) -> float:

@@ -163,8 +163,8 @@ def tell(
         if draft is None or not row.gamma or name not in proposals.learners:
             continue
         outcome = Outcome(
-            row=replace(row, sampling=request.undrafted),
-            num_fed=len(row.sampling.history),
+            row=replace(row, sampling=request.undrafted, text=request.text),
+            num_fed=len(row.text),
             draft_tokens=draft.tokens,
             num_accepted=verdict.num_accepted,
             choices=verdict.choices,
@@ -221,6 +221,8 @@ def draft_rows(
         rows.append(
             DraftRow(
                 sampling=request.undrafted,
+                text=request.text,
+                source=spec.source_tokens,
                 gamma=gamma or 0,
                 num_computed=request.draft_computed,
                 key=spec.internal_id,
@@ -286,8 +288,8 @@ def degrade(
     has_model = any(Need.DRAFT_MODEL in one.traits.needs for one in drafters.members(name))
     if has_model:
         for slot, request in enumerate(live):
-            request.commit_draft_cache(0)
-            rows[slot] = replace(rows[slot], num_computed=0)
+            request.lose_draft_cache()
+            rows[slot] = replace(rows[slot], num_computed=request.draft_computed)
     left = drafters.without_model(name) if isinstance(error, EngineError) and has_model else None
     for slot in slots:
         live[slot].degrade(left)

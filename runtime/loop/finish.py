@@ -68,6 +68,8 @@ class Finisher:
         totals.last_step_at = self.clock()
         if result.host_fallback_reason is not None:
             totals.host_fallback_reasons[result.host_fallback_reason] += 1
+        for num_tokens, took_s in result.reads:
+            totals.count_read(num_tokens, took_s)
         passes = list(result.passes)
         for _, told, ending in result.progressed:
             trace = told.trace
@@ -129,7 +131,7 @@ def _finished(request: Request, ending: Ending) -> Finished:
         reason=ending.reason,
         stop=ending.stop,
         text=ending.text,
-        num_prompt=request.num_prompt,
+        num_prompt=request.spec.num_prompt_tokens,
         num_output=request.num_output,
         report=request.report(),
     )

@@ -17,7 +17,7 @@ from outrider.runtime.drafters.registry import Drafters, build_drafters
 from outrider.runtime.gamma.controller import Controller
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.drafting import DraftRules
-from outrider.runtime.loop.prefill import PromptFeeder
+from outrider.runtime.loop.prefill import PromptFeeder, SourceReader
 from outrider.runtime.loop.tree_prices import TreePrices, node_cost
 
 
@@ -29,6 +29,7 @@ class StepParts:
         drafters: by name.
         rules: what drafters may propose.
         prompts: feeds the target's prompts.
+        sources: reads the target's sources.
         steering: chooses the gammas of adaptive requests; None where there are none.
         rounds: runs whole rounds on the engines' device; None where the host takes every step.
         meanwhile: called while the device runs a round, once all of it is enqueued; may have
@@ -41,6 +42,7 @@ class StepParts:
     limits: StepLimits
     rules: DraftRules
     prompts: PromptFeeder
+    sources: SourceReader
     steering: Controller | None = None
     rounds: Rounds | None = None
     meanwhile: Callable[[], None] = do_nothing
@@ -84,10 +86,11 @@ def step_parts(
         prefill_chunk=chunk,
         prefill_rows=target.limits.max_prompt_rows or target.limits.max_batch,
         answers_prompts=rounds is None,
+        read_tokens=config.read_tokens,
     )
     drafters = build_drafters(
         DrafterParts(
-            draft=engines[1] if len(engines) > 1 else None,
+            draft=reading_alike(engines),
             sampler=sampler,
             vocab_size=target.limits.vocab_size,
             chunk=chunk,
@@ -114,6 +117,7 @@ def step_parts(
             trees_may_round_differently=config.drafting.trees_may_round_differently,
         ),
         prompts=PromptFeeder(target, sampler, limits, beat),
+        sources=SourceReader(target, beat, clock),
         rounds=rounds,
         meanwhile=meanwhile,
         steering=None
@@ -128,3 +132,12 @@ def step_parts(
             clock=clock,
         ),
     )
+
+
+def reading_alike(engines: Sequence[Engine]) -> Engine | None:
+    """Return the draft, if there is one that reads what the target reads: sources, or none."""
+    target, *drafts = engines
+    for draft in drafts:
+        if bool(draft.limits.max_source) == bool(target.limits.max_source):
+            return draft
+    return None

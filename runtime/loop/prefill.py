@@ -1,6 +1,7 @@
-"""Feeds prompts to the target: the chunk of this step, and ahead of time that of the next.
+"""What rows need before they decode: the target reads their sources, and is fed their prompts.
 
-A chunk is of one prompt or of several that neighbour and miss about as much, in one call (``core.scheduler``).
+A chunk of prompt is fed in this step, and ahead of time that of the next. It is of one prompt or of several that
+neighbour and miss about as much, in one call (``core.scheduler``).
 Where the host judges, a chunk that ends a prompt yields the answer's first token, drawn as in a step without drafts.
 
 While the device runs a round, the host knows already what the next step feeds first: which prompts those
@@ -10,9 +11,12 @@ planned, uploaded and enqueued behind the round, and the device has work while t
     host     enqueue round | plan, feed ahead | wait | commit | enqueue round ...
     device   ... round ........................| chunk of prompt ......| round ...
 
+A source is read before its row is fed anything: alone, or with neighbours about as long, in one call. It cannot be cut
+into chunks, so that the rows that decode wait for all of it.
+
 Invariants:
 
-* P1  A step has one chunk at most, whenever it was fed: streams wait for one chunk.
+* P1  A step has one chunk or one read at most, whenever it was fed: streams wait for one of these.
 * P2  What was fed ahead counts only once its round went well: a failed round leaves every cache undefined.
 * P3  So do first tokens: they are committed with those of the step that they belong to, and where its verification
   fails, their prompts are fed again and give the same.
@@ -24,7 +28,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.engines.base import Engine, Span
+from outrider.engines.base import Engine, Source, Span
 from outrider.engines.device.rounds import do_nothing
 from outrider.engines.sampling.base import Sampler, Verdict
 from outrider.runtime.core.halves import tried_in_halves
@@ -159,6 +163,67 @@ class PromptFeeder:
 
     def _forget(self) -> None:
         self._ahead, self._error = [], None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadResult:
+    """What came of reading sources.
+
+    Attributes:
+        reads: per call that went well, the source tokens and the seconds it took.
+        failed: requests whose source could not be read, not even alone, and the error.
+    """
+
+    reads: Sequence[tuple[int, float]] = ()
+    failed: Sequence[tuple[Request, Exception]] = ()
+
+
+NOTHING_READ = ReadResult()
+
+
+class SourceReader:
+    """Reads the sources of one target; the worker's thread owns it.
+
+    Args:
+        target: reads them.
+        beat: called before every read that is tried again, which makes a step longer than its like.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, target: Engine, beat: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        self._target, self._beat, self._clock = target, beat, clock
+
+    def read(self, live: Sequence[Request], slots: range) -> ReadResult:
+        """Read the sources of neighbours; ``live[i]`` holds slot i."""
+        requests = live[slots.start : slots.stop]
+        failed: list[tuple[Request, Exception]] = []
+        try:
+            done = [self._read(requests)]
+        except Exception as error:  # the target's, or a bug: found out row by row
+            logger.warning("reading %d sources failed; trying parts", len(slots), exc_info=error)
+            done, failed = tried_in_halves(requests, self._read_again)
+        return ReadResult(reads=done, failed=failed)
+
+    def _read(self, requests: Sequence[Request]) -> tuple[int, float]:
+        """Read neighbours' sources, and move them on; return tokens and seconds."""
+        began = self._clock()
+        self._target.read([source_of(request) for request in requests])
+        took_s = self._clock() - began
+        for request in requests:
+            request.commit_read()
+        return sum(len(request.spec.source_tokens) for request in requests), took_s
+
+    def _read_again(self, requests: Sequence[Request]) -> tuple[int, float]:
+        self._beat()
+        return self._read(requests)
+
+
+def source_of(request: Request) -> Source:
+    """Return what an encoder reads for a request that holds a slot."""
+    assert request.slot is not None
+    return Source(slot=request.slot, tokens=request.spec.source_tokens)
 
 
 def _spans(ends: Sequence[End]) -> list[Span]:

@@ -29,6 +29,7 @@ class StepResult:
             nothing was decoded.
         searched: beam searches that are over, and their answers.
         passes: per pass of the target for a search, the steps drafted and those accepted.
+        reads: per read of the target that went well, the source tokens and the seconds it took.
     """
 
     progressed: Sequence[Progress] = ()
@@ -39,6 +40,7 @@ class StepResult:
     host_fallback_reason: str | None = None
     searched: Sequence[tuple[Request, Finished]] = ()
     passes: Sequence[tuple[int, int]] = ()
+    reads: Sequence[tuple[int, float]] = ()
 
 
 NOTHING_DONE = StepResult()
@@ -60,4 +62,5 @@ def with_searches(rows: StepResult, searches: StepResult) -> StepResult:
         asked={**rows.asked, **searches.asked, **errors},
         searched=searches.searched,
         passes=searches.passes,
+        reads=[*rows.reads, *searches.reads],
     )

@@ -105,12 +105,15 @@ class LiveRows:
             except EngineError:
                 logger.exception("a cache could not be made smaller")
 
-    def _lengths(self, index: int) -> list[int]:
-        """Tokens that one engine holds of every slot up to the last in use."""
-        rows = [(request.num_computed, request.draft_computed)[index] for request in self.requests]
+    def _lengths(self, index: int) -> list[int | None]:
+        """Tokens that one engine holds of every slot up to the last in use; None for slots that hold nothing at all."""
+        rows: list[int | None] = [
+            None if length < 0 else length
+            for length in ((one.num_computed, one.draft_computed)[index] for one in self.requests)
+        ]
         if not self.searches:
             return rows
-        rows += [0] * (self.slots.num_slots - len(rows))
+        rows += [None] * (self.slots.num_slots - len(rows))
         for search in self.searches:
             for slot, length in zip(search.slots, search.caches[index].lengths, strict=True):
                 rows[slot] = length
@@ -120,7 +123,8 @@ class LiveRows:
         lengths = (request.num_computed, request.draft_computed)
         try:
             for engine, length in zip(self._engines, lengths, strict=False):
-                if length > 0:
+                # A row that has read its source alone holds that.
+                if length > 0 or (length == 0 and engine.limits.max_source):
                     engine.move_slot(source, destination, length)
         except EngineError:
             logger.exception("a row could not be moved")

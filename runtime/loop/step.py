@@ -23,7 +23,7 @@ from outrider.runtime.drafters.base import Draft
 from outrider.runtime.loop.device_step import HOST_STEP, take_round
 from outrider.runtime.loop.drafting import NO_DRAFT, Proposals, propose, row_to_judge, tell
 from outrider.runtime.loop.parts import StepParts
-from outrider.runtime.loop.prefill import NOTHING_FED
+from outrider.runtime.loop.prefill import NOTHING_FED, NOTHING_READ
 from outrider.runtime.loop.result import Failure, Progress, StepResult
 
 logger = logging.getLogger(__name__)
@@ -38,17 +38,19 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     """
     rounds, steering, prompts = parts.rounds, parts.steering, parts.prompts
     plan = plan_step(live, parts.limits, has_fed=rounds is not None and prompts.take_fed())
+    read = parts.sources.read(live, plan.read) if plan.read else NOTHING_READ
     fed = NOTHING_FED if plan.prefill is None else prompts.feed(live, plan.prefill)
-    caps = _without(plan.gammas, [request for request, _ in fed.failed])
+    alone: Sequence[Failure] = [*read.failed, *fed.failed]
+    is_sound = bool(read.reads) or fed.num_fed > 0
+    caps = _without(plan.gammas, [request for request, _ in alone])
     if caps.count(None) == len(caps):
         progressed, failed = _commit(parts.target, live, [None] * len(live), fed.first_verdicts)
         return StepResult(
-            progressed=progressed, failed=failed, alone=fed.failed, is_sound=fed.num_fed > 0
+            progressed=progressed, failed=failed, alone=alone, is_sound=is_sound, reads=read.reads
         )
 
     gammas = caps if steering is None else steering.choose(live, caps)
     drafted: Proposals | None = None
-    alone: Sequence[Failure] = fed.failed
     first_verdicts = fed.first_verdicts
     try:
         taken = HOST_STEP if rounds is None else take_round(parts, rounds, live, gammas)
@@ -77,9 +79,10 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         progressed=progressed,
         failed=failed,
         alone=alone,
-        is_sound=bool(verdicts) or fed.num_fed > 0,
+        is_sound=bool(verdicts) or is_sound,
         asked=drafted.asked,
         host_fallback_reason=reason,
+        reads=read.reads,
     )
 
 
@@ -163,7 +166,7 @@ def _drafted_anew(
 ) -> Proposals:
     """Return drafts made on the host after a round failed on the device, which lost the draft model's caches too."""
     for request in live:
-        request.commit_draft_cache(0)
+        request.lose_draft_cache()
     return propose(parts.drafters, live, gammas, parts.rules)
 
 

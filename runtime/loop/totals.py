@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -11,6 +12,9 @@ from outrider.runtime.core.stats import ControlReport
 
 NUM_USUAL = 64
 """Steps of a kind that say how long such a step usually takes."""
+
+READ_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Bounds in seconds that the target's reads of sources are counted by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,11 @@ class WorkerSnapshot:
         control: what choosing gamma brought; None where every gamma is fixed.
         host_fallback_reasons: steps that decoded, by why the host took part between draft and judgement; ""
             counts those of which nothing but the answer reached it.
+        num_reading: of the requests that hold slots, those whose source the target has yet to read.
+        num_source_tokens: tokens of sources that the target has read.
+        read_s: seconds of its reads together.
+        reads_by_s: its reads by duration: entry i counts those of at most ``READ_BUCKETS_S[i]`` seconds that entry
+            i - 1 does not; one more entry counts longer ones.
     """
 
     num_running: int
@@ -52,6 +61,10 @@ class WorkerSnapshot:
     accepted_by_position: tuple[int, ...]
     control: ControlReport | None = None
     host_fallback_reasons: Mapping[str, int] = field(default_factory=dict)
+    num_reading: int = 0
+    num_source_tokens: int = 0
+    read_s: float = 0.0
+    reads_by_s: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -61,7 +74,7 @@ class Pulse:
     Attributes:
         num_steps: steps begun.
         is_stepping: whether one is under way.
-        reads_prompt: whether it feeds a prompt.
+        reads_prompt: whether it feeds a prompt or reads a source.
         took_s: seconds that recent steps took: of those that fed a prompt, and of the others. Recoveries are left out.
         is_recovering: whether the step under way feeds texts again.
         has_died: whether the thread ended though nobody asked for it.
@@ -104,10 +117,19 @@ class Totals:
     num_accepted: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
     host_fallback_reasons: Counter[str] = field(default_factory=Counter)
+    num_source_tokens: int = 0
+    read_s: float = 0.0
+    reads_by_s: list[int] = field(default_factory=lambda: [0] * (len(READ_BUCKETS_S) + 1))
+
+    def count_read(self, num_tokens: int, took_s: float) -> None:
+        """Count a read of sources by the target."""
+        self.num_source_tokens += num_tokens
+        self.read_s += took_s
+        self.reads_by_s[bisect_left(READ_BUCKETS_S, took_s)] += 1
 
     def snapshot(self, **state: Any) -> WorkerSnapshot:
         """Return the totals together with the state of slots and queue, by names of ``WorkerSnapshot``."""
-        copied = ("accepted_by_position", "host_fallback_reasons")
+        copied = ("accepted_by_position", "host_fallback_reasons", "reads_by_s")
         counts = {
             one.name: getattr(self, one.name) for one in fields(self) if one.name not in copied
         }
@@ -115,5 +137,6 @@ class Totals:
             **counts,
             accepted_by_position=tuple(self.accepted_by_position),
             host_fallback_reasons=dict(self.host_fallback_reasons),
+            reads_by_s=tuple(self.reads_by_s),
             **state,
         )

@@ -119,6 +119,7 @@ class Worker:
             max_gamma=self._limits.max_gamma,
             decoder=decoder,
             beat=self._beat,
+            clock=clock,
         )
         num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
         self._rows = LiveRows(engines, num_slots)
@@ -193,10 +194,12 @@ class Worker:
     def _new_request(self, spec: RequestSpec) -> Request:
         """Return a request with its speculation resolved, or refuse what no step could ever serve."""
         max_context, num_slots = self._limits.max_context, self._rows.slots.num_slots
+        self._check_source(spec)
         needed = len(spec.prompt_tokens) + 1
         if needed > max_context:
             rule = "must leave room for one token"
-            raise ContextTooLong("prompt", rule, limit=max_context, given=needed)
+            field = "answer_prefix" if spec.source_tokens else "prompt"
+            raise ContextTooLong(field, rule, limit=max_context, given=needed)
         if spec.beams is None:
             speculation = self._policy.resolve_request(spec)
         else:
@@ -214,6 +217,16 @@ class Worker:
             decoder=self._decoder,
             submitted_at=self._clock(),
         )
+
+    def _check_source(self, spec: RequestSpec) -> None:
+        """Refuse a source where none is read, none where one is, and one that is too long."""
+        longest, length = self._parts.target.limits.max_source, len(spec.source_tokens)
+        if bool(longest) != bool(length):
+            rule = "must be a source" if longest else "must not be a source: there is no encoder"
+            raise RequestError("prompt", rule)
+        if length > longest:
+            rule = f"must be at most {longest} tokens"
+            raise ContextTooLong("prompt", rule, limit=longest, given=length)
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """End a request with ``error`` before the next step; one that has ended is left alone."""
@@ -279,6 +292,7 @@ class Worker:
             num_slots=self._rows.slots.num_slots,
             num_free_slots=self._rows.slots.num_free,
             is_draining=self._inbox.is_draining,
+            num_reading=sum(one.num_unread > 0 for one in self._rows.all_requests),
             control=None if self._parts.steering is None else self._parts.steering.report(),
         )
 
@@ -300,7 +314,7 @@ class Worker:
                 return False
             has_run = True
             self.pulse.reads_prompt = any(
-                one.state is State.PREFILLING for one in rows.all_requests
+                one.state in (State.READING, State.PREFILLING) for one in rows.all_requests
             )
             if policy.has_chosen:
                 policy.begin(rows.requests)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from outrider.engines.base import Engine, Span
+from outrider.engines.base import Engine, Source, Span
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
+from outrider.runtime.core.params import Prompt
+from outrider.runtime.core.request import SEPARATOR
 from outrider.runtime.drafters.base import DraftRow, Guesser
 from outrider.runtime.offline.results import AlphaRow
 from outrider.runtime.oracle.analysis import lenient_acceptance
@@ -28,17 +30,20 @@ CHUNK = 32
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Prompt and completion, and how many of these tokens are prompt."""
+    """Prompt and completion, how many of these tokens are prompt, and what the encoder reads."""
 
     tokens: tuple[int, ...]
     num_prompt: int
+    source: tuple[int, ...] = ()
+    is_quotable: bool = True
 
 
-def text_of(prompt: Sequence[int], answer: Sequence[int], end_tokens: Sequence[int]) -> Text:
+def text_of(prompt: Prompt, answer: Sequence[int], end_tokens: Sequence[int]) -> Text:
     """Return a prompt and its answer up to the first end token, where a server stops."""
     ends = (i for i, token in enumerate(answer, 1) if token in end_tokens)
     length = next(ends, len(answer))
-    return Text((*prompt, *answer[:length]), len(prompt))
+    tokens = (*prompt.tokens, *answer[:length])
+    return Text(tokens, len(prompt.tokens), prompt.source, prompt.is_quotable)
 
 
 @dataclass(slots=True)
@@ -137,7 +142,7 @@ def _add_text(
     is_greedy = temperature == 0.0
     vocab_size = target.limits.vocab_size
     # A draft model of a smaller vocabulary cannot read beyond a token it does not know.
-    readable = _num_readable(text.tokens, draft)
+    readable = _num_readable(text, draft)
     drafted = _logits(draft, text, readable) if draft is not None else iter(())
     position = text.num_prompt
     for logits in _logits(target, text, len(text.tokens)):
@@ -166,10 +171,10 @@ def _add_text(
         position += len(judged)
 
 
-def _num_readable(tokens: Sequence[int], draft: Engine | None) -> int:
-    if draft is None:
+def _num_readable(text: Text, draft: Engine | None) -> int:
+    if draft is None or len(text.source) > draft.limits.max_source:
         return 0
-    vocab_size = draft.limits.vocab_size
+    vocab_size, tokens = draft.limits.vocab_size, text.tokens
     return next((i for i, token in enumerate(tokens) if token >= vocab_size), len(tokens))
 
 
@@ -177,6 +182,8 @@ def _logits(engine: Engine, text: Text, num_readable: int) -> Iterator[Rows]:
     """Yield [<= CHUNK, V] float64 logits before each token of the completion, as far as tokens are readable."""
     limits = engine.limits
     first = text.num_prompt - 1
+    if text.source and num_readable:
+        engine.read([Source(slot=0, tokens=text.source)])
     for start in range(0, min(first, num_readable), limits.max_extend):
         tokens = text.tokens[start : min(start + limits.max_extend, first, num_readable)]
         engine.extend([Span(slot=0, start=start, tokens=tokens, num_logits=0)])
@@ -211,8 +218,14 @@ def _guesses(
         history=np.array(text.tokens[:position], dtype=np.int64),
         num_prompt=text.num_prompt,
     )
+    quoted = (*text.source, SEPARATOR) if text.source and text.is_quotable else ()
     row = DraftRow(
-        sampling=sampling, gamma=1, num_computed=0, key=f"alpha-{temperature:g}-{number}"
+        sampling=sampling,
+        text=np.array((*quoted, *text.tokens[:position]), dtype=np.int64),
+        source=text.source,
+        gamma=1,
+        num_computed=0,
+        key=f"alpha-{temperature:g}-{number}",
     )
     for name, guesser in guessers.items():
         for token in guesser.guess(row, (), 1)[:1]:

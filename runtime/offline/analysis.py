@@ -16,6 +16,7 @@ from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.base import DrafterParts, Guesser
 from outrider.runtime.drafters.registry import Drafters, build_drafters
 from outrider.runtime.gamma.costs import RowKind
+from outrider.runtime.loop.parts import reading_alike
 from outrider.runtime.offline.alpha import MODEL, Text, measure_alphas, text_of
 from outrider.runtime.offline.options import (
     SERVED_ROWS,
@@ -112,7 +113,7 @@ class _Bench:
 
     def _costs(self, temperature: float) -> StepCosts:
         assert self._rig.costs is not None, "the rig was opened to know them"
-        longest = max(len(prompt) for prompt in self._prompts) + self._options.max_tokens
+        longest = max(len(prompt.tokens) for prompt in self._prompts) + self._options.max_tokens
         return StepCosts(
             table=self._rig.costs,
             kind=RowKind.GREEDY if temperature == 0.0 else RowKind.SAMPLED,
@@ -206,7 +207,7 @@ def _drafters(rig: Rig, config: DraftingConfig) -> Drafters:
     manifest = rig.bundle.manifest
     return build_drafters(
         DrafterParts(
-            draft=rig.draft,
+            draft=reading_alike([rig.target, *([rig.draft] if rig.draft is not None else [])]),
             sampler=rig.sampler,
             vocab_size=manifest.target.vocab_size,
             chunk=manifest.max_extend,

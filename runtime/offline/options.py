@@ -118,9 +118,9 @@ def opened(bundle: Path, prompts: Path, options: Options) -> Iterator[tuple[Rig,
     texts = read_prompts(prompts)[: options.max_prompts]
     with closing(options.open_rig(bundle)) as rig:
         fitted = options.fitted(rig.bundle.manifest)
-        max_context = rig.bundle.manifest.max_context
+        manifest = rig.bundle.manifest
         encoded = encode_prompts(
-            texts, rig.tokenizer, max_tokens=fitted.max_tokens, max_context=max_context
+            texts, rig.tokenizer, max_tokens=fitted.max_tokens, manifest=manifest
         )
         yield rig, encoded, fitted
 

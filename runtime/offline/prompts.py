@@ -1,4 +1,7 @@
-"""Reads prompts from a file, and encodes them as token ids that fit the bundle."""
+"""Reads prompts from a file, and encodes them as token ids that fit the bundle.
+
+Of a model with an encoder a prompt is the source, in the bundle's own languages where it has any.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
-from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.tokenizer import TokenizersCodec
+from outrider.engines.bundle.manifest import Bundle, Manifest
+from outrider.runtime.core.errors import ConfigError, RequestError
+from outrider.runtime.core.params import Prompt
+from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec, open_codec
 
-Prompts = tuple[tuple[int, ...], ...]
+Prompts = tuple[Prompt, ...]
 
 KEY = "prompts"
 FIELD = "prompt"
@@ -38,22 +42,43 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 
 def encode_prompts(
-    texts: tuple[str, ...], codec: TokenizersCodec, *, max_tokens: int, max_context: int
+    texts: tuple[str, ...], codec: TokenizersCodec, *, max_tokens: int, manifest: Manifest
 ) -> Prompts:
     """Return the token ids of texts.
 
     Raises:
-        ConfigError: a text has no token, or does not leave room for ``max_tokens``.
+        ConfigError: a text has no token, is too long, or does not leave room for ``max_tokens``; or the model must be
+            told a language.
     """
+    max_context = manifest.max_context
     most = max_context - max_tokens
     if most < 1:
         raise ConfigError("max_tokens", f"must be less than {max_context}, the bundle's context")
-    prompts = tuple(tuple(codec.encode(text)) for text in texts)
+    rule = f"must have 1..{most} tokens, so that {max_tokens} may follow"
+    if isinstance(codec, TextToTextCodec):
+        assert manifest.target.source is not None
+        most = manifest.target.source.max_source
+        rule = f"must have 1..{most} tokens"
+    prompts = tuple(prompt_of(text, codec) for text in texts)
     for number, prompt in enumerate(prompts, 1):
-        if not prompt or len(prompt) + max_tokens > max_context:
-            rule = f"prompt {number}: must have 1..{most} tokens, so that {max_tokens} may follow"
-            raise ConfigError(KEY, rule)
+        if not 1 <= len(prompt) <= most or len(prompt.tokens) + max_tokens > max_context:
+            raise ConfigError(KEY, f"prompt {number}: {rule}")
     return prompts
+
+
+def prompt_of(text: str, codec: TokenizersCodec) -> Prompt:
+    """Return the token ids of a text.
+
+    Raises:
+        ConfigError: the model must be told a language.
+    """
+    if not isinstance(codec, TextToTextCodec):
+        return Prompt(tuple(codec.encode(text)))
+    try:
+        source, prefix = codec.encode_source(text), codec.decoder_prefix()
+    except RequestError as error:
+        raise ConfigError(KEY, f"the bundle has no default for {error.field}") from error
+    return Prompt(prefix, source, codec.text2text.shares_vocabulary)
 
 
 def own_prompts(
@@ -67,8 +92,8 @@ def own_prompts(
     everything = (*texts, *(() if path is None else read_prompts(path)))
 
     def encoded(bundle: Bundle) -> Prompts:
-        codec, most = TokenizersCodec(bundle.read(TOKENIZER_FILE)), bundle.manifest.max_context
-        return encode_prompts(everything, codec, max_tokens=max_tokens, max_context=most)
+        codec = open_codec(bundle)
+        return encode_prompts(everything, codec, max_tokens=max_tokens, manifest=bundle.manifest)
 
     return encoded if everything else None
 

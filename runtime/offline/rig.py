@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
+from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.opening import choose_device, open_engine
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
@@ -23,6 +23,7 @@ from outrider.runtime.core.params import (
     Failed,
     Finished,
     Progressed,
+    Prompt,
     RequestSpec,
     SpeculationParams,
 )
@@ -31,7 +32,7 @@ from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.offline.timers import TimedEngine, TimedSampler
 from outrider.runtime.serving.opening import ServeOptions, bundle_costs, settle_loaded
-from outrider.runtime.serving.tokenizer import TokenizersCodec
+from outrider.runtime.serving.tokenizer import TokenizersCodec, open_codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ class Rig:
 
     def answer(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Prompt | Sequence[int]],
         params: SamplingParams,
         speculation: SpeculationParams,
         max_tokens: int,
@@ -120,6 +121,8 @@ class Rig:
         first_seed: int = 0,
     ) -> tuple[list[Answer], float]:
         """Run prompts as one batch of arrivals to the end, with seeds ``first_seed``, + 1, ...
+
+        Of a model without an encoder, the token ids of a prompt are enough.
 
         Returns:
             The answers, in the order of the prompts, and the wall seconds taken.
@@ -129,18 +132,21 @@ class Rig:
         """
         answers = [Answer(clock=self.clock) for _ in prompts]
         began = self.clock()
-        for seed, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
+        for seed, (asked, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
+            prompt = asked if isinstance(asked, Prompt) else Prompt(tuple(asked))
             self.next_id += 1
             name = f"bench-{self.next_id}"
             spec = RequestSpec(
                 internal_id=name,
                 request_id=name,
-                prompt_tokens=tuple(prompt),
+                prompt_tokens=prompt.tokens,
                 params=params,
                 seed=seed,
                 max_tokens=max_tokens,
                 speculation=speculation,
                 tenant=self.tenant,
+                source_tokens=prompt.source,
+                source_is_quotable=prompt.is_quotable,
             )
             self.worker.submit(spec, answer)
         while any(answer.end is None for answer in answers):
@@ -168,7 +174,7 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
     """Open a bundle; its queue has no time limit. Raises as ``runtime.offline.options.opened``."""
     bundle = load_bundle(root)
     manifest = bundle.manifest
-    tokenizer = TokenizersCodec(bundle.read(TOKENIZER_FILE))
+    tokenizer = open_codec(bundle)
     options = replace(
         options,
         device=str(choose_device(options.device, bundle).device),

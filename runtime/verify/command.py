@@ -26,13 +26,15 @@ import numpy as np
 from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
+from outrider.runtime.core.params import Prompt
+from outrider.runtime.loop.parts import reading_alike
 from outrider.runtime.oracle.block import emitted_probs_block
 from outrider.runtime.oracle.verification import emitted_probs
 from outrider.runtime.verify.pair import NUM_TOKENS, check_pair
 from outrider.runtime.verify.report import Check, VerifyReport
 from outrider.runtime.verify.rounds import NUM_SEQUENCE, RUN_GAMMA, Bench
 
-Prompts = Sequence[tuple[int, ...]]
+Prompts = Sequence[Prompt]
 
 NUM_PROMPTS = 2
 NUM_PROMPT_TOKENS = 8
@@ -83,7 +85,8 @@ def verify(
     manifest = bundle.manifest
     num_rows = min(NUM_ROWS, manifest.max_batch)
     pair = open_pair(bundle, device=device, sampler=place, max_batch=num_rows, with_trees=True)
-    draft = pair.draft if manifest.max_gamma > 0 else None
+    engines = [one for one in (pair.target, pair.draft) if one is not None]
+    draft = reading_alike(engines) if manifest.max_gamma > 0 else None
     prompts = (prompts_of or partial(_random_prompts, seed))(bundle)
     checks: list[Check] = []
     for number, prompt in enumerate(prompts):
@@ -130,7 +133,19 @@ def _check_rounds(bench: Bench, name: str, gamma: int) -> Iterator[Check]:
 
 
 def _random_prompts(seed: int, bundle: Bundle) -> Prompts:
+    """Return prompts of random tokens; for models with an encoder random sources, in any language."""
     generator = np.random.default_rng(seed)
-    vocab_size = bundle.manifest.target.vocab_size
-    ids = generator.integers(0, vocab_size, size=(NUM_PROMPTS, NUM_PROMPT_TOKENS))
-    return [tuple(int(token) for token in row) for row in ids]
+    manifest = bundle.manifest
+    text2text, source = manifest.text2text, manifest.target.source
+    vocab_size, length = manifest.target.vocab_size, NUM_PROMPT_TOKENS
+    if source is not None:
+        vocab_size, length = source.vocab_size, min(length, source.max_source)
+    ids = generator.integers(0, vocab_size, size=(NUM_PROMPTS, length))
+    rows = [tuple(int(token) for token in row) for row in ids]
+    if text2text is None:
+        return [Prompt(row) for row in rows]
+    any_language = next(iter(text2text.languages.values()), 0)
+    prefix = tuple(
+        one if isinstance(one, int) else any_language for one in text2text.decoder_prefix
+    )
+    return [Prompt(prefix, row, text2text.shares_vocabulary) for row in rows]

@@ -12,7 +12,14 @@ from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import CandidateSampler, ExactnessMode, SamplingParams
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
+from outrider.runtime.core.params import (
+    Event,
+    Failed,
+    Progressed,
+    Prompt,
+    RequestSpec,
+    SpeculationParams,
+)
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 from outrider.runtime.verify.chi_square import homogeneity
@@ -35,7 +42,7 @@ class Way:
 
 
 def check_pair(
-    bundle: Bundle, pair: Pair, name: str, prompt: tuple[int, ...], num_samples: int, seed: int
+    bundle: Bundle, pair: Pair, name: str, prompt: Prompt, num_samples: int, seed: int
 ) -> Iterator[Check]:
     """Yield checks of completions with speculation of every kind against the target alone.
 
@@ -92,7 +99,7 @@ def _ways(bundle: Bundle, pair: Pair) -> Iterator[Way]:
 
 
 def _completions(
-    bundle: Bundle, pair: Pair, prompt: tuple[int, ...], params: SamplingParams, speculation: SpeculationParams,
+    bundle: Bundle, pair: Pair, prompt: Prompt, params: SamplingParams, speculation: SpeculationParams,
     seeds: range,
 ) -> list[tuple[int, ...]]:  # fmt: skip
     worker = _worker(bundle, pair, num_queued=len(seeds), num_tokens=len(prompt))
@@ -101,7 +108,9 @@ def _completions(
         spec = RequestSpec(
             internal_id=str(seed),
             request_id=str(seed),
-            prompt_tokens=prompt,
+            prompt_tokens=prompt.tokens,
+            source_tokens=prompt.source,
+            source_is_quotable=prompt.is_quotable,
             params=params,
             seed=seed,
             max_tokens=NUM_TOKENS,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 
 import numpy as np
-from outrider.engines.base import Engine, FloatArray, Span
+from outrider.engines.base import Engine, FloatArray, Source, Span
 from outrider.engines.sampling.base import (
     CandidateSampler,
     ExactnessMode,
@@ -17,6 +17,7 @@ from outrider.engines.sampling.base import (
     SamplingRow,
 )
 from outrider.engines.sampling.tree_judge import judge
+from outrider.runtime.core.params import Prompt
 from outrider.runtime.oracle.sampling import adjusted_probs
 from outrider.runtime.oracle.verification import Probs, RowOf, completed, sequence_probs
 from outrider.runtime.verify.chi_square import goodness_of_fit
@@ -58,7 +59,7 @@ class Bench:
         draft: likewise, with the target's tokens; None where there is none.
         sampler: under test, with a slot per row judged together.
         num_rows: rows judged together.
-        prompt: tokens before the first position.
+        prompt: what stands before the first position, and the source that it answers.
         num_samples: rounds per check.
         seed: of the first round.
     """
@@ -70,7 +71,7 @@ class Bench:
         draft: Engine | None,
         sampler: Sampler,
         num_rows: int,
-        prompt: tuple[int, ...],
+        prompt: Prompt,
         num_samples: int,
         seed: int,
     ) -> None:
@@ -79,7 +80,7 @@ class Bench:
         self._sampler = sampler
         self._vocab_size = target.limits.vocab_size
         self._num_rows = num_rows
-        self._history = np.array(prompt, dtype=np.int64)
+        self._history = np.array(prompt.tokens, dtype=np.int64)
         self._seeds = range(seed, seed + num_samples)
         self._generator = np.random.default_rng(seed)
         ranked = np.argsort(-self._target_row(()), kind="stable")
@@ -286,16 +287,19 @@ class Bench:
             ]
 
 
-def _row_of(engine: Engine, prompt: tuple[int, ...]) -> LogitsOf:
+def _row_of(engine: Engine, prompt: Prompt) -> LogitsOf:
     """Return a cached function from tokens after the prompt to the next token's logits, [V] float32."""
-    last, longest = len(prompt) - 1, engine.limits.max_extend
+    known = prompt.tokens
+    last, longest = len(known) - 1, engine.limits.max_extend
+    if prompt.source:
+        engine.read([Source(slot=0, tokens=prompt.source)])
     for start in range(0, last, longest):
-        tokens = prompt[start : min(start + longest, last)]
+        tokens = known[start : min(start + longest, last)]
         engine.extend([Span(slot=0, start=start, tokens=tokens, num_logits=0)])
 
     @lru_cache(maxsize=max(_MIN_ROWS_KEPT, _MAX_KEPT // engine.limits.vocab_size))
     def row_of(tokens: tuple[int, ...]) -> FloatArray:
-        span = Span(slot=0, start=last, tokens=(prompt[last], *tokens), num_logits=1)
+        span = Span(slot=0, start=last, tokens=(known[last], *tokens), num_logits=1)
         return np.array(engine.extend([span])[0, 0], dtype=np.float32)
 
     return row_of

@@ -35,22 +35,26 @@ def extend_one(engine: Engine, slot: int, start: int, tokens: Sequence[int]) -> 
     return wanted_logits(engine, [span(slot, start, tokens)])[0]
 
 
-class EngineContract:
-    """Tests of one backend.
-
-    Subclasses give ``make_engine``: fresh engines with at least 3 slots, 9 tokens a span and 32 a
-    slot, V >= 8; and ``atol``, 0 where bits must agree.
-    """
+class Comparison:
+    """How logits are compared: ``atol`` is 0 where bits must agree."""
 
     atol = 0.0
-
-    @pytest.fixture
-    def engine(self, make_engine: MakeEngine) -> Engine:
-        return make_engine()
 
     def assert_same(self, found: FloatArray, expected: FloatArray) -> None:
         assert np.isfinite(expected).all()
         np.testing.assert_allclose(found, expected, rtol=0.0, atol=self.atol)
+
+
+class EngineContract(Comparison):
+    """Tests of one backend.
+
+    Subclasses give ``make_engine``: fresh engines with at least 3 slots, 9 tokens a span and 32 a
+    slot, V >= 8; and ``atol``.
+    """
+
+    @pytest.fixture
+    def engine(self, make_engine: MakeEngine) -> Engine:
+        return make_engine()
 
     def test_pieces_equal_one_extend(self, engine: Engine) -> None:
         tokens = make_tokens(engine, 9, seed=0)

@@ -20,7 +20,7 @@ from outrider.engines.bundle.manifest import (
     write_manifest,
 )
 from outrider.export.graph.grouped_heads import derive_grouped_graph
-from outrider.export.graph.kv_export import POSITIONS_VALUE
+from outrider.export.graph.tracing.kv_export import POSITIONS_VALUE
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, V = 2, 4, 2, 16, 96
 WIDTH = HEADS * HEAD_SIZE
@@ -146,7 +146,12 @@ def write_bundle(
     onnx.save(onnx.shape_inference.infer_shapes(Decoder(nan_token, kv_heads).build()), path)
     assert not is_grouped or derive_grouped_graph(path)
     (root / "tokenizer.json").write_text("{}")
-    manifest = Manifest(
+    write_manifest(root, manifest_of(root, kv_heads=kv_heads))
+    return root
+
+
+def manifest_of(root: Path, *, kv_heads: int = KV_HEADS) -> Manifest:
+    return Manifest(
         target=ModelEntry(
             path="target",
             num_layers=LAYERS,
@@ -164,5 +169,3 @@ def write_bundle(
         bos_token_id=None,
         files=hash_files(root),
     )
-    write_manifest(root, manifest)
-    return root

@@ -18,12 +18,25 @@ def write_config(folder: Path, family: str, **fields: object) -> Path:
 @pytest.mark.parametrize(
     ("family", "fields", "reason"),
     [
-        ("t5", {}, "not a causal decoder"),
         ("vit", {}, "not a causal decoder"),
         ("mamba", {}, "recurrent state"),
         ("mistral", {"sliding_window": 64}, "sliding window of 64"),
         ("gemma3_text", {"sliding_window": 64}, "sliding window of 64"),
         ("llama", {"max_position_embeddings": 100}, "100 positions"),
+        ("bart", {"max_position_embeddings": 100}, "100 positions"),
+        ("whisper", {}, "does not go from text to text"),
+        ("speech_to_text", {}, "does not go from text to text"),
+        ("seamless_m4t_v2", {}, "does not go from text to text"),
+        ("switch_transformers", {}, "experts.*num_experts"),
+        ("nllb-moe", {}, "experts.*num_experts"),
+        ("longt5", {}, "parts of a source.*local_radius"),
+        ("longt5", {"encoder_attention_type": "transient-global"}, "parts of a source"),
+        ("led", {}, "parts of a source.*attention_window"),
+        ("bigbird_pegasus", {}, "parts of a source.*block_size"),
+        ("pegasus_x", {}, "parts of a source.*block_size"),
+        ("prophetnet", {}, "attention interface"),
+        ("fsmt", {}, "attention interface"),
+        ("t5gemma", {}, "configurations of their own"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_with_its_reason(
@@ -32,6 +45,23 @@ def test_what_cannot_be_exported_is_refused_with_its_reason(
     folder = write_config(tmp_path, family, **fields)
     with pytest.raises(BundleError, match=reason):
         open_checkpoint(folder, max_context=128)
+
+
+def test_sources_are_as_long_as_the_encoder_has_positions(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, "bart", max_position_embeddings=300)
+    assert max_source(folder) == 300
+    assert max_source(folder, 80) == 80
+    with pytest.raises(BundleError, match="max_source 301 is above the encoder's 300 positions"):
+        max_source(folder, 301)
+    write_config(tmp_path, "t5")
+    assert max_source(folder) == 512
+    assert max_source(folder, 4096) == 4096
+
+
+def max_source(folder: Path, asked: int | None = None) -> int:
+    facts = open_checkpoint(folder, max_context=128, max_source=asked).facts
+    assert facts.source is not None
+    return facts.source.max_source
 
 
 def test_window_that_is_never_reached_is_accepted(tmp_path: Path) -> None:

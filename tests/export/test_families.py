@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.bundle.manifest import GROUPED_FILE
-from outrider.export.certificate.parity import GraphRunner, check_parity
+from outrider.export.certificate.graph_runner import GraphRunner
+from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
 from outrider.export.checkpoint import ModelFacts, model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph

@@ -162,8 +162,12 @@ class Harness:
                 assert request.num_computed == request.num_known - 1
             assert request.draft_computed <= request.num_known - 1
             self._check_cache(self.target, slot, known, request.num_computed)
-            if self.draft is not None:
+            source = request.spec.source_tokens
+            if not request.num_unread:
+                self._check_source(self.target, slot, source)
+            if self.draft is not None and request.draft_computed >= 0:
                 self._check_cache(self.draft, slot, known, request.draft_computed)
+                self._check_source(self.draft, slot, source)
 
     @staticmethod
     def _check_search(cache: BeamCache) -> None:
@@ -179,6 +183,11 @@ class Harness:
     def _check_cache(engine: object, slot: int, known: tuple[int, ...], computed: int) -> None:
         if isinstance(engine, ScriptedEngine):
             assert engine.tokens_of(slot)[:computed] == known[:computed]
+
+    @staticmethod
+    def _check_source(engine: object, slot: int, source: tuple[int, ...]) -> None:
+        if isinstance(engine, ScriptedEngine):
+            assert engine.source_of(slot) == source
 
     def tokens(self, name: str) -> list[int]:
         return [

@@ -7,6 +7,9 @@ by at most one chunk per step, together with neighbours that miss about as much,
 nobody. Rows whose gamma is chosen share one chunk. A row of a fixed gamma has one of its own: when
 its drafts begin decides which noise its draws use, so it must not depend on its neighbours. Those
 that enter come one chunk of the target's per step.
+
+A draft model with an encoder reads a row's source when it is first asked to draft for it. The source counts as tokens
+that the row misses, and is read whole as long as anything is left of the step's chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
-from outrider.engines.base import Span, step_value
+from outrider.engines.base import Source, Span, step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow
 from outrider.runtime.core.scheduler import alike_neighbours
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
@@ -29,7 +32,7 @@ class Ready:
     """The rows as they are before a model drafts for them.
 
     Attributes:
-        computed: per live slot, leading tokens valid in the draft model's cache.
+        computed: per live slot, leading tokens valid in the draft model's cache; -1 where a source is unread.
         gammas: by slot, ascending, how many tokens each chosen row that can be drafted for wants.
     """
 
@@ -70,11 +73,9 @@ class ModelDrafter:
         # A row alone pads nobody: the call that drafts feeds it a whole chunk, instead of one before it.
         if len(live) > 1 or any(_num_missing(live, s, computed) > self._chunk for s in usable):
             self._catch_up(live, usable, computed)
-            usable = [
-                slot
-                for slot in usable
-                if _num_missing(live, slot, computed) <= self.max_shared_missing
-            ]
+            usable = [slot for slot in usable if self._is_ready(live, slot, computed)]
+        elif usable and computed[0] < 0:
+            self._read_together(live, {0: len(live[0].source)}, computed)
         gammas = {slot: gamma for slot in usable if (gamma := self._gamma(live[slot])) > 0}
         return Ready(computed=computed, gammas=gammas)
 
@@ -87,50 +88,77 @@ class ModelDrafter:
     def _can_feed(self, row: DraftRow) -> bool:
         """Return whether the draft model knows the tokens it misses and has room for them."""
         limits, history = self._limits, row.sampling.history
-        if len(history) > limits.max_context:
+        if len(history) > limits.max_context or len(row.source) > limits.max_source:
             return False
         if limits.vocab_size >= self._target_vocab_size:
             return True
-        return bool(history[row.num_computed :].max() < limits.vocab_size)
+        return bool(history[max(row.num_computed, 0) :].max() < limits.vocab_size)
 
     def _gamma(self, row: DraftRow) -> int:
         """Return the row's gamma as far as the context reaches; the last draft token is never fed."""
         return min(row.gamma, self._limits.max_context + 1 - len(row.sampling.history))
 
+    def _is_ready(self, live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -> bool:
+        """Return whether what a row misses may be fed with the others."""
+        num_missing = _num_missing(live, slot, computed)
+        return computed[slot] >= 0 and num_missing <= self.max_shared_missing
+
     def _catch_up(
         self, live: Sequence[DraftRow], slots: Sequence[int], computed: list[int]
     ) -> None:
         # Those that miss least are ready first; a stream that lags never waits for a prompt.
-        lagging = [s for s in slots if _num_missing(live, s, computed) > self.max_shared_missing]
+        lagging = [slot for slot in slots if not self._is_ready(live, slot, computed)]
         if not lagging:
             return
         lagging.sort(key=lambda s: _num_missing(live, s, computed))
         shared = self._chunk
+        sources: dict[int, int] = {}
         lengths: dict[int, int] = {}
         for slot in lagging:
             is_sharing = live[slot].is_adaptive
             budget = shared if is_sharing else self._chunk
-            length = min(budget, len(live[slot].sampling.history) - 1 - computed[slot])
+            if budget <= 0:
+                continue
+            num_read = len(live[slot].source) if computed[slot] < 0 else 0
+            if num_read:
+                sources[slot] = num_read
+            num_left = len(live[slot].sampling.history) - 1 - max(computed[slot], 0)
+            length = max(0, min(budget - num_read, num_left))
             if length:
                 lengths[slot] = length
-                shared -= length if is_sharing else 0
+            shared -= num_read + length if is_sharing else 0
+        while sources:
+            self._read_together(live, sources, computed)
         while lengths:
             self._feed_together(live, lengths, computed)
 
-    def _feed_together(
+    def _read_together(
         self, live: Sequence[DraftRow], lengths: dict[int, int], computed: list[int]
     ) -> None:
-        """Feed the first of these slots, and with it those beside it that miss about as much; they leave."""
-        limits = self._engine.limits
-        slots = alike_neighbours(
+        """Read the source of the first of these slots, and with it those beside it as ``_feed_together`` does."""
+        slots = self._neighbours(lengths)
+        self._engine.read([Source(slot=slot, tokens=live[slot].source) for slot in slots])
+        for slot in slots:
+            del lengths[slot]
+            computed[slot] = 0
+
+    def _neighbours(self, lengths: Mapping[int, int]) -> range:
+        """Return the first of these slots and those beside it that are worth one call."""
+        limits = self._limits
+        return alike_neighbours(
             next(iter(lengths)),
             lengths,
             rank=lengths.__getitem__,
             most_tokens=self._chunk,
             most_rows=limits.max_prompt_rows or limits.max_batch,
         )
+
+    def _feed_together(
+        self, live: Sequence[DraftRow], lengths: dict[int, int], computed: list[int]
+    ) -> None:
+        """Feed the first of these slots, and with it those beside it that miss about as much; they leave."""
         spans = []
-        for slot in slots:
+        for slot in self._neighbours(lengths):
             start, length = computed[slot], lengths.pop(slot)
             tokens = tuple(live[slot].sampling.history[start : start + length].tolist())
             spans.append(Span(slot=slot, start=start, tokens=tokens, num_logits=0))
@@ -175,20 +203,23 @@ def _spans(fed: Mapping[int, tuple[int, ...]], computed: Sequence[int]) -> list[
     for slot in range(max(fed) + 1):
         tokens = fed.get(slot, ())
         wanted = 1 if tokens else 0
-        spans.append(Span(slot=slot, start=computed[slot], tokens=tokens, num_logits=wanted))
+        start = max(computed[slot], 0)
+        spans.append(Span(slot=slot, start=start, tokens=tokens, num_logits=wanted))
     return spans
 
 
 def with_idle_slots(spans: Mapping[int, Span], computed: Sequence[int]) -> list[Span]:
     """Return the spans of all live slots: these by slot, and empty ones."""
     return [
-        spans.get(slot, Span(slot=slot, start=start, tokens=(), num_logits=0))
+        spans.get(slot, Span(slot=slot, start=max(start, 0), tokens=(), num_logits=0))
         for slot, start in enumerate(computed)
     ]
 
 
 def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -> int:
-    return len(live[slot].sampling.history) - computed[slot]
+    """Return the tokens of a row that the draft model has to read and to be fed."""
+    num_unread = len(live[slot].source) if computed[slot] < 0 else 0
+    return num_unread + len(live[slot].sampling.history) - max(computed[slot], 0)
 
 
 def chain_draft(row: DraftRow, tokens: Sequence[int], num_computed: int) -> Draft:

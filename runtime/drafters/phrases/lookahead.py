@@ -57,7 +57,7 @@ class LookaheadDrafter(PhraseDrafter):
             placed = self._placed.pop(outcome.row.key, None)
             if placed is None or placed.tokens != outcome.draft_tokens or not outcome.choices:
                 continue
-            last = int(outcome.row.sampling.history[outcome.num_fed - 1])
+            last = int(outcome.row.text[outcome.num_fed - 1])
             chosen = [outcome.choices[node][0] for node in placed.ends]
             ends = outcome.row.sampling.params.end_token_ids
             found = self._windows[outcome.row.key].advance(last, chosen, ends)
@@ -95,7 +95,7 @@ class LookaheadDrafter(PhraseDrafter):
         width = min(asked, deepest - length + 2)
         if width < 1 or length < 2:
             return None
-        text = row.sampling.history.tolist()
+        text = [token for token in row.text.tolist() if token >= 0]
         found = LookaheadWindow.from_text(text, width=width, phrase_length=length)
         self._windows[row.key] = found
         return found

@@ -133,7 +133,7 @@ class OuroborosDrafter(ModelDrafter):
         for phrase in phrases:
             behind = cut_at_end(phrase[: row.gamma - len(drafted)], ends)
             tree.add_chain((*drafted, *behind), max_nodes=row.max_nodes)
-        for phrase in pool.get(int(row.sampling.history[-1]), self._config.root_phrases):
+        for phrase in pool.get(int(row.text[-1]), self._config.root_phrases):
             tree.add_chain(cut_at_end(phrase[: row.gamma], ends), max_nodes=row.max_nodes)
         return as_draft(tuple(tree.tokens), tuple(tree.parents), draft.num_computed)
 

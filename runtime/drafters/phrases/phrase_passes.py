@@ -164,7 +164,8 @@ class PhrasePasses:
             asked, length = row.params.window, turn.state.phrase_length
             width = self._config.draft_window if asked is None else asked
             if width and length > 1:
-                text = row.sampling.history.tolist()
+                # Of the text's own tokens all are known to the draft model; of the source's perhaps not.
+                text = [token for token in row.text.tolist() if 0 <= token < self._num_known]
                 found = LookaheadWindow.from_text(text, width=width, phrase_length=length)
                 self._windows[row.key] = found
         return found

@@ -184,6 +184,10 @@ class PhraseDrafter(ChainDrafter[PhraseState]):
         state.pool.put_all(windows(state.tail, state.phrase_length))
         del state.tail[: -state.phrase_length]
 
+    def end_text(self, state: PhraseState) -> None:
+        """Keep the phrases alone."""
+        state.tail.clear()
+
     def extend(self, state: PhraseState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Return phrases end to end."""
         found = state.pool.get(drafted[-1] if drafted else state.tail[-1], 1)

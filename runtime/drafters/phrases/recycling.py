@@ -96,6 +96,10 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
         """Keep the last token."""
         state.last = tokens[-1]
 
+    def end_text(self, state: RecyclingState) -> None:
+        """Keep the successors alone."""
+        state.last = None
+
     def extend(
         self, state: RecyclingState, drafted: tuple[int, ...], length: int
     ) -> tuple[int, ...]:
@@ -125,7 +129,7 @@ class RecyclingDrafter(BranchingDrafter[RecyclingState]):
         """Keep the choices of every verified position, in order, under its token."""
         for outcome in outcomes:
             state = self.state_of(outcome.row)
-            root = int(outcome.row.sampling.history[outcome.num_fed - 1])
+            root = int(outcome.row.text[outcome.num_fed - 1])
             fed = (root, *outcome.draft_tokens)
             for token, choices in zip(fed, outcome.choices, strict=False):
                 state.successors.learn(token, choices)

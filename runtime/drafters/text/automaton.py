@@ -91,8 +91,9 @@ class SuffixAutomaton:
         )
 
     def longest_earlier(self, whole: int) -> tuple[int, int]:
-        """Return state and length of a text's longest end that occurs elsewhere too."""
-        state = max(self._states.item(loops.LINK, whole), ROOT)
+        """Return state and length of a text's longest end that occurs elsewhere too, which may be all of it."""
+        is_elsewhere = whole != ROOT and self.count(whole) > 1
+        state = whole if is_elsewhere else max(self._states.item(loops.LINK, whole), ROOT)
         return state, self._states.item(loops.LENGTH, state)
 
     def continuation(

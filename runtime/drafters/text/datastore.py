@@ -54,6 +54,10 @@ class DatastoreDrafter(BranchingDrafter[list[int]]):
         state += tokens
         del state[: -self._max_match]
 
+    def end_text(self, state: list[int]) -> None:
+        """Forget the source: the corpus alone is drafted from."""
+        state.clear()
+
     def extend(self, state: list[int], drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Return the heaviest continuation of the longest match."""
         return heaviest_chain(self._rows([*state, *drafted], length), self._store.vocab_size)

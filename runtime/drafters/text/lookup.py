@@ -27,7 +27,8 @@ def find(tokens: IntArray, drafted: IntArray, shortest: int, longest: int) -> tu
     The text is searched from its end each time, a nanosecond per token, so that nothing is kept per request.
 
     Args:
-        tokens: [n] int64, a text; an occurrence has at least one more token of it behind.
+        tokens: [n] int64, a text; an occurrence has at least one more token of it behind. Those below 0 are none, and
+            stand in it once at most: nothing that holds one is found.
         drafted: [m] int64, that follow it.
         shortest: tokens of an end at least.
         longest: at most.
@@ -39,6 +40,8 @@ def find(tokens: IntArray, drafted: IntArray, shortest: int, longest: int) -> tu
     num_all = num + num_drafted
     place = size = 0
     for end in range(num - 1, 0, -1):
+        if tokens[end] < 0:
+            continue
         same = 0
         while same < min(longest, end, num_all):
             at = num_all - 1 - same
@@ -72,9 +75,13 @@ class LookupDrafter:
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Copy from the most recent match of the longest suffix; see ``Guesser``."""
-        history, behind = row.sampling.history, np.array(drafted, dtype=np.int64)
-        place, size = find(history, behind, self._shortest, self._longest)
-        return tuple(history[place : place + length].tolist()) if size else ()
+        text, behind = row.text, np.array(drafted, dtype=np.int64)
+        place, size = find(text, behind, self._shortest, self._longest)
+        if not size:
+            return ()
+        # What is copied from a source ends with it.
+        end = len(row.quoted) if place < len(row.quoted) else len(text)
+        return tuple(text[place : min(place + length, end)].tolist())
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn nothing."""

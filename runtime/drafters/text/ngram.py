@@ -177,6 +177,10 @@ class NgramDrafter(ChainDrafter[NgramTable]):
         """Count committed tokens."""
         state.push(tokens)
 
+    def end_text(self, state: NgramTable) -> None:
+        """Keep the counts alone."""
+        state.suffix = ()
+
     def extend(self, state: NgramTable, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Return the likeliest tokens one after another, while their share is high enough."""
         width = self._order - 1

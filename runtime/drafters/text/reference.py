@@ -57,6 +57,10 @@ class ReferenceDrafter(ChainDrafter[ReferenceState]):
             if end is not None:
                 state.place = end
 
+    def end_text(self, state: ReferenceState) -> None:
+        """Begin at the reference's beginning: a source is not the answer that quotes it."""
+        state.suffix, state.place = (), 0
+
     def extend(
         self, state: ReferenceState, drafted: tuple[int, ...], length: int
     ) -> tuple[int, ...]:

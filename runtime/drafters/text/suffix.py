@@ -33,8 +33,8 @@ class SuffixState:
     Attributes:
         history: earlier answers of its scope.
         num_prompt: leading tokens that are not part of the answer.
-        tokens: committed ones.
-        own: automaton of its own text.
+        tokens: committed ones, without a source.
+        own: automaton of its own text, and of the source.
         whole: state of all of the text there.
         match: state and length of the text's longest end that the history's automaton knows.
         num_cleared: of that automaton when the match was found.
@@ -57,6 +57,11 @@ class SuffixState:
         self.tokens += tokens
         self.whole = self.own.append(self.whole, tokens)
         self.follow(tokens)
+
+    def begin_anew(self) -> None:
+        """Take what comes next for the beginning of a text; what was pushed before stays known."""
+        self.tokens.clear()
+        self.whole, self.match = ROOT, (ROOT, 0)
 
     def follow(self, tokens: list[int]) -> None:
         """Bring the match up to date with the text's newest tokens, and with a history that was built anew."""
@@ -87,6 +92,10 @@ class SuffixDrafter(BranchingDrafter[SuffixState]):
     def push(self, state: SuffixState, tokens: list[int]) -> None:
         """Take in committed tokens."""
         state.push(tokens)
+
+    def end_text(self, state: SuffixState) -> None:
+        """Keep the source apart from the answer."""
+        state.begin_anew()
 
     def extend(self, state: SuffixState, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Return the best continuation of the request's own text and its scope's answers."""

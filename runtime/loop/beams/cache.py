@@ -12,6 +12,7 @@ Invariants:
 * C1  A slot is copied over only if nothing is wanted of it: every source is fed in place too, so no copy overwrites
   what another one needs.
 * C2  Text that follows the prompt is held only behind the whole of it.
+* C3  Where a source was read, every slot has it: whoever holds no text of the search's can be fed all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outrider.engines.base import Engine, FloatArray, Span
+from outrider.engines.base import Engine, FloatArray, Source, Span
 from outrider.engines.device.rounds import do_nothing
 
 Tail = tuple[int, ...]
@@ -58,14 +59,26 @@ class BeamCache:
         self._held = [Held()] * len(self.slots)
 
     def move(self, member: int, destination: int) -> None:
-        """Copy what a member's slot holds to a slot of nobody's.
+        """Copy what a member's slot holds to a slot of nobody's, its source too.
 
         Raises:
             EngineError: it could not be copied.
         """
         length = self._held[member].num_tokens
-        if length:
+        if length or self.engine.limits.max_source:
             self.engine.move_slot(self.slots[member], destination, length)
+
+    def read(self, source: Tail) -> None:
+        """Read a source for all slots: once, and the others get it from the first. What they held is forgotten.
+
+        Raises:
+            EngineError: it could not be read or shared; no slot can be fed before it was.
+        """
+        self.forget()
+        first, *others = self.slots
+        self.engine.read([Source(slot=first, tokens=source)])
+        if others:
+            self.engine.share_source(first, others)
 
     def prompt_span(self, length: int) -> Span:
         """The next ``length`` tokens of the prompt, for the first slot."""

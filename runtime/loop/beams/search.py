@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from outrider.engines.base import Engine, EngineError, FloatArray
+from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray
 from outrider.engines.sampling.base import Continuations
 from outrider.engines.sampling.continuations import continuations_of
 from outrider.runtime.core.lifecycle import RequestEvent, State
-from outrider.runtime.core.params import BeamAnswer, BeamParams, Finished, FinishReason
+from outrider.runtime.core.params import (
+    BeamAnswer,
+    BeamParams,
+    Finished,
+    FinishReason,
+    RequestSpec,
+)
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.text import Decoder, IncrementalDecoder
 from outrider.runtime.loop.beams.beam import BeamDraft, BeamRules, BeamState, Hypothesis
@@ -51,10 +57,7 @@ class BeamSearch:
             is_exhaustive=self.params.is_exhaustive,
         )
         self.caches = [BeamCache(engine, spec.prompt_tokens, self.slots) for engine in engines]
-        self._fits_draft = len(engines) > 1 and (
-            request.num_prompt <= engines[1].limits.max_context
-            and max(spec.prompt_tokens) < engines[1].limits.vocab_size
-        )
+        self._fits_draft = len(engines) > 1 and _fits(spec, engines[1].limits)
         request.admit(slot=self.slots[0], order=order)
 
     @property
@@ -135,7 +138,7 @@ class BeamSearch:
             reason=best.reason,
             stop=best.stop,
             text=best.text,
-            num_prompt=self.request.num_prompt,
+            num_prompt=self.request.spec.num_prompt_tokens,
             num_output=sum(len(answer.tokens) for answer in answers),
             report=self.request.report(),
             beams=answers,
@@ -157,3 +160,11 @@ class BeamSearch:
             reason=FinishReason.STOP_TOKEN if is_stopped else FinishReason.LENGTH,
             stop=tokens[-1] if is_stopped else None,
         )
+
+
+def _fits(spec: RequestSpec, limits: EngineLimits) -> bool:
+    """Return whether a draft model of these limits can read a request's prompt, and reads sources if it has one."""
+    length = len(spec.source_tokens)
+    reads_alike = length <= limits.max_source if length else limits.max_source == 0
+    fits = len(spec.prompt_tokens) <= limits.max_context
+    return reads_alike and fits and max(spec.prompt_tokens) < limits.vocab_size

@@ -9,6 +9,7 @@ answer is that of the plain search.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -44,6 +45,7 @@ class SearchParts:
         max_gamma: steps drafted for one pass at most.
         decoder: turns answers into text.
         beat: called as a step does what makes it longer than its like: it feeds texts again.
+        clock: seconds.
     """
 
     engines: Sequence[Engine]
@@ -51,6 +53,7 @@ class SearchParts:
     max_gamma: int
     decoder: Decoder
     beat: Callable[[], None] = do_nothing
+    clock: Callable[[], float] = time.monotonic
 
 
 class _NotFinite(Exception):  # noqa: N818 - reads as what was found
@@ -74,10 +77,11 @@ class _SearchStep:
         self._asked: dict[str, Exception | None] = {}
         self._searched: list[tuple[Request, Finished]] = []
         self._passes: list[tuple[int, int]] = []
+        self._reads: list[tuple[int, float]] = []
 
     def run(self) -> StepResult:
         """Take the step."""
-        self._feed_prompt()
+        self._read_or_feed()
         ready = [one for one in self._searches if one.is_searching]
         if ready:
             self._search([*zip(ready, self._draft(ready), strict=True)])
@@ -88,6 +92,7 @@ class _SearchStep:
             asked=self._asked,
             searched=self._searched,
             passes=self._passes,
+            reads=self._reads,
         )
 
     def _search(self, ready: Sequence[Drafted]) -> None:
@@ -125,12 +130,46 @@ class _SearchStep:
             except Exception as error:  # a bug in what becomes of one search's rows
                 self._failed.append((one.request, error))
 
-    def _feed_prompt(self) -> None:
-        """Feed a chunk of the oldest prompt that is not computed, all but its last token, to both models."""
-        waiting = [one for one in self._searches if one.request.state is State.PREFILLING]
-        if not waiting:
+    def _read_or_feed(self) -> None:
+        """Read the source, or feed a chunk of the prompt, of the oldest search that is not ready."""
+        states = (State.READING, State.PREFILLING)
+        waiting = [one for one in self._searches if one.request.state in states]
+        oldest = min(waiting, key=lambda one: one.request.order, default=None)
+        if oldest is None:
             return
-        oldest = min(waiting, key=lambda one: one.request.order)
+        if oldest.request.state is State.READING:
+            self._read_source(oldest)
+        else:
+            self._feed_prompt(oldest)
+
+    def _read_source(self, one: BeamSearch) -> None:
+        """Read a search's source with both models; where the target fails, once more."""
+        request = one.request
+        source, clock = request.spec.source_tokens, self._parts.clock
+        target, *drafts = one.caches[: 1 + one.can_draft]
+        began = clock()
+        try:
+            try:
+                target.read(source)
+            except Exception as error:  # the target's, or a bug
+                logger.warning("reading a search's source failed; trying again", exc_info=error)
+                self._parts.beat()
+                began = clock()
+                target.read(source)
+        except Exception as error:  # whatever it may be, it came twice
+            self._alone.append((request, error))
+            return
+        self._reads.append((len(source), clock() - began))
+        self._is_sound = True
+        try:
+            for cache in drafts:
+                cache.read(source)
+        except EngineError as error:
+            self._degrade([one], error)
+        request.commit_read()
+
+    def _feed_prompt(self, oldest: BeamSearch) -> None:
+        """Feed a chunk of a search's prompt, all but its last token, to both models."""
         request = oldest.request
         length = min(self._parts.chunk, request.num_prompt - 1 - request.num_computed)
         end = request.num_computed + length
@@ -270,7 +309,7 @@ class _SearchStep:
         """Have all searches feed the target from the beginning, those whose prompt is being fed included."""
         for one in self._searches:
             one.caches[_TARGET].forget()
-            if one.request.state is State.PREFILLING:
+            if one.request.state in (State.READING, State.PREFILLING):
                 one.request.lose_cache()
 
 

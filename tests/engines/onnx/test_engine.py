@@ -276,6 +276,16 @@ def test_growing_in_the_middle_of_a_request_keeps_its_bits(bundle: Bundle) -> No
     np.testing.assert_array_equal(reference(grown, tokens), small)
 
 
+def make_cache(limits: EngineLimits) -> KvCache:
+    return KvCache(
+        num_layers=1,
+        num_kv_heads=2,
+        head_size=4,
+        num_slots=limits.max_batch,
+        capacities=capacities(limits),
+    )
+
+
 def test_capacities_hold_every_extend_the_limits_allow() -> None:
     for max_context, max_extend in ((40, 8), (100, 28), (101, 28), (300, 40), (4096, 512)):
         limits = EngineLimits(
@@ -290,7 +300,7 @@ def test_capacities_hold_every_extend_the_limits_allow() -> None:
 
 def test_a_grown_cache_keeps_what_was_written() -> None:
     limits = EngineLimits(max_batch=2, max_context=300, max_extend=8, vocab_size=2)
-    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits)
+    cache = make_cache(limits)
     cache.begin_write(1, 0, 7)
     row = cache._values[1, 1]
     row[:, :7] = np.arange(56).reshape(2, 7, 4)
@@ -334,7 +344,7 @@ def test_a_cache_keeps_room_for_what_stays_to_double(bundle: Bundle) -> None:
 
 def test_a_cache_that_requests_keep_needing_stays() -> None:
     limits = EngineLimits(max_batch=2, max_context=4000, max_extend=8, vocab_size=5)
-    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits)
+    cache = make_cache(limits)
 
     def serve(length: int) -> int:
         cache.reserve(length)
@@ -364,7 +374,7 @@ class ScarceMemory:
 
 def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
     limits = EngineLimits(max_batch=2, max_context=200, max_extend=8, vocab_size=5)
-    cache = KvCache(num_layers=1, num_kv_heads=2, head_size=4, limits=limits)
+    cache = make_cache(limits)
     memory = cache._allocate = ScarceMemory(1)
     assert cache.reserve(190)
     cache.lengths[:] = [3, 150]

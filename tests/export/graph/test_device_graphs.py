@@ -10,8 +10,10 @@ import pytest
 import torch
 from onnx import TensorProto
 from outrider.engines.base import BundleError
+from outrider.export.certificate.graph_runner import open_graph
 from outrider.export.certificate.half_loss import ALLOWED_LOSS
-from outrider.export.certificate.parity import certified_prompts, check_parity, open_graph
+from outrider.export.certificate.parity import check_parity
+from outrider.export.certificate.parity_cases import certified_prompts
 from outrider.export.certificate.reference import Reference, reference_logits
 from outrider.export.checkpoint import model_facts
 from outrider.export.graph.device_graphs import derive_device_graphs

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 from outrider.engines.base import FloatArray
 from outrider.engines.bundle.manifest import load_bundle
-from outrider.export.certificate.parity import GraphRunner
+from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.checkpoint import ModelFacts, model_facts
 from outrider.export.graph.edits import drop_unused
 from outrider.export.graph.narrow_spans import drop_query_padding, pad_single_queries

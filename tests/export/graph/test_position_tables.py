@@ -8,9 +8,9 @@ import onnx_ir as ir
 import pytest
 from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.onnx.session import open_session
-from outrider.export.graph.kv_export import POSITIONS_VALUE
 from outrider.export.graph.position_tables import is_position_table, tabulate_positions
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.graph.tracing.kv_export import POSITIONS_VALUE
 
 from scripts.check_parity import random_model
 

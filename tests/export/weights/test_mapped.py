@@ -9,7 +9,7 @@ import pytest
 import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import DEVICE_FILE, GROUPED_FILE, Bundle
-from outrider.export.certificate import parity
+from outrider.export.certificate import graph_runner
 from outrider.export.certificate.certify import certify
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
@@ -131,14 +131,14 @@ def test_large_weights_stay_in_their_file_while_graphs_are_certified(
     derive_grouped_graph(path)
     derive_device_graphs(path, "float16", with_trees=False)
     opened: list[bool] = []
-    open_session = parity.open_session
+    open_session = graph_runner.open_session
 
     def note(path: Path, **options: bool) -> object:
         opened.append(options["maps_weights"])
         return open_session(path, **options)
 
-    monkeypatch.setattr(parity, "open_session", note)
-    monkeypatch.setattr(parity, "_MOST_WIDENED_BYTES", 0)
+    monkeypatch.setattr(graph_runner, "open_session", note)
+    monkeypatch.setattr(graph_runner, "_MOST_WIDENED_BYTES", 0)
     limits = {"max_gamma": 4, "max_tree_nodes": 0, "tolerance": 0.25}
     found = certify(wide, path, checkpoint.facts, **limits)
     assert opened == [True] * 3

@@ -6,7 +6,7 @@ import pytest
 from outrider.engines.sampling.base import SamplingParams, TokenLogprobs, Verdict
 from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
 from outrider.runtime.core.params import FinishReason, Provenance, RequestSpec
-from outrider.runtime.core.request import Request, Speculation
+from outrider.runtime.core.request import SEPARATOR, Request, Speculation
 
 
 class LetterDecoder:
@@ -63,7 +63,7 @@ def test_the_lifecycle_is_its_table(state: State, happening: RequestEvent) -> No
 
 def test_ended_requests_never_change_again() -> None:
     assert not any(state in (State.FINISHED, State.FAILED) for state, _ in LIFECYCLE)
-    assert all((state, RequestEvent.ENDED_BY_ERROR) in LIFECYCLE for state in list(State)[:3])
+    assert all((state, RequestEvent.ENDED_BY_ERROR) in LIFECYCLE for state in list(State)[:4])
 
 
 def test_a_prompt_of_one_token_decodes_at_once() -> None:
@@ -217,3 +217,60 @@ def test_a_failed_request_has_ended() -> None:
     assert not made.has_ended
     made.fail()
     assert made.has_ended
+
+
+def sourced(prefix: Sequence[int] = (5,), **options: object) -> Request:
+    return request(prefix, source_tokens=(7, 8, 9), **options)
+
+
+def test_a_source_is_read_before_anything_is_computed() -> None:
+    made = sourced((5, 6))
+    assert (made.num_unread, made.draft_computed) == (3, -1)
+    made.admit(slot=0, order=0)
+    assert made.state is State.READING
+    made.lose_cache()
+    made.commit_read()
+    assert (made.state, made.num_unread) == (State.PREFILLING, 0)
+    with pytest.raises(IllegalTransition):
+        made.commit_read()
+    made.commit_prefill(1)
+    assert made.state is State.DECODING
+
+
+def test_a_prefix_of_one_token_decodes_once_the_source_is_read() -> None:
+    made = sourced()
+    made.admit(slot=0, order=0)
+    made.commit_read()
+    assert made.state is State.DECODING
+    assert made.draft_computed == -1
+
+
+def test_the_sampler_sees_the_decoders_text_and_drafters_the_source_before_it() -> None:
+    made = sourced()
+    made.admit(slot=0, order=0)
+    made.commit_read()
+    made.commit((), Verdict(num_accepted=0, next_token=2))
+    assert made.history.tolist() == made.undrafted.history.tolist() == [5, 2]
+    assert made.undrafted.num_prompt == 1
+    assert made.text.tolist() == [7, 8, 9, SEPARATOR, 5, 2]
+    assert made.num_output == 1
+    assert made.spec.num_prompt_tokens == 3
+
+
+def test_a_source_that_may_not_be_quoted_is_no_text() -> None:
+    made = sourced(source_is_quotable=False)
+    made.admit(slot=0, order=0)
+    assert made.text.tolist() == made.history.tolist() == [5]
+
+
+def test_a_lost_draft_cache_has_the_source_to_read_again() -> None:
+    made = sourced()
+    made.admit(slot=0, order=0)
+    made.commit_read()
+    made.commit_draft_cache(0)
+    assert made.draft_computed == 0
+    made.lose_draft_cache()
+    assert made.draft_computed == -1
+    plain = decoding()
+    plain.lose_draft_cache()
+    assert plain.draft_computed == 0

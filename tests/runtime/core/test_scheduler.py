@@ -25,6 +25,7 @@ class Row:
     num_remaining: int = 100
     gamma: int = 3
     order: int = 0
+    num_unread: int = 0
 
 
 @pytest.mark.parametrize(
@@ -211,3 +212,49 @@ def test_what_decodes_has_no_say_in_the_next_chunk() -> None:
     for decoding in (Row(5, 4), Row(8, 7, order=9, num_remaining=1)):
         assert plan_prefill([decoding, waiting], LIMITS) == Prefill(slot=1, lengths=(4,))
     assert plan_prefill([Row(5, 4)], LIMITS) is None
+
+
+READING = replace(LIMITS, read_tokens=64, prefill_rows=8, answers_prompts=True)
+
+
+def unread(num_tokens: int, *, order: int = 0, num_known: int = 1) -> Row:
+    return Row(num_known, 0, order=order, num_unread=num_tokens)
+
+
+def test_a_row_decodes_in_the_step_of_its_read_where_its_prefix_is_one_token() -> None:
+    plan = plan_step([unread(9, num_known=1), unread(9, num_known=2), Row(5, 4)], READING)
+    assert (plan.read, plan.prefill) == (range(2), None)
+    assert plan.gammas == (3, None, 3)
+
+
+def test_a_step_has_a_read_or_a_chunk_for_the_row_admitted_first() -> None:
+    rows = [Row(9, 0, order=1), unread(9, order=2)]
+    plan = plan_step(rows, READING)
+    assert (plan.read, plan.prefill) == (range(0), Prefill(slot=0, lengths=(4,)))
+    plan = plan_step([replace(rows[0], order=3), rows[1]], READING)
+    assert (plan.read, plan.prefill) == (range(1, 2), None)
+    assert plan.gammas == (None, 3)
+
+
+def test_a_row_that_has_read_goes_on_before_one_that_came_later_reads() -> None:
+    plan = plan_step([unread(9, order=2), Row(2, 0, order=1)], READING)
+    assert (plan.read, plan.prefill) == (range(0), Prefill(slot=1, lengths=(2,)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "read"),
+    [
+        ([30, 30, 30], range(2)),  # a third would make 90 tokens
+        ([100, 2, 2], range(1)),  # one is read whatever its length
+        ([2, 30, 2], range(1)),  # 28 tokens of padding are more than a call costs
+        ([2, 18, 2], range(3)),
+    ],
+)
+def test_sources_alike_are_read_together(lengths: list[int], read: range) -> None:
+    rows = [unread(length, order=order) for order, length in enumerate(lengths)]
+    assert plan_step(rows, READING).read == read
+
+
+def test_an_unread_row_is_fed_nothing() -> None:
+    rows = [Row(9, 0, order=1), unread(5, order=2, num_known=9), Row(9, 0, order=3)]
+    assert plan_prefill(rows, READING) == Prefill(slot=0, lengths=(4,))

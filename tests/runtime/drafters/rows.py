@@ -31,6 +31,7 @@ def row(
             history=np.array(history, dtype=np.int64),
             num_prompt=num_prompt,
         ),
+        text=np.array(history, dtype=np.int64),
         gamma=gamma,
         num_computed=0,
         key=key,

@@ -180,8 +180,8 @@ MUTANTS = {
     ),
     "a lost cache is taken for valid": (
         request,
-        "is State.PREFILLING\n        self.num_computed = 0",
-        "is State.PREFILLING",
+        "in (State.READING, State.PREFILLING)\n        self.num_computed = 0",
+        "in (State.READING, State.PREFILLING)",
         "a_failing_verification_spares",
     ),
 }

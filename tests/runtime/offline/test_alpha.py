@@ -10,6 +10,7 @@ from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.params import Prompt
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.text.ngram import UnigramDrafter
 from outrider.runtime.offline.alpha import Text, kept_of_token, measure_alphas, probs_of, text_of
@@ -116,5 +117,5 @@ def test_a_greedy_target_keeps_what_the_oracle_keeps_ties_included():
 
 
 def test_a_text_ends_with_its_first_end_token():
-    assert text_of((5, 1), (7, 1, 8, 1), (1, 2)) == Text((5, 1, 7, 1), 2)
-    assert text_of((5, 1), (7, 8), (1, 2)) == Text((5, 1, 7, 8), 2)
+    assert text_of(Prompt((5, 1)), (7, 1, 8, 1), (1, 2)) == Text((5, 1, 7, 1), 2)
+    assert text_of(Prompt((5, 1)), (7, 8), (1, 2)) == Text((5, 1, 7, 8), 2)

@@ -9,6 +9,7 @@ from outrider.engines.opening import open_engine
 from outrider.engines.sampling import adjust, block_judge, candidates, cpu_sampler, tree_judge
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.runtime.core.params import Prompt
 from outrider.runtime.oracle.block import emitted_probs_block
 from outrider.runtime.oracle.verification import emitted_probs
 from outrider.runtime.verify.command import SEVERE
@@ -32,7 +33,7 @@ def bench(tiny_bundle: Path) -> Bench:
         draft=draft,
         sampler=CpuSampler(max_batch=NUM_ROWS, max_gamma=RUN_GAMMA, vocab_size=vocab_size),
         num_rows=NUM_ROWS,
-        prompt=(215, 445, 492, 146, 58, 308, 341, 398),
+        prompt=Prompt((215, 445, 492, 146, 58, 308, 341, 398)),
         num_samples=1000,
         seed=0,
     )

@@ -61,6 +61,7 @@ def row(
             history=np.array(history, dtype=np.int64),
             num_prompt=1,
         ),
+        text=np.array(history, dtype=np.int64),
         gamma=gamma,
         num_computed=num_computed,
     )

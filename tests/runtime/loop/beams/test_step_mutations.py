@@ -126,7 +126,7 @@ MUTANTS = {
     ),
     "a prompt the draft model cannot hold": (
         search,
-        "request.num_prompt <= engines[1].limits.max_context",
+        "len(spec.prompt_tokens) <= limits.max_context",
         "True",
         "room",
     ),

@@ -1,8 +1,8 @@
-"""The cache and the attention function that make an unmodified Transformers decoder canonical.
+"""The cache and the attention function that make an unmodified Transformers model canonical.
 
 The ``Cache`` writes each row's new keys and values at that row's position (ONNX TensorScatter). The attention
-function reads the cache up to each row's length (ONNX Attention). Both are custom operators that run in PyTorch too.
-No architecture is known by name.
+function reads keys up to each row's length (ONNX Attention), causally where the module says so. Both are custom
+operators that run in PyTorch too. No architecture is known by name.
 
 Lengths are passed as a 4-dimensional ``attention_mask`` [B, 1, 1, 1] int64, which Transformers hands to the attention
 function unchanged, for every architecture.
@@ -12,7 +12,8 @@ Source: ONNX operators TensorScatter-24 and Attention-24.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ ATTENTION_NAME = "outrider_kv"
 POSITIONS_VALUE = "span_positions"
 
 # Arguments of an attention function that change its result and that the graph cannot express yet.
-_REFUSED_ARGUMENTS = ("s_aux", "sinks", "head_mask", "position_bias", "alibi", "cu_seq_lens_q")
+_REFUSED_ARGUMENTS = ("s_aux", "sinks", "head_mask", "alibi", "cu_seq_lens_q")
 
 
 class UnsupportedAttentionError(Exception):
@@ -48,17 +49,26 @@ def _(past: Tensor, update: Tensor, start: Tensor) -> Tensor:
 
 @torch.library.custom_op("outrider::attend", mutates_args=())
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, scale: float, softcap: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor,
+    scale: float,
+    softcap: float,
+    is_causal: bool,
 ) -> Tensor:
-    """Return grouped-query attention [B, Hq, T, Dv], causal from each row's end.
+    """Return grouped-query attention [B, Hq, T, Dv] over each row's keys, causal from the row's end or over all.
 
     Args:
-        query: [B, Hq, T, D]; its last token is token ``lengths[b] - 1`` of row b.
+        query: [B, Hq, T, D]; where causal, its last token is token ``lengths[b] - 1`` of row b.
         key: [B, H, S, D], valid up to ``lengths[b]``.
         value: [B, H, S, Dv].
+        bias: [1 or B, Hq, T, S], added to the scaled scores; None for none.
         lengths: [B] int64.
         scale: factor on the scores.
         softcap: c of c * tanh(score / c); 0 is off.
+        is_causal: whether a token sees no later ones.
     """
     groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, dim=1)
@@ -66,8 +76,12 @@ def attend(
     scores = (query @ key.transpose(2, 3)) * scale
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
     num_tokens, capacity = query.shape[2], key.shape[2]
-    last = lengths[:, None] - num_tokens + torch.arange(num_tokens, device=query.device)
+    last = lengths[:, None].expand(-1, num_tokens) - 1
+    if is_causal:
+        last = last - num_tokens + 1 + torch.arange(num_tokens, device=query.device)
     is_seen = torch.arange(capacity, device=query.device) <= last[:, :, None]
     scores = scores.masked_fill(~is_seen[:, None], float("-inf"))
     return scores.softmax(dim=-1) @ value
@@ -75,14 +89,21 @@ def attend(
 
 @attend.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, scale: float, softcap: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    lengths: Tensor,
+    scale: float,
+    softcap: float,
+    is_causal: bool,
 ) -> Tensor:
     return query.new_empty(query.shape[:3] + value.shape[3:])
 
 
 @torch.library.custom_op("outrider::span_positions", mutates_args=())
 def span_positions(start: Tensor, tokens: Tensor, last: int) -> Tensor:
-    """Return positions [B, T] int64 of a span [B, T] that begins at start [B], none above ``last``.
+    """Return positions [B, T] int64 of spans of the width of tokens [., T], from start [B] on, none above ``last``.
 
     An operator of its own, so that the graph has one value that a tree's positions can replace.
     """
@@ -92,7 +113,8 @@ def span_positions(start: Tensor, tokens: Tensor, last: int) -> Tensor:
 
 @span_positions.register_fake
 def _(start: Tensor, tokens: Tensor, last: int) -> Tensor:
-    return torch.empty_like(tokens)
+    # One start for all rows is no axis that varies.
+    return torch.empty_like(tokens[:1] if isinstance(start.shape[0], int) else tokens)
 
 
 # As Any: the types of these functions know tensors, and what is traced here is none.
@@ -113,10 +135,26 @@ def _onnx_scatter(past: Any, update: Any, start: Any) -> Any:
 
 
 def _onnx_attend(
-    query: Any, key: Any, value: Any, lengths: Any, scale: float, softcap: float
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    lengths: Any,
+    scale: float,
+    softcap: float,
+    is_causal: bool,
 ) -> Any:
     output, _, _, _ = _ONNX.Attention(
-        query, key, value, None, None, None, lengths, is_causal=1, scale=scale, softcap=softcap
+        query,
+        key,
+        value,
+        bias,
+        None,
+        None,
+        lengths,
+        is_causal=int(is_causal),
+        scale=scale,
+        softcap=softcap,
     )
     return output
 
@@ -159,13 +197,17 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     _check_arguments(attention_mask, kwargs)
     assert attention_mask is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(kwargs.get("softcap") or 0.0)
-    output = attend(query, key, value, attention_mask.reshape(-1), scale, softcap)
+    lengths = attention_mask.reshape(-1)
+    # As PyTorch's own: a module that does not say so is causal.
+    is_causal = bool(getattr(module, "is_causal", True))
+    output = attend(query, key, value, position_bias, lengths, scale, softcap, is_causal)
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -180,7 +222,7 @@ def _check_arguments(attention_mask: Tensor | None, arguments: Mapping[str, Any]
 AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
-class _GatheringHead(nn.Module):
+class GatheringHead(nn.Module):
     """Vocabulary projection of the wanted columns only."""
 
     def __init__(self, head: nn.Module) -> None:
@@ -195,21 +237,28 @@ class _GatheringHead(nn.Module):
         return self.head(hidden.gather(1, index))
 
 
+@contextmanager
+def taken_over(model: PreTrainedModel) -> Iterator[GatheringHead]:
+    """Give a model the canonical attention function and a head of wanted columns, and its own back at the end."""
+    old_attention, old_head = model.config._attn_implementation, model.get_output_embeddings()
+    head = GatheringHead(old_head)
+    model.set_output_embeddings(head)
+    model.set_attn_implementation(ATTENTION_NAME)
+    try:
+        yield head
+    finally:
+        model.set_output_embeddings(old_head)
+        model.set_attn_implementation(old_attention)
+
+
 class CanonicalDecoder(nn.Module):
-    """A decoder with the tensor interface of the canonical graph.
+    """A decoder that was ``taken_over``, with the tensor interface of the canonical graph."""
 
-    Takes over the model: its attention function and its head are replaced until ``release``.
-    """
-
-    def __init__(self, model: PreTrainedModel, *, max_position: int) -> None:
+    def __init__(self, model: PreTrainedModel, head: GatheringHead, *, max_position: int) -> None:
         super().__init__()
-        self.max_position = max_position
-        self._old_attention = model.config._attn_implementation
-        self._old_head = model.get_output_embeddings()
-        self._gathering = _GatheringHead(self._old_head)
-        model.set_output_embeddings(self._gathering)
-        model.set_attn_implementation(ATTENTION_NAME)
+        self._gathering = head
         self.model = model
+        self.max_position = max_position
 
     def forward(
         self,
@@ -240,8 +289,3 @@ class CanonicalDecoder(nn.Module):
             use_cache=True,
         )
         return output.logits, cache.keys, cache.values
-
-    def release(self) -> None:
-        """Restore the model's own attention and head."""
-        self.model.set_output_embeddings(self._old_head)
-        self.model.set_attn_implementation(self._old_attention)

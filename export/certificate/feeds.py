@@ -1,0 +1,92 @@
+"""Inputs of a graph's calls, for whatever runs a graph outside of an engine: checks and calibration.
+
+A graph's inputs are those that its session names, so one maker serves the canonical graph, ``encode.onnx``,
+``grouped.onnx``, those of trees and those of accelerators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from outrider.engines.base import FloatArray, IntArray
+from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle.text2text import SOURCE, SOURCE_LENGTH
+from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
+from outrider.export.checkpoint import ModelFacts
+from outrider.export.weights.half_products import is_cache, is_source_cache
+
+# Of caches beyond what was written.
+_UNREAD = 7.0
+Feeds = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What an encoder reads, a row per row of a call.
+
+    Attributes:
+        tokens: [B, L] int64; what lies beyond a row's length is padding.
+        lengths: [B] int64, at least 1.
+    """
+
+    tokens: IntArray
+    lengths: IntArray
+
+    def feeds(self) -> Feeds:
+        """Return the inputs of ``encode.onnx`` but its caches."""
+        return {SOURCE: self.tokens, SOURCE_LENGTH: self.lengths}
+
+
+class GraphFeeds:
+    """Makes inputs by name for a session of ONNX Runtime over one graph of a model.
+
+    Args:
+        session: over the graph.
+        facts: of its model.
+    """
+
+    def __init__(self, session: Any, facts: ModelFacts) -> None:
+        self._shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+        self._packed = PackedGraph.of(
+            self._shapes, num_kv_heads=facts.num_kv_heads, last=facts.max_position - 1
+        )
+
+    def caches(self, batch: int, capacity: int) -> dict[str, FloatArray]:
+        """Return caches [B, H, S, D] float32 by name, in the order of the graph's inputs and outputs.
+
+        They hold no zeros: a graph must not see what lies beyond a row's length.
+        """
+        return self._unread(is_cache, batch, capacity)
+
+    def source_caches(self, batch: int, capacity: int) -> dict[str, FloatArray]:
+        """Return caches of sources [B, H, Sx, D] float32 likewise; none for a decoder-only model."""
+        return self._unread(is_source_cache, batch, capacity)
+
+    def span(self, tokens: IntArray, start: IntArray, *, capacity: int) -> Feeds:
+        """Return all inputs for a span whose logits are all wanted, but caches and what belongs to sources.
+
+        Args:
+            tokens: [B, T] int64; a graph of packed rows gets them as [1, B * T].
+            start: [B] int64, tokens of each row that are cached.
+            capacity: S of the caches.
+        """
+        if self._packed is not None:
+            return packed_feeds(self._packed, tokens, start, capacity=capacity)
+        columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
+        feeds = {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
+        if bundle.LENGTHS in self._shapes:
+            feeds[bundle.LENGTHS] = start + tokens.shape[1]
+        return feeds
+
+    def _unread(
+        self, is_wanted: Callable[[str], bool], batch: int, capacity: int
+    ) -> dict[str, FloatArray]:
+        return {
+            name: np.full((batch, shape[1], capacity, shape[3]), _UNREAD, np.float32)
+            for name, shape in self._shapes.items()
+            if is_wanted(name)
+        }

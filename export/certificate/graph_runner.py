@@ -1,0 +1,117 @@
+"""A graph on ONNX Runtime with its caches as arrays: how checks and calibration run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from outrider.engines.base import FloatArray, IntArray
+from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle.text2text import ENCODE_FILE, SOURCE_LENGTH
+from outrider.engines.onnx.session import open_session
+from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
+from outrider.export.certificate.twin import HALF_KINDS, twin_of
+from outrider.export.checkpoint import ModelFacts
+
+# Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened
+# in every call, which is slower and by other kernels: bits differ from those served.
+_MOST_WIDENED_BYTES = 256 << 20
+
+
+class GraphRunner:
+    """A graph on ONNX Runtime with caches held as arrays; for checks, not for serving.
+
+    A graph that computes in 16 bits is run by its twin. With ``exact_blocks`` products with blocks of integers are
+    float32, else as they are served.
+
+    Of a model with an encoder, a source per row is read before the first extend.
+
+    Attributes:
+        caches: [B, H, S, D] float32 by name, as after the last run.
+        source_caches: [B, H, Sx, D] float32 by name, as after the last read; empty for a decoder-only model.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        facts: ModelFacts,
+        *,
+        batch: int,
+        capacity: int,
+        source_capacity: int = 0,
+        maps_weights: bool = True,
+        exact_blocks: bool = False,
+    ) -> None:
+        self._session = open_graph(path, maps_weights=maps_weights, exact_blocks=exact_blocks)
+        self._encoder: Any = None
+        if facts.source is not None:
+            self._encoder = open_graph(
+                path.with_name(ENCODE_FILE), maps_weights=maps_weights, exact_blocks=exact_blocks
+            )
+        self._feeds = GraphFeeds(self._session, facts)
+        self._sizes = batch, capacity, source_capacity
+        self.forget()
+
+    def forget(self) -> None:
+        """Start again with caches as at the beginning."""
+        batch, capacity, source_capacity = self._sizes
+        self.caches = self._feeds.caches(batch, capacity)
+        self.source_caches = self._feeds.source_caches(batch, source_capacity)
+        self._source_lengths: Feeds = {}
+
+    @property
+    def attended(self) -> Feeds:
+        """Inputs of every extend that say what was read; none for a decoder-only model."""
+        return {**self._source_lengths, **self.source_caches}
+
+    def read(self, sources: Sources | None) -> None:
+        """Read a source per row; None, of decoder-only models, reads none."""
+        if sources is not None:
+            written = _run(self._encoder, {**sources.feeds(), **self.source_caches})
+            self.source_caches = {name: written[f"new_{name}"] for name in self.source_caches}
+            self._source_lengths = {SOURCE_LENGTH: sources.lengths}
+
+    def widen_sources(self, count: int) -> None:
+        """Give the caches of sources so many columns more, with garbage in them."""
+        batch, _, capacity = self._sizes
+        wider = self._feeds.source_caches(batch, capacity + count)
+        for name, held in self.source_caches.items():
+            wider[name][:, :, : held.shape[2]] = held
+        self.source_caches = wider
+
+    def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
+        """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
+        feeds = self._feeds.span(tokens, start, capacity=self._sizes[1])
+        return self.run(self._session, feeds).reshape(*tokens.shape, -1)
+
+    def run(self, session: Any, feeds: Feeds) -> FloatArray:
+        """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""
+        found = _run(session, {**feeds, **self.caches, **self.attended})
+        self.caches = {name: found[f"new_{name}"] for name in self.caches}
+        return found[bundle.LOGITS]
+
+
+def _run(session: Any, feeds: Feeds) -> dict[str, FloatArray]:
+    """Return the outputs of a session by name."""
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = False) -> Any:
+    """Return a session over a graph, or over its twin where it computes in 16 bits; caches are float32.
+
+    Weights that are large and of 16 bits may stay in their file.
+    """
+    data = path.with_name(f"{bundle.MODEL_FILE}.data")
+    is_large = data.exists() and data.stat().st_size > _MOST_WIDENED_BYTES
+    if maps_weights:
+        constants = ir.load(path).graph.initializers.values()
+        maps_weights = is_large and any(value.dtype in HALF_KINDS for value in constants)
+    return open_session(
+        twin_of(path, float32_caches=True) or path,
+        weights_folder=path.parent,
+        copies_caches=True,
+        maps_weights=maps_weights,
+        exact_blocks=exact_blocks,
+    )

@@ -1,0 +1,210 @@
+"""Cases of a bundle's certificate: scripts of extends, what they are fed, and what a reference answers.
+
+The extends of a case run over fresh caches, ragged, rolled back or one token wide. Where the model has an encoder a
+source per row is read first, of three lengths in one batch; some cases are about sources alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from outrider.engines.base import FloatArray, IntArray
+from outrider.export.certificate.feeds import Sources
+from outrider.export.certificate.graph_runner import GraphRunner
+from outrider.export.certificate.reference import LogitsOfSequences
+from outrider.export.checkpoint import ModelFacts
+
+_BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
+# Of the rows of a batch.
+_SOURCE_LENGTHS = (17, 5, 11)
+# Of cases about reading: calls of one and two columns have kernels of their own.
+_READ_LENGTHS = (1, 2, 17)
+# Longer ones are read as those of this length are: relative distances end at 128.
+_LONGEST_SOURCE = 512
+_STALE_COLUMNS, _MORE_COLUMNS = 8, 8
+# Beyond the distances that biases of attention tell apart.
+_LONG_TEXT = 144
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extend:
+    """One extend of every row, by ``num_tokens`` of its sequence [n] from ``start`` on."""
+
+    sequences: IntArray
+    start: IntArray
+    num_tokens: int
+    is_compared: bool = True
+
+    def run(self, runner: GraphRunner) -> FloatArray:
+        """Return the graph's logits [B, num_tokens, V]."""
+        spans = np.take_along_axis(self.sequences, self._columns(), axis=1)
+        return runner.extend(spans, self.start)
+
+    def expected(self, reference: LogitsOfSequences, sources: Sources | None) -> FloatArray:
+        """Return the reference's logits [B, num_tokens, V] where rows attend to ``sources``."""
+        columns = self._columns()
+        whole = reference.logits(self.sequences[:, : int(columns.max()) + 1], sources)
+        return np.take_along_axis(whole, columns[:, :, None], axis=1)
+
+    def _columns(self) -> IntArray:
+        return self.start[:, None] + np.arange(self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Extends over fresh caches.
+
+    Attributes:
+        extends: in order.
+        sources: read before them; None for decoder-only models.
+        former: read before those, by requests that had the rows before.
+        more_columns: of the cache of sources, added before the last extend.
+    """
+
+    extends: Sequence[Extend]
+    sources: Sources | None = None
+    former: Sources | None = None
+    more_columns: int = 0
+
+    def run(self, runner: GraphRunner) -> Iterator[tuple[Extend, FloatArray]]:
+        """Yield the extends that are compared, with the graph's logits [B, num_tokens, V]."""
+        runner.forget()
+        runner.read(self.former)
+        runner.read(self.sources)
+        for number, extend in enumerate(self.extends, start=1):
+            if self.more_columns and number == len(self.extends):
+                runner.widen_sources(self.more_columns)
+            logits = extend.run(runner)
+            if extend.is_compared:
+                yield extend, logits
+
+
+def parity_cases(facts: ModelFacts, max_gamma: int, seed: int) -> dict[str, Case]:
+    """Return all cases of a graph that extends chains, by name."""
+    prompts, sources = certified_prompts(facts, max_gamma, seed), certified_sources(facts, seed)
+    scripts = {
+        "prefill": [_extend(prompts, 0, _PREFILL)],
+        "single_token": _continue(prompts, 1),
+        "verify": _continue(prompts, max_gamma + 1),
+        "ragged": _ragged(prompts),
+        "rollback": _rollback(prompts, max_gamma + 1),
+    }
+    cases = {name: Case(extends=script, sources=sources) for name, script in scripts.items()}
+    return {**cases, **_source_cases(facts, prompts, cases["verify"], seed)}
+
+
+def certified_prompts(facts: ModelFacts, max_gamma: int, seed: int = 0) -> IntArray:
+    """Return the sequences [B, n] int64 that all cases take their tokens from."""
+    length = _PREFILL + max_gamma + 1 + _NUM_EXTRA
+    return draw_tokens(facts, np.random.default_rng(seed), (_BATCH, length))
+
+
+def certified_sources(facts: ModelFacts, seed: int = 0) -> Sources | None:
+    """Return the sources of all cases that are not about them; None for decoder-only models."""
+    return draw_sources(facts, _SOURCE_LENGTHS, seed)
+
+
+def draw_tokens(
+    facts: ModelFacts, generator: np.random.Generator, shape: tuple[int, ...]
+) -> IntArray:
+    """Return random tokens int64 of the decoder's vocabulary."""
+    return _draw(facts, generator, shape, facts.vocab_size)
+
+
+def draw_sources(facts: ModelFacts, lengths: Sequence[int], seed: int) -> Sources | None:
+    """Return random sources of these lengths, cut to what the model knows; behind them stand more tokens."""
+    if facts.source is None:
+        return None
+    cut = np.minimum(np.array(lengths, np.int64), facts.source.max_source)
+    shape = len(lengths), int(cut.max())
+    tokens = _draw(facts, np.random.default_rng([seed, *lengths]), shape, facts.source.vocab_size)
+    return Sources(tokens=tokens, lengths=cut)
+
+
+def most_columns(facts: ModelFacts, max_gamma: int) -> int:
+    """Return the columns of a cache that all cases fit in; none writes the last."""
+    needed = _PREFILL + max_gamma + 1 + 2 * _NUM_EXTRA
+    return needed if facts.source is None else max(needed, _LONG_TEXT)
+
+
+def most_source_columns(facts: ModelFacts) -> int:
+    """Return the columns of a cache of sources that all cases fit in; 0 for decoder-only models."""
+    if facts.source is None:
+        return 0
+    return max(_longest(facts), max(_SOURCE_LENGTHS) + _STALE_COLUMNS)
+
+
+def _longest(facts: ModelFacts) -> int:
+    assert facts.source is not None
+    return min(facts.source.max_source, _LONGEST_SOURCE)
+
+
+def _draw(
+    facts: ModelFacts, generator: np.random.Generator, shape: tuple[int, ...], size: int
+) -> IntArray:
+    if facts.source is None or facts.pad_token_id is None:
+        return generator.integers(0, size, shape, dtype=np.int64)
+    # Some models count positions by the tokens that are no padding, even inside of texts.
+    tokens = generator.integers(0, size - 1, shape, dtype=np.int64)
+    return tokens + (tokens >= facts.pad_token_id)
+
+
+def _source_cases(
+    facts: ModelFacts, prompts: IntArray, verify: Case, seed: int
+) -> Mapping[str, Case]:
+    """Return cases of models with an encoder alone.
+
+    They are about sources: their lengths, rows that had longer ones before, a cache that grows; and about a long text.
+    """
+    if facts.source is None:
+        return {}
+    few = [_extend(prompts, 0, 4)]
+    length = min(facts.max_position, _LONG_TEXT)
+    long = draw_tokens(facts, np.random.default_rng([seed, length]), (_BATCH, length))
+    longest = (_longest(facts), 2, max(_SOURCE_LENGTHS))
+    lengths = {f"read_{count}": (count,) * _BATCH for count in _READ_LENGTHS}
+    lengths |= {"read_longest": longest}
+    reads = {
+        name: Case(extends=few, sources=draw_sources(facts, each, seed))
+        for name, each in lengths.items()
+    }
+    longer = [length + _STALE_COLUMNS for length in _SOURCE_LENGTHS]
+    return {
+        **reads,
+        "long_text": replace(verify, extends=[_extend(long, 0, length)]),
+        "source_reused": replace(verify, former=draw_sources(facts, longer, seed)),
+        "source_widened": replace(verify, more_columns=_MORE_COLUMNS),
+    }
+
+
+def _extend(sequences: IntArray, start: int, num_tokens: int) -> Extend:
+    starts = np.full(len(sequences), start, np.int64)
+    return Extend(sequences=sequences, start=starts, num_tokens=num_tokens)
+
+
+def _continue(prompts: IntArray, num_tokens: int) -> list[Extend]:
+    return [_extend(prompts, 0, _PREFILL), _extend(prompts, _PREFILL, num_tokens)]
+
+
+def _ragged(prompts: IntArray) -> list[Extend]:
+    """Compare rows of different lengths; the first prefill leaves padding beyond each row's end."""
+    lengths = _PREFILL - 2 * np.arange(len(prompts), dtype=np.int64)
+    least = int(lengths.min())
+    return [
+        replace(_extend(prompts[:, ::-1].copy(), 0, _PREFILL), is_compared=False),
+        _extend(prompts, 0, least),
+        _extend(prompts, least, _PREFILL - least),
+        Extend(sequences=prompts, start=lengths, num_tokens=4),
+    ]
+
+
+def _rollback(prompts: IntArray, num_tokens: int) -> list[Extend]:
+    """Write a span, truncate each row at another place, write other tokens and compare."""
+    kept = _PREFILL + np.arange(len(prompts), dtype=np.int64) % num_tokens
+    others = prompts.copy()
+    for row, start in enumerate(kept):
+        others[row, start:] = prompts[row, start:][::-1]
+    rewritten = Extend(sequences=others, start=kept, num_tokens=num_tokens)
+    return [*_continue(prompts, num_tokens), rewritten]

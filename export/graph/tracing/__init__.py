@@ -1,0 +1,1 @@
+"""What makes an unmodified Transformers model traceable to the canonical graphs."""

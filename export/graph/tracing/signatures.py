@@ -1,0 +1,95 @@
+"""What the canonical graphs take and answer: names in order, axes that vary, and an example to trace with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import text2text
+from outrider.export.checkpoint import ModelFacts, SourceFacts
+from torch import Tensor
+
+_BATCH, _TOKENS, _CAPACITY, _WANTED, _LENGTH, _MEMORY = (
+    torch.export.Dim(name, min=1, max=1 << 20)
+    for name in ("batch", "tokens", "capacity", "wanted", "length", "memory")
+)
+# Sizes of the traced example; distinct and above 1, so that no axis is taken for a constant.
+_SIZES = {_BATCH: 2, _TOKENS: 5, _CAPACITY: 11, _WANTED: 3, _LENGTH: 7, _MEMORY: 13}
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Tensors of a graph.
+
+    Attributes:
+        example: arguments of the traced module; lists where it takes one tensor per layer.
+        axes: of every argument, those that vary.
+        inputs: names, one per tensor of the example.
+        outputs: names.
+    """
+
+    example: tuple[Any, ...]
+    axes: tuple[Any, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def decoder_signature(facts: ModelFacts) -> Signature:
+    """Return the tensors of ``model.onnx``, of a decoder-only model or beside an encoder."""
+    layers = range(facts.num_layers)
+    sizes = facts.num_layers, facts.num_kv_heads, facts.head_size, _CAPACITY
+    cache_axes = [{0: _BATCH, 2: _CAPACITY}] * facts.num_layers
+    example: list[Any] = [
+        _ones(_BATCH, _TOKENS),
+        torch.arange(_SIZES[_BATCH]),
+        _ones(_BATCH, _WANTED),
+        _caches(*sizes),
+        _caches(*sizes),
+    ]
+    axes: list[Any] = [{0: _BATCH, 1: _TOKENS}, {0: _BATCH}, {0: _BATCH, 1: _WANTED}]
+    axes += [cache_axes, cache_axes]
+    inputs = [bundle.TOKENS, bundle.START, bundle.LOGIT_POSITIONS]
+    inputs += [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
+    outputs = [bundle.LOGITS, *map(bundle.new_key_name, layers)]
+    outputs += map(bundle.new_value_name, layers)
+    if facts.source is not None:
+        example.insert(3, _ones(_BATCH))
+        axes.insert(3, {0: _BATCH})
+        inputs.insert(3, text2text.SOURCE_LENGTH)
+        memory, memory_axes, names = _memory(facts, facts.source)
+        example += memory
+        axes += memory_axes
+        inputs += names
+    return Signature(tuple(example), tuple(axes), tuple(inputs), tuple(outputs))
+
+
+def encode_signature(facts: ModelFacts, source: SourceFacts) -> Signature:
+    """Return the tensors of ``encode.onnx``."""
+    memory, memory_axes, names = _memory(facts, source)
+    return Signature(
+        (_ones(_BATCH, _LENGTH), _ones(_BATCH), *memory),
+        ({0: _BATCH, 1: _LENGTH}, {0: _BATCH}, *memory_axes),
+        (text2text.SOURCE, text2text.SOURCE_LENGTH, *names),
+        tuple(f"new_{name}" for name in names),
+    )
+
+
+def _memory(facts: ModelFacts, source: SourceFacts) -> tuple[list[Any], list[Any], list[str]]:
+    """Return examples, axes and names of the caches of sources: all keys, then all values."""
+    layers = range(facts.num_layers)
+    sizes = facts.num_layers, source.num_heads, source.head_size, _MEMORY
+    axes = [{0: _BATCH, 2: _MEMORY}] * facts.num_layers
+    names = [text2text.cross_key_name(layer) for layer in layers]
+    names += [text2text.cross_value_name(layer) for layer in layers]
+    return [_caches(*sizes), _caches(*sizes)], [axes, axes], names
+
+
+def _caches(num_layers: int, num_heads: int, head_size: int, capacity: Any) -> list[Tensor]:
+    shape = (_SIZES[_BATCH], num_heads, _SIZES[capacity], head_size)
+    return [torch.zeros(shape) for _ in range(num_layers)]
+
+
+def _ones(*axes: Any) -> Tensor:
+    return torch.ones([_SIZES[axis] for axis in axes], dtype=torch.int64)

@@ -1,0 +1,85 @@
+"""The tokens of a pair: one vocabulary for both models, and the tokenizers that a bundle gets."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.engines.bundle.text2text import TextToText
+from outrider.export.checkpoint import Checkpoint
+from outrider.export.tokenizers.text2text import read_tokenizers, write_tokenizers
+from tokenizers import Tokenizer
+
+
+def check_tokens(checkpoints: Mapping[str, Checkpoint]) -> None:
+    """Refuse tokenizers with ids beyond a vocabulary, and a draft's that differ from the target's.
+
+    Args:
+        checkpoints: of the target and, behind it, of the draft if there is one.
+
+    Raises:
+        BundleError: names the first id that differs, or a tokenizer that is missing.
+    """
+    (answers, sources), *of_draft = (_tokenizers(one) for one in checkpoints.values())
+    for draft_answers, draft_sources in of_draft:
+        _check_same_tokens(answers, draft_answers)
+        if sources is not None and draft_sources is not None:
+            _check_same_tokens(sources, draft_sources)
+
+
+def _tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer, Tokenizer | None]:
+    """Return a checkpoint's tokenizers of answers and, where it has an encoder, of sources."""
+    if checkpoint.facts.source is None:
+        return _checked_tokenizer(checkpoint), None
+    return read_tokenizers(checkpoint.path).tokenizers()
+
+
+def write_texts(target: Checkpoint, root: Path) -> TextToText | None:
+    """Write the target's tokenizers to a bundle's folder; return how its texts become tokens, if it has an encoder.
+
+    Raises:
+        BundleError: a tokenizer cannot be converted, or nothing says what an answer begins with.
+    """
+    if target.facts.source is not None:
+        return write_tokenizers(target.path, target.config, root)
+    shutil.copyfile(target.path / TOKENIZER_FILE, root / TOKENIZER_FILE)
+    return None
+
+
+def _checked_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """Return the checkpoint's tokenizer, all of whose ids have a logit.
+
+    Raises:
+        BundleError: no tokenizer.json, or an id beyond the model's vocabulary.
+    """
+    path = checkpoint.path / TOKENIZER_FILE
+    if not path.is_file():
+        raise BundleError(f"{checkpoint.path.name}: {TOKENIZER_FILE} is missing")
+    tokenizer = Tokenizer.from_file(str(path))
+    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        if index >= checkpoint.facts.vocab_size:
+            raise BundleError(
+                f"{checkpoint.path.name}: token {token!r} has id {index}, but the model's "
+                f"vocabulary ends at {checkpoint.facts.vocab_size - 1}"
+            )
+    return tokenizer
+
+
+def _check_same_tokens(target: Tokenizer, draft: Tokenizer) -> None:
+    """Refuse a draft whose ids stand for other tokens than the target's.
+
+    Raises:
+        BundleError: names the first id that differs.
+    """
+    target_tokens = {index: token for token, index in target.get_vocab().items()}
+    draft_tokens = {index: token for token, index in draft.get_vocab().items()}
+    for index in sorted(target_tokens.keys() | draft_tokens.keys()):
+        ours, theirs = target_tokens.get(index), draft_tokens.get(index)
+        if ours != theirs:
+            raise BundleError(
+                f"target and draft have different vocabularies: id {index} is {ours!r} in the "
+                f"target and {theirs!r} in the draft; use a draft of the target's family"
+            )

@@ -1,0 +1,138 @@
+"""A small canonical encoder-decoder model written operator by operator: ``encode.onnx`` and ``model.onnx``."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+from outrider.engines.bundle.files import hash_files
+from outrider.engines.bundle.manifest import (
+    LOGIT_POSITIONS,
+    LOGITS,
+    START,
+    TOKENS,
+    load_bundle,
+    past_names,
+    present_names,
+    write_manifest,
+)
+from outrider.engines.bundle.text2text import (
+    SOURCE,
+    SOURCE_LENGTH,
+    SourceEntry,
+    TextToText,
+    cross_key_name,
+    cross_past_names,
+    cross_present_names,
+    cross_value_name,
+)
+
+from tests.engines import handmade
+from tests.engines.handmade import HEAD_SIZE, KV_HEADS, LAYERS, WIDTH, Decoder, V
+
+SOURCE_V, MAX_SOURCE, MAX_BATCH, SOURCE_HEADS = 32, 150, 8, 4
+INTS, FLOATS = TensorProto.INT64, TensorProto.FLOAT
+
+
+class Answerer(Decoder):
+    """The decoder, each of whose layers attends to the source too."""
+
+    def layer(self, x: str, layer: int, ends: str) -> str:
+        x = super().layer(x, layer, ends)
+        query = self.heads(self.norm(x, f"cross_norm.{layer}"), f"cross_q.{layer}", SOURCE_HEADS)
+        mixed = self.add(
+            "Attention", query, cross_key_name(layer), cross_value_name(layer), "", "", "", SOURCE_LENGTH
+        )  # fmt: skip
+        return self.projected(x, mixed, f"cross_o.{layer}")
+
+    def projected(self, x: str, mixed: str, name: str) -> str:
+        mixed = self.add("Transpose", mixed, perm=[0, 2, 1, 3])
+        mixed = self.add("Reshape", mixed, self.ints(f"{name}.shape", 0, 0, WIDTH))
+        return self.add("Add", x, self.add("MatMul", mixed, self.weight(name, WIDTH, WIDTH)))
+
+    def _model(self) -> onnx.ModelProto:
+        texts = ["batch", self._kv_heads, "capacity", HEAD_SIZE]
+        info = helper.make_tensor_value_info
+        return self.model_of(
+            [
+                info(TOKENS, INTS, ["batch", "tokens"]),
+                info(START, INTS, ["batch"]),
+                info(LOGIT_POSITIONS, INTS, ["batch", "wanted"]),
+                info(SOURCE_LENGTH, INTS, ["batch"]),
+                *(info(name, FLOATS, texts) for name in past_names(LAYERS)),
+                *(info(name, FLOATS, source_shape()) for name in cross_past_names(LAYERS)),
+            ],
+            [
+                info(LOGITS, FLOATS, ["batch", "wanted", V]),
+                *(info(name, FLOATS, texts) for name in present_names(LAYERS)),
+            ],
+        )
+
+    def model_of(
+        self, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]
+    ) -> onnx.ModelProto:
+        graph = helper.make_graph(self.nodes, "handmade", inputs, outputs, self.weights)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
+
+
+class Encoder(Answerer):
+    """A layer of attention in both directions, then what each layer of the decoder attends to."""
+
+    def build(self) -> onnx.ModelProto:
+        x = self.add("Gather", self.weight("embedding", SOURCE_V, WIDTH), SOURCE)
+        h = self.norm(x, "norm")
+        query, key, value = (self.heads(h, name, SOURCE_HEADS) for name in "qkv")
+        x = self.projected(
+            x, self.add("Attention", query, key, value, "", "", "", SOURCE_LENGTH), "o"
+        )
+        h = self.norm(x, "last_norm")
+        zeros = self.add("Sub", SOURCE_LENGTH, SOURCE_LENGTH)
+        names = zip(cross_past_names(LAYERS), cross_present_names(LAYERS), strict=True)
+        for past, present in names:
+            self.add("TensorScatter", past, self.heads(h, f"to.{past}", SOURCE_HEADS), zeros, out=present)  # fmt: skip
+        info = helper.make_tensor_value_info
+        return self.model_of(
+            [
+                info(SOURCE, INTS, ["batch", "length"]),
+                info(SOURCE_LENGTH, INTS, ["batch"]),
+                *(info(name, FLOATS, source_shape()) for name in cross_past_names(LAYERS)),
+            ],
+            [info(name, FLOATS, source_shape()) for name in cross_present_names(LAYERS)],
+        )
+
+
+def source_shape() -> list[str | int]:
+    return ["batch", SOURCE_HEADS, "source_capacity", HEAD_SIZE]
+
+
+def write_source_bundle(root: Path, *, nan_token: int | None = None) -> Path:
+    """A bundle of the handmade model; the source's token ``nan_token`` is embedded as NaN."""
+    handmade.write_bundle(root)
+    for name, made in (
+        ("model", Answerer(None, KV_HEADS)),
+        ("encode", Encoder(nan_token, KV_HEADS)),
+    ):
+        path = root / "target" / f"{name}.onnx"
+        onnx.save(onnx.shape_inference.infer_shapes(made.build()), path)
+    (root / "manifest.json").unlink()
+    manifest = handmade.manifest_of(root)
+    source = SourceEntry(
+        num_heads=SOURCE_HEADS,
+        head_size=HEAD_SIZE,
+        max_source=MAX_SOURCE,
+        vocab_size=SOURCE_V,
+        hidden_size=WIDTH,
+    )
+    manifest = replace(
+        manifest,
+        target=replace(manifest.target, source=source),
+        max_batch=MAX_BATCH,
+        files=hash_files(root),
+        text2text=TextToText(
+            decoder_prefix=(0,), source_template=("text",), languages={}, has_source_tokenizer=False,
+            shares_vocabulary=False, banned_token_ids=(), generation_defaults={},
+        ),
+    )  # fmt: skip
+    write_manifest(root, manifest)
+    load_bundle(root)
+    return root

@@ -1,0 +1,86 @@
+"""Export of encoder-decoder pairs: what the bundle holds and says, and which pairs are refused before any work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.text2text import TEXT, SourceEntry
+from outrider.export.pipeline import export_bundle
+
+
+def test_bundle_describes_both_encoders(tiny_text2text_bundle: Path) -> None:
+    bundle = load_bundle(tiny_text2text_bundle)
+    manifest = bundle.manifest
+    assert manifest.schema_version == 2
+    target, draft = manifest.target, manifest.draft
+    assert draft is not None
+    sizes = {"num_heads": 4, "head_size": 8, "max_source": 96, "vocab_size": 512}
+    assert target.source == SourceEntry(**sizes, hidden_size=32)
+    assert draft.source == SourceEntry(**sizes, hidden_size=16)
+    assert (target.num_layers, target.num_kv_heads, target.head_size) == (2, 4, 8)
+    assert (target.narrowest_span, target.max_tree_nodes) == (1, 16)
+    assert bundle.limits(target).max_source == 96
+    for model in ("target", "draft"):
+        graphs = {name for name in manifest.files if name.startswith(f"{model}/")}
+        assert {f"{model}/{one}.onnx" for one in ("encode", "model", "grouped", "tree")} <= graphs
+        assert {one for one in graphs if one.endswith(".data")} == {f"{model}/model.onnx.data"}
+        assert manifest.certificate[model]["tolerance"] >= 1e-4
+
+
+def test_texts_begin_as_the_checkpoint_says(tiny_text2text_bundle: Path) -> None:
+    manifest = load_bundle(tiny_text2text_bundle).manifest
+    assert manifest.text2text is not None
+    assert manifest.text2text.decoder_prefix == (0,)
+    assert TEXT in manifest.text2text.source_template
+    assert manifest.text2text.shares_vocabulary
+    assert manifest.eos_token_ids == (1,)
+
+
+def test_no_graphs_for_accelerators_are_promised(tiny_text2text_bundle: Path) -> None:
+    bundle = load_bundle(tiny_text2text_bundle)
+    target = bundle.manifest.target
+    assert target.device_precision == ""
+    assert "models with an encoder" in bundle.why_no_device(target, "8.0")
+    assert not [name for name in bundle.manifest.files if name.startswith("target/device")]
+
+
+def test_an_encoder_wants_a_target_with_one(
+    tiny_text2text_checkpoints: tuple[Path, Path],
+    tiny_checkpoints: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(BundleError, match="draft: its encoder wants sources"):
+        export_pair(tiny_checkpoints[0], tiny_text2text_checkpoints[1], tmp_path)
+    with pytest.raises(BundleError, match="max_source: the target has no encoder"):
+        export_pair(tiny_checkpoints[0], None, tmp_path, max_source=64)
+
+
+def test_draft_with_other_tokens_is_refused(
+    tiny_text2text_checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, draft = tiny_text2text_checkpoints
+    other = tmp_path / "draft"
+    shutil.copytree(draft, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    swapped = {index: token for token, index in vocabulary.items()}
+    vocabulary[swapped[10]], vocabulary[swapped[20]] = 20, 10
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(BundleError, match="id 10 is"):
+        export_pair(target, other, tmp_path)
+
+
+def export_pair(target: Path, draft: Path | None, folder: Path, **options: int) -> None:
+    export_bundle(
+        target=target,
+        draft=draft,
+        out=folder / "out",
+        max_context=64,
+        progress=pytest.fail,
+        **options,
+    )

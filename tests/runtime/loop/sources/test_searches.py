@@ -1,0 +1,88 @@
+"""Beam searches over a source: read once, and every slot of the search has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from outrider.runtime.core.lifecycle import State
+from outrider.runtime.core.params import BeamParams, SpeculationParams
+
+from tests.runtime.sourced import (
+    POISON,
+    Poisoned,
+    sourced,
+    submit,
+)
+
+
+def test_a_search_is_that_of_each_request_alone_whoever_stands_beside() -> None:
+    beams = BeamParams(num_beams=3)
+
+    def found(names: Sequence[int], gamma: int) -> dict[int, object]:
+        harness = sourced(max_batch=12)
+        for name in names:
+            params = SpeculationParams(drafter="model", gamma=gamma)
+            options = {"beams": replace(beams, width=3 + gamma), "max_tokens": 8 + name % 3}
+            submit(harness, "S4", name, 0.0, params, **(options if name % 4 else {}))
+        harness.run()
+        harness.check_is_idle()
+        return {
+            name: (harness.finished(str(name)).beams, harness.tokens(str(name))) for name in names
+        }
+
+    alone = {name: found([name], 0)[name] for name in range(12)}
+    assert found(range(12), 0) == alone
+    assert found(range(11, -1, -1), 2) == alone
+
+
+def test_searches_that_end_move_others_with_their_sources() -> None:
+    """A search whose prefix is not fed yet holds its source alone when its slots move."""
+    beams = BeamParams(num_beams=2)
+    prompt = {"prompt": (0,) * 40, "source_tokens": (1, 2, 3), "max_tokens": 5, "beams": beams}
+    alone = sourced(max_batch=6)
+    alone.submit("long", **prompt)
+    alone.run()
+    harness = sourced(max_batch=6)
+    harness.submit("short", (1,), source_tokens=(3,), max_tokens=2, beams=beams)
+    harness.submit("long", **prompt)
+    # The other ends in the step that reads this one's source.
+    for _ in range(2):
+        harness.worker.run_step()
+    (search,) = harness.worker._rows.searches
+    assert (search.request.state, search.request.num_computed) == (State.PREFILLING, 0)
+    assert search.slots == [4, 5]
+    harness.run()
+    assert harness.finished("short").beams
+    assert harness.finished("long").beams == alone.finished("long").beams
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("model", ["target", "draft"])
+def test_a_search_whose_source_fails_once_is_answered_all_the_same(
+    model: str, failing: int
+) -> None:
+    found = []
+    for is_failing in (False, True):
+        harness = sourced(max_batch=8)
+        if is_failing:
+            (harness.target if model == "target" else harness.draft).fail_reads_at(failing)
+        for name in "ab":
+            harness.submit(
+                name, (0, 1), source_tokens=(ord(name) % 4, 1, 2), beams=BeamParams(num_beams=3, width=4),
+                max_tokens=6, drafter="model", gamma=2,
+            )  # fmt: skip
+        harness.run()
+        found.append([harness.finished(name).beams for name in "ab"])
+    assert found[0] == found[1]
+
+
+def test_a_search_whose_source_cannot_be_read_ends_alone() -> None:
+    harness = sourced(target=Poisoned(), max_batch=5)
+    harness.submit("good", (0,), source_tokens=(1, 2), beams=BeamParams(num_beams=2), max_tokens=6)
+    harness.submit("poison", (0,), source_tokens=POISON, beams=BeamParams(num_beams=2))
+    harness.run()
+    assert harness.error("poison").reason in ("REQUEST_QUARANTINED", "ENGINE_FAILED")
+    assert harness.finished("good").beams
+    harness.check_is_idle()
