@@ -55,7 +55,40 @@ def process_logits(
     _penalise(processed, params, history, output)
     if len(output) < params.min_tokens:
         processed[[token for token in params.end_token_ids if token < len(processed)]] = -np.inf
+    if params.no_repeat_ngram_size > 0:
+        _ban_repeated(processed, ngram_ends(history, params.no_repeat_ngram_size))
     return processed
+
+
+def ngram_ends(tokens: IntArray, size: int) -> IntArray:
+    """Return the tokens after which the last ``size`` tokens would be ones that ``tokens`` has already.
+
+    Args:
+        tokens: [n] int64.
+        size: at least 1; of size 1 every token repeats.
+
+    Returns:
+        [any] int64, some perhaps twice.
+
+    Source: ``NoRepeatNGramLogitsProcessor`` of Transformers.
+    """
+    if len(tokens) < size:
+        return tokens[:0]
+    if size == 1:
+        return tokens
+    # Places whose token follows the last one elsewhere; each further token of the n-gram leaves fewer of them.
+    places = np.flatnonzero(tokens[size - 2 : -1] == tokens[-1]) + size - 1
+    for back in range(2, size):
+        places = places[tokens[places - back] == tokens[-back]]
+    return tokens[places]
+
+
+def _ban_repeated(processed: npt.NDArray[np.float64], tokens: IntArray) -> None:
+    tokens = tokens[tokens < len(processed)]
+    kept = processed[tokens]
+    processed[tokens] = -np.inf
+    if len(tokens) and processed.max() == -np.inf:
+        processed[tokens] = kept
 
 
 def _ban(processed: npt.NDArray[np.float64], params: SamplingParams, output: IntArray) -> None:

@@ -37,14 +37,16 @@ class SamplingParams:
     """Parameters that turn a row of logits into the distribution of the next token.
 
     Applied in this order: allowed ids and bad words, logit bias, repetition penalty (prompt and output), presence and
-    frequency penalties (output only), min_tokens ban of ``end_token_ids``; temperature; top-k (exactly k, ties by lower
-    id; 0 or >= V is off); top-p (kept while the mass before is < top_p); min-p relative to the row's maximum;
-    renormalise. Temperature 0 is greedy: all mass on the lowest id of the greatest logit.
+    frequency penalties (output only), min_tokens ban of ``end_token_ids``, ban of repeated n-grams; temperature; top-k
+    (exactly k, ties by lower id; 0 or >= V is off); top-p (kept while the mass before is < top_p); min-p relative to
+    the row's maximum; renormalise. Temperature 0 is greedy: all mass on the lowest id of the greatest logit.
 
     Attributes:
         bad_words: token sequences; the last token is banned wherever the ones before it have just been produced.
         min_tokens: ``end_token_ids`` are banned until this many output tokens exist.
         end_token_ids: EOS (unless ignored) and stop ids.
+        no_repeat_ngram_size: n; banned is a token that would complete n tokens which prompt and output have already, as
+            in Transformers. Where that would leave no token to draw, nothing is banned for it. 0 is off.
         is_greedy: whether it is a point mass on the greatest logit.
         has_processors: whether anything but temperature and truncation changes the logits.
         is_dense: whether the distribution covers the whole vocabulary: temperature above 0, no processors, no top-k.
@@ -63,6 +65,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
+    no_repeat_ngram_size: int = 0
     is_greedy: bool = field(init=False, repr=False, compare=False)
     has_processors: bool = field(init=False, repr=False, compare=False)
     is_dense: bool = field(init=False, repr=False, compare=False)
@@ -77,6 +80,7 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or (self.min_tokens > 0 and bool(self.end_token_ids))
+            or self.no_repeat_ngram_size > 0
         )
         object.__setattr__(self, "is_greedy", is_greedy)
         object.__setattr__(self, "has_processors", has_processors)

@@ -1,7 +1,7 @@
 """The likeliest continuations of a text, read from a row of logits where it lies; beam search uses them.
 
 A row leaves a few numbers, not its vocabulary. Log-probabilities are those of ``engines.sampling.draws.raw_logprobs``.
-Bans (allowed ids, bad words, min_tokens) leave tokens out and change no other number.
+Bans (allowed ids, bad words, min_tokens, repeated n-grams) leave tokens out and change no other number.
 """
 
 from __future__ import annotations

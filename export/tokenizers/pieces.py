@@ -150,13 +150,12 @@ def _spellings(vocabulary: Vocabulary, scores: Mapping[str, float]) -> list[str]
 
 
 def _unigram(vocabulary: Vocabulary, scores: Mapping[str, float]) -> dict[str, Any]:
-    # An unknown character's score hangs on the lowest of all.
-    lowest = min(scores.values())
+    # What is no piece has no rival where it is found: any score will do.
     spelled = _spellings(vocabulary, scores)
     return {
         "type": "Unigram",
         "unk_id": vocabulary.unknown_id,
-        "vocab": [[token, scores.get(token, lowest)] for token in spelled],
+        "vocab": [[token, scores.get(token, 0.0)] for token in spelled],
         "byte_fallback": False,
     }
 

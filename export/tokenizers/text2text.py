@@ -7,6 +7,7 @@ SentencePiece models, are converted and held against the checkpoint's own tokeni
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def write_tokenizers(path: Path, config: PretrainedConfig, out: Path) -> TextToT
     """
     own = OwnTokenizer(path)
     pair = _pair(path, own)
-    _check_ids(path.name, pair, config)
+    _check_ids(path.name, pair, own.languages.ids, config)
     generation = read_generation(path)
     prefix, target = decoder_prefix(path.name, config, generation, own.languages)
     found = TextToText(
@@ -102,12 +103,15 @@ def _pair(path: Path, own: OwnTokenizer) -> TokenizerPair:
     return TokenizerPair(**written)
 
 
-def _check_ids(name: str, pair: TokenizerPair, config: PretrainedConfig) -> None:
+def _check_ids(
+    name: str, pair: TokenizerPair, languages: Mapping[str, int], config: PretrainedConfig
+) -> None:
     """Refuse tokenizers with ids that the model has no embedding for."""
     sizes = getattr(config, "decoder_vocab_size", None) or config.vocab_size, config.vocab_size
     for tokenizer, size in zip(pair.tokenizers(), sizes, strict=True):
-        token, index = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
-        if index >= size:
+        ids = tokenizer.get_vocab() | dict(languages)
+        token = max(ids, key=ids.__getitem__)
+        if ids[token] >= size:
             raise BundleError(
-                f"{name}: token {token!r} has id {index}, but the model's vocabulary ends at {size - 1}"
+                f"{name}: token {token!r} has id {ids[token]}, but the model's vocabulary ends at {size - 1}"
             )

@@ -23,6 +23,9 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
     top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
     min_p: Annotated[float | None, typer.Option(help="0 is off.")] = None,
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(help="No so many tokens occur twice; 0 is off.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beam search; 1 is none.")] = None,
@@ -77,6 +80,7 @@ def generate(
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
         "seed": seed,
         "stop": stop,
         "num_beams": num_beams,

@@ -1,8 +1,8 @@
 """Options that change what kind of answer is given: refused where they cannot be had, beams where they can.
 
 A beam search ranks texts by the model's own probabilities and draws nothing, so whatever shapes a draw is refused with
-it by name. Bans (allowed_token_ids, bad_words, min_tokens) go along: what they ban is no continuation. The rules that
-many fields share are here too; each refusal names the field and the rule, never the value.
+it by name. Bans (allowed_token_ids, bad_words, min_tokens, no_repeat_ngram_size) go along: what they ban is no
+continuation. The rules that many fields share are here too; each refusal names the field and the rule, never the value.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def check_ranked(
         bad_words=params.bad_words,
         min_tokens=params.min_tokens,
         end_token_ids=params.end_token_ids,
+        no_repeat_ngram_size=params.no_repeat_ngram_size,
     )
     for name in SamplingParams.__dataclass_fields__:
         if getattr(params, name) != getattr(plain, name):

@@ -29,6 +29,8 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
 SMALLEST_DIVISOR = 0.01
 MAX_SEED = 2**64 - 1
+# Models ask for 2 to 4; a bound, since every position compares that many tokens.
+MAX_NGRAM_SIZE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +265,7 @@ def _check_law(params: SamplingParams, limits: RequestLimits, model: ServedModel
     check_count(name, params.allowed_token_ids, limits.max_allowed_token_ids)
     check_ids(name, params.allowed_token_ids, model.vocab_size)
     check_range("sampling.min_tokens", params.min_tokens, 0, limits.max_tokens)
+    check_range("sampling.no_repeat_ngram_size", params.no_repeat_ngram_size, 0, MAX_NGRAM_SIZE)
 
 
 def _check_speculation(

@@ -80,7 +80,7 @@ def processed_scores(
         for token in params.end_token_ids:
             scores[token] = _BANNED
     _check_finite(scores)
-    return scores
+    return _without_repeats(scores, params.no_repeat_ngram_size, everything)
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
@@ -94,6 +94,16 @@ def softmax(scores: Sequence[float]) -> list[float]:
 def _check_finite(scores: Sequence[float]) -> None:
     if any(math.isnan(score) for score in scores) or not math.isfinite(max(scores)):
         raise ValueError("a row of logits is not finite")
+
+
+def _without_repeats(scores: list[float], size: int, tokens: list[int]) -> list[float]:
+    """Return the scores with -inf for tokens that complete an n-gram again, unless no other token is left."""
+    known = (
+        {tuple(tokens[at : at + size]) for at in range(len(tokens) - size + 1)} if size else set()
+    )
+    ending = tokens[len(tokens) - size + 1 :]
+    banned = [_BANNED if (*ending, token) in known else score for token, score in enumerate(scores)]
+    return banned if max(banned) > _BANNED else scores
 
 
 def _ends_with(tokens: Sequence[int], ending: Sequence[int]) -> bool:

@@ -55,6 +55,7 @@ OFF_REASONS = {
 # Fields of the same name and value on both sides.
 _SAMPLING = (
     "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
+    "no_repeat_ngram_size",
 )  # fmt: skip
 _SPECULATION = (
     "drafter", "gamma", "lenience", "phrase_length", "num_phrases", "window", "reference",

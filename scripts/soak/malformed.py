@@ -74,7 +74,7 @@ SEEDS: tuple[tuple[str, Message], ...] = (
     ("Generate", build_request("def main(", max_tokens=1, temperature=0.0, request_id="soak")),
     ("Generate", build_request([3, 4, 5], max_tokens=1, logprobs=2, seed=7, stop=["a", "\n"])),
     ("Generate", build_request("a b", max_tokens=1, logit_bias={3: 1.0, 9: -2.0}, top_k=3, top_p=0.9,
-                               bad_words=["x"], min_p=0.1, repetition_penalty=1.2)),
+                               bad_words=["x"], min_p=0.1, repetition_penalty=1.2, no_repeat_ngram_size=3)),
     ("Generate", build_request("a", max_tokens=1, num_beams=2, n=2, temperature=0.0, length_penalty=0.5)),
     ("Generate", build_request("a", max_tokens=1, allowed_token_ids=[3, 4], stop_token_ids=[5], return_trace=True,
                                speculation={"drafter": "lookup+model:2", "gamma": 3, "lenience": 0.5})),

@@ -104,6 +104,8 @@ def draw_job(number: int, palette: Palette, rng: random.Random) -> Job:
     if rng.random() < 0.3:
         options |= {"repetition_penalty": rng.uniform(0.8, 1.5), "presence_penalty": rng.uniform(-1, 1),
                     "frequency_penalty": rng.uniform(-1, 1)}  # fmt: skip
+    if rng.random() < 0.2:
+        options["no_repeat_ngram_size"] = rng.randint(1, 4)
     if rng.random() < 0.25:
         options["logprobs"] = rng.randint(0, 5)
     if rng.random() < 0.25:

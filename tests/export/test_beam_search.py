@@ -127,6 +127,32 @@ def test_bans_are_those_of_transformers(harness: PairHarness, model: PreTrainedM
     assert found[0].tokens != free
 
 
+@pytest.mark.parametrize("harness", ["host"], indirect=True)
+@pytest.mark.parametrize(("size", "num_allowed"), [(1, 24), (2, 6), (3, 3)])
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_ngrams_that_are_not_repeated_are_those_of_transformers(
+    harness: PairHarness, model: PreTrainedModel, size: int, num_allowed: int, gamma: int
+) -> None:
+    """Few tokens are allowed, so that a search has to repeat itself; the prompt's own count too."""
+    beams = BeamParams(num_beams=3, num_results=3)
+    allowed = tuple(range(40, 40 + num_allowed))
+    prompt = (*PROMPTS[0], *allowed[:3])
+    bans = {"suppress_tokens": sorted({*range(512)} - {*allowed})}
+    free = transformers_beams(model, prompt, beams, 12, 1, **bans)
+    expected = transformers_beams(model, prompt, beams, 12, 1, no_repeat_ngram_size=size, **bans)
+    params = SamplingParams(
+        temperature=0.0, allowed_token_ids=allowed, no_repeat_ngram_size=size, end_token_ids=(1,)
+    )
+    name = f"{size}-{gamma}"
+    harness.submit(spec(name, prompt, beams=beams, gamma=gamma, max_tokens=12, params=params))
+    harness.run()
+    found = harness.finished(name).beams
+    assert [answer.tokens for answer in found] == [tokens for tokens, _ in expected]
+    scores = [score for _, score in expected]
+    np.testing.assert_allclose([answer.score for answer in found], scores, atol=1e-4)
+    assert [tokens for tokens, _ in expected] != [tokens for tokens, _ in free]
+
+
 def test_drafts_and_neighbours_change_no_bit(harness: PairHarness) -> None:
     cases = [
         (PROMPTS[index % 3], BeamParams(num_beams=num_beams, num_results=num_beams), gamma, 12, 1)

@@ -24,6 +24,8 @@ LIST_LIMITS = {
     "num_bad": 128,
     "prefix": 32,
 }
+# Which token would repeat an n-gram depends on all of the history and on draft tokens that only the device knows.
+NGRAMS = "no_repeat_ngram_size: the sampler's graphs do not look for repeated n-grams"
 _Lists = dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
 _Pairs = list[tuple[int, float]]
 
@@ -63,8 +65,14 @@ def padded_length(length: int) -> int:
     return 1 << max(0, length - 1).bit_length()
 
 
-def why_too_long(params: SamplingParams, limits: Mapping[str, int]) -> str:
-    """Name the list that is longer than the limits; empty where none is."""
+def why_not(params: SamplingParams, limits: Mapping[str, int]) -> str:
+    """Say what the graphs do not have: the ban of repeated n-grams, or the list that is longer than the limits.
+
+    Returns:
+        Empty where they have all.
+    """
+    if params.no_repeat_ngram_size > 0:
+        return NGRAMS
     lengths = {
         "num_biases": len(params.logit_bias),
         "num_allowed": len(params.allowed_token_ids),

@@ -22,7 +22,7 @@ import numpy as np
 from outrider.engines.base import EngineError, FloatArray
 from outrider.engines.device.base import PlanDevice
 from outrider.engines.device.sampling import tensors as names
-from outrider.engines.device.sampling.lists import why_too_long
+from outrider.engines.device.sampling.lists import why_not
 from outrider.engines.device.sampling.round import DeviceRound
 from outrider.engines.device.sampling.runner import SamplerGraph, SamplerRunner
 from outrider.engines.sampling.base import SamplingParams, SamplingRow, Verdict
@@ -73,7 +73,7 @@ class GraphSampler:
 
     def why_not(self, params: SamplingParams) -> str:
         """Say why rows with these parameters cannot be sampled here; empty where they can."""
-        return why_too_long(params, self._list_limits)
+        return why_not(params, self._list_limits)
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int

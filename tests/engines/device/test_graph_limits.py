@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from outrider.engines.base import EngineError
 from outrider.engines.device.sampling import tensors as names
 from outrider.engines.device.sampling.lists import (
     LIST_LIMITS,
+    NGRAMS,
     describe_lists,
     padded_length,
-    why_too_long,
+    why_not,
 )
 from outrider.engines.device.sampling.mixed import MixedSampler
+from outrider.engines.device.sampling.rows import Shape, Variant, describe
 from outrider.engines.onnx.sampler import open_onnx_sampler
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
@@ -55,8 +58,16 @@ def test_steps_of_a_growing_answer_seldom_change_shape() -> None:
 )
 def test_a_list_that_no_plan_takes_is_named(params: SamplingParams, axis: str) -> None:
     reason = f"{axis}: the sampler's plans take at most {LIST_LIMITS[axis]}"
-    assert why_too_long(params, LIST_LIMITS) == reason
-    assert why_too_long(params, {}) == ""
+    assert why_not(params, LIST_LIMITS) == reason
+    assert why_not(params, {}) == ""
+
+
+def test_repeated_ngrams_are_the_hosts_whatever_the_limits() -> None:
+    params = SamplingParams(no_repeat_ngram_size=3)
+    assert why_not(params, {}) == NGRAMS
+    shape = Shape(num_rows=1, num_positions=2, depth=2, vocab_size=V)
+    with pytest.raises(EngineError, match="no_repeat_ngram_size"):
+        describe([row_for(params=params)], shape, Variant.FULL)
 
 
 def test_what_a_request_may_ask_for_fits_the_plans() -> None:
@@ -68,7 +79,7 @@ def test_what_a_request_may_ask_for_fits_the_plans() -> None:
         min_tokens=1,
         end_token_ids=tuple(range(limits.max_stop_token_ids + 8)),
     )
-    assert why_too_long(params, LIST_LIMITS) == ""
+    assert why_not(params, LIST_LIMITS) == ""
 
 
 def test_rows_whose_laws_the_graphs_do_not_take_are_the_hosts(folders) -> None:

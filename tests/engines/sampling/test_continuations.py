@@ -48,6 +48,7 @@ def test_they_are_ranked_with_ties_by_the_lower_token() -> None:
         (SamplingParams(bad_words=((2,), (3, 5), (8, 6))), {2, 5}),
         (SamplingParams(min_tokens=2, end_token_ids=(0, 9)), {0, 9}),
         (SamplingParams(min_tokens=1, end_token_ids=(0, 9)), set()),
+        (SamplingParams(no_repeat_ngram_size=1), {3, 7, 8}),
     ],
 )
 def test_bans_leave_tokens_out_and_the_numbers_of_the_others_as_they_are(

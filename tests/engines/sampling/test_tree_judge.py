@@ -101,6 +101,8 @@ LAWS = {
         repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.3
     ),
     "bans": SamplingParams(bad_words=((0, 1),), min_tokens=3, end_token_ids=(2,)),
+    "n-grams": SamplingParams(no_repeat_ngram_size=2),
+    "greedy n-grams": SamplingParams(temperature=0.0, no_repeat_ngram_size=1),
     "greedy penalties": SamplingParams(temperature=0.0, repetition_penalty=3.0),
 }
 

@@ -2,11 +2,13 @@
 
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+from outrider.export.tokenizers.pieces import read_model
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -85,8 +87,14 @@ def write_marian(folder: Path, kind: str, without: str = "") -> None:
     dump(folder / "config.json", {"model_type": "marian", **SIZES, **config})
 
 
-def write_m2m100(folder: Path, kind: str) -> None:
-    model = trained(kind, ENGLISH + GERMAN)
+def write_m2m100(
+    folder: Path, kind: str, added: Mapping[str, float] = MappingProxyType({})
+) -> None:
+    """Write a checkpoint of one SentencePiece model, with ``added`` pieces by their scores."""
+    proto = read_model(trained(kind, ENGLISH + GERMAN))
+    for piece, score in added.items():
+        proto.pieces.add(piece=piece, score=score)
+    model = proto.SerializeToString()
     (folder / "sentencepiece.bpe.model").write_bytes(model)
     vocabulary = ids(["<s>", "<pad>", "</s>", "<unk>"], pieces(model))
     dump(folder / "vocab.json", vocabulary)
@@ -137,6 +145,35 @@ def write_bart(folder: Path) -> None:
     dump(folder / "config.json", {"model_type": "bart", **SIZES, "vocab_size": 300, **asked})
 
 
+def write_blenderbot(folder: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    dump(folder / "tokenizer_config.json", {"tokenizer_class": "BlenderbotTokenizer"})
+    dump(folder / "config.json", {"model_type": "blenderbot", **SIZES, "vocab_size": 300})
+
+
+def write_pegasus(folder: Path) -> None:
+    reserved = [f"<unk_{number}>" for number in range(2, 103)]
+    tokens = [
+        "<pad>",
+        "</s>",
+        "<mask_1>",
+        "<mask_2>",
+        *reserved,
+        "<unk>",
+        *pieces(trained("unigram", ENGLISH)),
+    ]
+    tokenizer = Tokenizer(models.Unigram([(token, 0.0) for token in tokens], unk_id=105))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    dump(folder / "tokenizer_config.json", {"tokenizer_class": "PegasusTokenizer"})
+    dump(folder / "config.json", {"model_type": "pegasus", **SIZES, "vocab_size": 300})
+
+
 def write_nllb(folder: Path) -> None:
     tokenizer = byte_level()
     tokenizer.add_special_tokens([*LANGUAGES])
@@ -157,6 +194,8 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "mbart50": lambda folder: write_mbart(folder, MBART50, 2),
     "t5": write_t5,
     "bart": write_bart,
+    "blenderbot": write_blenderbot,
+    "pegasus": write_pegasus,
     "nllb": write_nllb,
 }
 

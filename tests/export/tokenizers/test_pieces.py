@@ -3,19 +3,25 @@
 import json
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outrider.engines.base import BundleError
-from outrider.export.tokenizers.agreement import NUM_TEXTS, check_agreement, texts_to_compare
+from outrider.export.tokenizers.agreement import (
+    HARD_TEXTS,
+    NUM_TEXTS,
+    check_agreement,
+    texts_to_compare,
+)
 from outrider.export.tokenizers.own import OwnTokenizer
 from outrider.export.tokenizers.pieces import UNREACHED, read_model, tokenizer_description
 from outrider.export.tokenizers.text2text import read_tokenizers
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from tests.export.tokenizers.conftest import ENGLISH, GERMAN, trained, write_marian
+from tests.export.tokenizers.conftest import ENGLISH, GERMAN, trained, write_m2m100, write_marian
 
 Checkpoint = Callable[[str], Path]
 TEXTS = (*ENGLISH, *GERMAN, "", " a  b ", "ﬁne ½ e\u0301", "x ☃☃ y", "</s> a <pad>b", "▁a▁ b▁")
@@ -103,6 +109,30 @@ def test_a_piece_without_an_id_does_not_stop_a_checkpoint(
     assert (own.unk_token_id not in found) == is_cut
     if not is_cut:
         assert found == own("all the people", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_refused"),
+    [
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?<=000000000000)00$"}}}, False),
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(?<=000000000000)0$"}}}, True),
+    ],
+)
+def test_the_same_pieces_of_a_text_in_another_order_are_no_difference(
+    changed: dict[str, dict[str, object]], is_refused: bool, tmp_path: Path
+) -> None:
+    """Fourteen zeros are twelve of threes and one of twos, which may stand anywhere."""
+    write_m2m100(tmp_path, "unigram", {"00": -3.0, "000": -4.0})
+    own = OwnTokenizer(tmp_path)
+    side = own.sides()["answers"]
+    description = tokenizer_description(own.name, side.model, side.vocabulary)
+    changed["pre_tokenizer"] |= {"behavior": "Isolated", "invert": False}
+    converted = Tokenizer.from_str(json.dumps(description | changed))
+    number = next(n for n, text in enumerate(HARD_TEXTS) if "00000" in text)
+    theirs = own.encode([HARD_TEXTS[number]], of_answers=True)[0]
+    assert ids_of(converted, HARD_TEXTS[number]) != theirs
+    with pytest.raises(BundleError, match=f"text {number} ") if is_refused else nullcontext():
+        check_agreement(own, side, converted, of_answers=True)
 
 
 def test_a_tokenizer_that_reads_otherwise_is_refused_by_the_text(checkpoint: Checkpoint) -> None:

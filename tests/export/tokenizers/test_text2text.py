@@ -12,7 +12,7 @@ from outrider.export.tokenizers.text2text import read_tokenizers, write_tokenize
 from tokenizers import Tokenizer
 from transformers import AutoConfig
 
-from tests.export.tokenizers.conftest import LANGUAGES, SIZES
+from tests.export.tokenizers.conftest import ENGLISH, LANGUAGES, SIZES, trained
 
 Checkpoint = Callable[[str], Path]
 
@@ -22,6 +22,8 @@ Checkpoint = Callable[[str], Path]
     [
         ("t5", (TEXT, 2), (0,)),
         ("bart", (0, TEXT, 2), (2, 0)),
+        ("blenderbot", (TEXT, 2), (1,)),
+        ("pegasus", (TEXT, 1), (0,)),
         ("mbart", (TEXT, 2, LANGUAGE), (LANGUAGE,)),
         ("mbart50", (LANGUAGE, TEXT, 2), (2, LANGUAGE)),
         ("plbart", (TEXT, 2, LANGUAGE), (LANGUAGE,)),
@@ -138,6 +140,21 @@ def test_what_has_no_place_in_the_model_is_refused(checkpoint: Checkpoint, tmp_p
     with pytest.raises(BundleError, match=r"'fra_Latn' has id 302, .* ends at 301"):
         write_tokenizers(checkpoint("nllb"), config, tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_tokenizer_that_misses_its_languages_is_refused(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Transformers gives the languages of a class ids behind the vocabulary, or takes other special tokens for them."""
+    folder = tmp_path / "one"
+    shutil.copytree(checkpoint("nllb"), folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "NllbTokenizer"}')
+    with pytest.raises(BundleError, match="but the model's vocabulary ends at 309"):
+        write_tokenizers(folder, AutoConfig.from_pretrained(folder), tmp_path)
+    (folder / "tokenizer.json").unlink()
+    (folder / "sentencepiece.bpe.model").write_bytes(trained("bpe", ENGLISH))
+    with pytest.raises(BundleError, match="wants languages, but has no tokens for them"):
+        read_tokenizers(folder)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

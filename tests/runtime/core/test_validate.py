@@ -54,6 +54,7 @@ laws = st.builds(
     logit_bias=st.lists(st.tuples(any_id, any_float), max_size=3).map(tuple),
     allowed_token_ids=ids,
     min_tokens=st.integers(0, 110),
+    no_repeat_ngram_size=st.integers(0, 11),
 )
 speculations = st.builds(
     SpeculationParams,
@@ -102,6 +103,7 @@ def is_sound_law(params: SamplingParams) -> bool:
         and 0.01 <= params.repetition_penalty <= 2
         and abs(params.presence_penalty) <= 2
         and abs(params.frequency_penalty) <= 2
+        and params.no_repeat_ngram_size <= 10
         and all(abs(bias) <= 100 for _, bias in params.logit_bias)
         and all(0 <= token < 50 for token in tokens)
     )
@@ -150,6 +152,7 @@ def test_refused_by_name_or_within_every_bound(fields):
         ({"params": SamplingParams(logit_bias=((1, 0.0),) * 301)}, "sampling.logit_bias"),
         ({"params": SamplingParams(temperature=1e-9)}, "sampling.temperature"),
         ({"params": SamplingParams(top_k=50)}, "sampling.top_k"),
+        ({"params": SamplingParams(no_repeat_ngram_size=11)}, "sampling.no_repeat_ngram_size"),
         ({"speculation": SpeculationParams(lenience=0.5)}, "speculation.lenience"),
     ],
 )
@@ -168,6 +171,7 @@ def test_one_step_beyond_each_bound(change, field):
         {"seed": 2**64 - 1},
         {"max_tokens": 4096},
         {"params": SamplingParams(temperature=0.01, top_k=49, top_p=1e-9, repetition_penalty=2.0)},
+        {"params": SamplingParams(no_repeat_ngram_size=10)},
         {"speculation": SpeculationParams(lenience=0.5, mode=ExactnessMode.LENIENT)},
     ],
 )
@@ -205,7 +209,11 @@ BEAMS = replace(FIELDS, params=SamplingParams(temperature=0.0), beams=BeamParams
 
 def test_beams_go_with_bans_and_with_the_draft_model():
     params = SamplingParams(
-        temperature=0.0, allowed_token_ids=(3, 4, 9), bad_words=((4,),), min_tokens=2
+        temperature=0.0,
+        allowed_token_ids=(3, 4, 9),
+        bad_words=((4,),),
+        min_tokens=2,
+        no_repeat_ngram_size=3,
     )
     fields = replace(
         BEAMS,

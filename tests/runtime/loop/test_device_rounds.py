@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.device.engine import PlanEngine
+from outrider.engines.device.sampling.lists import NGRAMS
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.onnx.sampler import open_onnx_sampler
 from outrider.engines.opening import open_pair
@@ -149,6 +151,18 @@ def test_processors_and_logprobs_are_those_of_the_host(
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+
+
+def test_repeated_ngrams_are_looked_for_on_the_host(host: PairHarness, device: PairHarness) -> None:
+    params = SamplingParams(temperature=0.0, no_repeat_ngram_size=2)
+    asked = requests("n-grams", mode=STABLE, params=params)
+    before = device.worker.snapshot().host_fallback_reasons.get(NGRAMS, 0)
+    answers = device.answers(asked)
+    assert answers == host.answers(asked)
+    assert device.worker.snapshot().host_fallback_reasons[NGRAMS] > before
+    for one, tokens in zip(asked, answers, strict=True):
+        pairs = list(pairwise(tokens))
+        assert len(set(pairs)) == len(pairs), one.request_id
 
 
 def test_a_draft_ends_where_the_answer_does(

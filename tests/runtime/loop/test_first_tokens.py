@@ -40,6 +40,7 @@ LAWS = {
     "greedy with penalties": SamplingParams(temperature=0.0, repetition_penalty=3.0),
     "biased": SamplingParams(temperature=0.0, logit_bias=((1, 9.0),)),
     "banned": SamplingParams(bad_words=((2,),), allowed_token_ids=(1, 2, 3)),
+    "not repeated": SamplingParams(no_repeat_ngram_size=2),
     "not yet ended": SamplingParams(min_tokens=3, end_token_ids=(0, 1, 2)),
 }
 

@@ -266,6 +266,7 @@ def laws(draw):
         bad_words=tuple(draw(st.lists(word, max_size=2))),
         min_tokens=draw(st.integers(0, 3)),
         end_token_ids=draw(subset),
+        no_repeat_ngram_size=draw(st.integers(0, 3)),
     )
 
 

@@ -71,6 +71,7 @@ def test_pushback_tells_service_configs_what_to_do(error, pushback):
         ({"min_p": float("inf")}, "sampling.min_p"),
         ({"logit_bias": {10_000: 1.0}}, "sampling.logit_bias"),
         ({"logit_bias": {1: float("nan")}}, "sampling.logit_bias"),
+        ({"no_repeat_ngram_size": 11}, "sampling.no_repeat_ngram_size"),
         ({"stop_token_ids": [10_000]}, "stop_token_ids"),
         ({"allowed_token_ids": [10_000]}, "sampling.allowed_token_ids"),
         ({"stop": ["x"] * 9}, "stop"),

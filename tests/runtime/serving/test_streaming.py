@@ -82,6 +82,14 @@ async def test_stop_token(start):
     assert (finish.reason, finish.stop_token) == (wire.FINISH_REASON_STOP_TOKEN, 6)
 
 
+@pytest.mark.parametrize("gamma", [0, 3])
+async def test_no_pair_of_prompt_and_answer_comes_twice(start, gamma):
+    async with start() as run:
+        asked = {"temperature": 0, "max_tokens": 4, "speculation": {"gamma": gamma}}
+        responses = await collect(run.client.generate("abca", no_repeat_ngram_size=2, **asked))
+    assert "".join(r.text for r in responses) == "acde"
+
+
 async def test_unset_seed_is_drawn_reported_and_reproduces(start):
     async with start() as run:
         first = await collect(run.client.generate("a", max_tokens=30, temperature=2.0))
