@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,31 @@ def test_a_drafter_of_text_finds_the_answer_in_the_source(drafter: str) -> None:
         harness.run()
         kept.append(harness.finished("a").report.num_accepted)
     assert kept[0] > kept[1]
+
+
+@pytest.mark.parametrize("drafter", NAMES)
+def test_ids_of_the_source_that_no_answer_has_are_never_proposed(
+    corpus: Path, drafter: str
+) -> None:
+    """The source's vocabulary is larger than the answer's."""
+    bounds = replace(bounds_of("S4"), max_tree_nodes=16)
+    target, draft = (
+        ScriptedEngine(mixed(seed, like=1 if seed == 2 else None), bounds, source_vocab_size=9)
+        for seed in (1, 2)
+    )
+    drafting = DraftingConfig(
+        datastore=str(corpus), min_prob=0.02, window=2, draft_window=2, lookup_min_ngram=1,
+        trees_may_round_differently=True,
+    )  # fmt: skip
+    harness = sourced(target=target, draft=draft, drafting=drafting)
+    prompt = {"prompt": (0,), "source_tokens": (0, 7, 1, 8, 2, 5, 3, 6, 0, 4), "max_tokens": 14}
+    harness.submit("plain", is_enabled=False, **prompt)
+    harness.submit("fast", drafter=drafter, gamma=6, **prompt)
+    harness.run()
+    assert harness.tokens("fast") == harness.tokens("plain")
+    assert harness.finished("fast").report.off_reason is None
+    traces = [one.trace for one in harness.events["fast"] if isinstance(one, Progressed)]
+    assert all(0 <= token < 4 for trace in traces for token in trace.draft_tokens)
 
 
 def test_sampled_answers_of_a_fixed_gamma_do_not_depend_on_neighbours() -> None:
