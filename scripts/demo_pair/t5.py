@@ -65,7 +65,11 @@ def untie(model: T5ForConditionalGeneration) -> T5ForConditionalGeneration:
 def share_encoder(
     source: T5ForConditionalGeneration, draft: T5ForConditionalGeneration
 ) -> T5ForConditionalGeneration:
-    """Put the source's encoder and embedding into a draft and keep them from being trained."""
-    draft.encoder.load_state_dict(source.encoder.state_dict())
+    """Put the source's encoder and embedding into a draft and keep them from being trained.
+
+    Head and decoder begin as the source's, without its last layers.
+    """
+    weights = source.state_dict()
+    draft.load_state_dict({name: weights[name] for name in draft.state_dict()})
     draft.encoder.requires_grad_(False)
     return draft
