@@ -210,9 +210,8 @@ def export_pair(
 
 def by_task(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, list[Pair]]:
     """The pairs of each task, told apart by the first token of their sources."""
-    firsts = {
-        tokenizer.encode(task).ids[0]: task.split(maxsplit=1)[0] for task in (TRANSLATE, SUMMARIZE)
-    }
+    tasks = {"translate": TRANSLATE, "summarize": SUMMARIZE}
+    firsts = {tokenizer.encode(text).ids[0]: name for name, text in tasks.items()}
     found: dict[str, list[Pair]] = {}
     for pair in pairs:
         found.setdefault(firsts[int(pair.source[0])], []).append(pair)
@@ -226,7 +225,7 @@ def _row(task: str, name: str, one: Figures) -> str:
         if name == "target"
         else f"| {one.overlap:.3f} ± {one.overlap_error:.3f} | {one.agreement:.3f} ± {one.agreement_error:.3f} |"
     )
-    return f"| {task.rstrip(':')} | {name} | {one.loss:.3f} ({np.exp(one.loss):.1f}) {alphas}"
+    return f"| {task} | {name} | {one.loss:.3f} ({np.exp(one.loss):.1f}) {alphas}"
 
 
 def _code(text: str) -> str:
