@@ -62,6 +62,7 @@ class ModelFacts:
         max_position: positions that the model knows, in tokens.
         window: tokens the narrowest attention layer sees; None where all see everything.
         pad_token_id: what texts of a batch are padded with in training; None where unknown.
+        decoder_start_token_id: the first token of every answer to a source; None where unknown.
         source: of its encoder; None for a decoder-only model.
     """
 
@@ -74,6 +75,7 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     pad_token_id: int | None = None
+    decoder_start_token_id: int | None = None
     source: SourceFacts | None = None
 
 
@@ -212,6 +214,7 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
         eos_token_ids=tuple(sorted(i for i in eos_ids if 0 <= i < vocab_size)),
         bos_token_id=_token_id(config, "bos_token_id", vocab_size),
         pad_token_id=_token_id(config, "pad_token_id", vocab_size),
+        decoder_start_token_id=_token_id(config, "decoder_start_token_id", vocab_size),
         source=_source_facts(config, num_heads) if config.is_encoder_decoder else None,
     )
 

@@ -23,7 +23,7 @@ from outrider.engines.bundle.manifest import (
     load_bundle,
     write_manifest,
 )
-from outrider.engines.bundle.text2text import SourceEntry
+from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.half_loss import half_logits, half_tolerance
@@ -39,6 +39,7 @@ from outrider.export.scratch import scratch_folder
 from outrider.export.vocabulary import check_tokens, write_texts
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
+from outrider.export.weights.shared_data import share_data
 from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
 
 HALF = "half"
@@ -258,6 +259,8 @@ def _export_part(
             precision = FLOAT32
             certificate[weights] = certified_as_stored(precision)
             progress(f"{name}: accelerators compute in float32: {error}")
+    if facts.source is not None:
+        share_data(path, path.with_name(ENCODE_FILE))
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,

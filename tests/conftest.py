@@ -22,14 +22,18 @@ settings.load_profile("deterministic")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also what needs environments of its own")
+    parser.addoption(
+        "--long", action="store_true", help="also what takes minutes or environments of its own"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         for item in items:
             if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="needs an environment of its own: --long"))
+                item.add_marker(
+                    pytest.mark.skip(reason="takes minutes or an environment of its own: --long")
+                )
 
 
 VOCAB_SIZE = 512

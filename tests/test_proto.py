@@ -51,3 +51,49 @@ def test_build_request_refuses_a_name_that_no_field_has():
 
 def test_client_is_what_the_package_gives():
     assert Client.__module__ == "outrider.client"
+
+
+# Of the stubs before encoder-decoder models, by their own serializer.
+@pytest.mark.parametrize(
+    ("message", "data"),
+    [
+        (
+            build_request(
+                "ab",
+                max_tokens=3,
+                temperature=0.0,
+                top_k=5,
+                min_p=0.25,
+                min_tokens=2,
+                num_beams=2,
+                early_stopping=True,
+                exhaustive_search=True,
+                seed=7,
+                speculation={"gamma": 3},
+            ),
+            "120261622218090000000000000000100521000000000000d03f58026007280372021803b00102c00101c80101",
+        ),
+        (wire.TokenizeRequest(text="ab", add_special_tokens=False), "0a0261621000"),
+        (
+            wire.GetServerInfoResponse(
+                server_version="0.2",
+                model="m",
+                vocab_size=9,
+                limits=wire.Limits(max_context=8, max_beams=2),
+            ),
+            "0a03302e3212016d18092a050808900102",
+        ),
+    ],
+    ids=["generate", "tokenize", "info"],
+)
+def test_what_older_clients_and_servers_say_is_the_same_bytes(message, data):
+    assert message.SerializeToString(deterministic=True).hex() == data
+    assert type(message).FromString(bytes.fromhex(data)) == message
+
+
+def test_an_answer_prefix_of_token_ids_is_built_from_a_list():
+    request = build_request("a", answer_prefix_tokens=[3, 4], target_language="de")
+    assert list(request.answer_prefix_tokens.ids) == [3, 4]
+    assert request.WhichOneof("answer") == "answer_prefix_tokens"
+    assert request.target_language == "de"
+    assert build_request("a", answer_prefix="b").WhichOneof("answer") == "answer_prefix"

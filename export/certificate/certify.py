@@ -90,7 +90,11 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
         entry = parts[name]
         if entry is None:
             raise BundleError(f"the bundle has no {name} model to compare with a checkpoint")
-        checkpoint = open_checkpoint(path, max_context=manifest.max_context)
+        checkpoint = open_checkpoint(
+            path,
+            max_context=manifest.max_context,
+            max_source=entry.source.max_source if entry.source else None,
+        )
         _refuse_other_sizes(name, checkpoint.facts, entry)
         reference, max_gamma = Reference(checkpoint.load()), manifest.max_gamma
         tolerance = None
@@ -131,8 +135,16 @@ def verdict(certificate: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _refuse_other_sizes(name: str, facts: ModelFacts, entry: ModelEntry) -> None:
-    for field in ("num_layers", "num_kv_heads", "head_size", "vocab_size"):
-        theirs, ours = getattr(facts, field), getattr(entry, field)
+    sizes = [
+        (field, getattr(facts, field), getattr(entry, field))
+        for field in ("num_layers", "num_kv_heads", "head_size", "vocab_size")
+    ]
+    # None on the side that has no encoder.
+    sizes += [
+        (f"source.{field}", getattr(facts.source, field, None), getattr(entry.source, field, None))
+        for field in ("num_heads", "head_size", "vocab_size", "hidden_size")
+    ]
+    for field, theirs, ours in sizes:
         if theirs != ours:
             raise BundleError(
                 f"{name}: {field} of this checkpoint is {theirs}, of the bundle's {ours}: "

@@ -60,6 +60,11 @@ class GraphRunner:
         self.source_caches = self._feeds.source_caches(batch, source_capacity)
         self._source_lengths: Feeds = {}
 
+    @property
+    def attended(self) -> Feeds:
+        """Inputs of every extend that say what was read; none for a decoder-only model."""
+        return {**self._source_lengths, **self.source_caches}
+
     def read(self, sources: Sources | None) -> None:
         """Read a source per row; None, of decoder-only models, reads none."""
         if sources is not None:
@@ -82,8 +87,7 @@ class GraphRunner:
 
     def run(self, session: Any, feeds: Feeds) -> FloatArray:
         """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""
-        given = {**feeds, **self.caches, **self._source_lengths, **self.source_caches}
-        found = _run(session, given)
+        found = _run(session, {**feeds, **self.caches, **self.attended})
         self.caches = {name: found[f"new_{name}"] for name in self.caches}
         return found[bundle.LOGITS]
 

@@ -20,6 +20,7 @@ from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity_cases import (
     certified_prompts,
     certified_sources,
+    most_columns,
     most_source_columns,
     parity_cases,
 )
@@ -32,8 +33,6 @@ FLOAT32_TOLERANCE = 1e-4
 # Logits up to this are judged by that number as it is, larger ones in proportion: so their rounding grows. T5 scales
 # neither scores nor logits; of such a model PyTorch itself is 1.6e-4 from float64 at logits of 25.
 _PLAIN_LOGITS = 10.0
-# Columns of a cache that no case writes.
-_NUM_UNREAD = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ def check_rounding(
         BundleError: as ``check_parity``.
     """
     return _check_cases(
-        _GraphReference(path, facts, certified_prompts(facts, max_gamma, seed).shape),
+        _GraphReference(path, facts, max_gamma, seed),
         path.with_name(bundle.DEVICE_FILE),
         facts,
         max_gamma=max_gamma,
@@ -94,15 +93,14 @@ def check_rounding(
 
 
 class _GraphReference:
-    """Logits of sequences no larger than a shape, by a graph with integer weights, in float32."""
+    """Logits of a certificate's sequences by a graph with integer weights, in float32."""
 
-    def __init__(self, path: Path, facts: ModelFacts, shape: tuple[int, ...]) -> None:
-        batch, capacity = shape
+    def __init__(self, path: Path, facts: ModelFacts, max_gamma: int, seed: int) -> None:
         self._runner = GraphRunner(
             path,
             facts,
-            batch=batch,
-            capacity=capacity,
+            batch=len(certified_prompts(facts, max_gamma, seed)),
+            capacity=most_columns(facts, max_gamma),
             source_capacity=most_source_columns(facts),
             exact_blocks=True,
         )
@@ -122,12 +120,12 @@ def _check_cases(
     seed: int,
 ) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
-    rows, length = certified_prompts(facts, max_gamma, seed).shape
+    rows = len(certified_prompts(facts, max_gamma, seed))
     runner = GraphRunner(
         path,
         facts,
         batch=rows,
-        capacity=length + _NUM_UNREAD,
+        capacity=most_columns(facts, max_gamma),
         source_capacity=most_source_columns(facts),
     )
     for name, case in parity_cases(facts, max_gamma, seed).items():

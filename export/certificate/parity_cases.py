@@ -24,6 +24,8 @@ _READ_LENGTHS = (1, 2, 17)
 # Longer ones are read as those of this length are: relative distances end at 128.
 _LONGEST_SOURCE = 512
 _STALE_COLUMNS, _MORE_COLUMNS = 8, 8
+# Beyond the distances that biases of attention tell apart.
+_LONG_TEXT = 144
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,12 @@ def draw_sources(facts: ModelFacts, lengths: Sequence[int], seed: int) -> Source
     return Sources(tokens=tokens, lengths=cut)
 
 
+def most_columns(facts: ModelFacts, max_gamma: int) -> int:
+    """Return the columns of a cache that all cases fit in; none writes the last."""
+    needed = _PREFILL + max_gamma + 1 + 2 * _NUM_EXTRA
+    return needed if facts.source is None else max(needed, _LONG_TEXT)
+
+
 def most_source_columns(facts: ModelFacts) -> int:
     """Return the columns of a cache of sources that all cases fit in; 0 for decoder-only models."""
     if facts.source is None:
@@ -146,10 +154,15 @@ def _draw(
 def _source_cases(
     facts: ModelFacts, prompts: IntArray, verify: Case, seed: int
 ) -> Mapping[str, Case]:
-    """Return cases about sources: their lengths, rows that had longer ones before, and a cache that grows."""
+    """Return cases of models with an encoder alone.
+
+    They are about sources: their lengths, rows that had longer ones before, a cache that grows; and about a long text.
+    """
     if facts.source is None:
         return {}
     few = [_extend(prompts, 0, 4)]
+    length = min(facts.max_position, _LONG_TEXT)
+    long = draw_tokens(facts, np.random.default_rng([seed, length]), (_BATCH, length))
     longest = (_longest(facts), 2, max(_SOURCE_LENGTHS))
     lengths = {f"read_{count}": (count,) * _BATCH for count in _READ_LENGTHS}
     lengths |= {"read_longest": longest}
@@ -160,6 +173,7 @@ def _source_cases(
     longer = [length + _STALE_COLUMNS for length in _SOURCE_LENGTHS]
     return {
         **reads,
+        "long_text": replace(verify, extends=[_extend(long, 0, length)]),
         "source_reused": replace(verify, former=draw_sources(facts, longer, seed)),
         "source_widened": replace(verify, more_columns=_MORE_COLUMNS),
     }

@@ -23,6 +23,8 @@ from outrider.engines.bundle.limits import TABLE_SUFFIX
 from outrider.export.graph.edits import drop_unused, put, take_over
 from outrider.export.graph.tracing.kv_export import POSITIONS_VALUE
 
+# Names of tables of biases by the distance of a key from its query end so (``export.graph.stack_tables``).
+DISTANCE_SUFFIX = ".by_distance"
 _OPSET = 24
 _INT64 = onnx.TensorProto.INT64
 _PERIODIC = frozenset({"Cos", "Sin"})
@@ -59,8 +61,8 @@ def value_named(graph: ir.Graph, name: str) -> ir.Value | None:
 
 
 def is_position_table(name: str | None) -> bool:
-    """Return whether a constant is a table of ``tabulate_positions`` by its name, not a weight."""
-    return name is not None and name.endswith(TABLE_SUFFIX)
+    """Return whether a constant is a table of values by position or by distance by its name, not a weight."""
+    return name is not None and name.endswith((TABLE_SUFFIX, DISTANCE_SUFFIX))
 
 
 def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Node]:

@@ -155,9 +155,13 @@ def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
         wanted: of ``PARTS``; empty for all that the bundle has but trees.
 
     Raises:
-        BundleError: there is no such part, or the bundle lacks it.
+        BundleError: there is no such part, the bundle lacks it, or its models have encoders.
     """
     manifest = bundle.manifest
+    if manifest.text2text is not None:
+        raise BundleError(
+            "no plans are built of models with an encoder; ONNX Runtime serves them on the CPU"
+        )
     for part in wanted:
         if part not in PARTS:
             raise BundleError(f"part {part!r}: must be one of {', '.join(PARTS)}")

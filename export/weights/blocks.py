@@ -20,8 +20,8 @@ from outrider.engines.base import BundleError, FloatArray
 from outrider.export.checkpoint import ModelFacts
 from outrider.export.graph.edits import drop_unused, put, put_tensor
 from outrider.export.weights.rounding import round_by_activations, round_to_nearest
-from outrider.export.weights.widened import load_widened, save_over
-from outrider.export.weights.written_text import observe, write_text
+from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
+from outrider.export.weights.written_text import WrittenText, observe, write_text
 
 BITS = {"int8": 8, "int4": 4}
 # Rows of K that share a scale; the first that divides K. Longer blocks are quicker, but from 128 on ONNX
@@ -32,23 +32,31 @@ BLOCK_SIZES = {8: (64, 32), 4: (32,)}
 def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int:
     """Rewrite the canonical graph at ``path`` with MatMul weights of ``kind``; return how many.
 
-    ``path``.data is replaced too. With the facts of its model, weights are rounded by the activations on text
-    that the model writes, else to nearest.
+    ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise. With the facts
+    of its model, weights are rounded by the activations on text that the model writes, else to nearest.
 
     Raises:
         BundleError: no weight could be quantised.
     """
-    model = load_widened(path)
-    split_gemms(model.graph)
-    activations = None if facts is None else product_activations(model.graph, path, facts)
-    count = quantize_graph(model.graph, BITS[kind], activations)
-    if count == 0:
-        raise BundleError(f"{path.name}: no MatMul weight with K a multiple of 32")
-    save_over(model, path)
-    return count
+    text = None if facts is None else write_text(path, facts)
+    total = 0
+    for one in canonical_graphs(path):
+        model = load_widened(one)
+        split_gemms(model.graph)
+        activations = None
+        if facts is not None and text is not None:
+            activations = product_activations(model.graph, one, facts, text)
+        count = quantize_graph(model.graph, BITS[kind], activations)
+        if count == 0:
+            raise BundleError(f"{one.name}: no MatMul weight with K a multiple of 32")
+        save_over(model, one)
+        total += count
+    return total
 
 
-def product_activations(graph: ir.Graph, path: Path, facts: ModelFacts) -> dict[str, FloatArray]:
+def product_activations(
+    graph: ir.Graph, path: Path, facts: ModelFacts, text: WrittenText
+) -> dict[str, FloatArray]:
     """Return activations of products with constant weights on text that the model writes.
 
     They are [rows, K] float32, by the name of the product's input.
@@ -59,7 +67,7 @@ def product_activations(graph: ir.Graph, path: Path, facts: ModelFacts) -> dict[
         for node in products
         if node.inputs[0] is not None and weight_tensor(node.inputs[1]) is not None
     }
-    return observe(path, facts, [*names], write_text(path, facts))
+    return observe(path, facts, [*names], text)
 
 
 def quantize_graph(

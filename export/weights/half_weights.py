@@ -15,7 +15,7 @@ import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.export.graph.edits import put_tensor
 from outrider.export.graph.position_tables import is_position_table
-from outrider.export.weights.widened import load_widened, save_over
+from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
 
 FLOAT16, BFLOAT16 = "float16", "bfloat16"
 HALF_TYPES = {FLOAT16: ir.DataType.FLOAT16, BFLOAT16: ir.DataType.BFLOAT16}
@@ -25,19 +25,22 @@ HALF_TYPES = {FLOAT16: ir.DataType.FLOAT16, BFLOAT16: ir.DataType.BFLOAT16}
 def store_halves(path: Path, kind: str) -> int:
     """Rewrite the graph at ``path`` with its matrices as ``kind``, one of ``HALF_TYPES``; return how many.
 
-    ``path``.data is replaced too.
+    ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise.
 
     Raises:
         BundleError: a weight is beyond the range of float16, or there is none.
     """
-    model = load_widened(path)
-    matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
-    for value in matrices:
-        _store(model.graph, value, kind, path.parent.name)
-    if not matrices:
-        raise BundleError(f"{path.parent.name}: no weight matrix in the graph")
-    save_over(model, path)
-    return len(matrices)
+    total = 0
+    for one in canonical_graphs(path):
+        model = load_widened(one)
+        matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
+        for value in matrices:
+            _store(model.graph, value, kind, one.parent.name)
+        if not matrices:
+            raise BundleError(f"{one.parent.name}: no weight matrix in the graph")
+        save_over(model, one)
+        total += len(matrices)
+    return total
 
 
 def _is_matrix(value: ir.Value) -> bool:

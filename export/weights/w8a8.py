@@ -32,7 +32,8 @@ from outrider.export.weights.blocks import (
     weight_tensor,
 )
 from outrider.export.weights.rounding import Int8Array, restore, round_by_activations
-from outrider.export.weights.widened import load_widened, save_over
+from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
+from outrider.export.weights.written_text import write_text
 
 INTEGER_KINDS = (*BITS, W8A8)
 """Kinds of weights that are stored as integers."""
@@ -53,23 +54,26 @@ _NUM_JUDGED = 256
 def quantize_static(path: Path, facts: ModelFacts) -> int:
     """Rewrite the canonical graph at ``path``; return how many products take 8-bit activations.
 
-    ``path``.data is replaced too.
+    ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise.
 
     Raises:
-        BundleError: no product takes 8-bit activations within ``MOST_ERROR``.
+        BundleError: no product of a graph takes 8-bit activations within ``MOST_ERROR``.
     """
-    model = load_widened(path)
-    split_gemms(model.graph)
-    activations = product_activations(model.graph, path, facts)
-    count = quantize_products(model.graph, activations)
-    if count == 0:
-        raise BundleError(
-            f"{path.parent.name}/{path.name}: no product takes 8-bit activations within "
-            f"{MOST_ERROR:.0%} of error; export with --weights int8"
-        )
-    quantize_graph(model.graph, 8, activations)
-    save_over(model, path)
-    return count
+    text, total = write_text(path, facts), 0
+    for one in canonical_graphs(path):
+        model = load_widened(one)
+        split_gemms(model.graph)
+        activations = product_activations(model.graph, one, facts, text)
+        count = quantize_products(model.graph, activations)
+        if count == 0:
+            raise BundleError(
+                f"{one.parent.name}/{one.name}: no product takes 8-bit activations within "
+                f"{MOST_ERROR:.0%} of error; export with --weights int8"
+            )
+        quantize_graph(model.graph, 8, activations)
+        save_over(model, one)
+        total += count
+    return total
 
 
 @dataclass(frozen=True, slots=True)

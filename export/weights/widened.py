@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.export.graph.edits import put_tensor
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -93,6 +94,12 @@ def load_widened(path: Path) -> ir.Model:
         restored.replace_all_uses_with(constant)
         graph.remove(use.node, safe=True)
     return model
+
+
+def canonical_graphs(path: Path) -> list[Path]:
+    """Return the canonical graph at ``path`` and, of a model with an encoder, that which reads sources, beside it."""
+    encode = path.with_name(ENCODE_FILE)
+    return [path, encode] if encode.exists() else [path]
 
 
 def save_over(model: ir.Model, path: Path) -> None:

@@ -1,5 +1,7 @@
 """Values inside a graph on text that the model writes itself, as calibration data.
 
+A model with an encoder writes to sources that it wrote before, so its encoder is observed on text too.
+
 Source: Liu et al. 2023 (LLM-QAT, arXiv 2305.17888), section 3.1: text sampled from the model represents its training
 data; random tokens do not.
 """
@@ -7,27 +9,70 @@ data; random tokens do not.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
-from outrider.export.certificate.feeds import GraphFeeds
+from outrider.engines.bundle.manifest import MODEL_FILE
+from outrider.engines.bundle.text2text import ENCODE_FILE
+from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.graph_runner import GraphRunner, open_graph
-from outrider.export.checkpoint import ModelFacts
+from outrider.export.checkpoint import ModelFacts, SourceFacts
 
 _NUM_ROWS, _NUM_TOKENS = 16, 128
 _OBSERVED_FILE = "observed.onnx"
 
 
-def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> IntArray:
-    """Return tokens [B, T] int64 sampled from a canonical graph at temperature 1, first tokens drawn evenly."""
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """Text of a model, and what it is an answer to.
+
+    Attributes:
+        tokens: [B, T] int64.
+        sources: of the rows; None for a decoder-only model.
+    """
+
+    tokens: IntArray
+    sources: Sources | None = None
+
+
+def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> WrittenText:
+    """Return text sampled from a canonical graph at temperature 1, its first tokens drawn evenly.
+
+    A model with an encoder begins each answer as it does, and is asked twice: first about random tokens, then about
+    its answers to them.
+    """
     generator = np.random.default_rng(seed)
+    if facts.source is None:
+        return WrittenText(_answers(path, facts, None, generator))
+    shape = (_NUM_ROWS, _NUM_TOKENS)
+    drawn = generator.integers(0, facts.source.vocab_size, shape, dtype=np.int64)
+    first = _answers(path, facts, _as_sources(drawn, facts.source), generator)
+    sources = _as_sources(first, facts.source)
+    return WrittenText(_answers(path, facts, sources, generator), sources)
+
+
+def _answers(
+    path: Path, facts: ModelFacts, sources: Sources | None, generator: np.random.Generator
+) -> IntArray:
+    """Return tokens [B, T] int64 sampled a row per source, if there are any."""
     num_tokens = min(_NUM_TOKENS, facts.max_position)
     # A token at a time: weights are widened once, not in every call.
-    runner = GraphRunner(path, facts, batch=_NUM_ROWS, capacity=num_tokens, maps_weights=False)
+    runner = GraphRunner(
+        path,
+        facts,
+        batch=_NUM_ROWS,
+        capacity=num_tokens,
+        source_capacity=_NUM_TOKENS,
+        maps_weights=False,
+    )
+    runner.read(sources)
     tokens = np.empty((_NUM_ROWS, num_tokens), np.int64)
     tokens[:, 0] = generator.integers(0, facts.vocab_size, _NUM_ROWS)
+    if facts.decoder_start_token_id is not None:
+        tokens[:, 0] = facts.decoder_start_token_id
     for place in range(1, num_tokens):
         start = np.full(_NUM_ROWS, place - 1, np.int64)
         logits = runner.extend(tokens[:, place - 1 : place], start)[:, 0]
@@ -35,10 +80,16 @@ def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> IntArray:
     return tokens
 
 
+def _as_sources(tokens: IntArray, facts: SourceFacts) -> Sources:
+    """Return texts [B, T] int64 as sources; of another vocabulary, ids that the encoder has too."""
+    kept = tokens[:, : facts.max_source] % facts.vocab_size
+    return Sources(tokens=kept, lengths=np.full(len(kept), kept.shape[1], np.int64))
+
+
 def observe(
-    path: Path, facts: ModelFacts, names: Sequence[str], tokens: IntArray
+    path: Path, facts: ModelFacts, names: Sequence[str], text: WrittenText
 ) -> dict[str, FloatArray]:
-    """Return values [B * T, K] float32 of a canonical graph, by name, while it reads tokens [B, T] int64.
+    """Return values [B * T, K] float32 of a canonical graph, by name, while it reads a text or its sources.
 
     A second graph lies beside ``path`` meanwhile, whose outputs the values [B, T, K] are.
     """
@@ -53,8 +104,29 @@ def observe(
         session = open_graph(observed)
     finally:
         observed.unlink(missing_ok=True)
-    batch, capacity = tokens.shape
     feeds = GraphFeeds(session, facts)
-    span = feeds.span(tokens, np.zeros(batch, np.int64), capacity=capacity)
-    found = session.run(list(names), {**span, **feeds.caches(batch, capacity)})
+    given = _feeds_of(path, facts, feeds, text)
+    found = session.run(list(names), given)
     return {name: held.reshape(-1, held.shape[-1]) for name, held in zip(names, found, strict=True)}
+
+
+def _feeds_of(path: Path, facts: ModelFacts, feeds: GraphFeeds, text: WrittenText) -> Feeds:
+    """Return the inputs of the graph at ``path`` in which it reads a whole text, or its sources."""
+    batch, capacity = text.tokens.shape
+    if path.name == ENCODE_FILE:
+        assert text.sources is not None
+        caches = feeds.source_caches(batch, text.sources.tokens.shape[1])
+        return {**text.sources.feeds(), **caches}
+    span = feeds.span(text.tokens, np.zeros(batch, np.int64), capacity=capacity)
+    given = {**span, **feeds.caches(batch, capacity)}
+    if text.sources is None:
+        return given
+    runner = GraphRunner(
+        path.with_name(MODEL_FILE),
+        facts,
+        batch=batch,
+        capacity=1,
+        source_capacity=text.sources.tokens.shape[1],
+    )
+    runner.read(text.sources)
+    return {**given, **runner.attended}

@@ -114,7 +114,8 @@ class Client:
         Args:
             prompt: text, token ids, or a whole request.
             timeout_s: deadline of the call in seconds.
-            options: fields of ``GenerateRequest`` and of its ``Sampling``, by name; ``speculation`` takes a mapping.
+            options: fields of ``GenerateRequest`` and of its ``Sampling``, by name; ``speculation`` takes a mapping,
+                ``answer_prefix_tokens`` token ids.
 
         Yields:
             Deltas; the last one has ``finish`` set.
@@ -140,11 +141,30 @@ class Client:
             return list((await call).aborted)
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, timeout_s: float | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool | None = None,
+        target: bool = False,
+        source_language: str = "",
+        timeout_s: float | None = None,
     ) -> list[int]:
-        """Return the token ids of a text, as ``generate`` would see it."""
+        """Return the token ids of a text, as ``generate`` would see it.
+
+        Args:
+            text: a prompt, or with ``target`` the beginning of an answer.
+            add_special_tokens: those of the tokenizer's template; None for the default, which is to add them.
+            target: whether the text is one of an answer, for a model with an encoder.
+            source_language: of the prompt, for a model with an encoder and languages.
+            timeout_s: deadline of the call in seconds.
+        """
         with _decoded_errors():
-            request = wire.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+            request = wire.TokenizeRequest(
+                text=text,
+                add_special_tokens=add_special_tokens,
+                target=target,
+                source_language=source_language,
+            )
             return list((await self._stub.Tokenize(request, timeout=timeout_s)).ids)
 
     async def info(self, *, timeout_s: float | None = None) -> wire.GetServerInfoResponse:
@@ -193,6 +213,8 @@ def build_request(
     sampling = {name: value for name, value in options.items() if name in in_sampling}
     request.sampling.MergeFrom(wire.Sampling(**sampling))
     others = {name: value for name, value in options.items() if name not in in_sampling}
+    if isinstance(others.get("answer_prefix_tokens"), Sequence):
+        others["answer_prefix_tokens"] = wire.TokenIds(ids=others["answer_prefix_tokens"])
     request.MergeFrom(wire.GenerateRequest(**others))
     return request
 

@@ -16,8 +16,19 @@ Address = Annotated[str, typer.Option(help="Server, as HOST:PORT.")]
 
 
 def generate(
-    prompt: Annotated[str, typer.Option(help="Text to complete; - reads standard input.")],
+    prompt: Annotated[
+        str, typer.Option(help="Text to complete, or to answer to; - reads standard input.")
+    ],
     address: Address = DEFAULT_ADDRESS,
+    source_language: Annotated[
+        str | None, typer.Option(help="Of the prompt, for a model with an encoder.")
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option(help="Of the answer, for a model with an encoder.")
+    ] = None,
+    answer_prefix: Annotated[
+        str | None, typer.Option(help="What the answer begins with, for such a model.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Output tokens at most.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
@@ -75,6 +86,9 @@ def generate(
         "reference": quoted,
     }
     given: dict[str, Any] = {
+        "source_language": source_language,
+        "target_language": target_language,
+        "answer_prefix": answer_prefix,
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_k": top_k,

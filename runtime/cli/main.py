@@ -209,6 +209,12 @@ def serve(
     provider_option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE for ONNX Runtime's CUDA provider.")
     ] = None,
+    generation_defaults: Annotated[
+        bool,
+        typer.Option(
+            help="Give requests the checkpoint's generation_config for what they leave open."
+        ),
+    ] = False,
     isolate_engine: Annotated[
         bool, typer.Option(help="Engines in a process of their own, started again where it ends.")
     ] = False,
@@ -253,6 +259,7 @@ def serve(
             model_name=model_name,
             leaves_drafter=drafter is None,
             leaves_gamma=gamma is None,
+            applies_generation_defaults=generation_defaults,
             stage=stage,
             config=config,
         )

@@ -1,4 +1,4 @@
-"""Options that change what kind of answer is given: refused where they cannot be had, beams where they can.
+"""Options that change what kind of answer is given: refused where they cannot be had.
 
 A beam search ranks texts by the model's own probabilities and draws nothing, so whatever shapes a draw is refused with
 it by name. Bans (allowed_token_ids, bad_words, min_tokens, no_repeat_ngram_size) go along: what they ban is no
@@ -7,6 +7,7 @@ continuation. The rules that many fields share are here too; each refusal names 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -32,13 +33,21 @@ ONLY_WITH_BEAMS: Mapping[str, object] = {
 }
 # Likewise, if one is: what happened step by step says nothing of the hypotheses that were left.
 NOT_WITH_BEAMS: Mapping[str, object] = {"return_provenance": False, "return_trace": False}
-ALL_VALUES = {**ONLY_VALUES, **ONLY_WITH_BEAMS, **NOT_WITH_BEAMS}
+# Likewise, unless the model has an encoder.
+ONLY_WITH_ENCODER: Mapping[str, object] = {
+    "source_language": "",
+    "target_language": "",
+    "answer_prefix": "",
+    "answer_prefix_tokens": None,
+}
+ALL_VALUES = {**ONLY_VALUES, **ONLY_WITH_BEAMS, **NOT_WITH_BEAMS, **ONLY_WITH_ENCODER}
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Scores are sums / length ** penalty, and a length at most a few thousand: no power overflows.
 LARGEST_PENALTY = 10.0
 
 
-def check_options(options: Mapping[str, object], *, has_beams: bool) -> None:
-    """Raise UnsupportedOption, naming it, for an option that is not served, or not with this kind of answer."""
+def check_options(options: Mapping[str, object], *, has_beams: bool, has_encoder: bool) -> None:
+    """Raise UnsupportedOption, naming it, for an option that is not served, or not with this answer or model."""
     for name, value in options.items():
         if value == ALL_VALUES[name]:
             continue
@@ -48,6 +57,8 @@ def check_options(options: Mapping[str, object], *, has_beams: bool) -> None:
             raise UnsupportedOption(name, "needs num_beams above 1")
         if name in NOT_WITH_BEAMS and has_beams:
             raise UnsupportedOption(name, "must be left out with num_beams")
+        if name in ONLY_WITH_ENCODER and not has_encoder:
+            raise UnsupportedOption(name, "needs a model with an encoder; leave it out")
 
 
 def check_beams(beams: BeamParams, most: int) -> None:
@@ -96,6 +107,20 @@ def check_ranked(
         raise RequestError("speculation.mode", "must not be LENIENT with num_beams")
     if speculation.drafter not in (None, "model", "none"):
         raise RequestError("speculation.drafter", "must be model or none with num_beams")
+
+
+def check_abort_ids(request_ids: Sequence[str], most: int) -> None:
+    """Refuse an abort without ids, with more than ``most`` or with impossible ones."""
+    check_range("request_ids", len(request_ids), 1, most, "number must be in {}")
+    if not all(REQUEST_ID.fullmatch(request_id) for request_id in request_ids):
+        raise RequestError("request_ids", "each must be 1..128 characters of [A-Za-z0-9._:-]")
+
+
+def check_text(name: str, text: str, max_bytes: int) -> None:
+    """Refuse a text too long to be tokenised (tokenizers can be super-linear)."""
+    # Characters are at least one byte each: the cheap test first.
+    if len(text) > max_bytes or len(text.encode()) > max_bytes:
+        raise RequestError(name, f"must be at most {max_bytes} bytes of UTF-8")
 
 
 def check_texts(name: str, texts: Collection[str], most: int, max_bytes: int) -> None:

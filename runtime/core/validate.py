@@ -7,25 +7,25 @@ nor a tokenizer. Messages name field, rule and limit, never the value.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
 from outrider.runtime.core.errors import ContextTooLong, ModelNotFound, RequestError
 from outrider.runtime.core.options import (
+    REQUEST_ID,
     check_beams,
     check_count,
     check_ids,
     check_options,
     check_range,
     check_ranked,
+    check_text,
     check_texts,
 )
 from outrider.runtime.core.params import BeamParams, RequestSpec, SpeculationParams
 
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
 SMALLEST_DIVISOR = 0.01
 MAX_SEED = 2**64 - 1
@@ -68,13 +68,17 @@ class ServedModel:
     """What requests are checked against.
 
     Attributes:
-        max_context: tokens of prompt and output together.
+        max_context: tokens of prompt and output together; with an encoder, of decoder prefix and output.
         max_gamma: draft tokens per step at most.
         drafters: names a request may ask for.
         guessers: those of them that may speculate on the draft model, as "model/NAME".
         can_adapt: whether gamma can be chosen step by step.
         max_beams: slots that one request may hold.
-        max_token_bytes: bytes of a text that one token stands for at most; None where that is not known.
+        max_token_bytes: bytes of a prompt that one token stands for at most; None where that is not known.
+        max_source: tokens of a source at most; 0 for a model without an encoder.
+        source_vocab_size: of the sources' tokens; 0 for a model without an encoder.
+        shares_vocabulary: whether ids of sources and answers stand for the same tokens.
+        banned_token_ids: never drawn, and never part of a request's own answer prefix.
     """
 
     name: str
@@ -87,6 +91,10 @@ class ServedModel:
     can_adapt: bool = False
     max_beams: int = 1
     max_token_bytes: int | None = None
+    max_source: int = 0
+    source_vocab_size: int = 0
+    shares_vocabulary: bool = True
+    banned_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +106,10 @@ class GenerateFields:
         max_tokens: None takes the default.
         beams: None for one completion, which is drawn or greedy.
         options: values of the options in ``runtime.core.options``, by name.
+        source_language: code; empty for the model's default.
+        target_language: likewise.
+        answer_prefix: what the answer begins with, as text, unless it came as ``answer_prefix_tokens``.
+        default_min_tokens: as ``params.min_tokens``, of a server's default: less where max_tokens is.
     """
 
     text: str | None = None
@@ -117,6 +129,16 @@ class GenerateFields:
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     beams: BeamParams | None = None
     options: Mapping[str, object] = field(default_factory=dict)
+    source_language: str = ""
+    target_language: str = ""
+    answer_prefix: str = ""
+    answer_prefix_tokens: tuple[int, ...] | None = None
+    default_min_tokens: int = 0
+
+    @property
+    def answer_prefix_name(self) -> str:
+        """Path of the field that the answer prefix came in."""
+        return "answer_prefix" if self.answer_prefix_tokens is None else "answer_prefix_tokens.ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +146,13 @@ class Admission:
     """What the service adds to a request when it lets it in.
 
     Attributes:
-        prompt_tokens: the prompt, tokenised.
+        prompt_tokens: the prompt, tokenised; with an encoder, the model's own decoder prefix.
         bad_words: token sequences of the bad words.
         deadline_s: on the worker's monotonic clock.
         tenant: as ``runtime.core.tenant`` reads it.
         is_known: likewise.
+        source_tokens: the prompt, tokenised, where the model has an encoder.
+        answer_prefix: the request's own part of the decoder prefix, tokenised.
     """
 
     internal_id: str
@@ -139,6 +163,8 @@ class Admission:
     deadline_s: float | None
     tenant: str = ""
     is_known: bool = True
+    source_tokens: tuple[int, ...] = ()
+    answer_prefix: tuple[int, ...] = ()
 
 
 def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
@@ -151,7 +177,8 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     """
     if fields.model not in ("", model.name):
         raise ModelNotFound
-    check_options(fields.options, has_beams=fields.beams is not None)
+    has_beams, has_encoder = fields.beams is not None, model.max_source > 0
+    check_options(fields.options, has_beams=has_beams, has_encoder=has_encoder)
     if fields.request_id and not REQUEST_ID.fullmatch(fields.request_id):
         raise RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
     _check_prompt(fields, limits, model)
@@ -179,24 +206,27 @@ def build_spec(
     ``fields`` have passed ``check_fields``; the rest depends on the tokenised prompt and bad words.
 
     Raises:
-        ContextTooLong: prompt and output together do not fit the context.
-        RequestError: the prompt is empty, min_tokens exceeds max_tokens, or no token could be drawn.
+        ContextTooLong: prompt and output together do not fit the context, or a source is too long.
+        RequestError: the prompt is empty, the answer prefix has a banned token, min_tokens exceeds max_tokens, or no
+            token could be drawn.
     """
-    if not admission.prompt_tokens:
-        raise RequestError("prompt", "must have at least one token")
-    check_ids("prompt", admission.prompt_tokens, model.vocab_size)
-    max_tokens = _resolve_max_tokens(
-        fields.max_tokens, len(admission.prompt_tokens), limits, model.max_context
-    )
+    prompt_tokens = _check_tokens(fields, admission, model)
+    max_tokens = _resolve_max_tokens(fields.max_tokens, len(prompt_tokens), limits, model)
     check_range("sampling.min_tokens", fields.params.min_tokens, 0, max_tokens)
     eos = () if fields.ignore_eos else model.eos_token_ids
-    end_token_ids = tuple(dict.fromkeys((*eos, *fields.stop_token_ids)))
-    params = replace(fields.params, bad_words=admission.bad_words, end_token_ids=end_token_ids)
+    params = replace(
+        fields.params,
+        bad_words=(*admission.bad_words, *((token,) for token in model.banned_token_ids)),
+        end_token_ids=tuple(dict.fromkeys((*eos, *fields.stop_token_ids))),
+        min_tokens=max(fields.params.min_tokens, min(fields.default_min_tokens, max_tokens)),
+    )
     _check_drawable(params, model.vocab_size)
     return RequestSpec(
         internal_id=admission.internal_id,
         request_id=admission.request_id,
-        prompt_tokens=admission.prompt_tokens,
+        prompt_tokens=prompt_tokens,
+        source_tokens=admission.source_tokens,
+        source_is_quotable=model.shares_vocabulary,
         params=params,
         seed=admission.seed,
         max_tokens=max_tokens,
@@ -212,32 +242,23 @@ def build_spec(
     )
 
 
-def check_text(name: str, text: str, limits: RequestLimits) -> None:
-    """Raise RequestError for a text too long to be tokenised (tokenizers can be super-linear)."""
-    # Characters are at least one byte each: the cheap test first.
-    if len(text) > limits.max_prompt_bytes or len(text.encode()) > limits.max_prompt_bytes:
-        raise RequestError(name, f"must be at most {limits.max_prompt_bytes} bytes of UTF-8")
-
-
-def check_abort_ids(request_ids: Sequence[str], limits: RequestLimits) -> None:
-    """Raise RequestError for an abort without ids, with too many or with impossible ones."""
-    check_range("request_ids", len(request_ids), 1, limits.max_abort_ids, "number must be in {}")
-    if not all(REQUEST_ID.fullmatch(request_id) for request_id in request_ids):
-        raise RequestError("request_ids", "each must be 1..128 characters of [A-Za-z0-9._:-]")
-
-
 def _check_prompt(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
     if fields.text is not None:
-        check_text("text", fields.text, limits)
+        check_text("text", fields.text, limits.max_prompt_bytes)
         if model.max_token_bytes is not None:
             # What the text needs at least; how many tokens it has is known later.
             num_bytes = len(fields.text.encode())
-            check_context(-(-num_bytes // model.max_token_bytes), model.max_context)
+            check_prompt_size(-(-num_bytes // model.max_token_bytes), model)
     elif fields.tokens is None:
         raise RequestError("prompt", "one of text and tokens is required")
     else:
-        check_context(len(fields.tokens), model.max_context)
-        check_ids("tokens.ids", fields.tokens, model.vocab_size)
+        check_prompt_size(len(fields.tokens), model)
+        check_ids("tokens.ids", fields.tokens, model.source_vocab_size or model.vocab_size)
+        if fields.source_language:
+            rule = "must be left out with tokens, which are fed as they are"
+            raise RequestError("source_language", rule)
+    check_text("answer_prefix", fields.answer_prefix, limits.max_prompt_bytes)
+    check_ids(fields.answer_prefix_name, fields.answer_prefix_tokens or (), model.vocab_size)
 
 
 def _check_stops(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
@@ -279,23 +300,52 @@ def _check_speculation(
     check_mode(params, can_adapt=model.can_adapt or model.max_gamma == 0)
 
 
+def _check_tokens(
+    fields: GenerateFields, admission: Admission, model: ServedModel
+) -> tuple[int, ...]:
+    """Return what the text begins with: the prompt, or with an encoder the decoder prefix."""
+    has_encoder = model.max_source > 0
+    prompt = admission.source_tokens if has_encoder else admission.prompt_tokens
+    if not prompt:
+        raise RequestError("prompt", "must have at least one token")
+    check_ids("prompt", prompt, model.source_vocab_size or model.vocab_size)
+    check_prompt_size(len(prompt), model)
+    if not has_encoder:
+        return prompt
+    check_ids(fields.answer_prefix_name, admission.answer_prefix, model.vocab_size)
+    if not set(model.banned_token_ids).isdisjoint(admission.answer_prefix):
+        rule = "must have none of the banned_token_ids of the model"
+        raise RequestError(fields.answer_prefix_name, rule)
+    prefix = (*admission.prompt_tokens, *admission.answer_prefix)
+    if len(prefix) >= model.max_context:
+        limit = model.max_context - 1 - len(admission.prompt_tokens)
+        rule = f"must be at most {limit} tokens behind the decoder prefix"
+        given = len(admission.answer_prefix)
+        raise ContextTooLong(fields.answer_prefix_name, rule, limit=limit, given=given)
+    return prefix
+
+
 def _resolve_max_tokens(
-    asked: int | None, num_prompt: int, limits: RequestLimits, max_context: int
+    asked: int | None, num_prompt: int, limits: RequestLimits, model: ServedModel
 ) -> int:
-    check_context(num_prompt, max_context)
+    max_context = model.max_context
     if asked is None:
         return min(limits.default_max_tokens, limits.max_tokens, max_context - num_prompt)
     if num_prompt + asked > max_context:
-        rule = f"prompt tokens and max_tokens together must be at most {max_context}"
+        what = "decoder prefix" if model.max_source else "prompt tokens"
+        rule = f"{what} and max_tokens together must be at most {max_context}"
         raise ContextTooLong("max_tokens", rule, limit=max_context, given=num_prompt + asked)
     return asked
 
 
-def check_context(num_prompt: int, max_context: int) -> None:
-    """Refuse a prompt that leaves no room for a token."""
-    if num_prompt >= max_context:
-        rule = f"must be at most {max_context - 1} tokens"
-        raise ContextTooLong("prompt", rule, limit=max_context - 1, given=num_prompt)
+def check_prompt_size(num_prompt: int, model: ServedModel) -> None:
+    """Refuse a prompt that leaves no room for a token, or a source that is too long to be read."""
+    limit, name = model.max_context - 1, ""
+    if model.max_source:
+        limit, name = model.max_source, ", max_source_tokens of this server"
+    if num_prompt > limit:
+        rule = f"must be at most {limit} tokens{name}"
+        raise ContextTooLong("prompt", rule, limit=limit, given=num_prompt)
 
 
 def _check_drawable(params: SamplingParams, vocab_size: int) -> None:
@@ -306,5 +356,5 @@ def _check_drawable(params: SamplingParams, vocab_size: int) -> None:
     # Nothing as long as the vocabulary is made: this runs on the event loop.
     drawable = set(params.allowed_token_ids) or range(vocab_size)
     if len(banned) >= len(drawable) and banned.issuperset(drawable):
-        rule = "must leave a token that bad_words and min_tokens do not ban"
+        rule = "must leave a token that bad_words, min_tokens and the model do not ban"
         raise RequestError("sampling.allowed_token_ids", rule)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import accumulate
 
 from outrider.runtime.core.params import SpeculationReport
 from outrider.runtime.core.stats import ControlReport
+from outrider.runtime.loop.totals import READ_BUCKETS_S, WorkerSnapshot
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
@@ -64,6 +68,11 @@ class Metrics:
         for name, text in texts.items():
             self.watch(f"control_{name}", text, partial(_field, read, name))
 
+    def watch_reads(self, read: Callable[[], WorkerSnapshot]) -> None:
+        """Add what the worker counts of sources: their tokens, and the seconds of each read."""
+        self.watch("num_requests_reading", "Source not yet read", lambda: read().num_reading)
+        self.registry.register(_Reads(read))
+
     def count_speculation(self, report: SpeculationReport) -> None:
         """Add the figures of a completed request."""
         self.drafted.inc(report.num_drafted)
@@ -78,6 +87,27 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"outrider_{name}", text, buckets=buckets, registry=self.registry)
+
+
+class _Reads(Collector):
+    """Reads of sources, as a worker has counted them: it may be in another process."""
+
+    def __init__(self, read: Callable[[], WorkerSnapshot]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
+        counts = self._read()
+        yield CounterMetricFamily(
+            "outrider_source_tokens", "Tokens of sources read", value=counts.num_source_tokens
+        )
+        bounds = [*map(str, READ_BUCKETS_S), "+Inf"]
+        buckets = [*zip(bounds, accumulate(counts.reads_by_s), strict=False)]
+        yield HistogramMetricFamily(
+            "outrider_read_seconds",
+            "A read of one source or several, which running streams wait for",
+            buckets=buckets or [("+Inf", 0)],
+            sum_value=counts.read_s,
+        )
 
 
 def _field(read: Callable[[], ControlReport | None], name: str) -> float:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.files import MANIFEST_FILE
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle, load_bundle
+from outrider.engines.bundle.manifest import Bundle, Manifest, ModelEntry, load_bundle
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.device.rounds import do_nothing
 from outrider.engines.devices import CUDA, parse_device
@@ -31,8 +32,13 @@ from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.drafters.registry import any_proposes_trees
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.generation_defaults import (
+    NO_DEFAULTS,
+    RequestDefaults,
+    request_defaults,
+)
 from outrider.runtime.serving.served_model import Serving
-from outrider.runtime.serving.tokenizer import TokenizersCodec
+from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec, open_codec
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +63,7 @@ class ServeOptions:
         takes_unsettled_costs: whether known ones are taken though their measurements disagreed.
         leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
         leaves_gamma: whether it chooses the default gamma.
+        applies_generation_defaults: whether requests get the checkpoint's generation defaults for what they leave open.
         stage: entered with the name of work that takes seconds, so that somebody can show it.
     """
 
@@ -71,6 +78,7 @@ class ServeOptions:
     model_name: str | None = None
     leaves_drafter: bool = False
     leaves_gamma: bool = False
+    applies_generation_defaults: bool = False
     stage: Stage = nullcontext
     config: ServerConfig = field(default_factory=ServerConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
@@ -88,13 +96,14 @@ def open_serving(
 
     Raises:
         BundleError: the bundle does not fit its manifest.
+        ConfigError: a setting cannot be used.
     """
     bundle = load_bundle(root)
     manifest = bundle.manifest
     options = _decided(bundle, options)
     config = options.config
     max_batch = min(config.max_running, manifest.max_batch)
-    codec = TokenizersCodec(bundle.read(TOKENIZER_FILE))
+    codec = open_codec(bundle)
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
         costs = bundle_costs(bundle, options, None, codec, max_batch)
@@ -126,14 +135,16 @@ def open_serving(
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
         max_beams=worker.max_beams,
-        max_token_bytes=codec.max_token_bytes,
+        **_of_sources(manifest, codec),
     )
+    limits, defaults = _with_generation_defaults(options, manifest, model)
     return Serving(
         worker=worker,
         codec=codec,
         model=model,
         config=config,
-        limits=options.limits,
+        limits=limits,
+        defaults=defaults,
         certificate=manifest.certificate,
         bit_equality=bit_equality,
         weights_are_private=not is_mapped,
@@ -141,12 +152,58 @@ def open_serving(
     )
 
 
+def _of_sources(manifest: Manifest, codec: TokenizersCodec) -> dict[str, Any]:
+    """Return what ``ServedModel`` says of prompts, and tell what memory sources take."""
+    entry, facts = manifest.target.source, manifest.text2text
+    if entry is None or facts is None or not isinstance(codec, TextToTextCodec):
+        return {"max_token_bytes": codec.max_token_bytes}
+    models = [one for one in (manifest.target, manifest.draft) if one is not None]
+    token_bytes = sum(source_bytes(one) for one in models)
+    log.warning(
+        "sources: %d tokens at most, %d bytes per slot and token in float32: %.1f MiB per slot",
+        entry.max_source,
+        token_bytes,
+        entry.max_source * token_bytes / 2**20,
+    )
+    return {
+        "max_token_bytes": codec.sources.max_token_bytes,
+        "max_source": entry.max_source,
+        "source_vocab_size": entry.vocab_size,
+        "shares_vocabulary": facts.shares_vocabulary,
+        "banned_token_ids": facts.banned_token_ids,
+    }
+
+
+def source_bytes(entry: ModelEntry) -> int:
+    """Return the bytes that a token of a source takes in a slot: keys and values of each layer, in float32."""
+    source = entry.source
+    return 0 if source is None else 8 * entry.num_layers * source.num_heads * source.head_size
+
+
+def _with_generation_defaults(
+    options: ServeOptions, manifest: Manifest, model: ServedModel
+) -> tuple[RequestLimits, RequestDefaults]:
+    """Return limits and defaults of requests, as the options want them."""
+    limits, facts = options.limits, manifest.text2text
+    if facts is None or not options.applies_generation_defaults:
+        return limits, NO_DEFAULTS
+    asked, num_prefix = facts.generation_defaults, len(facts.decoder_prefix)
+    defaults, line = request_defaults(asked, num_prefix=num_prefix, limits=limits, model=model)
+    log.warning("%s", line)
+    if defaults.max_tokens is not None:
+        limits = replace(limits, default_max_tokens=defaults.max_tokens)
+    return limits, defaults
+
+
 def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
     """Return the options with a device, and with the bundle's defaults where the operator set none.
 
     Raises:
         BundleError: a default of the bundle is out of range.
+        ConfigError: there are no generation defaults to apply.
     """
+    if options.applies_generation_defaults and bundle.manifest.text2text is None:
+        raise ConfigError("generation_defaults", "needs a model with an encoder")
     try:
         config, line = with_bundle_defaults(
             options.config,

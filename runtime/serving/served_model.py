@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -10,17 +11,19 @@ from typing import Protocol
 
 from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.text2text import LANGUAGE
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
-from outrider.runtime.serving.tokenizer import TextCodec
+from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
+from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec
 from outrider.v1 import inference_pb2 as wire
 
 # Limits of the wire that are ``RequestLimits`` of the same name; beams are bounded by the model too.
-_OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {"max_beams"}
+_OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {"max_beams", "max_source_tokens"}
 
 
 class ServingWorker(Protocol):
@@ -94,6 +97,8 @@ class Serving:
     """A served model with its worker, tokenizer and limits.
 
     Attributes:
+        codec: a ``TextToTextCodec`` where the model has an encoder.
+        defaults: of what requests leave open.
         stall_timeout_s: seconds one response may wait to be read before the request is cut off.
         certificate: the bundle's parity certificate.
         clock: seconds; the same clock as the worker's.
@@ -108,6 +113,7 @@ class Serving:
     model: ServedModel
     config: ServerConfig = field(default_factory=ServerConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
+    defaults: RequestDefaults = NO_DEFAULTS
     certificate: Mapping[str, object] = field(default_factory=dict)
     stall_timeout_s: float = 30.0
     clock: Callable[[], float] = time.monotonic
@@ -133,6 +139,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             max_queued_tokens=config.max_queued_tokens,
             queue_timeout_s=config.queue_timeout_s,
             max_beams=min(limits.max_beams, model.max_beams),
+            max_source_tokens=model.max_source,
         ),
         speculation=wire.SpeculationInfo(
             drafters=model.drafters,
@@ -147,6 +154,28 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             weights_are_private=serving.weights_are_private,
             bit_equality=f"BIT_EQUALITY_{serving.bit_equality.name}",
         ),
+        text_to_text=_text_to_text(serving),
+    )
+
+
+def _text_to_text(serving: Serving) -> wire.TextToTextInfo | None:
+    codec = serving.codec
+    if not isinstance(codec, TextToTextCodec):
+        return None
+    facts = codec.text2text
+    return wire.TextToTextInfo(
+        languages=facts.languages,
+        default_source_language=facts.default_source_language,
+        default_target_language=facts.default_target_language,
+        has_source_language=LANGUAGE in facts.source_template,
+        has_target_language=LANGUAGE in facts.decoder_prefix,
+        decoder_prefix=[
+            wire.PrefixToken(id=one if isinstance(one, int) else None)
+            for one in facts.decoder_prefix
+        ],
+        banned_token_ids=facts.banned_token_ids,
+        generation_defaults_json=json.dumps(dict(facts.generation_defaults), sort_keys=True),
+        applies_generation_defaults=serving.defaults != NO_DEFAULTS,
     )
 
 

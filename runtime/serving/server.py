@@ -239,6 +239,8 @@ class Server:
         watch("slots_free", "Free slots", lambda: snapshot().num_free_slots)
         watch("engine_restarts", "Engines that another has replaced", lambda: worker.num_restarts)
         watch("engine_steps", "Steps run", lambda: snapshot().step_count)
+        if self._serving.model.max_source:
+            self.metrics.watch_reads(snapshot)
         self.metrics.watch_control(lambda: snapshot().control)
         watch("streams", "Open streams", lambda: self._service.num_streams)
 

@@ -12,37 +12,28 @@ import logging
 import secrets
 import uuid
 from collections.abc import Awaitable
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 from outrider.runtime.core import errors
+from outrider.runtime.core.options import check_abort_ids, check_text
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.tenant import is_known, tenant_of
-from outrider.runtime.core.validate import (
-    Admission,
-    GenerateFields,
-    build_spec,
-    check_abort_ids,
-    check_fields,
-    check_text,
-)
+from outrider.runtime.core.validate import Admission, build_spec, check_fields
+from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.outbox import Outbox, Post
 from outrider.runtime.serving.served_model import Serving, describe
 from outrider.runtime.serving.status import code_of, trailing_status
 from outrider.runtime.serving.stream import CompletionStream
 from outrider.runtime.serving.texts import TextLane
-from outrider.runtime.serving.tokenizer import tokenize_bad_words
-from outrider.runtime.serving.wire import check_counts, fields_of, parse
+from outrider.runtime.serving.wire import check_counts, check_tokenize, fields_of, parse
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
 # Seconds past a deadline that the worker gets to end a request itself, between two steps.
 LATE_S = 1.0
-# Of an answer to Tokenize: what gRPC clients take where nobody says otherwise.
-MAX_ANSWER_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +71,7 @@ class InferenceService:
             max_queued_tokens=serving.config.max_queued_tokens,
             retry_after_s=serving.config.retry_after_s,
         )
+        self._encoder = RequestEncoder(serving.codec, self._texts)
         self._post = Post(asyncio.get_running_loop())
         serving.worker.after_step(self._post.send)
 
@@ -205,8 +197,8 @@ class InferenceService:
             raise errors.Draining
         if self._has_failed:
             raise errors.EngineRestart
-        check_counts(request, serving.limits, serving.model.max_context)
-        fields = fields_of(request)
+        check_counts(request, serving.limits, serving.model)
+        fields = fields_of(request, serving.defaults)
         check_fields(fields, serving.limits, serving.model)
         remaining_s = context.time_remaining()
         budget_s = serving.limits.max_request_s
@@ -217,16 +209,19 @@ class InferenceService:
             # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
             num_ahead, num_tokens = self._texts.prompts
             serving.worker.check_room(1, num_tokens + 1, num_ahead)
-        fields = await self._with_reference(fields)
+        encoder = self._encoder
+        prefix = encoder.decoder_prefix(fields)
+        fields = await encoder.with_reference(fields)
         internal_id, tenant = uuid.uuid4().hex, _tenant(context)
+        prompt = await encoder.prompt(fields)
+        words = fields.bad_words
         admission = Admission(
             internal_id=internal_id,
             request_id=fields.request_id or internal_id,
-            prompt_tokens=await self._prompt_tokens(fields),
-            bad_words=await self._texts.run(
-                "".join(fields.bad_words),
-                lambda: tokenize_bad_words(serving.codec, fields.bad_words),
-            ),
+            prompt_tokens=prompt if prefix is None else prefix,
+            source_tokens=() if prefix is None else prompt,
+            answer_prefix=await encoder.answer_prefix(fields),
+            bad_words=await encoder.bad_words(words) if words else serving.defaults.bad_words,
             seed=secrets.randbits(63) if fields.seed is None else fields.seed,
             deadline_s=deadline_s,
             tenant=tenant,
@@ -252,7 +247,7 @@ class InferenceService:
         self._live[spec.tenant, spec.request_id] = live
         self._idle.clear()
         self._metrics.admitted.inc()
-        self._metrics.prompt_tokens.inc(len(spec.prompt_tokens))
+        self._metrics.prompt_tokens.inc(spec.num_prompt_tokens)
         return outbox
 
     def _forget(self, spec: RequestSpec) -> None:
@@ -260,29 +255,9 @@ class InferenceService:
         if not self._live:
             self._idle.set()
 
-    async def _prompt_tokens(self, fields: GenerateFields) -> tuple[int, ...]:
-        if fields.tokens is not None:
-            return fields.tokens
-        return await self._encode(fields.text or "", add_special_tokens=True, is_prompt=True)
-
-    async def _with_reference(self, fields: GenerateFields) -> GenerateFields:
-        """Return the fields with their reference text tokenised."""
-        if not fields.speculation.reference:
-            return fields
-        tokens = await self._encode(fields.speculation.reference, add_special_tokens=False)
-        return replace(fields, speculation=replace(fields.speculation, reference_tokens=tokens))
-
-    async def _encode(
-        self, text: str, add_special_tokens: bool, *, is_prompt: bool = False
-    ) -> tuple[int, ...]:
-        encode = self._serving.codec.encode
-        return await self._texts.run(
-            text, lambda: encode(text, add_special_tokens), is_prompt=is_prompt
-        )
-
     async def _abort(self, data: bytes, context: Context) -> bytes:
         request_ids = parse(wire.AbortRequest, data).request_ids
-        check_abort_ids(request_ids, self._serving.limits)
+        check_abort_ids(request_ids, self._serving.limits.max_abort_ids)
         tenant = _tenant(context)
         aborted = [one for one in dict.fromkeys(request_ids) if (tenant, one) in self._live]
         for request_id in aborted:
@@ -292,27 +267,10 @@ class InferenceService:
 
     async def _tokenize(self, data: bytes) -> bytes:
         request = parse(wire.TokenizeRequest, data)
-        check_text("text", request.text, self._serving.limits)
-        return await self._texts.run(request.text, lambda: self._spelled(request))
-
-    def _spelled(self, request: wire.TokenizeRequest) -> bytes:
-        """Return the answer to Tokenize; callable from any thread.
-
-        Raises:
-            RequestError: clients would not take an answer of its length.
-        """
-        codec = self._serving.codec
-        is_asked = not request.HasField("add_special_tokens") or request.add_special_tokens
-        ids = codec.encode(request.text, add_special_tokens=is_asked)
-        response = wire.TokenizeResponse(
-            ids=ids,
-            tokens=[codec.spell(token) for token in ids],
-            max_context=self._serving.model.max_context,
-        )
-        if response.ByteSize() > MAX_ANSWER_BYTES:
-            rule = f"must have an answer of at most {MAX_ANSWER_BYTES} bytes; ask for it in pieces"
-            raise errors.RequestError("text", rule)
-        return response.SerializeToString()
+        model = self._serving.model
+        check_text("text", request.text, self._serving.limits.max_prompt_bytes)
+        check_tokenize(request, has_encoder=model.max_source > 0)
+        return await self._encoder.tokenize(request, model.max_context)
 
     async def _get_server_info(self, data: bytes) -> bytes:
         parse(wire.GetServerInfoRequest, data)

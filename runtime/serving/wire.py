@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import MAX_BRANCHING
-from outrider.runtime.core.errors import MalformedRequest, RequestError
+from outrider.runtime.core.errors import MalformedRequest, RequestError, UnsupportedOption
 from outrider.runtime.core.options import ALL_VALUES, check_count
 from outrider.runtime.core.params import (
     BeamAnswer,
@@ -22,7 +22,13 @@ from outrider.runtime.core.params import (
     SpeculationReport,
     StepTrace,
 )
-from outrider.runtime.core.validate import GenerateFields, RequestLimits, check_context
+from outrider.runtime.core.validate import (
+    GenerateFields,
+    RequestLimits,
+    ServedModel,
+    check_prompt_size,
+)
+from outrider.runtime.serving.generation_defaults import RequestDefaults
 from outrider.v1 import inference_pb2 as wire
 
 M = TypeVar("M", bound=Message)
@@ -78,7 +84,7 @@ def parse(kind: type[M], data: bytes) -> M:
         raise MalformedRequest from error
 
 
-def check_counts(request: wire.GenerateRequest, limits: RequestLimits, max_context: int) -> None:
+def check_counts(request: wire.GenerateRequest, limits: RequestLimits, model: ServedModel) -> None:
     """Refuse lists that are too long, before they are turned into values: that takes .15 s of the loop for 4 MiB.
 
     Raises:
@@ -93,19 +99,39 @@ def check_counts(request: wire.GenerateRequest, limits: RequestLimits, max_conte
     name = "sampling.allowed_token_ids"
     check_count(name, sampling.allowed_token_ids, limits.max_allowed_token_ids)
     check_count("speculation.branching", request.speculation.branching, MAX_BRANCHING)
-    check_context(len(request.tokens.ids), max_context)
+    check_count("answer_prefix_tokens.ids", request.answer_prefix_tokens.ids, model.max_context)
+    check_prompt_size(len(request.tokens.ids), model)
 
 
-def fields_of(request: wire.GenerateRequest) -> GenerateFields:
+def check_tokenize(request: wire.TokenizeRequest, *, has_encoder: bool) -> None:
+    """Refuse options that a text to tokenise cannot have.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    for name in ("target", "source_language"):
+        if getattr(request, name) and not has_encoder:
+            raise UnsupportedOption(name, "needs a model with an encoder; leave it out")
+    adds_special = request.add_special_tokens
+    if request.target and adds_special:
+        raise RequestError("add_special_tokens", "must be false or left out with target")
+    has_template = not request.target and (
+        adds_special or not request.HasField("add_special_tokens")
+    )
+    if request.source_language and not has_template:
+        raise RequestError("source_language", "needs a source with its special tokens")
+
+
+def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> GenerateFields:
     """Return the request's values with defaults filled in, unchecked.
 
     Raises:
         RequestError: this version does not know the exactness mode.
     """
-    given = _given(request)
-    sampling = _given(request.sampling)
+    given = defaults.search_of(_given(request))
     speculation = _given(request.speculation)
     beams = _beams(given, speculation)
+    sampling = defaults.sampling_of(_given(request.sampling), has_beams=beams is not None)
     return GenerateFields(
         text=given.get("text"),
         tokens=tuple(request.tokens.ids) if "tokens" in given else None,
@@ -125,6 +151,13 @@ def fields_of(request: wire.GenerateRequest) -> GenerateFields:
         speculation=_speculation(speculation),
         beams=beams,
         options=_options(given, speculation),
+        source_language=given.get("source_language", ""),
+        target_language=given.get("target_language", ""),
+        answer_prefix=given.get("answer_prefix", ""),
+        answer_prefix_tokens=(
+            tuple(request.answer_prefix_tokens.ids) if "answer_prefix_tokens" in given else None
+        ),
+        default_min_tokens=0 if "min_tokens" in sampling else defaults.min_tokens,
     )
 
 

@@ -12,6 +12,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,17 +24,17 @@ from google.protobuf.message import Message
 from outrider import Client
 from outrider.client import build_request
 from outrider.runtime.core.errors import ServingError
+from outrider.runtime.core.options import check_abort_ids, check_text
 from outrider.runtime.core.validate import (
     Admission,
     RequestLimits,
     ServedModel,
     build_spec,
-    check_abort_ids,
     check_fields,
-    check_text,
 )
+from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.service import SERVICE
-from outrider.runtime.serving.wire import check_counts, fields_of, parse
+from outrider.runtime.serving.wire import check_counts, check_tokenize, fields_of, parse
 from outrider.v1 import inference_pb2 as wire
 
 from scripts.soak.run import check_idle
@@ -70,17 +71,26 @@ MODEL = ServedModel(
     drafters=("model", "lookup", "ngram", "tree", "auto", "none"), guessers=("lookup",),
     can_adapt=True, max_beams=4, max_token_bytes=16,
 )  # fmt: skip
+WITH_ENCODER = replace(
+    MODEL, max_source=64, source_vocab_size=300, shares_vocabulary=False, banned_token_ids=(0,)
+)
+DEFAULTS = RequestDefaults(
+    search={"num_beams": 2, "early_stopping": True}, sampling={"top_k": 5}, min_tokens=9
+)
 SEEDS: tuple[tuple[str, Message], ...] = (
     ("Generate", build_request("def main(", max_tokens=1, temperature=0.0, request_id="soak")),
     ("Generate", build_request([3, 4, 5], max_tokens=1, logprobs=2, seed=7, stop=["a", "\n"])),
     ("Generate", build_request("a b", max_tokens=1, logit_bias={3: 1.0, 9: -2.0}, top_k=3, top_p=0.9,
                                bad_words=["x"], min_p=0.1, repetition_penalty=1.2, no_repeat_ngram_size=3)),
+    ("Generate", build_request("a", max_tokens=1, source_language="en", target_language="de", answer_prefix="b")),
+    ("Generate", build_request([3, 4], max_tokens=1, answer_prefix_tokens=[5, 6])),
     ("Generate", build_request("a", max_tokens=1, num_beams=2, n=2, temperature=0.0, length_penalty=0.5)),
     ("Generate", build_request("a", max_tokens=1, allowed_token_ids=[3, 4], stop_token_ids=[5], return_trace=True,
                                speculation={"drafter": "lookup+model:2", "gamma": 3, "lenience": 0.5})),
     ("Generate", build_request("a", max_tokens=1, speculation={"drafter": "tree", "branching": [2, 1], "mode": 1})),
     ("Abort", wire.AbortRequest(request_ids=["a", "soak-1"])),
     ("Tokenize", wire.TokenizeRequest(text="Grüße aus Köln", add_special_tokens=False)),
+    ("Tokenize", wire.TokenizeRequest(text="Köln", target=True, source_language="de")),
     ("GetServerInfo", wire.GetServerInfoRequest()),
 )  # fmt: skip
 
@@ -149,25 +159,29 @@ def _damage(data: bytearray, other: bytes, rng: random.Random) -> None:
             data[at:at] = bytes((rng.choice((0x7F, 0x80, 0xFF)),)) * rng.randint(1, 11)
 
 
-def judge(method: str, data: bytes) -> str:
+def judge(method: str, data: bytes, model: ServedModel, defaults: RequestDefaults) -> str:
     """Return the reason for which a message is refused, "OK" where it is not; anything else that is raised is a bug."""
     try:
         if method == "Abort":
-            check_abort_ids(parse(wire.AbortRequest, data).request_ids, LIMITS)
+            check_abort_ids(parse(wire.AbortRequest, data).request_ids, LIMITS.max_abort_ids)
         elif method == "Tokenize":
-            check_text("text", parse(wire.TokenizeRequest, data).text, LIMITS)
+            request = parse(wire.TokenizeRequest, data)
+            check_text("text", request.text, LIMITS.max_prompt_bytes)
+            check_tokenize(request, has_encoder=model.max_source > 0)
         elif method == "GetServerInfo":
             parse(wire.GetServerInfoRequest, data)
         else:
             request = parse(wire.GenerateRequest, data)
-            check_counts(request, LIMITS, MODEL.max_context)
-            fields = fields_of(request)
-            check_fields(fields, LIMITS, MODEL)
+            check_counts(request, LIMITS, model)
+            fields = fields_of(request, defaults)
+            check_fields(fields, LIMITS, model)
+            prompt = fields.tokens or (1, 2)
             admission = Admission(
-                internal_id="i", request_id="r", prompt_tokens=fields.tokens or (1, 2), bad_words=((5,),),
-                seed=fields.seed or 0, deadline_s=None,
+                internal_id="i", request_id="r", prompt_tokens=(0, 7) if model.max_source else prompt,
+                source_tokens=prompt if model.max_source else (), answer_prefix=fields.answer_prefix_tokens or (),
+                bad_words=((5,),), seed=fields.seed or 0, deadline_s=None,
             )  # fmt: skip
-            build_spec(fields, admission, LIMITS, MODEL)
+            build_spec(fields, admission, LIMITS, model)
     except ServingError as error:
         return error.reason
     return "OK"
@@ -178,7 +192,8 @@ def in_process(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     reasons, problems = Counter[str](), list[str]()
     for method, data in malformed(count, random.Random(seed)):
         try:
-            reasons[judge(method, data)] += 1
+            reasons[judge(method, data, MODEL, NO_DEFAULTS)] += 1
+            reasons[f"with an encoder, {judge(method, data, WITH_ENCODER, DEFAULTS)}"] += 1
         except Exception as error:  # whatever it is, it is what this looks for
             problems.append(f"{method} {data.hex()}: {error!r}")
     return reasons, problems

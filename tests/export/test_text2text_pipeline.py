@@ -28,6 +28,7 @@ def test_bundle_describes_both_encoders(tiny_text2text_bundle: Path) -> None:
     for model in ("target", "draft"):
         graphs = {name for name in manifest.files if name.startswith(f"{model}/")}
         assert {f"{model}/{one}.onnx" for one in ("encode", "model", "grouped", "tree")} <= graphs
+        assert {one for one in graphs if one.endswith(".data")} == {f"{model}/model.onnx.data"}
         assert manifest.certificate[model]["tolerance"] >= 1e-4
 
 

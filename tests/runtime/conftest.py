@@ -17,6 +17,7 @@ from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.tokenizer import TextCodec
@@ -91,7 +92,12 @@ async def running(
     max_batch: int = 4,
     max_context: int = CONTEXT,
     max_tree_nodes: int = 0,
-    target: Callable[[tuple[int, ...]], FloatArray] = next_letter,
+    target: Callable[..., FloatArray] = next_letter,
+    draft: Callable[..., FloatArray] = wrong_after_e,
+    vocab_size: int = VOCAB,
+    max_source: int = 0,
+    banned_token_ids: tuple[int, ...] = (),
+    defaults: RequestDefaults = NO_DEFAULTS,
     failing_extends: Sequence[int] = (),
     stall_timeout_s: float = 30.0,
     options: Sequence[tuple[str, Any]] = (),
@@ -104,14 +110,15 @@ async def running(
         max_batch=max_batch,
         max_context=max_context,
         max_extend=512,
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         max_tree_nodes=max_tree_nodes,
+        max_source=max_source,
     )
     codec = codec or LetterCodec()
     worker = Worker(
         target=ScriptedEngine(target, engine_limits, failing_extends=failing_extends),
-        draft=ScriptedEngine(wrong_after_e, engine_limits),
-        sampler=CpuSampler(max_batch=max_batch, max_gamma=MAX_GAMMA, vocab_size=VOCAB),
+        draft=ScriptedEngine(draft, engine_limits),
+        sampler=CpuSampler(max_batch=max_batch, max_gamma=MAX_GAMMA, vocab_size=vocab_size),
         config=config,
         max_gamma=MAX_GAMMA,
         decoder=codec,
@@ -120,7 +127,7 @@ async def running(
     )
     model = ServedModel(
         name="letters",
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         max_context=max_context,
         max_gamma=MAX_GAMMA,
         eos_token_ids=(EOS,),
@@ -128,6 +135,9 @@ async def running(
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
         max_beams=worker.max_beams,
+        max_source=max_source,
+        source_vocab_size=vocab_size if max_source else 0,
+        banned_token_ids=banned_token_ids,
     )
     serving = Serving(
         worker=worker,
@@ -135,6 +145,7 @@ async def running(
         model=model,
         config=config,
         limits=limits,
+        defaults=defaults,
         stall_timeout_s=stall_timeout_s,
         clock=clock,
     )

@@ -69,7 +69,7 @@ BIT_EQUALITY_CONFIRMED: BitEquality
 BIT_EQUALITY_WITHDRAWN: BitEquality
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "tokens", "sampling", "max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "skip_special_tokens", "return_provenance", "return_trace", "speculation", "model", "n", "prompt_logprobs", "regex", "json_schema", "grammar", "adapter", "num_beams", "length_penalty", "early_stopping", "exhaustive_search")
+    __slots__ = ("request_id", "text", "tokens", "sampling", "max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "skip_special_tokens", "return_provenance", "return_trace", "speculation", "model", "n", "prompt_logprobs", "regex", "json_schema", "grammar", "adapter", "num_beams", "length_penalty", "early_stopping", "exhaustive_search", "source_language", "target_language", "answer_prefix", "answer_prefix_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,10 @@ class GenerateRequest(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
     EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTIVE_SEARCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     tokens: TokenIds
@@ -120,7 +124,11 @@ class GenerateRequest(_message.Message):
     length_penalty: float
     early_stopping: bool
     exhaustive_search: bool
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., return_provenance: _Optional[bool] = ..., return_trace: _Optional[bool] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., model: _Optional[str] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., regex: _Optional[str] = ..., json_schema: _Optional[str] = ..., grammar: _Optional[str] = ..., adapter: _Optional[str] = ..., num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., exhaustive_search: _Optional[bool] = ...) -> None: ...
+    source_language: str
+    target_language: str
+    answer_prefix: str
+    answer_prefix_tokens: TokenIds
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., return_provenance: _Optional[bool] = ..., return_trace: _Optional[bool] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., model: _Optional[str] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., regex: _Optional[str] = ..., json_schema: _Optional[str] = ..., grammar: _Optional[str] = ..., adapter: _Optional[str] = ..., num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., exhaustive_search: _Optional[bool] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., answer_prefix: _Optional[str] = ..., answer_prefix_tokens: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -338,12 +346,16 @@ class AbortResponse(_message.Message):
     def __init__(self, aborted: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("text", "add_special_tokens")
+    __slots__ = ("text", "add_special_tokens", "target", "source_language")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     text: str
     add_special_tokens: bool
-    def __init__(self, text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
+    target: bool
+    source_language: str
+    def __init__(self, text: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., target: _Optional[bool] = ..., source_language: _Optional[str] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("ids", "tokens", "max_context")
@@ -360,7 +372,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("server_version", "model", "vocab_size", "eos_token_ids", "limits", "speculation", "load", "certificate_json", "engine")
+    __slots__ = ("server_version", "model", "vocab_size", "eos_token_ids", "limits", "speculation", "load", "certificate_json", "engine", "text_to_text")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -370,6 +382,7 @@ class GetServerInfoResponse(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_JSON_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_TO_TEXT_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     model: str
     vocab_size: int
@@ -379,7 +392,43 @@ class GetServerInfoResponse(_message.Message):
     load: Load
     certificate_json: str
     engine: EngineInfo
-    def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ...) -> None: ...
+    text_to_text: TextToTextInfo
+    def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., text_to_text: _Optional[_Union[TextToTextInfo, _Mapping]] = ...) -> None: ...
+
+class TextToTextInfo(_message.Message):
+    __slots__ = ("languages", "default_source_language", "default_target_language", "has_source_language", "has_target_language", "decoder_prefix", "banned_token_ids", "generation_defaults_json", "applies_generation_defaults")
+    class LanguagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    LANGUAGES_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    HAS_SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    HAS_TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    DECODER_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    BANNED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_DEFAULTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    APPLIES_GENERATION_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    languages: _containers.ScalarMap[str, int]
+    default_source_language: str
+    default_target_language: str
+    has_source_language: bool
+    has_target_language: bool
+    decoder_prefix: _containers.RepeatedCompositeFieldContainer[PrefixToken]
+    banned_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    generation_defaults_json: str
+    applies_generation_defaults: bool
+    def __init__(self, languages: _Optional[_Mapping[str, int]] = ..., default_source_language: _Optional[str] = ..., default_target_language: _Optional[str] = ..., has_source_language: _Optional[bool] = ..., has_target_language: _Optional[bool] = ..., decoder_prefix: _Optional[_Iterable[_Union[PrefixToken, _Mapping]]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., generation_defaults_json: _Optional[str] = ..., applies_generation_defaults: _Optional[bool] = ...) -> None: ...
+
+class PrefixToken(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
     __slots__ = ("weights_are_private", "bit_equality")
@@ -390,7 +439,7 @@ class EngineInfo(_message.Message):
     def __init__(self, weights_are_private: _Optional[bool] = ..., bit_equality: _Optional[_Union[BitEquality, str]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_context", "max_prompt_bytes", "max_tokens", "default_max_tokens", "max_stop_strings", "max_stop_bytes", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_logprobs", "max_bad_words", "max_running", "max_queued", "max_queued_tokens", "queue_timeout_s", "max_request_s", "max_message_bytes", "max_beams")
+    __slots__ = ("max_context", "max_prompt_bytes", "max_tokens", "default_max_tokens", "max_stop_strings", "max_stop_bytes", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_logprobs", "max_bad_words", "max_running", "max_queued", "max_queued_tokens", "queue_timeout_s", "max_request_s", "max_message_bytes", "max_beams", "max_source_tokens")
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +458,7 @@ class Limits(_message.Message):
     MAX_REQUEST_S_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_BEAMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     max_context: int
     max_prompt_bytes: int
     max_tokens: int
@@ -427,7 +477,8 @@ class Limits(_message.Message):
     max_request_s: float
     max_message_bytes: int
     max_beams: int
-    def __init__(self, max_context: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_bytes: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., queue_timeout_s: _Optional[float] = ..., max_request_s: _Optional[float] = ..., max_message_bytes: _Optional[int] = ..., max_beams: _Optional[int] = ...) -> None: ...
+    max_source_tokens: int
+    def __init__(self, max_context: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_bytes: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., queue_timeout_s: _Optional[float] = ..., max_request_s: _Optional[float] = ..., max_message_bytes: _Optional[int] = ..., max_beams: _Optional[int] = ..., max_source_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationInfo(_message.Message):
     __slots__ = ("drafters", "default_drafter", "max_gamma", "default_gamma", "default_is_adaptive", "default_block_verification", "control")

@@ -38,7 +38,7 @@ from outrider.runtime.serving.isolated.messages import (
 )
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
-from outrider.runtime.serving.tokenizer import TokenizersCodec
+from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,12 @@ class PipedWorker:
             self._send(Refused(error))
             return
         assert isinstance(serving.worker, Worker)
-        assert isinstance(serving.codec, TokenizersCodec)
+        codec = serving.codec
+        assert isinstance(codec, TokenizersCodec)
+        source_tokenizer, text2text = None, None
+        if isinstance(codec, TextToTextCodec):
+            text2text = codec.text2text
+            source_tokenizer = codec.sources.source if text2text.has_source_tokenizer else None
         self._worker = worker = serving.worker
         worker.after_step(self._tell)
         settle_loaded()
@@ -81,7 +86,11 @@ class PipedWorker:
             Opened(
                 model=serving.model,
                 config=serving.config,
-                tokenizer=serving.codec.source,
+                limits=serving.limits,
+                defaults=serving.defaults,
+                tokenizer=codec.source,
+                source_tokenizer=source_tokenizer,
+                text2text=text2text,
                 certificate=dict(serving.certificate),
                 bit_equality=serving.bit_equality,
                 weights_are_private=serving.weights_are_private,

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engines.bit_equality import BitEquality
+from outrider.engines.bundle.text2text import TextToText
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import Event, RequestSpec
 from outrider.runtime.core.request import Speculation
-from outrider.runtime.core.validate import ServedModel
+from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.loop.totals import WorkerSnapshot
+from outrider.runtime.serving.generation_defaults import RequestDefaults
 from outrider.runtime.serving.opening import ServeOptions
 
 
@@ -32,7 +34,11 @@ class Opened:
     """From the child: the bundle is open, the worker waits for ``Start``.
 
     Attributes:
+        limits: of requests, with the server's defaults in them.
+        defaults: as of ``Serving``.
         tokenizer: the bundle's tokenizer, as it was hashed.
+        source_tokenizer: that of its sources, where they have one of their own.
+        text2text: how requests become tokens, where the model has an encoder.
         certificate: the bundle's parity certificate.
         bit_equality: as of ``Serving``.
         weights_are_private: as of ``Serving``.
@@ -41,7 +47,11 @@ class Opened:
 
     model: ServedModel
     config: ServerConfig
+    limits: RequestLimits
+    defaults: RequestDefaults
     tokenizer: bytes
+    source_tokenizer: bytes | None
+    text2text: TextToText | None
     certificate: Mapping[str, object]
     bit_equality: BitEquality
     weights_are_private: bool

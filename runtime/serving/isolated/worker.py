@@ -28,6 +28,7 @@ from outrider.runtime.serving.isolated.messages import (
     Declined,
     Drain,
     FromChild,
+    Opened,
     Start,
     StepEvents,
     Stop,
@@ -36,7 +37,7 @@ from outrider.runtime.serving.isolated.messages import (
 from outrider.runtime.serving.isolated.process import Engines
 from outrider.runtime.serving.opening import ServeOptions
 from outrider.runtime.serving.served_model import Serving
-from outrider.runtime.serving.tokenizer import TokenizersCodec
+from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec
 
 MOST_TRIES = 2
 """Engines that a request may be given to: one that two of them had when they died may be why."""
@@ -147,7 +148,7 @@ class IsolatedWorker:
             num_running = self.opened.snapshot.num_slots
             num_waiting = len(self._unfinished) + num_ahead - num_running
             queued = [*self._unfinished.values()][num_running:]
-            num_tokens += sum(len(one.spec.prompt_tokens) for one in queued)
+            num_tokens += sum(one.spec.num_prompt_tokens for one in queued)
         if num_waiting < 0:
             return  # a slot awaits it
         if num_waiting >= config.max_queued or num_tokens > config.max_queued_tokens:
@@ -352,11 +353,18 @@ def open_isolated(root: Path, options: ServeOptions) -> Serving:
     opened = worker.opened
     return Serving(
         worker=worker,
-        codec=TokenizersCodec(opened.tokenizer),
+        codec=_codec(opened),
         model=opened.model,
         config=opened.config,
-        limits=options.limits,
+        limits=opened.limits,
+        defaults=opened.defaults,
         certificate=opened.certificate,
         bit_equality=opened.bit_equality,
         weights_are_private=opened.weights_are_private,
     )
+
+
+def _codec(opened: Opened) -> TokenizersCodec:
+    if opened.text2text is None:
+        return TokenizersCodec(opened.tokenizer)
+    return TextToTextCodec(opened.tokenizer, opened.text2text, opened.source_tokenizer)

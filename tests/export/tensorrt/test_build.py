@@ -276,3 +276,10 @@ def test_the_demo_pair_becomes_plans(tmp_path: Path) -> None:
     # Half of what the float32 graph weighs, and some kernels.
     weights = manifest.files["target/model.onnx.data"].size
     assert weights / 2 < sizes["target"] < weights
+
+
+def test_plans_of_models_with_an_encoder_are_refused(tiny_text2text_bundle: Path) -> None:
+    before = (tiny_text2text_bundle / "manifest.json").read_bytes()
+    with pytest.raises(BundleError, match="no plans are built of models with an encoder"):
+        build(tiny_text2text_bundle)
+    assert (tiny_text2text_bundle / "manifest.json").read_bytes() == before

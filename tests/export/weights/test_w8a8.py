@@ -17,7 +17,7 @@ from outrider.export.checkpoint import model_facts
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.weights import w8a8 as static
 from outrider.export.weights.blocks import quantize_file
-from outrider.export.weights.written_text import observe, write_text
+from outrider.export.weights.written_text import WrittenText, observe, write_text
 from transformers import PreTrainedModel
 
 from scripts.check_parity import random_model
@@ -59,7 +59,7 @@ def path(exported: Path, tmp_path: Path) -> Path:
 def test_text_is_what_the_model_would_write(model: PreTrainedModel, path: Path) -> None:
     """Each token wins by PyTorch's logits and the same noise, and another seed writes other text."""
     facts = model_facts(model.config)
-    tokens = write_text(path, facts, seed=4)
+    tokens = write_text(path, facts, seed=4).tokens
     assert tokens.shape == (16, 96)
     generator = np.random.default_rng(4)
     np.testing.assert_array_equal(tokens[:, 0], generator.integers(0, V, 16))
@@ -67,7 +67,7 @@ def test_text_is_what_the_model_would_write(model: PreTrainedModel, path: Path) 
     for place in range(1, 96):
         scores = logits[:, place - 1] + generator.gumbel(size=(16, V))
         np.testing.assert_array_equal(tokens[:, place], scores.argmax(-1))
-    assert (write_text(path, facts, seed=5) != tokens).mean() > 0.5
+    assert (write_text(path, facts, seed=5).tokens != tokens).mean() > 0.5
 
 
 def test_what_is_observed_is_what_the_checkpoint_computes(
@@ -84,7 +84,7 @@ def test_what_is_observed_is_what_the_checkpoint_computes(
                 )
             )
     reference_logits(model, tokens)
-    found = observe(path, model_facts(model.config), names, tokens)
+    found = observe(path, model_facts(model.config), names, WrittenText(tokens))
     assert [*found] == names
     assert len(names) == len(seen) == 4
     for name, expected in zip(names, seen, strict=True):

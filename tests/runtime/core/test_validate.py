@@ -12,6 +12,7 @@ from outrider.runtime.core.errors import (
     RequestError,
     UnsupportedOption,
 )
+from outrider.runtime.core.options import check_abort_ids, check_text
 from outrider.runtime.core.params import BeamParams, SpeculationParams
 from outrider.runtime.core.validate import (
     Admission,
@@ -19,9 +20,7 @@ from outrider.runtime.core.validate import (
     RequestLimits,
     ServedModel,
     build_spec,
-    check_abort_ids,
     check_fields,
-    check_text,
 )
 
 LIMITS = RequestLimits()
@@ -317,10 +316,121 @@ def test_a_law_without_a_token_to_draw_is_refused(params, bad_words, is_drawable
 
 
 def test_texts_and_aborts():
-    check_text("text", "a" * (1 << 20), LIMITS)
+    check_text("text", "a" * (1 << 20), 1 << 20)
     with pytest.raises(RequestError):
-        check_text("text", "a" * ((1 << 20) + 1), LIMITS)
-    check_abort_ids(["a"], LIMITS)
+        check_text("text", "a" * ((1 << 20) + 1), 1 << 20)
+    check_abort_ids(["a"], LIMITS.max_abort_ids)
     for request_ids in ([], ["a"] * 257, ["bad id"]):
         with pytest.raises(RequestError):
-            check_abort_ids(request_ids, LIMITS)
+            check_abort_ids(request_ids, LIMITS.max_abort_ids)
+
+
+# --- models with an encoder
+
+
+WITH_ENCODER = replace(
+    MODEL,
+    max_source=30,
+    source_vocab_size=70,
+    shares_vocabulary=False,
+    banned_token_ids=(1,),
+    max_token_bytes=4,
+)
+OF_SOURCE = replace(ADMISSION, prompt_tokens=(1, 9), source_tokens=(3, 69))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"source_language": "en"},
+        {"target_language": "de"},
+        {"answer_prefix": "a"},
+        {"answer_prefix_tokens": (3,)},
+    ],
+)
+def test_what_encoders_have_is_refused_without_one(option):
+    with pytest.raises(UnsupportedOption, match="needs a model with an encoder") as caught:
+        check_fields(replace(FIELDS, options=option), LIMITS, MODEL)
+    assert caught.value.field == next(iter(option))
+    check_fields(replace(FIELDS, options=option), LIMITS, WITH_ENCODER)
+
+
+def test_the_text_begins_with_the_decoder_prefix_and_the_requests_own():
+    fields = replace(FIELDS, tokens=(3, 69))
+    check_fields(fields, LIMITS, WITH_ENCODER)
+    admission = replace(OF_SOURCE, answer_prefix=(5, 6), bad_words=((7, 8),))
+    spec = build_spec(fields, admission, LIMITS, WITH_ENCODER)
+    assert spec.source_tokens == (3, 69)
+    assert spec.prompt_tokens == (1, 9, 5, 6)
+    assert spec.num_prompt_tokens == 2
+    assert not spec.source_is_quotable
+    # The prefix may begin with what an answer must not have.
+    assert spec.params.bad_words == ((7, 8), (1,))
+    assert spec.max_tokens == 96
+    plain = build_spec(FIELDS, ADMISSION, LIMITS, MODEL)
+    assert (plain.source_tokens, plain.num_prompt_tokens, plain.params.bad_words) == ((), 3, ())
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "rule"),
+    [
+        ({"tokens": (70,)}, "tokens.ids", "[0, 70)"),
+        ({"tokens": (3,) * 31}, "prompt", "at most 30 tokens, max_source_tokens of this server"),
+        # 31 tokens at least.
+        ({"tokens": None, "text": "a" * 121}, "prompt", "max_source_tokens"),
+        ({"source_language": "en"}, "source_language", "left out with tokens"),
+        ({"answer_prefix_tokens": (50,)}, "answer_prefix_tokens.ids", "[0, 50)"),
+        ({"answer_prefix": "e" * ((1 << 20) + 1)}, "answer_prefix", "bytes"),
+    ],
+)
+def test_sources_and_prefixes_are_refused_before_texts_are_tokenised(change, field, rule):
+    with pytest.raises(RequestError) as caught:
+        check_fields(replace(FIELDS, **change), LIMITS, WITH_ENCODER)
+    assert caught.value.field == field
+    assert rule in caught.value.rule
+
+
+@pytest.mark.parametrize(
+    ("fields", "admission", "error", "field"),
+    [
+        ({}, {"source_tokens": ()}, RequestError, "prompt"),
+        ({}, {"source_tokens": (3,) * 31}, ContextTooLong, "prompt"),
+        ({}, {"source_tokens": (70,)}, RequestError, "prompt"),
+        ({}, {"answer_prefix": (4, 1)}, RequestError, "answer_prefix"),
+        (
+            {"answer_prefix_tokens": (1,)},
+            {"answer_prefix": (1,)},
+            RequestError,
+            "answer_prefix_tokens.ids",
+        ),
+        ({}, {"answer_prefix": (50,)}, RequestError, "answer_prefix"),
+        ({}, {"answer_prefix": (3,) * 98}, ContextTooLong, "answer_prefix"),
+        ({"max_tokens": 99}, {}, ContextTooLong, "max_tokens"),
+        (
+            {"params": SamplingParams(allowed_token_ids=(1,))},
+            {},
+            RequestError,
+            "sampling.allowed_token_ids",
+        ),
+    ],
+)
+def test_sources_and_prefixes_are_refused_by_name_once_tokenised(fields, admission, error, field):
+    with pytest.raises(error) as caught:
+        given = replace(FIELDS, **fields)
+        build_spec(given, replace(OF_SOURCE, **admission), LIMITS, WITH_ENCODER)
+    assert caught.value.field == field
+
+
+def test_the_bounds_of_sources_and_prefixes_are_allowed():
+    admission = replace(OF_SOURCE, source_tokens=(3,) * 30, answer_prefix=(3,) * 97)
+    assert build_spec(FIELDS, admission, LIMITS, WITH_ENCODER).max_tokens == 1
+    fields = replace(FIELDS, max_tokens=98)
+    assert build_spec(fields, OF_SOURCE, LIMITS, WITH_ENCODER).max_tokens == 98
+    check_fields(replace(FIELDS, tokens=None, text="a" * 120), LIMITS, WITH_ENCODER)
+
+
+def test_a_default_of_min_tokens_refuses_nobody():
+    fields = replace(FIELDS, default_min_tokens=40)
+    built = build_spec(replace(fields, max_tokens=10), ADMISSION, LIMITS, MODEL)
+    assert built.params.min_tokens == 10
+    assert build_spec(fields, ADMISSION, LIMITS, MODEL).params.min_tokens == 40

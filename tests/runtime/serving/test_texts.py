@@ -18,7 +18,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import MAX_PARTS, parse_drafter
 from outrider.runtime.core.errors import ContextTooLong, Overloaded, RequestError
 from outrider.runtime.core.validate import GenerateFields, RequestLimits, ServedModel, check_fields
-from outrider.runtime.serving import service
+from outrider.runtime.serving import encoding, service
 from outrider.runtime.serving.texts import BYTES_PER_TOKEN, INLINE_TEXT, TextLane
 from outrider.runtime.serving.tokenizer import TokenizersCodec, max_token_bytes
 from outrider.v1 import inference_pb2 as wire
@@ -216,8 +216,8 @@ async def test_prompts_on_their_way_take_free_slots_first(start_endless) -> None
 async def test_an_answer_that_clients_would_not_take_is_refused_by_its_limit(
     start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert service.MAX_ANSWER_BYTES == 4 << 20
-    monkeypatch.setattr(service, "MAX_ANSWER_BYTES", 64 * KIB)
+    assert encoding.MAX_ANSWER_BYTES == 4 << 20
+    monkeypatch.setattr(encoding, "MAX_ANSWER_BYTES", 64 * KIB)
     async with start() as run:
         with pytest.raises(CallError) as caught:
             await run.client.tokenize(
@@ -316,6 +316,7 @@ def test_a_text_of_too_many_bytes_is_refused_before_it_is_tokenised() -> None:
     ("options", "field"),
     [
         ({"tokens": {"ids": [1] * 4200}}, "prompt"),
+        ({"answer_prefix_tokens": {"ids": [1] * 4201}}, "answer_prefix_tokens.ids"),
         ({"stop": ["a"] * 9}, "stop"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
         ({"bad_words": ["a"] * 65}, "sampling.bad_words"),

@@ -12,7 +12,8 @@ NUM_IN_PROCESS, NUM_ON_WIRE = 10_000, 600
 def test_nothing_but_refusals_and_answers_comes_of_them():
     reasons, problems = malformed.in_process(NUM_IN_PROCESS, seed=3)
     assert problems == []
-    assert reasons.total() == NUM_IN_PROCESS
+    # Each is judged for a model without an encoder and for one with it.
+    assert reasons.total() == 2 * NUM_IN_PROCESS
     # Parser and checks both have their share.
     assert reasons["MALFORMED_REQUEST"] > NUM_IN_PROCESS / 10
     assert reasons["INVALID_PARAMETER"] > NUM_IN_PROCESS / 50

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TypeVar
 import pytest
 from outrider.engines.base import BundleError
 from outrider.engines.bit_equality import BitEquality
+from outrider.engines.bundle.text2text import TEXT, TextToText
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
@@ -24,10 +26,12 @@ from outrider.runtime.core.errors import (
     Draining,
     DuplicateRequestId,
     EngineRestart,
+    Overloaded,
     ServingError,
 )
 from outrider.runtime.core.params import Event, Failed, Progressed
-from outrider.runtime.core.validate import ServedModel
+from outrider.runtime.core.validate import RequestLimits, ServedModel
+from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.isolated import child
 from outrider.runtime.serving.isolated.child import PipedWorker
 from outrider.runtime.serving.isolated.messages import (
@@ -45,6 +49,7 @@ from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolat
 from outrider.runtime.serving.opening import ServeOptions
 from outrider.runtime.serving.served_model import describe
 from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec
 from outrider.runtime.serving.watchdog import Watchdog
 
 from tests.conftest import write_tokenizer
@@ -69,7 +74,11 @@ def opened(tokenizer: bytes = b"") -> Opened:
             name="m", vocab_size=3, max_context=9, max_gamma=1, eos_token_ids=(), drafters=("none",)
         ),
         config=ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0),
+        limits=RequestLimits(),
+        defaults=NO_DEFAULTS,
         tokenizer=tokenizer,
+        source_tokenizer=None,
+        text2text=None,
         certificate={},
         bit_equality=BitEquality.NOT_CLAIMED,
         weights_are_private=False,
@@ -317,6 +326,17 @@ def test_who_waits_for_a_slot_is_queued_while_a_step_hangs(
     assert not worker.is_queued("internal-c")
 
 
+def test_a_source_takes_room_in_the_queue(worker: IsolatedWorker, answers: Answers) -> None:
+    """One slot; of what waits behind it, the tokens of the source count."""
+    most = worker.opened.config.max_queued_tokens
+    submit(worker, answers, "a")
+    source = (0,) * 100
+    worker.submit(replace(spec("b", (0,)), source_tokens=source), answers.of("b"))
+    worker.check_room(1, most - len(source))
+    with pytest.raises(Overloaded):
+        worker.check_room(1, most - len(source) + 1)
+
+
 def test_whoever_is_left_is_told_how_much_it_had(
     worker: IsolatedWorker, scripts: Scripts, answers: Answers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -332,6 +352,41 @@ def test_whoever_is_left_is_told_how_much_it_had(
     assert isinstance(error, EngineRestart) and error.num_output == len(PROGRESSED.tokens)
     assert "the engine's listener ended" in caplog.text
     assert worker.pulse.has_died
+
+
+def test_an_engine_with_an_encoder_brings_its_texts_limits_and_defaults(
+    scripts: Scripts, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path)
+    answers = (tmp_path / "tokenizer.json").read_bytes()
+    write_tokenizer(tmp_path, vocab_size=300)
+    sources = (tmp_path / "tokenizer.json").read_bytes()
+    texts = TextToText(
+        decoder_prefix=(0,),
+        source_template=(TEXT, 1),
+        has_source_tokenizer=True,
+        generation_defaults={"num_beams": 2},
+    )
+    plain = opened(answers)
+    scripts.answer = replace(
+        plain,
+        model=replace(plain.model, max_source=7, source_vocab_size=300),
+        source_tokenizer=sources,
+        text2text=texts,
+        limits=RequestLimits(default_max_tokens=3),
+        defaults=RequestDefaults(search={"num_beams": 2}),
+    )
+    serving = open_isolated(Path("bundle"), ServeOptions(applies_generation_defaults=True))
+    info = describe(serving)
+    assert (info.limits.max_source_tokens, info.limits.default_max_tokens) == (7, 3)
+    assert info.text_to_text.applies_generation_defaults
+    assert isinstance(serving.codec, TextToTextCodec)
+    text = "the quick brown fox"
+    source = serving.codec.encode_source(text)
+    assert source == (*TokenizersCodec(sources).encode(text, False), 1)
+    assert serving.codec.encode_prefix(text) == TokenizersCodec(answers).encode(text, False)
+    assert source[:-1] != serving.codec.encode_prefix(text)
+    assert serving.worker.stop(0.0)
 
 
 @pytest.mark.parametrize("answer", [None, Refused(BundleError("the bundle is gone"))])

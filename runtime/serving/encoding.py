@@ -1,0 +1,101 @@
+"""From the texts of requests to token ids, long texts in their turn.
+
+With an encoder a request's text is the source; what its answer begins with is the model's decoder prefix and the
+request's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.runtime.core.errors import RequestError
+from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.serving.texts import TextLane
+from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec, tokenize_bad_words
+from outrider.v1 import inference_pb2 as wire
+
+# Of an answer to Tokenize: what gRPC clients take where nobody says otherwise.
+MAX_ANSWER_BYTES = 4 << 20
+
+
+class RequestEncoder:
+    """Tokenises what a request says; used on the event loop alone."""
+
+    def __init__(self, codec: TextCodec, texts: TextLane) -> None:
+        self._codec = codec
+        self._texts = texts
+
+    def decoder_prefix(self, fields: GenerateFields) -> tuple[int, ...] | None:
+        """Return what every answer in the request's language begins with; None for a decoder-only model.
+
+        Raises:
+            RequestError: there is no such language, or none is named and the model has no default.
+        """
+        codec = self._codec
+        if not isinstance(codec, TextToTextCodec):
+            return None
+        return codec.decoder_prefix(fields.target_language)
+
+    async def prompt(self, fields: GenerateFields) -> tuple[int, ...]:
+        """Return the prompt's tokens: with an encoder, those of the source.
+
+        Raises:
+            RequestError: likewise, of the source's language.
+            Overloaded: too many texts wait, here and below.
+        """
+        if fields.tokens is not None:
+            return fields.tokens
+        codec, text = self._codec, fields.text or ""
+        if isinstance(codec, TextToTextCodec):
+            encode, language = codec.encode_source, fields.source_language
+            return await self._texts.run(text, lambda: encode(text, language), is_prompt=True)
+        return await self._texts.run(text, lambda: codec.encode(text), is_prompt=True)
+
+    async def answer_prefix(self, fields: GenerateFields) -> tuple[int, ...]:
+        """Return the tokens that the answer begins with behind the decoder prefix."""
+        codec, text = self._codec, fields.answer_prefix
+        if fields.answer_prefix_tokens is not None:
+            return fields.answer_prefix_tokens
+        if not isinstance(codec, TextToTextCodec) or not text:
+            return ()
+        return await self._texts.run(text, lambda: codec.encode_prefix(text))
+
+    async def bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the token sequences of bad words."""
+        return await self._texts.run("".join(words), lambda: tokenize_bad_words(self._codec, words))
+
+    async def with_reference(self, fields: GenerateFields) -> GenerateFields:
+        """Return the fields with their reference text tokenised."""
+        text = fields.speculation.reference
+        if not text:
+            return fields
+        tokens = await self._texts.run(text, lambda: self._codec.encode(text, False))
+        return replace(fields, speculation=replace(fields.speculation, reference_tokens=tokens))
+
+    async def tokenize(self, request: wire.TokenizeRequest, max_context: int) -> bytes:
+        """Return the answer to Tokenize.
+
+        Raises:
+            RequestError: clients would not take an answer of its length; or no such language, as for ``prompt``.
+        """
+        return await self._texts.run(request.text, lambda: self._spelled(request, max_context))
+
+    def _spelled(self, request: wire.TokenizeRequest, max_context: int) -> bytes:
+        """Return the answer to Tokenize; callable from any thread."""
+        codec, text = self._codec, request.text
+        has_special = not request.HasField("add_special_tokens") or request.add_special_tokens
+        if not isinstance(codec, TextToTextCodec):
+            ids = codec.encode(text, has_special)
+        elif request.target:
+            ids = codec.encode_prefix(text)
+        elif has_special:
+            ids, codec = codec.encode_source(text, request.source_language), codec.sources
+        else:
+            ids, codec = codec.sources.encode(text, False), codec.sources
+        response = wire.TokenizeResponse(
+            ids=ids, tokens=[codec.spell(token) for token in ids], max_context=max_context
+        )
+        if response.ByteSize() > MAX_ANSWER_BYTES:
+            rule = f"must have an answer of at most {MAX_ANSWER_BYTES} bytes; ask for it in pieces"
+            raise RequestError("text", rule)
+        return response.SerializeToString()
