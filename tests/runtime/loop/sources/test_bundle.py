@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.kv_cache import source_capacities
+from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_pair
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
@@ -83,6 +85,22 @@ def test_speculation_changes_no_token(
 ) -> None:
     temperature, expected = alone
     assert served(opened, range(12), drafter, temperature) == expected
+
+
+def test_when_all_have_left_their_sources_take_no_room(opened: tuple[Bundle, Pair]) -> None:
+    """Of both models: the memory is that of the smallest size again."""
+    bundle, pair = opened
+    harness = PairHarness.over(pair, bundle, max_running=6)
+    engines = [one for one in (pair.target, pair.draft) if isinstance(one, OnnxEngine)]
+    assert len(engines) == 2
+    grown = [0, 0]
+    for name in range(20):
+        harness.submit(spec(name, SpeculationParams(drafter="model", gamma=2), 0.0))
+    while harness.worker.run_step():
+        grown = [max(n, one.source_capacity) for n, one in zip(grown, engines, strict=True)]
+    least = source_capacities(pair.target.limits)[0]
+    assert min(grown) > least
+    assert [one.source_capacity for one in engines] == [least, least]
 
 
 def test_a_bundle_of_two_encoders_passes_the_proof(tiny_text2text_bundle: Path) -> None:
