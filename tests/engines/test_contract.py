@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -11,12 +10,7 @@ from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.reference.torch_engine import TorchEngine, open_checkpoint
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import T5Config, T5ForConditionalGeneration
 
 from tests.engines.contract import EngineContract, MakeEngine, extend_one, span, wanted_logits
 from tests.engines.handmade import write_bundle
@@ -107,23 +101,12 @@ def random_t5() -> torch.nn.Module:
     return T5ForConditionalGeneration(config)
 
 
-def random_bart() -> torch.nn.Module:
-    torch.manual_seed(4)
-    config = BartConfig(
-        vocab_size=V, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
-        init_std=0.5, pad_token_id=1, bos_token_id=0, eos_token_id=0, forced_eos_token_id=None,
-    )  # fmt: skip
-    return BartForConditionalGeneration(config)
-
-
-@pytest.mark.parametrize("random_model", [random_t5, random_bart])
 class TestTorchWithSources(SourceTests):
     atol = 1e-5
 
     @pytest.fixture
-    def make_engine(self, random_model: Callable[[], torch.nn.Module]) -> MakeEngine:
-        model = random_model()
+    def make_engine(self) -> MakeEngine:
+        model = random_t5()
         return lambda: TorchEngine(model, SOURCE_LIMITS)
 
     def test_tokens_of_a_tree_answer_as_chains(self, empty: Engine) -> None:
@@ -144,8 +127,7 @@ class TestOnnx(TreeContract):
         return lambda: open_engine(bundle, which, max_batch=3, with_trees=True)
 
 
-@pytest.mark.parametrize("graph", ["grouped", "model"])
-@pytest.mark.parametrize("which", ["target", "draft"])
+@pytest.mark.parametrize(("which", "graph"), [("target", "grouped"), ("draft", "model")])
 class TestOnnxSources(TreeContract, SourceContract):
     branch_atol = 1e-5
 

@@ -26,6 +26,7 @@ from outrider.runtime.core.errors import (
     Draining,
     DuplicateRequestId,
     EngineRestart,
+    Overloaded,
     ServingError,
 )
 from outrider.runtime.core.params import Event, Failed, Progressed
@@ -323,6 +324,17 @@ def test_who_waits_for_a_slot_is_queued_while_a_step_hangs(
     assert not worker.is_queued("internal-a")
     assert worker.is_queued("internal-b")
     assert not worker.is_queued("internal-c")
+
+
+def test_a_source_takes_room_in_the_queue(worker: IsolatedWorker, answers: Answers) -> None:
+    """One slot; of what waits behind it, the tokens of the source count."""
+    most = worker.opened.config.max_queued_tokens
+    submit(worker, answers, "a")
+    source = (0,) * 100
+    worker.submit(replace(spec("b", (0,)), source_tokens=source), answers.of("b"))
+    worker.check_room(1, most - len(source))
+    with pytest.raises(Overloaded):
+        worker.check_room(1, most - len(source) + 1)
 
 
 def test_whoever_is_left_is_told_how_much_it_had(

@@ -46,6 +46,17 @@ def test_memory_of_sources_is_told_for_target_and_draft(
     assert "32 tokens at most, 192 bytes per slot and token" in caplog.text
 
 
+def test_bytes_of_a_prompt_are_those_of_the_sources_tokenizer(
+    tokenizer: bytes, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path, vocab_size=258)  # bytes alone
+    sources = (tmp_path / "tokenizer.json").read_bytes()
+    codec = TextToTextCodec(tokenizer, TEXTS, sources)
+    found = _of_sources(manifest(), codec)["max_token_bytes"]
+    assert found == TokenizersCodec(sources).max_token_bytes
+    assert found != codec.max_token_bytes
+
+
 def test_a_decoder_only_model_has_no_sources(
     tokenizer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
