@@ -19,6 +19,7 @@ from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import (
+    BeamParams,
     Event,
     Failed,
     Finished,
@@ -111,6 +112,46 @@ class Rig:
         """Return the seconds spent in engine calls so far."""
         return self.target.total_s + (self.draft.total_s if self.draft else 0.0)
 
+    def spec(
+        self,
+        asked: Prompt | Sequence[int],
+        params: SamplingParams,
+        speculation: SpeculationParams,
+        max_tokens: int,
+        *,
+        seed: int = 0,
+        beams: BeamParams | None = None,
+    ) -> RequestSpec:
+        """Return a request of a new name.
+
+        Of a model with an encoder, answers end with its end token where ``params`` name none: behind it such a model
+        has nothing to say. Tokens that it has no place for are not drawn.
+        """
+        prompt = asked if isinstance(asked, Prompt) else Prompt(tuple(asked))
+        manifest = self.bundle.manifest
+        if manifest.text2text is not None:
+            banned = tuple((token,) for token in manifest.text2text.banned_token_ids)
+            params = replace(
+                params,
+                end_token_ids=params.end_token_ids or manifest.eos_token_ids,
+                bad_words=(*params.bad_words, *banned),
+            )
+        self.next_id += 1
+        name = f"bench-{self.next_id}"
+        return RequestSpec(
+            internal_id=name,
+            request_id=name,
+            prompt_tokens=prompt.tokens,
+            params=params,
+            seed=seed,
+            max_tokens=max_tokens,
+            speculation=speculation,
+            tenant=self.tenant,
+            beams=beams,
+            source_tokens=prompt.source,
+            source_is_quotable=prompt.is_quotable,
+        )
+
     def answer(
         self,
         prompts: Sequence[Prompt | Sequence[int]],
@@ -133,22 +174,7 @@ class Rig:
         answers = [Answer(clock=self.clock) for _ in prompts]
         began = self.clock()
         for seed, (asked, answer) in enumerate(zip(prompts, answers, strict=True), first_seed):
-            prompt = asked if isinstance(asked, Prompt) else Prompt(tuple(asked))
-            self.next_id += 1
-            name = f"bench-{self.next_id}"
-            spec = RequestSpec(
-                internal_id=name,
-                request_id=name,
-                prompt_tokens=prompt.tokens,
-                params=params,
-                seed=seed,
-                max_tokens=max_tokens,
-                speculation=speculation,
-                tenant=self.tenant,
-                source_tokens=prompt.source,
-                source_is_quotable=prompt.is_quotable,
-            )
-            self.worker.submit(spec, answer)
+            self.worker.submit(self.spec(asked, params, speculation, max_tokens, seed=seed), answer)
         while any(answer.end is None for answer in answers):
             self.worker.run_step()
         wall_s = self.clock() - began

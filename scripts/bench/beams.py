@@ -8,6 +8,7 @@ search's, bit for bit.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ from outrider.runtime.core.params import (
     BeamAnswer,
     BeamParams,
     Failed,
-    RequestSpec,
+    Prompt,
     SpeculationParams,
 )
 from outrider.runtime.offline.rig import Answer
@@ -26,6 +27,8 @@ from outrider.runtime.offline.rig import Answer
 from scripts.bench.tools.common import Rig, code_prompts, open_rig
 from scripts.bench.tools.results import Recorder, Row
 from scripts.bench.tools.tables import show
+
+Prompts = Sequence[Prompt | tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -39,19 +42,17 @@ class Tally:
 
 
 def run_searches(
-    rig: Rig, prompts: list[tuple[int, ...]], beams: BeamParams, gamma: int, max_tokens: int
+    rig: Rig, prompts: Prompts, beams: BeamParams, gamma: int, max_tokens: int
 ) -> tuple[list[Answer], float]:
     """Searches one after another, and the seconds they took."""
     answers = []
     began = rig.clock()
     for prompt in prompts:
-        rig.next_id += 1
         answer = Answer()
-        spec = RequestSpec(
-            internal_id=f"beam-{rig.next_id}", request_id=f"beam-{rig.next_id}", prompt_tokens=prompt,
-            params=SamplingParams(temperature=0.0), seed=0, max_tokens=max_tokens, beams=beams,
-            speculation=SpeculationParams(drafter="model", gamma=gamma),
-        )  # fmt: skip
+        # Where answers have ends, none comes before the last step.
+        params = SamplingParams(temperature=0.0, min_tokens=max_tokens)
+        speculation = SpeculationParams(drafter="model", gamma=gamma)
+        spec = rig.spec(prompt, params, speculation, max_tokens, beams=beams)
         rig.worker.submit(spec, answer)
         while answer.end is None:
             rig.worker.run_step()
@@ -60,7 +61,7 @@ def run_searches(
 
 
 def measure(
-    rig: Rig, prompts: list[tuple[int, ...]], beams: BeamParams, gammas: list[int], *, rounds: int, max_tokens: int
+    rig: Rig, prompts: Prompts, beams: BeamParams, gammas: list[int], *, rounds: int, max_tokens: int
 ) -> dict[int, Tally]:  # fmt: skip
     """All gammas, 0 among them; no end token, so that every search takes ``max_tokens`` steps."""
     tallies = {gamma: Tally() for gamma in gammas}

@@ -18,10 +18,17 @@ result is written after every batch size and weights.
 Some of our drafters learn from earlier answers, such as ``suffix``. They start each run knowing nothing, in a fresh
 process; what warms it up has other prompts, and then each prompt comes once, so that nothing is answered from memory:
 what a later prompt gains from earlier answers, it would gain in a server too.
+
+Of an encoder-decoder pair the prompts are sources, English messages one behind the other, and the end of an answer is
+banned until it is as long as wanted, by all sides:
+
+    python -m scripts.bench.peers WORK --target PAIR/target --draft PAIR/draft --prompt-tokens 60 --batches 1,4,16 \
+        --num-prompts 16 --peers outrider,ctranslate2,transformers
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +41,7 @@ from tokenizers import Tokenizer
 
 from scripts.bench.tools.common import code_prompts, names_of
 from scripts.bench.tools.results import ROOT, Recorder, Row
+from scripts.bench.tools.sources import sources_of_length
 from scripts.bench.tools.tables import show
 from scripts.peers.cells import (
     CHOSEN,
@@ -87,13 +95,24 @@ class Rounds:
         ]
 
 
+def reads_source(target: Path) -> bool:
+    """Whether a checkpoint's model has an encoder."""
+    config = json.loads((target / "config.json").read_text())
+    return bool(config.get("is_encoder_decoder"))
+
+
 def prompts_of(target: Path, count: int, num_tokens: int) -> list[list[int]]:
-    """Code prompts of ``num_tokens`` tokens each.
+    """Code prompts of ``num_tokens`` tokens each; messages to translate where the model has an encoder.
 
     Raises:
         typer.BadParameter: there are not that many of that length.
     """
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    if reads_source(target):
+        try:
+            return sources_of_length(tokenizer, count, num_tokens)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
     encoded = [tokenizer.encode(text).ids for text in code_prompts(8 * count)]
     prompts = [ids[:num_tokens] for ids in encoded if len(ids) >= num_tokens][:count]
     if len(prompts) < count:
@@ -156,6 +175,7 @@ def main(
     settings = {
         "target": str(target.resolve()), "draft": str(draft.resolve()), "threads": threads, "ngram": ngram,
         "prompts": prompts_of(target, num_prompts, prompt_tokens), "max_tokens": max_tokens,
+        "reads_source": reads_source(target),
     }  # fmt: skip
     pythons = {who: python_of(who) for who in track(ways, description="setting up")}
     found = Rounds(asking(pythons, work, settings))

@@ -14,7 +14,7 @@ from typing import Any
 from scripts.bench.tools.results import ROOT
 
 OURS = "outrider"
-PEERS = (OURS, "transformers", "openvino", "genai", "llamacpp")
+PEERS = (OURS, "transformers", "openvino", "genai", "llamacpp", "ctranslate2")
 FOLDER = ROOT / "scripts" / "peers"
 _REASON_CHARACTERS = 160
 _LIMIT_S = 600.0
@@ -33,6 +33,7 @@ class Job:
         gamma: draft tokens per step; 0 is plain decoding, None leaves the choice to the side.
         ngram: tokens that a peer's prompt lookup matches, at most; ours has its own setting.
         prompts: token ids, all equally many.
+        reads_source: whether the models have an encoder, which reads the prompts.
     """
 
     target: str
@@ -46,6 +47,7 @@ class Job:
     batch: int
     prompts: Sequence[Sequence[int]]
     max_tokens: int
+    reads_source: bool = False
 
 
 def python_of(peer: str) -> tuple[str | None, str]:

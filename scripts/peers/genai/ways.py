@@ -1,6 +1,6 @@
 """A job's way of decoding in onnxruntime-genai's configuration; knows nothing of onnxruntime."""
 
-from peer_job import UnableError, refuse_unless
+from peer_job import UnableError, refuse_sources, refuse_unless
 
 MOST_ADAPTIVE = 8
 """Draft tokens at most where the library adapts their number."""
@@ -8,6 +8,7 @@ MOST_ADAPTIVE = 8
 
 def check(job):
     """Refuse what onnxruntime-genai cannot do here."""
+    refuse_sources(job)
     refuse_unless(job, "model", "lookup", "chained-lookup")
     if job["drafter"] and job["batch"] > 1:
         raise UnableError("speculative and n-gram decoding take one sequence")

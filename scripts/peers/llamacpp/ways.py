@@ -1,12 +1,13 @@
 """A job's way of decoding in llama-cpp-python's options; knows nothing of llama.cpp."""
 
-from peer_job import FixedGammaError, UnableError, refuse_unless
+from peer_job import FixedGammaError, UnableError, refuse_sources, refuse_unless
 
 GGML_TYPE_F32 = 0
 
 
 def check(job):
     """Refuse what llama-cpp-python cannot do here."""
+    refuse_sources(job)
     refuse_unless(job, "model", "lookup")
     if job["batch"] > 1:
         raise UnableError("Llama of llama-cpp-python generates one sequence")

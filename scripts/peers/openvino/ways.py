@@ -1,6 +1,6 @@
 """A job's way of decoding in OpenVINO GenAI's options; knows nothing of OpenVINO."""
 
-from peer_job import FixedGammaError, refuse_unless
+from peer_job import FixedGammaError, refuse_sources, refuse_unless
 
 CONFIDENCE = 0.4
 """Of the draft model, below which it stops, as in OpenVINO GenAI's own samples."""
@@ -9,6 +9,7 @@ WEIGHT_FORMATS = {"float32": "fp32", "int8": "int8"}
 
 def check(job):
     """Refuse what OpenVINO GenAI cannot do here."""
+    refuse_sources(job)
     refuse_unless(job, "model", "lookup")
     if job["drafter"] == "lookup" and job["gamma"] is None:
         raise FixedGammaError

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.core.params import Prompt, SpeculationParams
+from outrider.runtime.serving.tokenizer import TextToTextCodec
 from peer_job import converted, main
 
 from scripts.bench.tools.common import open_rig
@@ -34,13 +35,25 @@ def load(job):
         is_enabled=job["drafter"] is not None, drafter=job["drafter"], gamma=job["gamma"]
     )
 
+    # Answers of a model with an encoder would end: as with the other peers, the end is banned.
+    params = SamplingParams(
+        temperature=0.0, min_tokens=job["max_tokens"] if job["reads_source"] else 0
+    )
+
     def run(prompts):
-        answers, _ = rig.answer(
-            prompts, SamplingParams(temperature=0.0), speculation, job["max_tokens"]
-        )
+        asked = [prompt_of(rig, prompt) for prompt in prompts]
+        answers, _ = rig.answer(asked, params, speculation, job["max_tokens"])
         return [answer.tokens for answer in answers]
 
     return run
+
+
+def prompt_of(rig, tokens):
+    """Return what the model is asked; of a model with an encoder the tokens are the source."""
+    if not isinstance(rig.tokenizer, TextToTextCodec):
+        return Prompt(tuple(tokens))
+    codec = rig.tokenizer
+    return Prompt(codec.decoder_prefix(), tuple(tokens), codec.text2text.shares_vocabulary)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,16 @@ def refuse_unless(job: Mapping[str, Any], *drafters: str) -> None:
         raise UnableError(f"has no drafter {job['drafter']}")
 
 
+def refuse_sources(job: Mapping[str, Any]) -> None:
+    """Refuse a model with an encoder.
+
+    Raises:
+        UnableError: the job has one.
+    """
+    if job["reads_source"]:
+        raise UnableError("has no encoder-decoder models")
+
+
 def take(job: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """Run the job's prompts in batches, after one batch has warmed everything up.
 

@@ -17,6 +17,9 @@ def check(job):
 def generate_options(job):
     """Options of ``generate``, but for the draft model."""
     options = {"max_new_tokens": job["max_tokens"], "do_sample": False, "pad_token_id": 0}
+    if job["reads_source"]:
+        # The end is banned, as CTranslate2 does it: behind their end such models have nothing to say.
+        options["min_new_tokens"] = job["max_tokens"]
     if job["drafter"] == "lookup":
         options["prompt_lookup_num_tokens"] = job["gamma"]
         options["max_matching_ngram_size"] = job["ngram"]

@@ -187,3 +187,28 @@ def test_ours_and_transformers_make_the_same_tokens_in_every_way(
         found["transformers", way, batch] = [row for rows in outputs for row in rows]
     assert all(len(output) == 12 for outputs in found.values() for output in outputs)
     assert len({json.dumps(outputs) for outputs in found.values()}) == 1
+
+
+def test_ours_and_transformers_translate_alike_and_up_to_the_length_asked_for(
+    tiny_text2text_checkpoints: tuple[Path, Path],
+    tiny_text2text_bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = tmp_path / "outrider" / "target-float32"
+    ours.mkdir(parents=True)
+    (ours / "bundle").symlink_to(tiny_text2text_bundle)
+    (ours / "done").touch()
+    target, draft = map(str, tiny_text2text_checkpoints)
+    module = peer_module("transformers", monkeypatch)
+    found = {}
+    for drafter, gamma in ((None, 0), ("model", 2)):
+        job = job_of(
+            tmp_path / "outrider", drafter=drafter, gamma=gamma, max_tokens=12, reads_source=True,
+            threads=torch.get_num_threads(), target=target, draft=draft,
+        )  # fmt: skip
+        found["outrider", drafter] = ask("outrider", sys.executable, job)["outputs"]
+        run = module.load(asdict(job))
+        found["transformers", drafter] = [run([prompt])[0] for prompt in PROMPTS]
+    assert all(len(output) == 12 for outputs in found.values() for output in outputs)
+    assert len({json.dumps(outputs) for outputs in found.values()}) == 1

@@ -13,16 +13,14 @@ from outrider.export.checkpoint import open_checkpoint
 from outrider.export.graph.to_onnx import export_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from scripts.demo_pair.widen import (
-    ALLOWED_DIFFERENCE,
-    PAIRS,
+from scripts.demo_pair.widen import ALLOWED_DIFFERENCE, PAIRS, write_model
+from scripts.demo_pair.widen_llama import (
     Size,
     logit_difference,
     plan_heads,
     random_model,
     widen,
     widened_config,
-    write_model,
 )
 
 DEMO = Path(__file__).resolve().parents[3] / "demo"

@@ -13,11 +13,15 @@ from scripts.peers.cells import PEER_DRAFTERS
 from scripts.peers.jobs import FOLDER, OURS, PEERS
 
 OTHERS = tuple(peer for peer in PEERS if peer != OURS)
+SOURCES_ONLY = {"ctranslate2"}
+"""Asked for encoder-decoder models alone."""
+TEXT_ONLY = {"openvino", "genai", "llamacpp"}
 UNABLE = {
     "transformers": {"chained-lookup"},
     "openvino": {"chained-lookup"},
     "genai": set(),
     "llamacpp": {"chained-lookup"},
+    "ctranslate2": set(PEER_DRAFTERS),
 }
 CHOOSERS = {
     ("transformers", "model"), ("openvino", "model"), ("genai", "model"), ("genai", "lookup"),
@@ -27,7 +31,7 @@ CHOOSERS = {
 def job(drafter: str | None = None, **changes: Any) -> dict[str, Any]:
     values = {
         "weights": "float32", "threads": 2, "drafter": drafter, "gamma": 5 if drafter else 0, "ngram": 3, "batch": 1,
-        "prompts": [[1, 2, 3]], "max_tokens": 7,
+        "prompts": [[1, 2, 3]], "max_tokens": 7, "reads_source": False,
     }  # fmt: skip
     return {**values, **changes}
 
@@ -45,15 +49,17 @@ def test_a_peer_refuses_the_drafters_that_it_lacks(
 ) -> None:
     ways = ways_of(peer, monkeypatch)
     unable = importlib.import_module("peer_job").UnableError
-    ways.check(job())
+    reads_source = peer in SOURCES_ONLY
+    ways.check(job(reads_source=reads_source))
     for drafter in PEER_DRAFTERS:
+        asked = job(drafter, reads_source=reads_source)
         if drafter in UNABLE[peer]:
             with pytest.raises(unable, match=f"^has no drafter {drafter}$"):
-                ways.check(job(drafter))
+                ways.check(asked)
         else:
-            ways.check(job(drafter))
+            ways.check(asked)
     with pytest.raises(unable, match=r"^has no drafter suffix\+model$"):
-        ways.check(job("suffix+model"))
+        ways.check(job("suffix+model", reads_source=reads_source))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +71,8 @@ def test_a_peer_refuses_the_drafters_that_it_lacks(
         ("genai", {"drafter": "model", "batch": 2}, "speculative and n-gram decoding take one sequence"),
         ("genai", {"drafter": "lookup", "batch": 2}, "speculative and n-gram decoding take one sequence"),
         ("llamacpp", {"batch": 2}, "Llama of llama-cpp-python generates one sequence"),
+        ("ctranslate2", {}, "is asked for encoder-decoder models only"),
+        *[(peer, {"reads_source": True}, "has no encoder-decoder models") for peer in sorted(TEXT_ONLY)],
     ],
 )  # fmt: skip
 def test_a_peer_refuses_batches_and_weights_that_it_cannot(
@@ -77,7 +85,7 @@ def test_a_peer_refuses_batches_and_weights_that_it_cannot(
     assert str(caught.value) == reason
 
 
-@pytest.mark.parametrize("peer", OTHERS)
+@pytest.mark.parametrize("peer", sorted(set(OTHERS) - SOURCES_ONLY))
 @pytest.mark.parametrize("drafter", ["model", "lookup"])
 def test_a_peer_that_chooses_no_gamma_says_so(
     peer: str, drafter: str, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +112,19 @@ def test_transformers_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ways.generate_options(job("lookup")) == looking
     assert ways.assistant_settings(job("model"))["num_assistant_tokens"] == 5
     assert ways.assistant_settings(job("model", gamma=None)) == {}
+
+
+def test_sources_are_answered_at_one_length_with_the_end_banned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = ways_of("transformers", monkeypatch).generate_options(job(reads_source=True))
+    theirs = ways_of("ctranslate2", monkeypatch)
+    options = theirs.decoding_options(job(reads_source=True))
+    assert ours["min_new_tokens"] == ours["max_new_tokens"] == 7
+    assert options["min_decoding_length"] == options["max_decoding_length"] == 7
+    assert (options["beam_size"], options["max_input_length"]) == (1, 0)
+    assert theirs.translator_options(job())["compute_type"] == "float32"
+    assert theirs.translator_options(job(weights="int8"))["compute_type"] == "int8"
 
 
 def test_openvino_options(monkeypatch: pytest.MonkeyPatch) -> None:
