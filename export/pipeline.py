@@ -339,6 +339,11 @@ def _check_sources(checkpoints: Mapping[str, Checkpoint], max_source: int | None
             f"draft: its encoder reads {draft.max_source} tokens, the target's "
             f"{target.max_source}; export with max_source <= {draft.max_source}"
         )
+    elif draft is not None and draft.vocab_size < target.vocab_size:
+        raise BundleError(
+            f"draft: its encoder knows {draft.vocab_size} tokens, the target's {target.vocab_size}; "
+            "use a draft of the target's family"
+        )
 
 
 def _check_disk(folder: Path, checkpoints: Iterable[Checkpoint]) -> None:

@@ -61,12 +61,22 @@ def test_an_encoder_wants_a_target_with_one(
         export_pair(tiny_checkpoints[0], None, tmp_path, max_source=64)
 
 
-def test_a_draft_reads_sources_as_long_as_the_target(tmp_path: Path) -> None:
-    for name, num_positions in (("target", 600), ("draft", 300)):
-        config = BartConfig(max_position_embeddings=num_positions)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_position_embeddings": 300}, "draft: its encoder reads 300 tokens, the target's 512"),
+        ({"vocab_size": 400}, "draft: its encoder knows 400 tokens, the target's 500"),
+    ],
+)
+def test_a_draft_reads_whatever_the_target_reads(
+    changes: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    sizes = {"max_position_embeddings": 600, "vocab_size": 500}
+    for name, those in (("target", sizes), ("draft", sizes | changes)):
+        config = BartConfig(**those)
         config.save_pretrained(tmp_path / name)
         (tmp_path / name / "model.safetensors").write_bytes(b"")
-    with pytest.raises(BundleError, match="draft: its encoder reads 300 tokens, the target's 512"):
+    with pytest.raises(BundleError, match=message):
         export_pair(tmp_path / "target", tmp_path / "draft", tmp_path)
 
 
