@@ -488,9 +488,11 @@ def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
                 for field_name in ("num_heads", "head_size", "vocab_size", "hidden_size")
             ),
             *(
-                (f"text2text.{field_name}", one, max(source.vocab_size, part.vocab_size) - 1)
-                for field_name, one in used_ids(text2text)
+                (f"text2text.{field_name}", one, most - 1)
+                for field_name, one, most in used_ids(text2text, source.vocab_size, part.vocab_size)
             ),
+            ("text2text.decoder_prefix", len(text2text.decoder_prefix), manifest.max_context - 1),
+            ("text2text.source_template", len(text2text.source_template), source.max_source),
         ]
     )
 

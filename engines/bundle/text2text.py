@@ -148,11 +148,21 @@ def read_text2text(reader: FieldReader) -> TextToText | None:
     return found
 
 
-def used_ids(found: TextToText) -> Iterable[tuple[str, int]]:
-    """Yield the names of fields and the token ids in them, those of languages and templates."""
-    for name in ("decoder_prefix", "source_template", "banned_token_ids"):
-        yield from ((name, one) for one in getattr(found, name) if isinstance(one, int))
-    yield from (("languages", one) for one in found.languages.values())
+def used_ids(
+    found: TextToText, source_vocab_size: int, vocab_size: int
+) -> Iterable[tuple[str, int, int]]:
+    """Yield the token ids of languages and templates: the name of the field, the id, and the vocabulary's size."""
+    sizes = {
+        "decoder_prefix": vocab_size,
+        "source_template": source_vocab_size,
+        "banned_token_ids": vocab_size,
+    }
+    for name, size in sizes.items():
+        yield from ((name, one, size) for one in getattr(found, name) if isinstance(one, int))
+    if LANGUAGE in found.source_template:
+        yield from (("languages", one, source_vocab_size) for one in found.languages.values())
+    if LANGUAGE in found.decoder_prefix:
+        yield from (("languages", one, vocab_size) for one in found.languages.values())
 
 
 def _template(section: FieldReader, name: str, words: tuple[str, ...]) -> Template:

@@ -63,7 +63,7 @@ def derive_grouped_graph(path: Path) -> bool:
     if not {*map(attention_kind, nodes)} <= {AttentionKind.SELF, AttentionKind.SOURCE}:
         return False
     positions = give_positions(model.graph)
-    give_mask(model.graph, own, _causal_mask(model.graph))
+    give_mask(model.graph, own, _causal_mask(model.graph), is_added=True)
     if not pack_rows(model.graph, nodes, positions):
         return False
     if groups != {1}:
@@ -84,8 +84,10 @@ def give_positions(graph: ir.Graph) -> ir.Value:
     return positions
 
 
-def give_mask(graph: ir.Graph, nodes: list[ir.Node], mask: ir.Value) -> None:
-    """Replace causality of nodes over a cache by ``mask`` [B, 1, T, S], bool or numbers to add to scores.
+def give_mask(
+    graph: ir.Graph, nodes: list[ir.Node], mask: ir.Value, *, is_added: bool = False
+) -> None:
+    """Replace causality of nodes over a cache by ``mask`` [B, 1, T, S], bool or, if it ``is_added``, float32.
 
     A node's bias [B, H, T, S] is added to it, once for all nodes that share the bias.
     """
@@ -93,17 +95,19 @@ def give_mask(graph: ir.Graph, nodes: list[ir.Node], mask: ir.Value) -> None:
     for node in nodes:
         bias = input_of(node, BIAS)
         if bias is not None and bias not in masks:
-            masks[bias] = _biased_mask(graph, bias, mask, node)
+            masks[bias] = _biased_mask(graph, bias, mask, before=node, is_added=is_added)
         node.resize_inputs(BIAS + 1)
         node.replace_input_with(BIAS, masks[bias])
         node.attributes["is_causal"] = ir.AttrInt64("is_causal", 0)
 
 
-def _biased_mask(graph: ir.Graph, bias: ir.Value, mask: ir.Value, before: ir.Node) -> ir.Value:
+def _biased_mask(
+    graph: ir.Graph, bias: ir.Value, mask: ir.Value, *, before: ir.Node, is_added: bool
+) -> ir.Value:
     """Return the sum of a bias and a mask, made before a node."""
     tape = ir.tape.Tape()
     name = f"{bias.name}.masked"
-    added = _added(graph, tape, mask, name) if mask.dtype is ir.DataType.BOOL else mask
+    added = mask if is_added else _added(graph, tape, mask, name)
     total = tape.op("Add", [bias, added])
     total.type = ir.TensorType(ir.DataType.FLOAT)
     insert_tape(graph, tape, name, before=before)
@@ -115,7 +119,7 @@ def group_heads(graph: ir.Graph) -> None:
     masks: dict[tuple[str | None, int], ir.Value] = {}
     for node in attention_nodes(graph):
         groups, mask = _group_size(node), input_of(node, BIAS)
-        if groups < 2 or mask is None or mask.dtype is not ir.DataType.BOOL:
+        if groups < 2 or mask is None or mask.dtype is ir.DataType.FLOAT:
             continue
         key = mask.name, groups
         if key not in masks:
@@ -200,6 +204,4 @@ def _added(graph: ir.Graph, tape: ir.tape.Tape, mask: ir.Value, name: str) -> ir
     """Return a mask as numbers to add to scores."""
     seen = put(graph, np.array(0, np.float32), f"{name}.seen")
     unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
-    added = tape.op("Where", [mask, seen, unseen])
-    added.type = ir.TensorType(ir.DataType.FLOAT)
-    return added
+    return tape.op("Where", [mask, seen, unseen])

@@ -108,7 +108,6 @@ def _add_mask(graph: ir.Graph) -> ir.Value:
     # In cached text ``above`` repeats the span's first column, which does not matter: it is seen.
     seen = tape.op("Or", [seen, tape.op("Unsqueeze", [is_cached, one])])
     mask = tape.op("Unsqueeze", [seen, one])
-    mask.type = ir.TensorType(ir.DataType.BOOL)
     insert_tape(graph, tape, "tree_mask")
     return mask
 

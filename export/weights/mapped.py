@@ -49,15 +49,15 @@ def is_mapped(model: nn.Module) -> bool:
 def widened(model: nn.Module) -> Iterator[None]:
     """Let a model compute in float32: each module's weights of 16 bits are widened while it computes."""
     hooks = []
-    for module in model.modules():
+    for owner, module in _computed_by(model):
         held = {
             name: value
             for name, value in module._parameters.items()
             if value is not None and value.dtype in _HALVES
         }
         if held:
-            hooks.append(module.register_forward_pre_hook(_widen(held)))
-            hooks.append(module.register_forward_hook(_narrow(held), always_call=True))
+            hooks.append(owner.register_forward_pre_hook(_widen(module, held)))
+            hooks.append(owner.register_forward_hook(_narrow(module, held), always_call=True))
     try:
         yield
     finally:
@@ -65,8 +65,20 @@ def widened(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _widen(held: Mapping[str, nn.Parameter]) -> Callable[..., None]:
-    def give(module: nn.Module, _: object) -> None:
+def _computed_by(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yield all modules, each behind the one that must find its weights widened: itself or its parent.
+
+    Parents of modules that Transformers may keep in float32 ask for the type of their weights.
+    """
+    asked = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    yield model, model
+    for parent in model.modules():
+        for name, module in parent.named_children():
+            yield parent if name in asked else module, module
+
+
+def _widen(module: nn.Module, held: Mapping[str, nn.Parameter]) -> Callable[..., None]:
+    def give(*_: object) -> None:
         module._parameters.update(
             {name: nn.Parameter(value.float(), False) for name, value in held.items()}
         )
@@ -74,8 +86,8 @@ def _widen(held: Mapping[str, nn.Parameter]) -> Callable[..., None]:
     return give
 
 
-def _narrow(held: Mapping[str, nn.Parameter]) -> Callable[..., None]:
-    def give(module: nn.Module, *_: object) -> None:
+def _narrow(module: nn.Module, held: Mapping[str, nn.Parameter]) -> Callable[..., None]:
+    def give(*_: object) -> None:
         module._parameters.update(held)
 
     return give

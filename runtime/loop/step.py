@@ -41,7 +41,8 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     read = parts.sources.read(live, plan.read) if plan.read else NOTHING_READ
     fed = NOTHING_FED if plan.prefill is None else prompts.feed(live, plan.prefill)
     alone: Sequence[Failure] = [*read.failed, *fed.failed]
-    is_sound = bool(read.reads) or fed.num_fed > 0
+    # A read says of the engine that it reads, not that it extends.
+    is_sound = fed.num_fed > 0 or (bool(read.failed) and bool(read.reads))
     caps = _without(plan.gammas, [request for request, _ in alone])
     if caps.count(None) == len(caps):
         progressed, failed = _commit(parts.target, live, [None] * len(live), fed.first_verdicts)

@@ -132,7 +132,7 @@ class _Reader:
             length = _count(name, value) - (num_prefix - 1 if "new" in name else num_prefix)
             if name in _MOST_LENGTHS:
                 check_range(name, length, 1, length, "must leave a token behind the decoder prefix")
-            self._lengths[name] = length
+            self._lengths[name] = min(length, self._limits.max_tokens)
         elif name == "bad_words_ids":
             self._bad_words = _sequences(value, self._limits, self._model)
         elif value and value != _NEUTRAL.get(name):
@@ -154,7 +154,7 @@ class _Reader:
         return RequestDefaults(
             search=self.search,
             sampling=self.sampling,
-            min_tokens=min(max([0, *least]), self._limits.max_tokens),
+            min_tokens=max([0, *least]),
             max_tokens=most[-1] if most else None,
             bad_words=self._bad_words,
         )
@@ -181,7 +181,10 @@ def _number(name: str, value: object) -> float:
         return _count(name, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RequestError(name, "must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # of a whole number of hundreds of digits
+        raise RequestError(name, "must be a number of 64 bits") from None
 
 
 def _count(name: str, value: object) -> int:

@@ -11,6 +11,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.bundle.text2text import TEXT, SourceEntry
 from outrider.export.pipeline import export_bundle
+from transformers import BartConfig
 
 
 def test_bundle_describes_both_encoders(tiny_text2text_bundle: Path) -> None:
@@ -58,6 +59,25 @@ def test_an_encoder_wants_a_target_with_one(
         export_pair(tiny_checkpoints[0], tiny_text2text_checkpoints[1], tmp_path)
     with pytest.raises(BundleError, match="max_source: the target has no encoder"):
         export_pair(tiny_checkpoints[0], None, tmp_path, max_source=64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_position_embeddings": 300}, "draft: its encoder reads 300 tokens, the target's 512"),
+        ({"vocab_size": 400}, "draft: its encoder knows 400 tokens, the target's 500"),
+    ],
+)
+def test_a_draft_reads_whatever_the_target_reads(
+    changes: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    sizes = {"max_position_embeddings": 600, "vocab_size": 500}
+    for name, those in (("target", sizes), ("draft", sizes | changes)):
+        config = BartConfig(**those)
+        config.save_pretrained(tmp_path / name)
+        (tmp_path / name / "model.safetensors").write_bytes(b"")
+    with pytest.raises(BundleError, match=message):
+        export_pair(tmp_path / "target", tmp_path / "draft", tmp_path)
 
 
 def test_draft_with_other_tokens_is_refused(

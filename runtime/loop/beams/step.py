@@ -160,7 +160,6 @@ class _SearchStep:
             self._alone.append((request, error))
             return
         self._reads.append((len(source), clock() - began))
-        self._is_sound = True
         try:
             for cache in drafts:
                 cache.read(source)

@@ -18,12 +18,13 @@ from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.weights import mapped
 from outrider.export.weights.half_weights import store_halves
-from outrider.export.weights.mapped import StandIns, is_mapped
+from outrider.export.weights.mapped import StandIns, is_mapped, widened
 from outrider.export.weights.widened import load_widened, save_over
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from scripts.check_parity import random_model
 from tests.conftest import write_tokenizer
+from tests.export.text2text_models import pytorch_logits, random_text2text
 
 # Every matrix has more elements than the exporter computes with.
 SIZES = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 160, "head_dim": 32}
@@ -68,6 +69,39 @@ def test_the_reference_is_that_of_a_float32_load(
     row, parents = TOKENS[0].tolist(), (0, 1, 0)
     np.testing.assert_array_equal(found.tree(row, parents), expected.tree(row, parents))
     assert is_mapped(model)  # nothing stays widened
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_a_model_with_an_encoder_answers_as_a_float32_load(family: str, tmp_path: Path) -> None:
+    checkpoint = text2text_checkpoint(family, tmp_path)
+    model = checkpoint.load()
+    assert is_mapped(model)
+    sources, lengths = TOKENS % 96, np.array([11, 4, 1])
+    with widened(model):
+        found = pytorch_logits(model, sources, lengths, sources)
+    expected = pytorch_logits(checkpoint.load_as(torch.float32), sources, lengths, sources)
+    np.testing.assert_array_equal(found, expected)
+    assert is_mapped(model)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_a_mapped_model_with_an_encoder_makes_the_graphs_of_a_float32_load(
+    family: str, tmp_path: Path
+) -> None:
+    checkpoint = text2text_checkpoint(family, tmp_path, d_model=128, vocab_size=512)
+    found, expected = tmp_path / "found", tmp_path / "expected"
+    models = {found: checkpoint.load(), expected: checkpoint.load_as(torch.float32)}
+    for folder, model in models.items():
+        export_model(model, folder / "model.onnx", num_positions=100, num_source_positions=100)
+    assert {path.name for path in found.iterdir()} > {"encode.onnx", "encode.onnx.data"}
+    for path in found.iterdir():
+        assert path.read_bytes() == (expected / path.name).read_bytes()
+
+
+def text2text_checkpoint(family: str, folder: Path, **sizes: int) -> Checkpoint:
+    random_text2text(family, **sizes).bfloat16().save_pretrained(folder)
+    return open_checkpoint(folder, max_context=96)
 
 
 def test_a_reference_answers_again_without_its_model(wide: PreTrainedModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outrider.runtime.core.errors import Cancelled
+from outrider.runtime.core.params import BeamParams
 
 from tests.runtime.markov import Clock
 from tests.runtime.sourced import (
@@ -51,6 +52,19 @@ def test_where_no_source_can_be_read_the_engine_is_blamed() -> None:
     harness.target.fail_reads_at(*range(100))
     for name in "ab":
         harness.submit(name, (0,), source_tokens=(1, 2, 3))
+    harness.run()
+    assert {harness.error(name).reason for name in "ab"} == {"ENGINE_FAILED"}
+    harness.check_is_idle()
+
+
+@pytest.mark.parametrize("beams", [None, BeamParams(num_beams=2)])
+def test_where_sources_are_read_and_no_text_is_extended_the_engine_is_blamed(
+    beams: BeamParams | None,
+) -> None:
+    harness = sourced()
+    harness.target.fail_at(*range(1000))
+    for name in "ab":
+        harness.submit(name, (0,), source_tokens=(1, 2, 3), beams=beams)
     harness.run()
     assert {harness.error(name).reason for name in "ab"} == {"ENGINE_FAILED"}
     harness.check_is_idle()

@@ -123,6 +123,11 @@ def test_lengths_are_those_of_the_output_alone(
     assert (defaults.min_tokens, defaults.max_tokens) == (least, most)
 
 
+def test_lengths_are_bounded_by_the_servers() -> None:
+    defaults, _ = read({"min_length": 10**30, "max_length": 10**30})
+    assert (defaults.min_tokens, defaults.max_tokens) == (LIMITS.max_tokens, LIMITS.max_tokens)
+
+
 def test_bad_words_but_those_that_are_banned_anyway() -> None:
     defaults, _ = read({"bad_words_ids": [[1], [3, 4], [5]]})
     assert defaults.bad_words == ((3, 4), (5,))
@@ -134,6 +139,7 @@ def test_bad_words_but_those_that_are_banned_anyway() -> None:
         ({"num_beams": 5}, "num_beams (must be in [1, 4])"),
         ({"num_beams": "4"}, "num_beams (must be a whole number)"),
         ({"length_penalty": 11.0}, "length_penalty (must be in [-10.0, 10.0])"),
+        ({"length_penalty": 10**400}, "length_penalty (must be a number of 64 bits)"),
         ({"repetition_penalty": 3.0}, "repetition_penalty (must be in [0.01, 2.0])"),
         ({"no_repeat_ngram_size": 11}, "no_repeat_ngram_size (must be in [0, 10])"),
         ({"no_repeat_ngram_size": 2.5}, "no_repeat_ngram_size (must be a whole number)"),
