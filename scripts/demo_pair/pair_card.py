@@ -66,7 +66,7 @@ of positions where both models' most likely token is the same; ± is the standar
 |---|---|---|---|---|
 {rows}
 
-What the target makes of sentences that nobody trained it on, greedy:
+What the target makes of some messages, greedy; whether its text has them was not looked up:
 
 | English | German |
 |---|---|
@@ -232,7 +232,7 @@ def by_task(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, list[Pair]
 def _row(task: str, name: str, one: Figures) -> str:
     """One line of the card's table; the target has no alpha beside itself."""
     alphas = (
-        "| |"
+        "| | |"
         if name == "target"
         else f"| {one.overlap:.3f} ± {one.overlap_error:.3f} | {one.agreement:.3f} ± {one.agreement_error:.3f} |"
     )
