@@ -36,6 +36,7 @@ def open_engine(
     max_batch: int | None = None,
     with_trees: bool = False,
     provider_options: Mapping[str, str] | None = None,
+    beside: Engine | None = None,
 ) -> Engine:
     """One model of a bundle, ready to extend.
 
@@ -47,6 +48,8 @@ def open_engine(
         max_batch: slots; None for all the bundle allows.
         with_trees: load the graphs that verify trees too, where bundle and backend have them.
         provider_options: of ONNX Runtime's CUDA provider, as it documents them.
+        beside: the bundle's target, which a draft that shares its encoder serves with; None for a draft alone, which
+            has its own.
 
     Raises:
         BundleError: the bundle has no such model, or its graph does not fit the manifest.
@@ -59,6 +62,8 @@ def open_engine(
     options: dict[str, Any] = {"max_batch": max_batch, "with_trees": with_trees}
     if chosen.kind != TENSORRT:
         options["num_threads"] = num_threads
+    if chosen.kind == CPU:
+        options["beside"] = beside
     engine = _open_one(bundle, entry, which, chosen, options, provider_options)
     with ExitStack() as undo:
         undo.callback(engine.close)
@@ -145,7 +150,7 @@ def open_pair(
         target = open_engine(bundle, "target", with_trees=with_trees, **options)
         undo.callback(target.close)
         if bundle.manifest.draft is not None:
-            draft = open_engine(bundle, "draft", with_trees=with_trees, **options)
+            draft = open_engine(bundle, "draft", with_trees=with_trees, beside=target, **options)
             undo.callback(draft.close)
         pair = open_on_host(target, draft, bundle, rows, reason)
         undo.pop_all()

@@ -128,6 +128,8 @@ def source_memory(bundle: Bundle, max_batch: int) -> str:
     for model in (bundle.manifest.target, bundle.manifest.draft):
         if model is not None and (source := model.source) is not None:
             token_bytes = 2 * _FLOAT_BYTES * model.num_layers * source.num_heads * source.head_size
+            # What the encoder answers is kept for the draft.
+            token_bytes += _FLOAT_BYTES * source.hidden_size if source.shares_encoder else 0
             parts.append(f"{token_bytes / 2**10:.1f} KiB of {model.path}")
             most_bytes += token_bytes * max_batch * source.max_source
     if not parts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from outrider.export.checkpoint import Checkpoint, ModelFacts, open_checkpoint
 from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
+from outrider.export.graph.shared_encoder import share_encoder
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.sampler_graphs import write_sampler_graphs
@@ -162,7 +163,7 @@ def _write(
     entries, certificate = {}, {}
     for name, part in parts.items():
         entries[name], certificate[name] = _export_part(part, root, sizes, progress)
-    target, draft = entries["target"], entries.get("draft")
+    target, draft = entries["target"], _beside(root, entries, progress)
     progress("sampler: writing its graphs")
     write_sampler_graphs(
         root / SAMPLER_FOLDER,
@@ -187,6 +188,22 @@ def _write(
         text2text=text2text,
     )
     write_manifest(root, manifest)
+
+
+def _beside(
+    root: Path, entries: Mapping[str, ModelEntry], progress: Callable[[str], None]
+) -> ModelEntry | None:
+    """Return the draft's entry, which shares the target's encoder if both have the same."""
+    target, draft = entries["target"], entries.get("draft")
+    if draft is None or draft.source is None or target.source is None:
+        return draft
+    if target.source.max_source != draft.source.max_source:
+        return draft
+    encoders = (root / one.path / ENCODE_FILE for one in (target, draft))
+    if not share_encoder(*encoders, hidden_size=target.source.hidden_size):
+        return draft
+    progress("draft: the target's encoder answers for its own")
+    return replace(draft, source=replace(draft.source, shares_encoder=True))
 
 
 def _export_part(

@@ -21,6 +21,7 @@ from scripts.bench.tools.results import ROOT
 from scripts.soak.server import outrider, running_server
 
 PROMPT = "def read_lines(path, encoding=None):\n"
+SENTENCE = "translate English to German: The file could not be opened for reading."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,9 @@ class Answer:
     tokens_per_pass: float
 
 
-def ensure_bundle(bundle: Path, weights: str) -> None:
-    """Export the demo pair unless this export of these very weights is there already."""
-    sources = [ROOT / "demo" / part for part in ("target", "draft")]
+def ensure_bundle(bundle: Path, pair: Path, weights: str) -> None:
+    """Export a pair of checkpoints unless this export of these very weights is there already."""
+    sources = [pair / part for part in ("target", "draft")]
     newest = max(path.stat().st_mtime for source in sources for path in source.iterdir())
     manifest = bundle / "manifest.json"
     if manifest.exists() and manifest.stat().st_mtime >= newest:
@@ -151,15 +152,18 @@ def demonstrate(bundle: Path, request: dict[str, Any], gamma: int) -> int:
 
 
 def main(
-    prompt: str = PROMPT,
+    prompt: str = "",
     max_tokens: int = 96,
     gamma: int = 4,
     temperature: float = 0.0,
     weights: str = "float32",
+    translate: bool = False,
 ) -> None:
-    """Run the main job end to end."""
-    bundle = ROOT / "bundles" / f"demo-{weights}"
-    ensure_bundle(bundle, weights)
+    """Run the main job end to end, with the pair that continues programs or the one that translates."""
+    pair, name = (ROOT / "demo" / "ende", "ende") if translate else (ROOT / "demo", "demo")
+    bundle = ROOT / "bundles" / f"{name}-{weights}"
+    ensure_bundle(bundle, pair, weights)
+    prompt = prompt or (SENTENCE if translate else PROMPT)
     request = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}
     raise SystemExit(demonstrate(bundle, request, gamma))
 

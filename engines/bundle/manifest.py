@@ -44,6 +44,7 @@ from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER, PlanEntry, read_plans
 from outrider.engines.bundle.serving_defaults import ServingDefaults, read_serving_defaults
 from outrider.engines.bundle.text2text import (
+    CROSS_FILE,
     ENCODE_FILE,
     SOURCE_TOKENIZER_FILE,
     SourceEntry,
@@ -323,6 +324,10 @@ class Bundle:
         """Graph file that reads sources for one of the bundle's models, where it has an encoder."""
         return self.root / entry.path / ENCODE_FILE
 
+    def cross_path(self, entry: ModelEntry) -> Path:
+        """Graph file that reads what the target's encoder answered, where the model ``shares_encoder``."""
+        return self.root / entry.path / CROSS_FILE
+
     def tree_path(self, entry: ModelEntry) -> Path:
         """Graph file that verifies trees with one of the bundle's models, if it has one."""
         return self.root / entry.path / TREE_FILE
@@ -480,6 +485,11 @@ def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
         return
     if text2text is None:
         raise BundleError(f"{MANIFEST_FILE}: field 'text2text' is missing: {name} has an encoder")
+    if source.shares_encoder and (name == "target" or not _fits(source, manifest.target.source)):
+        raise BundleError(
+            f"{MANIFEST_FILE}: field '{name}.source.shares_encoder' must be false: it is for drafts whose "
+            "max_source, vocab_size and hidden_size are the target's"
+        )
     check_limits(
         [
             (f"{name}.source.max_source", source.max_source, MOST_TOKENS),
@@ -495,6 +505,12 @@ def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
             ("text2text.source_template", len(text2text.source_template), source.max_source),
         ]
     )
+
+
+def _fits(source: SourceEntry, other: SourceEntry | None) -> bool:
+    """Return whether one encoder may answer for another."""
+    sizes = ("max_source", "vocab_size", "hidden_size")
+    return all(getattr(source, name) == getattr(other, name, None) for name in sizes)
 
 
 def _check_listing(names: list[str], manifest: Manifest) -> None:
@@ -529,7 +545,7 @@ def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
     if (folder / GROUPED_FILE).as_posix() in manifest.files:
         graphs.append(GROUPED_FILE)
     if entry.source is not None:
-        graphs.append(ENCODE_FILE)
+        graphs += [ENCODE_FILE, CROSS_FILE] if entry.source.shares_encoder else [ENCODE_FILE]
     if entry.max_tree_nodes:
         graphs += [TREE_FILE, KEEP_PATH_FILE]
     if entry.device_precision:

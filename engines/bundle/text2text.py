@@ -1,7 +1,8 @@
 """What a bundle says of a model with an encoder: its second graph, its sources, and how texts become both.
 
 ``encode.onnx`` reads a source and writes what each decoder layer attends to; ``model.onnx`` takes that as inputs
-without outputs. Both share one data file.
+without outputs. Both share one data file. A draft whose encoder is the target's has ``cross.onnx`` too: ``encode.onnx``
+without the encoder, over what the target's encoder answered.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from functools import cache
 from outrider.engines.bundle.fields import FieldReader
 
 ENCODE_FILE = "encode.onnx"
+CROSS_FILE = "cross.onnx"
 SOURCE_TOKENIZER_FILE = "source_tokenizer.json"
 
 # Inputs of encode.onnx: [batch, length] and [batch] int64; model.onnx takes the second too.
 SOURCE = "source"
 SOURCE_LENGTH = "source_length"
-# Output of encode.onnx where a draft shares the encoder: [batch, length, width] float32.
+# Output of the target's encode.onnx where a draft shares the encoder, and input of the draft's cross.onnx:
+# [batch, length, width] float32.
 HIDDEN = "hidden"
 # In templates: the ids of the text, and the id of a language.
 TEXT = "text"
@@ -61,6 +64,7 @@ class SourceEntry:
         max_source: tokens of a source at most.
         vocab_size: of the sources' tokens.
         hidden_size: width of what the encoder answers.
+        shares_encoder: of a draft, whether the target's encoder answers for its own.
     """
 
     num_heads: int
@@ -68,6 +72,7 @@ class SourceEntry:
     max_source: int
     vocab_size: int
     hidden_size: int
+    shares_encoder: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +117,8 @@ def read_source_entry(reader: FieldReader) -> SourceEntry | None:
         max_source=section.count("max_source"),
         vocab_size=section.count("vocab_size"),
         hidden_size=section.count("hidden_size"),
+        # Bundles made before drafts could share an encoder do not have the field.
+        shares_encoder="shares_encoder" in section.values and section.flag("shares_encoder"),
     )
 
 

@@ -69,6 +69,7 @@ class OnnxEngine:
             the same cores run speculation at 0.8x of plain decoding instead of 1.9x.
         max_batch: slots; None for all the bundle allows.
         with_trees: load the tree graphs too, if there are any; the weights are in memory twice.
+        beside: the target's engine, whose encoder answers for this model's where the bundle says so.
 
     Raises:
         BundleError: a graph does not fit its entry.
@@ -86,6 +87,7 @@ class OnnxEngine:
         num_threads: int = 2,
         max_batch: int | None = None,
         with_trees: bool = False,
+        beside: OnnxEngine | None = None,
     ) -> None:
         self.limits = bundle.limits(entry, max_batch, with_trees=with_trees)
         huge_pages = HugePages()
@@ -112,8 +114,14 @@ class OnnxEngine:
         )
         self._sources: OnnxSources | None = None
         if entry.source is not None:
+            shares = beside is not None and entry.source.shares_encoder
             self._sources = OnnxSources(
-                bundle, entry, entry.source, self.limits, num_threads=num_threads
+                bundle,
+                entry,
+                entry.source,
+                self.limits,
+                num_threads=num_threads,
+                encoder=beside._require_encoder() if beside and shares else None,
             )
         self._calls = OnnxCalls(
             self._session,

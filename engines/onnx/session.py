@@ -21,7 +21,9 @@ from outrider.engines.bundle.manifest import (
     present_names,
 )
 from outrider.engines.bundle.text2text import (
+    CROSS_FILE,
     ENCODE_FILE,
+    HIDDEN,
     SOURCE,
     SOURCE_LENGTH,
     SourceEntry,
@@ -292,9 +294,15 @@ def check_graph(
 
 
 def check_encode_graph(
-    session: onnxruntime.InferenceSession, entry: ModelEntry, source: SourceEntry
+    session: onnxruntime.InferenceSession,
+    entry: ModelEntry,
+    source: SourceEntry,
+    *,
+    reads_hidden: bool = False,
 ) -> None:
     """Refuse a graph whose tensors are not those its manifest entry declares.
+
+    An encoder may answer HIDDEN too; with ``reads_hidden`` it is ``cross.onnx``, which reads that instead of tokens.
 
     Raises:
         BundleError: naming the graph and the tensor.
@@ -302,10 +310,10 @@ def check_encode_graph(
     past, present = cross_past_names(entry.num_layers), cross_present_names(entry.num_layers)
     inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
     outputs = {tensor.name for tensor in session.get_outputs()}
-    graph = f"{entry.path}/{ENCODE_FILE}"
+    graph = f"{entry.path}/{CROSS_FILE if reads_hidden else ENCODE_FILE}"
     for found, declared in (
-        (set(inputs), {SOURCE, SOURCE_LENGTH, *past}),
-        (outputs, set(present)),
+        (set(inputs), {HIDDEN if reads_hidden else SOURCE, SOURCE_LENGTH, *past}),
+        (outputs - {HIDDEN}, set(present)),
     ):
         if found != declared:
             raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")

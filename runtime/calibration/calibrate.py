@@ -69,7 +69,10 @@ def calibrate(
     """
     budget = budget or Budget()
     engines = [target] if draft is None else [target, draft]
-    reads = [measure_reads(engine, READ_SHARE * budget.total_s, clock) for engine in engines]
+    read_s = READ_SHARE * budget.total_s
+    reads = [measure_reads(target, read_s, clock)]
+    if draft is not None:
+        reads.append(measure_reads(draft, read_s, clock, target=target))
     for engine in engines:
         read_everywhere(engine)
     costs, disagreement = _measure_grids(engines, max_gamma, budget, clock)

@@ -19,10 +19,13 @@ ROUNDS = 2  # of each call, behind one that allocates: a long source takes as lo
 USUAL_LENGTH = 64  # tokens of the source that steps attend to while they are measured
 
 
-def measure_reads(engine: Engine, total_s: float, clock: Clock) -> ModelCosts | None:
+def measure_reads(
+    engine: Engine, total_s: float, clock: Clock, *, target: Engine | None = None
+) -> ModelCosts | None:
     """Return the costs of reads, by rows and tokens of each source; None for a model without an encoder.
 
-    After ``total_s`` no second number of rows is begun. No slot has a source afterwards.
+    After ``total_s`` no second number of rows is begun. No slot has a source afterwards. A draft is given its
+    ``target``, which reads each source first, as it does when both serve: its encoder may answer for the draft's.
     """
     limits = engine.limits
     if limits.max_source == 0:
@@ -34,11 +37,16 @@ def measure_reads(engine: Engine, total_s: float, clock: Clock) -> ModelCosts | 
     for rows in sorted({min(rows, limits.max_batch) for rows in BATCHES}):
         if grid and clock() > until:
             break
-        calls = [partial(engine.read, _sources(rows, length)) for length in lengths]
+        grid[rows] = []
         # One after the other: a short call after a long one takes longer.
-        grid[rows] = [float(time_calls([call], ROUNDS, clock)[0]) for call in calls]
+        for sources in (_sources(rows, length) for length in lengths):
+            if target is not None and target.limits.max_source >= len(sources[0].tokens):
+                target.read(sources)
+            seconds = time_calls([partial(engine.read, sources)], ROUNDS, clock)
+            grid[rows].append(float(seconds[0]))
     # The longest source has made the cache larger than steps usually find it.
-    engine.trim(())
+    for one in (engine, *([target] if target else [])):
+        one.trim(())
     return fit_model(np.array(list(grid.values())), tuple(grid), lengths, capacities(limits)[0])
 
 

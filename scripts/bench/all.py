@@ -125,7 +125,7 @@ def planned(
 def demo_bundles() -> list[Path]:
     """Return the demo pair's bundles, exported where they are missing."""
     for weights in DEMO_WEIGHTS:
-        ensure_bundle(ROOT / "bundles" / f"demo-{weights}", weights)
+        ensure_bundle(ROOT / "bundles" / f"demo-{weights}", ROOT / "demo", weights)
     return [ROOT / "bundles" / f"demo-{weights}" for weights in DEMO_WEIGHTS]
 
 

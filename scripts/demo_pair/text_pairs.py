@@ -15,13 +15,14 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from scripts.bench.tools.sources import SUMMARIZE, TRANSLATE
 from scripts.demo_pair.catalogues import catalogue_files, message_pairs
 from scripts.demo_pair.functions import function_pairs
 from scripts.demo_pair.text import HELD_OUT_ONE_IN, corpus_files
 
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
-TRANSLATE, SUMMARIZE = "translate English to German: ", "summarize: "
+
 LANGUAGE = "de"
 VOCAB = 4096
 LONGEST_SOURCE, LONGEST_ANSWER = 160, 96

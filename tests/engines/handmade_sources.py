@@ -1,10 +1,11 @@
 """A small canonical encoder-decoder model written operator by operator: ``encode.onnx`` and ``model.onnx``."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import (
     LOGIT_POSITIONS,
@@ -17,6 +18,7 @@ from outrider.engines.bundle.manifest import (
     write_manifest,
 )
 from outrider.engines.bundle.text2text import (
+    ENCODE_FILE,
     SOURCE,
     SOURCE_LENGTH,
     SourceEntry,
@@ -26,6 +28,7 @@ from outrider.engines.bundle.text2text import (
     cross_present_names,
     cross_value_name,
 )
+from outrider.export.graph.shared_encoder import share_encoder
 
 from tests.engines import handmade
 from tests.engines.handmade import HEAD_SIZE, KV_HEADS, LAYERS, WIDTH, Decoder, V
@@ -86,7 +89,7 @@ class Encoder(Answerer):
             x, self.add("Attention", query, key, value, "", "", "", SOURCE_LENGTH), "o"
         )
         h = self.norm(x, "last_norm")
-        zeros = self.add("Sub", SOURCE_LENGTH, SOURCE_LENGTH)
+        zeros = self.add("Expand", self.ints("zero", 0), self.add("Shape", SOURCE_LENGTH))
         names = zip(cross_past_names(LAYERS), cross_present_names(LAYERS), strict=True)
         for past, present in names:
             self.add("TensorScatter", past, self.heads(h, f"to.{past}", SOURCE_HEADS), zeros, out=present)  # fmt: skip
@@ -99,6 +102,23 @@ class Encoder(Answerer):
             ],
             [info(name, FLOATS, source_shape()) for name in cross_present_names(LAYERS)],
         )
+
+
+class DraftEncoder(Encoder):
+    """The same encoder before other projections; the constant ``changed`` is another one, if it is named."""
+
+    def __init__(self, nan_token: int | None, kv_heads: int, *, changed: str = "") -> None:
+        super().__init__(nan_token, kv_heads)
+        self._changed = [changed, *(f"to.{name}" for name in cross_past_names(LAYERS))]
+
+    def build(self) -> onnx.ModelProto:
+        model = super().build()
+        for constant in model.graph.initializer:
+            if constant.name in self._changed:
+                values = numpy_helper.to_array(constant).copy()
+                values.flat[0] += 0.5
+                constant.CopyFrom(numpy_helper.from_array(values, constant.name))
+        return model
 
 
 def source_shape() -> list[str | int]:
@@ -136,3 +156,19 @@ def write_source_bundle(root: Path, *, nan_token: int | None = None) -> Path:
     write_manifest(root, manifest)
     load_bundle(root)
     return root
+
+
+def write_draft(root: Path, *, changed: str = "") -> bool:
+    """Give a source bundle a draft that shares the target's encoder, if it can; whether it does."""
+    manifest = load_bundle(root).manifest
+    shutil.copytree(root / "target", root / "draft")
+    encoder = DraftEncoder(None, KV_HEADS, changed=changed).build()
+    onnx.save(onnx.shape_inference.infer_shapes(encoder), root / "draft" / ENCODE_FILE)
+    target, draft = (root / part / ENCODE_FILE for part in ("target", "draft"))
+    shares = share_encoder(target, draft, hidden_size=WIDTH)
+    assert manifest.target.source is not None
+    source = replace(manifest.target.source, shares_encoder=shares)
+    entry = replace(manifest.target, path="draft", source=source)
+    (root / "manifest.json").unlink()
+    write_manifest(root, replace(manifest, draft=entry, files=hash_files(root)))
+    return shares

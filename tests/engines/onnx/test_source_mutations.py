@@ -64,8 +64,8 @@ MUTANTS = {
     ),
     "every source as long as the longest": (
         sources,
-        "lengths = np.array([len(source.tokens) for source in sources], dtype=np.int64)",
-        "lengths = np.array([num_tokens for source in sources], dtype=np.int64)",
+        "return np.array([len(source.tokens) for source in sources], dtype=np.int64)",
+        "return np.full(len(sources), max(len(source.tokens) for source in sources))",
         "together",
     ),
     "stale columns of a longer source": (

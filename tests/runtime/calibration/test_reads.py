@@ -57,6 +57,24 @@ def test_the_table_has_what_reads_took() -> None:
     assert set(target.sources.values()) == {USUAL_LENGTH}
 
 
+def test_a_draft_is_measured_behind_its_target() -> None:
+    ticker = Ticker()
+    target = Reading(ticker, 0.01)
+
+    class Behind(Reading):
+        """Takes as long again where the target has not read the source."""
+
+        def read(self, sources: Sequence[Source]) -> None:
+            self._ticker.now += target.sources != {one.slot: len(one.tokens) for one in sources}
+            super().read(sources)
+
+    target.trim(())
+    found = measure_reads(Behind(ticker, 0.002), 1e9, ticker, target=target)
+    assert found is not None
+    assert found.extend_s(1, 64, 0) == pytest.approx(0.25 + 0.002 * 64)
+    assert not target.sources
+
+
 def test_a_slow_encoder_is_measured_with_one_row() -> None:
     ticker = Ticker()
     found = measure_reads(Reading(ticker, 0.01), 0.0, ticker)
