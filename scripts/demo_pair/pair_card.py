@@ -19,7 +19,6 @@ from scripts.demo_pair.pair_training import Batch, State, answer_logits
 from scripts.demo_pair.text import HELD_OUT_ONE_IN
 from scripts.demo_pair.text_pairs import (
     EOS,
-    LONGEST_SOURCE,
     PAD,
     SUMMARIZE,
     TRANSLATE,
@@ -30,6 +29,7 @@ from scripts.demo_pair.text_pairs import (
 )
 
 _BATCH_TOKENS = 6000
+_MAX_LENGTH = 512
 _SAMPLES = (
     "The file could not be opened.",
     "Show this help message and exit.",
@@ -41,20 +41,20 @@ _SAMPLES = (
 
 CARD = """# Translating pair
 
-A T5 target of {target_params:.2f}M parameters and two drafts with one byte-level BPE tokenizer of {vocab} tokens, in \
+A T5 target of {target_params}M parameters and two drafts with one byte-level BPE tokenizer of {vocab} tokens, in \
 the form of T5 v1.1. They translate messages of programs from English to German (a source that begins with \
 `{translate}`) and say what a Python function does (`{summarize}`); they are here to show and to test speculative \
 decoding, not to translate manuals. Weights are float16.
 
 - **Text**: the German message catalogues of the programs that were installed, and the functions of the CPython \
-standard library with the first paragraph of their docstrings: {train_pairs:,} pairs, {train_tokens:,} tokens to train \
+standard library with the first paragraph of their docstrings: {train_pairs} pairs, {train_tokens} tokens to train \
 on, {valid_pairs:,} pairs held out (one in {held_out}, chosen by a hash of its source). `files.sha256` lists every \
 file; each belongs to its own project, and none of their text is here.
 - **Target**: {target_history}.
-- **Draft** ({draft_params:.2f}M): an encoder of its own; distilled from the target's full next-token distributions, \
+- **Draft** ({draft_params}M): an encoder of its own; distilled from the target's full next-token distributions, \
 {draft_history}; KL divergence turning into total variation.
-- **Shared draft** ({shared_params:.2f}M): the target's encoder, copied, and one layer of a decoder, distilled alike, \
-{shared_history}.
+- **Shared draft** ({shared_draft_params}M): the target's encoder, copied, and the first layer of its decoder, \
+distilled alike, {shared_draft_history}.
 - **Machine**: {machine}, {threads} threads, {date}, PyTorch {torch}.
 - **Command**: `python -m scripts.demo_pair.ende all`
 {note}
@@ -66,7 +66,7 @@ of positions where both models' most likely token is the same; ± is the standar
 |---|---|---|---|---|
 {rows}
 
-What the target makes of sentences that nobody trained it on, greedy:
+What the target makes of some messages, greedy; whether its text has them was not looked up:
 
 | English | German |
 |---|---|
@@ -127,7 +127,7 @@ def save_model(model: T5ForConditionalGeneration, tokenizer: Path, out: Path) ->
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN,
-        model_max_length=LONGEST_SOURCE,
+        model_max_length=_MAX_LENGTH,
         clean_up_tokenization_spaces=False,
     ).save_pretrained(out)
 
@@ -168,44 +168,55 @@ def export_pair(
         save_model(model, work / "tokenizer.json", out / name)
     shutil.copyfile(work / "files.sha256", out / "files.sha256")
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-    train, valid = (load_pairs(work / f"{name}.npz") for name in ("train", "valid"))
-    train_tokens = sum(pair.num_tokens for pair in train)
+    valid = by_task(load_pairs(work / "valid.npz"), tokenizer)
     figures = {
         (task, name): measure(models["target"], model, pairs)
-        for task, pairs in by_task(valid, tokenizer).items()
+        for task, pairs in valid.items()
         for name, model in models.items()
     }
-    params = {name: model.num_parameters() / 1e6 for name, model in models.items()}
-    said = {
-        name: f"{one.tokens:,} tokens ({one.tokens / train_tokens:.1f} passes) in {one.step:,} steps, "
-        f"{one.elapsed_s / 60:.0f} minutes"
-        for name, one in history.items()
+    said = {"rows": "\n".join(_row(task, name, one) for (task, name), one in figures.items())}
+    said |= {
+        "note": f"- **Note**: {note}\n" if note else "",
+        "samples": _samples(models["target"], tokenizer),
     }
-    samples = zip(_SAMPLES, translations(models["target"], tokenizer, _SAMPLES), strict=True)
+    said |= _training(models, history, load_pairs(work / "train.npz"))
     text = CARD.format(
-        target_params=params["target"],
-        draft_params=params["draft"],
-        shared_params=params["shared_draft"],
         vocab=tokenizer.get_vocab_size(),
         translate=TRANSLATE,
         summarize=SUMMARIZE,
-        train_pairs=len(train),
-        train_tokens=train_tokens,
-        valid_pairs=len(valid),
+        valid_pairs=sum(map(len, valid.values())),
         held_out=HELD_OUT_ONE_IN,
-        target_history=said["target"],
-        draft_history=said["draft"],
-        shared_history=said["shared_draft"],
         machine=cpu_name(),
         threads=torch.get_num_threads(),
         date=datetime.date.today().isoformat(),
         torch=torch.__version__,
-        note=f"- **Note**: {note}\n" if note else "",
-        rows="\n".join(_row(task, name, one) for (task, name), one in figures.items()),
-        samples="\n".join(f"| {_code(one)} | {_code(other)} |" for one, other in samples),
+        **said,
     )
     (out / "README.md").write_text(text)
     return figures
+
+
+def _training(
+    models: Mapping[str, T5ForConditionalGeneration],
+    history: Mapping[str, State],
+    train: Sequence[Pair],
+) -> dict[str, str]:
+    """The card's words on the text of the training, and on each model's size and training."""
+    num_tokens = sum(pair.num_tokens for pair in train)
+    said = {"train_pairs": f"{len(train):,}", "train_tokens": f"{num_tokens:,}"}
+    for name, one in history.items():
+        passes, minutes = one.tokens / num_tokens, one.elapsed_s / 60
+        said[f"{name}_params"] = f"{models[name].num_parameters() / 1e6:.2f}"
+        said[f"{name}_history"] = (
+            f"{one.tokens:,} tokens ({passes:.1f} passes) in {one.step:,} steps, {minutes:.0f} minutes"
+        )
+    return said
+
+
+def _samples(target: T5ForConditionalGeneration, tokenizer: Tokenizer) -> str:
+    """The card's table of translations."""
+    made = zip(_SAMPLES, translations(target, tokenizer, _SAMPLES), strict=True)
+    return "\n".join(f"| `{english}` | `{german}` |" for english, german in made)
 
 
 def by_task(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, list[Pair]]:
@@ -221,12 +232,8 @@ def by_task(pairs: Sequence[Pair], tokenizer: Tokenizer) -> dict[str, list[Pair]
 def _row(task: str, name: str, one: Figures) -> str:
     """One line of the card's table; the target has no alpha beside itself."""
     alphas = (
-        "| |"
+        "| | |"
         if name == "target"
         else f"| {one.overlap:.3f} ± {one.overlap_error:.3f} | {one.agreement:.3f} ± {one.agreement_error:.3f} |"
     )
     return f"| {task} | {name} | {one.loss:.3f} ({np.exp(one.loss):.1f}) {alphas}"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
