@@ -290,16 +290,6 @@ def test_a_source_too_long_for_the_draft_model_is_answered_plainly() -> None:
     assert harness.finished("long").num_output == 12
 
 
-def test_a_draft_model_without_an_encoder_is_not_offered() -> None:
-    harness = sourced(
-        draft=ScriptedEngine(lambda text: np.zeros(4, np.float32), bounds_of("S4", max_source=0))
-    )
-    assert "model" not in harness.worker.drafter_names
-    harness.submit("a", (0,), source_tokens=(1, 2), drafter="model", gamma=3)
-    harness.run()
-    assert harness.finished("a").report.off_reason == "NO_DRAFT"
-
-
 def test_sources_that_do_not_fit_are_refused() -> None:
     harness = sourced()
     with pytest.raises(ContextTooLong, match=r"prompt: must be at most 24 tokens") as caught:
