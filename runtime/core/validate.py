@@ -316,13 +316,9 @@ def _check_tokens(
     if not set(model.banned_token_ids).isdisjoint(admission.answer_prefix):
         rule = "must have none of the banned_token_ids of the model"
         raise RequestError(fields.answer_prefix_name, rule)
-    prefix = (*admission.prompt_tokens, *admission.answer_prefix)
-    if len(prefix) >= model.max_context:
-        limit = model.max_context - 1 - len(admission.prompt_tokens)
-        rule = f"must be at most {limit} tokens behind the decoder prefix"
-        given = len(admission.answer_prefix)
-        raise ContextTooLong(fields.answer_prefix_name, rule, limit=limit, given=given)
-    return prefix
+    num_given, num_own = len(admission.answer_prefix), len(admission.prompt_tokens)
+    check_prefix_size(fields.answer_prefix_name, num_given, num_own, model)
+    return (*admission.prompt_tokens, *admission.answer_prefix)
 
 
 def _resolve_max_tokens(
@@ -336,6 +332,14 @@ def _resolve_max_tokens(
         rule = f"{what} and max_tokens together must be at most {max_context}"
         raise ContextTooLong("max_tokens", rule, limit=max_context, given=num_prompt + asked)
     return asked
+
+
+def check_prefix_size(name: str, num_given: int, num_own: int, model: ServedModel) -> None:
+    """Refuse an answer prefix that leaves no room for a token behind ``num_own`` tokens of the model's."""
+    limit = model.max_context - 1 - num_own
+    if num_given > limit:
+        rule = f"must be at most {limit} tokens behind the decoder prefix"
+        raise ContextTooLong(name, rule, limit=limit, given=num_given)
 
 
 def check_prompt_size(num_prompt: int, model: ServedModel) -> None:
