@@ -110,6 +110,7 @@ class GenerateFields:
         target_language: likewise.
         answer_prefix: what the answer begins with, as text, unless it came as ``answer_prefix_tokens``.
         default_min_tokens: as ``params.min_tokens``, of a server's default: less where max_tokens is.
+        has_default_beams: whether the beam search is a server's default, and the request did not ask for it.
     """
 
     text: str | None = None
@@ -134,6 +135,15 @@ class GenerateFields:
     answer_prefix: str = ""
     answer_prefix_tokens: tuple[int, ...] | None = None
     default_min_tokens: int = 0
+    has_default_beams: bool = False
+
+    @property
+    def search_name(self) -> str:
+        """What refusals call the beam search; empty where there is none."""
+        if self.beams is None:
+            return ""
+        default = " (the server's default: say num_beams 1)" if self.has_default_beams else ""
+        return f"num_beams{default}"
 
     @property
     def answer_prefix_name(self) -> str:
@@ -177,8 +187,7 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     """
     if fields.model not in ("", model.name):
         raise ModelNotFound
-    has_beams, has_encoder = fields.beams is not None, model.max_source > 0
-    check_options(fields.options, has_beams=has_beams, has_encoder=has_encoder)
+    check_options(fields.options, search=fields.search_name, has_encoder=model.max_source > 0)
     if fields.request_id and not REQUEST_ID.fullmatch(fields.request_id):
         raise RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
     _check_prompt(fields, limits, model)
@@ -195,7 +204,7 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     if fields.beams is not None:
         check_beams(fields.beams, min(limits.max_beams, model.max_beams))
         given = {"stop": bool(fields.stop_strings), "logprobs": fields.num_logprobs is not None}
-        check_ranked(fields.params, fields.speculation, given)
+        check_ranked(fields.params, fields.speculation, given, fields.search_name)
 
 
 def build_spec(

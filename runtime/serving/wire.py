@@ -159,6 +159,7 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
             tuple(request.answer_prefix_tokens.ids) if "answer_prefix_tokens" in given else None
         ),
         default_min_tokens=0 if "min_tokens" in sampling else defaults.min_tokens,
+        has_default_beams=not request.HasField("num_beams"),
     )
 
 

@@ -297,6 +297,8 @@ def test_a_source_too_long_for_the_draft_model_is_answered_plainly(
     harness.run()
     assert harness.finished("short").report.num_drafted > 0
     assert harness.finished("long").report.num_drafted == 0
+    # It was not asked to.
+    assert harness.finished("long").report.off_reason != "DEGRADED"
     assert harness.finished("long").num_output == 12
 
 
