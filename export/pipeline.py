@@ -345,18 +345,22 @@ def _check_arguments(out: Path, kinds: Iterable[str], sizes: _Sizes) -> None:
 def _check_sources(checkpoints: Mapping[str, Checkpoint], max_source: int | None) -> None:
     """Refuse an encoder that nobody gives sources to, and a draft's that cannot read the target's."""
     target = checkpoints["target"].facts.source
-    draft = checkpoints["draft"].facts.source if "draft" in checkpoints else None
+    if target is None and max_source is not None:
+        raise BundleError("max_source: the target has no encoder")
+    if "draft" not in checkpoints:
+        return
+    draft = checkpoints["draft"].facts.source
     if target is None:
-        if max_source is not None:
-            raise BundleError("max_source: the target has no encoder")
         if draft is not None:
             raise BundleError("draft: its encoder wants sources, but the target has no encoder")
-    elif draft is not None and draft.max_source < target.max_source:
+    elif draft is None:
+        raise BundleError("draft: it has no encoder to read the target's sources")
+    elif draft.max_source < target.max_source:
         raise BundleError(
             f"draft: its encoder reads {draft.max_source} tokens, the target's "
             f"{target.max_source}; export with max_source <= {draft.max_source}"
         )
-    elif draft is not None and draft.vocab_size < target.vocab_size:
+    elif draft.vocab_size < target.vocab_size:
         raise BundleError(
             f"draft: its encoder knows {draft.vocab_size} tokens, the target's {target.vocab_size}; "
             "use a draft of the target's family"

@@ -480,8 +480,8 @@ def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
     """Refuse a model whose encoder and the manifest's part on texts contradict one another."""
     text2text, source = manifest.text2text, part.source
     if source is None:
-        if text2text is not None and name == "target":
-            raise BundleError(f"{MANIFEST_FILE}: field 'target.source' is missing")
+        if text2text is not None:
+            raise BundleError(f"{MANIFEST_FILE}: field '{name}.source' is missing")
         return
     if text2text is None:
         raise BundleError(f"{MANIFEST_FILE}: field 'text2text' is missing: {name} has an encoder")

@@ -46,17 +46,20 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 LARGEST_PENALTY = 10.0
 
 
-def check_options(options: Mapping[str, object], *, has_beams: bool, has_encoder: bool) -> None:
-    """Raise UnsupportedOption, naming it, for an option that is not served, or not with this answer or model."""
+def check_options(options: Mapping[str, object], *, search: str, has_encoder: bool) -> None:
+    """Raise UnsupportedOption, naming it, for an option that is not served, or not with this answer or model.
+
+    ``search`` is what a refusal calls the beam search; empty where there is none.
+    """
     for name, value in options.items():
         if value == ALL_VALUES[name]:
             continue
         if name in ONLY_VALUES:
             raise UnsupportedOption(name, "is not supported by this server; leave it out")
-        if name in ONLY_WITH_BEAMS and not has_beams:
+        if name in ONLY_WITH_BEAMS and not search:
             raise UnsupportedOption(name, "needs num_beams above 1")
-        if name in NOT_WITH_BEAMS and has_beams:
-            raise UnsupportedOption(name, "must be left out with num_beams")
+        if name in NOT_WITH_BEAMS and search:
+            raise UnsupportedOption(name, f"must be left out with {search}")
         if name in ONLY_WITH_ENCODER and not has_encoder:
             raise UnsupportedOption(name, "needs a model with an encoder; leave it out")
 
@@ -73,7 +76,10 @@ def check_beams(beams: BeamParams, most: int) -> None:
 
 
 def check_ranked(
-    params: SamplingParams, speculation: SpeculationParams, given: Mapping[str, bool]
+    params: SamplingParams,
+    speculation: SpeculationParams,
+    given: Mapping[str, bool],
+    search: str,
 ) -> None:
     """Refuse what a beam search would have to ignore, or could not do exactly.
 
@@ -81,12 +87,13 @@ def check_ranked(
         params: of the request; temperature 0.
         speculation: of the request.
         given: further options that a search does not have, and whether they were given.
+        search: what a refusal calls the search.
 
     Raises:
         RequestError: naming the field.
     """
     if params.temperature != 0.0:
-        raise RequestError("sampling.temperature", "must be 0 or left out with num_beams")
+        raise RequestError("sampling.temperature", f"must be 0 or left out with {search}")
     plain = replace(
         SamplingParams(temperature=0.0),
         allowed_token_ids=params.allowed_token_ids,
@@ -97,16 +104,16 @@ def check_ranked(
     )
     for name in SamplingParams.__dataclass_fields__:
         if getattr(params, name) != getattr(plain, name):
-            raise RequestError(f"sampling.{name}", "must be left out with num_beams")
+            raise RequestError(f"sampling.{name}", f"must be left out with {search}")
     for name, is_given in given.items():
         if is_given:
-            raise RequestError(name, "must be left out with num_beams")
+            raise RequestError(name, f"must be left out with {search}")
     if speculation.is_adaptive:
-        raise RequestError("speculation.adaptive", "must be left out with num_beams")
+        raise RequestError("speculation.adaptive", f"must be left out with {search}")
     if speculation.mode is ExactnessMode.LENIENT:
-        raise RequestError("speculation.mode", "must not be LENIENT with num_beams")
+        raise RequestError("speculation.mode", f"must not be LENIENT with {search}")
     if speculation.drafter not in (None, "model", "none"):
-        raise RequestError("speculation.drafter", "must be model or none with num_beams")
+        raise RequestError("speculation.drafter", f"must be model or none with {search}")
 
 
 def check_abort_ids(request_ids: Sequence[str], most: int) -> None:

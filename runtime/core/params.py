@@ -149,6 +149,11 @@ class RequestSpec:
         return len(self.source_tokens or self.prompt_tokens)
 
     @property
+    def num_queued_tokens(self) -> int:
+        """Tokens that the queue counts: of the source, and of what the text begins with."""
+        return len(self.source_tokens) + len(self.prompt_tokens)
+
+    @property
     def num_slots(self) -> int:
         """Rows of the cache that the request needs, all at once."""
         return 1 if self.beams is None else self.beams.num_slots

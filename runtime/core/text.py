@@ -47,13 +47,21 @@ class IncrementalDecoder:
         self._decode = partial(decoder.decode, skip_special_tokens=skip_special_tokens)
         self._piece = decoder.piece if isinstance(decoder, PieceDecoder) else None
         self._skips_special = skip_special_tokens
-        window = tuple(prompt_tokens[-NUM_CONTEXT_TOKENS:])
-        text = self._decode(window)
-        if not text and len(window) < len(prompt_tokens):
-            # As many special tokens: the prompt's text lies in front of them.
-            window = tuple(prompt_tokens)
-            text = self._decode(window)
-        self._window, self._num_clean, self._num_shown = window, len(window), len(text)
+        window = self._context(prompt_tokens)
+        self._window, self._num_clean = window, len(window)
+        self._num_shown = len(self._decode(window))
+
+    def _context(self, prompt_tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return a few tokens that end the prompt's text, without special ones behind it that are left out."""
+        size = NUM_CONTEXT_TOKENS
+        while size < len(prompt_tokens) and not self._decode(prompt_tokens[-size:]):
+            size *= 2
+        window = tuple(prompt_tokens[-size:])
+        while len(window) > NUM_CONTEXT_TOKENS:
+            half = len(window) // 2
+            behind = window[half:]
+            window = behind if self._decode(behind) else window[:half]
+        return window
 
     def push(self, *tokens: int) -> str:
         """Return the characters that these tokens completed, together."""

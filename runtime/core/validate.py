@@ -110,6 +110,7 @@ class GenerateFields:
         target_language: likewise.
         answer_prefix: what the answer begins with, as text, unless it came as ``answer_prefix_tokens``.
         default_min_tokens: as ``params.min_tokens``, of a server's default: less where max_tokens is.
+        has_default_beams: whether the beam search is a server's default, and the request did not ask for it.
     """
 
     text: str | None = None
@@ -134,6 +135,15 @@ class GenerateFields:
     answer_prefix: str = ""
     answer_prefix_tokens: tuple[int, ...] | None = None
     default_min_tokens: int = 0
+    has_default_beams: bool = False
+
+    @property
+    def search_name(self) -> str:
+        """What refusals call the beam search; empty where there is none."""
+        if self.beams is None:
+            return ""
+        default = " (the server's default: say num_beams 1)" if self.has_default_beams else ""
+        return f"num_beams{default}"
 
     @property
     def answer_prefix_name(self) -> str:
@@ -177,8 +187,7 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     """
     if fields.model not in ("", model.name):
         raise ModelNotFound
-    has_beams, has_encoder = fields.beams is not None, model.max_source > 0
-    check_options(fields.options, has_beams=has_beams, has_encoder=has_encoder)
+    check_options(fields.options, search=fields.search_name, has_encoder=model.max_source > 0)
     if fields.request_id and not REQUEST_ID.fullmatch(fields.request_id):
         raise RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
     _check_prompt(fields, limits, model)
@@ -195,7 +204,7 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     if fields.beams is not None:
         check_beams(fields.beams, min(limits.max_beams, model.max_beams))
         given = {"stop": bool(fields.stop_strings), "logprobs": fields.num_logprobs is not None}
-        check_ranked(fields.params, fields.speculation, given)
+        check_ranked(fields.params, fields.speculation, given, fields.search_name)
 
 
 def build_spec(
@@ -316,13 +325,9 @@ def _check_tokens(
     if not set(model.banned_token_ids).isdisjoint(admission.answer_prefix):
         rule = "must have none of the banned_token_ids of the model"
         raise RequestError(fields.answer_prefix_name, rule)
-    prefix = (*admission.prompt_tokens, *admission.answer_prefix)
-    if len(prefix) >= model.max_context:
-        limit = model.max_context - 1 - len(admission.prompt_tokens)
-        rule = f"must be at most {limit} tokens behind the decoder prefix"
-        given = len(admission.answer_prefix)
-        raise ContextTooLong(fields.answer_prefix_name, rule, limit=limit, given=given)
-    return prefix
+    num_given, num_own = len(admission.answer_prefix), len(admission.prompt_tokens)
+    check_prefix_size(fields.answer_prefix_name, num_given, num_own, model)
+    return (*admission.prompt_tokens, *admission.answer_prefix)
 
 
 def _resolve_max_tokens(
@@ -336,6 +341,14 @@ def _resolve_max_tokens(
         rule = f"{what} and max_tokens together must be at most {max_context}"
         raise ContextTooLong("max_tokens", rule, limit=max_context, given=num_prompt + asked)
     return asked
+
+
+def check_prefix_size(name: str, num_given: int, num_own: int, model: ServedModel) -> None:
+    """Refuse an answer prefix that leaves no room for a token behind ``num_own`` tokens of the model's."""
+    limit = model.max_context - 1 - num_own
+    if num_given > limit:
+        rule = f"must be at most {limit} tokens behind the decoder prefix"
+        raise ContextTooLong(name, rule, limit=limit, given=num_given)
 
 
 def check_prompt_size(num_prompt: int, model: ServedModel) -> None:

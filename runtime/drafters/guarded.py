@@ -31,7 +31,7 @@ class CountingEngine:
     """An engine that counts the tokens its slots hold after its calls. Only the worker moves, trims and frees slots.
 
     Attributes:
-        held: by slot that was extended, its valid tokens.
+        held: by slot that was extended, its valid tokens; -1 where a source was read and no text since.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -64,7 +64,8 @@ class CountingEngine:
 
     def read(self, sources: Sequence[Source]) -> None:
         """Read sources; the slots' texts are empty, also where the engine fails."""
-        self.held.update((source.slot, 0) for source in sources)
+        # Less than the 0 of a row whose own source was read: it may be another one now.
+        self.held.update((source.slot, -1) for source in sources)
         self._engine.read(sources)
 
     def share_source(self, slot: int, destinations: Sequence[int]) -> None:

@@ -76,7 +76,7 @@ class Inbox:
             return  # free slots await it
         waiting = list(islice(self._queue, self._num_fitting(), None))
         num_waiting = len(waiting) + max(0, num_ahead - max(0, num_left))
-        num_tokens += sum(queued.spec.num_prompt_tokens for queued in waiting)
+        num_tokens += sum(queued.spec.num_queued_tokens for queued in waiting)
         if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
             raise Overloaded(self._config.retry_after_s)
 
@@ -91,7 +91,7 @@ class Inbox:
         spec = request.spec
         if (spec.tenant, spec.request_id) in self._request_ids or spec.internal_id in self._taken:
             raise DuplicateRequestId
-        self.check_room(spec.num_slots, spec.num_prompt_tokens)
+        self.check_room(spec.num_slots, spec.num_queued_tokens)
         self._queue.append(request)
         self.has_queued = True
         self.due_at = min(self.due_at, self._overdue_at(request))
@@ -163,7 +163,7 @@ class Inbox:
         return num_to_admit([r.spec.num_slots for r in self._queue], self._slots.num_free)
 
     def _num_queued_tokens(self) -> int:
-        return sum(request.spec.num_prompt_tokens for request in self._queue)
+        return sum(request.spec.num_queued_tokens for request in self._queue)
 
     def _overdue_at(self, request: Request) -> float:
         """Return seconds before which only a cancellation can end a request here."""

@@ -90,7 +90,7 @@ def step_parts(
     )
     drafters = build_drafters(
         DrafterParts(
-            draft=reading_alike(engines),
+            draft=engines[1] if len(engines) > 1 else None,
             sampler=sampler,
             vocab_size=target.limits.vocab_size,
             chunk=chunk,
@@ -132,12 +132,3 @@ def step_parts(
             clock=clock,
         ),
     )
-
-
-def reading_alike(engines: Sequence[Engine]) -> Engine | None:
-    """Return the draft, if there is one that reads what the target reads: sources, or none."""
-    target, *drafts = engines
-    for draft in drafts:
-        if bool(draft.limits.max_source) == bool(target.limits.max_source):
-            return draft
-    return None

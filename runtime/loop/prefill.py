@@ -16,7 +16,8 @@ into chunks, so that the rows that decode wait for all of it.
 
 Invariants:
 
-* P1  A step has one chunk or one read at most, whenever it was fed: streams wait for one of these.
+* P1  A step has one chunk or one read of rows at most, whenever it was fed, and one of a beam search: streams wait for
+  these, and for what the draft model reads and is fed of the same kind.
 * P2  What was fed ahead counts only once its round went well: a failed round leaves every cache undefined.
 * P3  So do first tokens: they are committed with those of the step that they belong to, and where its verification
   fails, their prompts are fed again and give the same.

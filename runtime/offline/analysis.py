@@ -16,7 +16,6 @@ from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.base import DrafterParts, Guesser
 from outrider.runtime.drafters.registry import Drafters, build_drafters
 from outrider.runtime.gamma.costs import RowKind
-from outrider.runtime.loop.parts import reading_alike
 from outrider.runtime.offline.alpha import MODEL, Text, measure_alphas, text_of
 from outrider.runtime.offline.options import (
     SERVED_ROWS,
@@ -207,7 +206,7 @@ def _drafters(rig: Rig, config: DraftingConfig) -> Drafters:
     manifest = rig.bundle.manifest
     return build_drafters(
         DrafterParts(
-            draft=reading_alike([rig.target, *([rig.draft] if rig.draft is not None else [])]),
+            draft=rig.draft,
             sampler=rig.sampler,
             vocab_size=manifest.target.vocab_size,
             chunk=manifest.max_extend,

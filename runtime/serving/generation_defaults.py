@@ -86,7 +86,8 @@ def request_defaults(
         try:
             reader.take(name, asked[name], num_prefix)
         except RequestError as error:
-            reader.left_out.append(f"{name} ({error.rule})")
+            known = name if name.isidentifier() else repr(name)
+            reader.left_out.append(f"{known} ({error.rule})")
     if draws and reader.search.pop("num_beams", None):
         reader.left_out.append("num_beams (a beam search draws nothing, and do_sample is true)")
     if not draws:
@@ -166,8 +167,10 @@ class _Reader:
         values |= {"min_tokens": defaults.min_tokens} if defaults.min_tokens else {}
         values |= {} if defaults.max_tokens is None else {"max_tokens": defaults.max_tokens}
         values |= {"bad_words": len(defaults.bad_words)} if defaults.bad_words else {}
-        line = "defaults of requests are the checkpoint's: "
-        line += ", ".join(f"{name} {value}" for name, value in values.items())
+        line = "the checkpoint has no defaults for requests"
+        if values:
+            taken = ", ".join(f"{name} {value}" for name, value in values.items())
+            line = f"defaults of requests are the checkpoint's: {taken}"
         left_out = [*self.left_out]
         if "num_beams" in defaults.search:
             # The temperature of a search is 0 anyway.

@@ -26,6 +26,7 @@ from outrider.runtime.core.validate import (
     GenerateFields,
     RequestLimits,
     ServedModel,
+    check_prefix_size,
     check_prompt_size,
 )
 from outrider.runtime.serving.generation_defaults import RequestDefaults
@@ -89,7 +90,7 @@ def check_counts(request: wire.GenerateRequest, limits: RequestLimits, model: Se
 
     Raises:
         RequestError: a list has too many entries; names it.
-        ContextTooLong: a prompt of tokens is too long.
+        ContextTooLong: a prompt or an answer prefix of tokens is too long.
     """
     sampling = request.sampling
     check_count("stop", request.stop, limits.max_stop_strings)
@@ -99,7 +100,7 @@ def check_counts(request: wire.GenerateRequest, limits: RequestLimits, model: Se
     name = "sampling.allowed_token_ids"
     check_count(name, sampling.allowed_token_ids, limits.max_allowed_token_ids)
     check_count("speculation.branching", request.speculation.branching, MAX_BRANCHING)
-    check_count("answer_prefix_tokens.ids", request.answer_prefix_tokens.ids, model.max_context)
+    check_prefix_size("answer_prefix_tokens.ids", len(request.answer_prefix_tokens.ids), 1, model)
     check_prompt_size(len(request.tokens.ids), model)
 
 
@@ -158,6 +159,7 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
             tuple(request.answer_prefix_tokens.ids) if "answer_prefix_tokens" in given else None
         ),
         default_min_tokens=0 if "min_tokens" in sampling else defaults.min_tokens,
+        has_default_beams=not request.HasField("num_beams"),
     )
 
 

@@ -27,7 +27,6 @@ from outrider.engines.bundle.manifest import Bundle, load_bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.params import Prompt
-from outrider.runtime.loop.parts import reading_alike
 from outrider.runtime.oracle.block import emitted_probs_block
 from outrider.runtime.oracle.verification import emitted_probs
 from outrider.runtime.verify.pair import NUM_TOKENS, check_pair
@@ -85,8 +84,7 @@ def verify(
     manifest = bundle.manifest
     num_rows = min(NUM_ROWS, manifest.max_batch)
     pair = open_pair(bundle, device=device, sampler=place, max_batch=num_rows, with_trees=True)
-    engines = [one for one in (pair.target, pair.draft) if one is not None]
-    draft = reading_alike(engines) if manifest.max_gamma > 0 else None
+    draft = pair.draft if manifest.max_gamma > 0 else None
     prompts = (prompts_of or partial(_random_prompts, seed))(bundle)
     checks: list[Check] = []
     for number, prompt in enumerate(prompts):

@@ -59,6 +59,8 @@ def test_an_encoder_wants_a_target_with_one(
         export_pair(tiny_checkpoints[0], tiny_text2text_checkpoints[1], tmp_path)
     with pytest.raises(BundleError, match="max_source: the target has no encoder"):
         export_pair(tiny_checkpoints[0], None, tmp_path, max_source=64)
+    with pytest.raises(BundleError, match="draft: it has no encoder to read the target's sources"):
+        export_pair(tiny_text2text_checkpoints[0], tiny_checkpoints[1], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,9 @@ class BeamSearch:
 
 
 def _fits(spec: RequestSpec, limits: EngineLimits) -> bool:
-    """Return whether a draft model of these limits can read a request's prompt, and reads sources if it has one."""
-    length = len(spec.source_tokens)
-    reads_alike = length <= limits.max_source if length else limits.max_source == 0
-    fits = len(spec.prompt_tokens) <= limits.max_context
-    return reads_alike and fits and max(spec.prompt_tokens) < limits.vocab_size
+    """Return whether a draft model of these limits can read a request's source and prompt."""
+    fits = (
+        len(spec.source_tokens) <= limits.max_source
+        and len(spec.prompt_tokens) <= limits.max_context
+    )
+    return fits and max(spec.prompt_tokens) < limits.vocab_size

@@ -148,7 +148,7 @@ class IsolatedWorker:
             num_running = self.opened.snapshot.num_slots
             num_waiting = len(self._unfinished) + num_ahead - num_running
             queued = [*self._unfinished.values()][num_running:]
-            num_tokens += sum(one.spec.num_prompt_tokens for one in queued)
+            num_tokens += sum(one.spec.num_queued_tokens for one in queued)
         if num_waiting < 0:
             return  # a slot awaits it
         if num_waiting >= config.max_queued or num_tokens > config.max_queued_tokens:

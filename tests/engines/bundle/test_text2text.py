@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,12 @@ def test_contradictions_are_refused(
     change(data)
     with pytest.raises(BundleError, match=message):
         _check_limits(Manifest.from_json(json.dumps(data)))
+
+
+def test_a_draft_has_an_encoder_too() -> None:
+    draft = replace(ENTRY, path="draft", source=None)
+    with pytest.raises(BundleError, match=r"'draft\.source' is missing"):
+        _check_limits(replace(manifest(), draft=draft))
 
 
 def test_an_encoder_needs_to_be_told_how_texts_become_sources() -> None:

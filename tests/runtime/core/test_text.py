@@ -98,6 +98,25 @@ def test_a_known_piece_is_not_decoded() -> None:
     assert "".join(quick.push(byte) for byte in b"abc") == "abc"
 
 
+@pytest.mark.parametrize("num_special", [0, 5, 6, 7, 300])
+def test_the_context_is_short_however_many_special_tokens_end_the_prompt(num_special: int) -> None:
+    class Counting(ByteDecoder):
+        longest = 0
+
+        def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+            self.longest = max(self.longest, len(ids))
+            return super().decode(ids, skip_special_tokens)
+
+    counting = Counting()
+    prompt = (*b"some text", *[SPECIAL] * num_special)
+    incremental = IncrementalDecoder(counting, prompt, skip_special_tokens=True)
+    assert incremental.flush() == ""
+    assert ByteDecoder().decode(incremental._window)[-1:] == "t"
+    counting.longest = 0
+    assert [incremental.push(token) for token in (SPECIAL, *b"ab")] == ["", "a", "b"]
+    assert counting.longest <= 8
+
+
 def test_an_incomplete_character_is_shown_only_at_the_end() -> None:
     incremental = decoder()
     assert incremental.push(0xC3) == ""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from outrider.engines.base import EngineError
+from outrider.engines.base import EngineError, Source
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.runtime.drafters.guarded import CountingEngine
+from outrider.runtime.drafters.base import Draft, DraftRow
+from outrider.runtime.drafters.guarded import CountingEngine, GuardedDrafter, held_to
+from outrider.runtime.drafters.model.model import ModelDrafter
 
+from tests.runtime.drafters.rows import row
 from tests.runtime.drafters.test_registry import documented_example, install
 from tests.runtime.markov import Harness, counting_logits, limits
+from tests.runtime.sourced import PAIRS, bounds_of
 
 NAME = "acme_claims"
 
@@ -142,6 +148,37 @@ def test_who_changes_rows_of_others_loses_its_own(install_as) -> None:
     """The neighbour's drafts are made anew from the text, and are as good as before."""
     install_as(USES_MODEL, "Intruding")
     check_served(("foreign",), degraded=("foreign",))
+
+
+class Reading:
+    """Reads a source of its own for a row that it was not asked for."""
+
+    traits = ModelDrafter.traits
+
+    def __init__(self, engine: CountingEngine) -> None:
+        self._engine = engine
+
+    def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
+        (other,) = {0, 1} - {*chosen}
+        self._engine.read([Source(slot=other, tokens=(3, 3))])
+        return [Draft(tokens=())]
+
+
+@pytest.mark.parametrize("num_computed", [0, 1])
+def test_who_reads_a_source_for_rows_of_others_is_noticed(num_computed: int) -> None:
+    counting = CountingEngine(ScriptedEngine(PAIRS["S4"][2], bounds_of("S4")))
+    counting.read([Source(slot=slot, tokens=(1, 2)) for slot in range(2)])
+    drafter = GuardedDrafter(Reading(counting), counting.held)
+    live = [replace(row([0, 1, 2]), num_computed=num_computed)] * 2
+    with pytest.raises(EngineError, match="slot 1: a drafter that was not asked"):
+        drafter.propose(live, [0])
+
+
+def test_a_source_that_is_still_unread_is_not_reported_as_read() -> None:
+    unread = replace(row([0, 1]), num_computed=-1)
+    assert held_to(Draft(tokens=()), unread, {0: 0}, 0).num_computed is None
+    assert held_to(Draft(tokens=(), num_computed=1), unread, {0: 1}, 0).num_computed == 1
+    assert held_to(Draft(tokens=(), num_computed=0), unread, {0: -1}, 0).num_computed == 0
 
 
 def test_slots_are_not_a_drafters_to_move_trim_or_free() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -55,8 +56,10 @@ def table(
 class PricedEngine(ScriptedEngine):
     """Every call takes ``call_s`` on a clock, and ``token_s`` more per further token of its widest row."""
 
-    def __init__(self, logits, clock: Clock, call_s: float, token_s: float = 0.0) -> None:
-        super().__init__(logits, limits(10))
+    def __init__(
+        self, logits, clock: Clock, call_s: float, token_s: float = 0.0, max_source: int = 0
+    ) -> None:
+        super().__init__(logits, replace(limits(10), max_source=max_source))
         self._clock, self._call_s, self._token_s = clock, call_s, token_s
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
@@ -114,6 +117,33 @@ def test_probes_are_few_and_the_speed_up_is_measured() -> None:
     assert report.best_fixed_gamma == MAX_GAMMA
     assert report.num_steps_on > 0
     assert one.worker.default_speculation.is_adaptive
+
+
+@pytest.mark.parametrize(("read_s", "drafts"), [(1e-3, True), (1e6, False)])
+def test_a_source_that_the_draft_model_has_not_read_has_its_price(
+    read_s: float, drafts: bool
+) -> None:
+    """A row that decodes misses it and three tokens, of which one is fed along: no third one is to be paid for."""
+    clock = Clock()
+    draft_read = ModelCosts(
+        batches=(1,), tokens=(1, 8), seconds=((read_s, read_s),), capacity=8, position_s=0.0
+    )
+
+    catch_up = replace(draft_read, tokens=(2, 3), seconds=((1e-3, 1e6),))
+
+    def logits(source: tuple[int, ...], text: tuple[int, ...]) -> FloatArray:
+        return counting_logits(text)
+
+    one = Harness(
+        target=PricedEngine(logits, clock, 1.0, max_source=8),
+        draft=PricedEngine(logits, clock, 0.05, max_source=8),
+        costs=replace(table(), draft_read=draft_read, catch_up=catch_up),
+        clock=clock,
+        queue_timeout_s=1e9,
+    )
+    one.submit("a", (0, 1), source_tokens=(1, 2, 3), max_tokens=LENGTH)
+    one.run()
+    assert (one.finished("a").report.num_drafted > 0) is drafts
 
 
 def test_what_drafts_lose_is_bounded_though_the_table_promises_a_gain() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from outrider.engines.base import EngineLimits, Span
@@ -12,6 +14,8 @@ from outrider.runtime.drafters.base import DrafterParts, DraftRow, Need
 from outrider.runtime.drafters.model.model import ModelDrafter
 from outrider.runtime.drafters.none import NoDrafter
 from outrider.runtime.drafters.registry import REGISTRY, build_drafters
+
+from tests.runtime.markov import counting_logits, limits
 
 VOCAB_SIZE = 10
 
@@ -119,6 +123,19 @@ def test_lagging_rows_whose_gamma_is_chosen_share_one_chunk_per_step() -> None:
     drafts = drafter(engine).propose(rows, [0, 1, 2])
     assert [len(draft.tokens) for draft in drafts] == [3, 3, 3]
     assert engine.fed[:2] == [[(1, 2, 3)], [(1, 2, 3, 4)]]
+
+
+def test_sources_share_the_chunk_with_texts() -> None:
+    """Of three sources of three tokens, a chunk of four begun with one has room for the next, and no more."""
+    bounds = replace(limits(VOCAB_SIZE), max_source=8)
+    engine = ScriptedEngine(lambda source, text: counting_logits(text), bounds)
+    rows = [
+        replace(row(slot, [1], is_adaptive=True), source=(1, 2, 3), num_computed=-1)
+        for slot in range(3)
+    ]
+    drafts = drafter(engine).propose(rows, [0, 1, 2])
+    assert [len(draft.tokens) for draft in drafts] == [3, 3, 0]
+    assert [engine.source_of(slot) for slot in range(3)] == [(1, 2, 3), (1, 2, 3), ()]
 
 
 def test_all_lagging_rows_catch_up_where_the_chunk_allows() -> None:

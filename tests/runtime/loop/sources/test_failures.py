@@ -31,6 +31,19 @@ def test_a_read_that_fails_once_ends_nobody(failing: int) -> None:
     harness.check_is_idle()
 
 
+def test_sources_that_are_read_again_are_signs_of_life() -> None:
+    harness = sourced()
+    harness.target.fail_reads_at(0)
+    for name in "ab":
+        harness.submit(name, (0,), source_tokens=(1, 2, 3))
+    harness.worker.run_step()
+    # The step, and each half of what failed.
+    assert harness.worker.pulse.num_steps == 3
+    assert harness.worker.pulse.is_recovering is False
+    harness.run()
+    assert harness.tokens("a") == harness.tokens("b")
+
+
 @pytest.mark.parametrize("place", range(5))
 def test_a_source_that_cannot_be_read_ends_its_request_alone(place: int) -> None:
     harness = sourced(target=Poisoned(), max_batch=5)
@@ -45,6 +58,15 @@ def test_a_source_that_cannot_be_read_ends_its_request_alone(place: int) -> None
     for index in range(4):
         assert harness.tokens(str(index)) == answer("S4", index, *SHARED_NOISE)
     harness.check_is_idle()
+
+
+def test_a_source_that_cannot_be_read_is_blamed_beside_rows_that_do_not_decode_yet() -> None:
+    harness = sourced(target=Poisoned())
+    harness.submit("poison", (0,), source_tokens=POISON)
+    harness.submit("long", (2,) * 14, source_tokens=(1, 2, 3))
+    harness.run()
+    assert harness.error("poison").reason == "REQUEST_QUARANTINED"
+    assert harness.finished("long").num_output == 12
 
 
 def test_where_no_source_can_be_read_the_engine_is_blamed() -> None:

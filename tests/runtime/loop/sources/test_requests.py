@@ -12,9 +12,15 @@ from outrider.engines.base import FloatArray, Source
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.errors import ContextTooLong, RequestError
+from outrider.runtime.core.errors import ContextTooLong, Overloaded, RequestError
 from outrider.runtime.core.lifecycle import State
-from outrider.runtime.core.params import FinishReason, Progressed, SpeculationParams
+from outrider.runtime.core.params import (
+    BeamParams,
+    Finished,
+    FinishReason,
+    Progressed,
+    SpeculationParams,
+)
 from outrider.runtime.drafters.registry import REGISTRY
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 
@@ -279,25 +285,60 @@ def test_sources_alike_are_read_by_the_draft_model_in_one_call(length: int) -> N
         assert (report.off_reason, report.num_drafted > 0) == (None, True)
 
 
-def test_a_source_too_long_for_the_draft_model_is_answered_plainly() -> None:
+@pytest.mark.parametrize("beams", [None, BeamParams(num_beams=2)])
+def test_a_source_too_long_for_the_draft_model_is_answered_plainly(
+    beams: BeamParams | None,
+) -> None:
     draft = ScriptedEngine(mixed(2, like=1), bounds_of("S4", max_source=4))
     harness = sourced(draft=draft)
     for name, length in (("short", 4), ("long", 5)):
-        harness.submit(name, (0,), source_tokens=(1,) * length, drafter="model", gamma=3)
+        source = (1,) * length
+        harness.submit(name, (0,), source_tokens=source, drafter="model", gamma=3, beams=beams)
     harness.run()
     assert harness.finished("short").report.num_drafted > 0
     assert harness.finished("long").report.num_drafted == 0
+    # It was not asked to.
+    assert harness.finished("long").report.off_reason != "DEGRADED"
     assert harness.finished("long").num_output == 12
 
 
-def test_a_draft_model_without_an_encoder_is_not_offered() -> None:
-    harness = sourced(
-        draft=ScriptedEngine(lambda text: np.zeros(4, np.float32), bounds_of("S4", max_source=0))
-    )
-    assert "model" not in harness.worker.drafter_names
-    harness.submit("a", (0,), source_tokens=(1, 2), drafter="model", gamma=3)
+def test_the_queue_counts_sources_and_what_answers_begin_with() -> None:
+    harness = sourced(max_batch=1, max_queued_tokens=20)
+    harness.submit("runs", (0,), source_tokens=(1,))
+    harness.worker.run_step()
+    harness.submit("waits", (0,) * 4, source_tokens=(1,) * 6)
+    assert harness.worker.snapshot().num_queued_tokens == 10
+    with pytest.raises(Overloaded):
+        harness.submit("prefix", (0,) * 5, source_tokens=(1,) * 6)
+    harness.submit("fits", (0,) * 4, source_tokens=(1,) * 6)
+
+
+def test_a_step_that_reads_is_held_to_the_time_of_its_like() -> None:
+    told: list[bool] = []
+
+    class Watched(ScriptedEngine):
+        def read(self, sources: Sequence[Source]) -> None:
+            told.append(harness.worker.pulse.reads_prompt)
+            super().read(sources)
+
+    harness = sourced(target=Watched(mixed(1), bounds_of("S4")))
+    harness.submit("a", (0,), source_tokens=(1, 2))
     harness.run()
-    assert harness.finished("a").report.off_reason == "NO_DRAFT"
+    assert told == [True]
+
+
+def test_sources_of_those_that_left_are_forgotten() -> None:
+    harness = sourced()
+    harness.submit("search", (0,), source_tokens=(1, 2), beams=BeamParams(num_beams=2))
+    options = {"drafter": "model", "gamma": 3, "max_tokens": 3}
+    harness.submit("drafts", (0,), source_tokens=(1, 2, 1), **options)
+    harness.submit("plain", (0,), source_tokens=(2, 2, 1), is_enabled=False)
+    while not any(isinstance(event, Finished) for event in harness.events["drafts"]):
+        assert harness.worker.run_step()
+    assert [one.spec.request_id for one in harness.live] == ["plain"]
+    assert [harness.target.source_of(slot) for slot in range(3)] == [(2, 2, 1), (), ()]
+    assert [harness.draft.source_of(slot) for slot in range(3)] == [()] * 3
+    assert harness.target.source_of(4) == (1, 2)
 
 
 def test_sources_that_do_not_fit_are_refused() -> None:

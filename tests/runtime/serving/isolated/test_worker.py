@@ -327,14 +327,14 @@ def test_who_waits_for_a_slot_is_queued_while_a_step_hangs(
 
 
 def test_a_source_takes_room_in_the_queue(worker: IsolatedWorker, answers: Answers) -> None:
-    """One slot; of what waits behind it, the tokens of the source count."""
+    """One slot; of what waits behind it, the tokens of the source and of the answer's beginning count."""
     most = worker.opened.config.max_queued_tokens
     submit(worker, answers, "a")
-    source = (0,) * 100
-    worker.submit(replace(spec("b", (0,)), source_tokens=source), answers.of("b"))
-    worker.check_room(1, most - len(source))
+    source, prefix = (0,) * 100, (0,) * 3
+    worker.submit(replace(spec("b", prefix), source_tokens=source), answers.of("b"))
+    worker.check_room(1, most - 103)
     with pytest.raises(Overloaded):
-        worker.check_room(1, most - len(source) + 1)
+        worker.check_room(1, most - 102)
 
 
 def test_whoever_is_left_is_told_how_much_it_had(

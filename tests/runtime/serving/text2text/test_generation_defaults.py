@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from outrider import build_request
 from outrider.engines.sampling.base import SamplingParams
+from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import BeamParams
 from outrider.runtime.core.validate import (
     GenerateFields,
@@ -26,7 +27,8 @@ MODEL = ServedModel(
     max_context=100,
     max_gamma=4,
     eos_token_ids=(2,),
-    drafters=("none",),
+    drafters=("none", "lookup"),
+    can_adapt=True,
     max_beams=4,
     max_source=30,
     source_vocab_size=50,
@@ -80,6 +82,34 @@ def test_what_a_request_says_stands() -> None:
     assert fields(defaults, early_stopping=False).beams == BeamParams(
         num_beams=4, length_penalty=2.0
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"temperature": 1.0}, "sampling.temperature"),
+        ({"repetition_penalty": 1.5}, "sampling.repetition_penalty"),
+        ({"stop": ["a"]}, "stop"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"return_trace": True}, "return_trace"),
+        ({"speculation": {"adaptive": True}}, "speculation.adaptive"),
+        ({"speculation": {"mode": "EXACTNESS_MODE_LENIENT"}}, "speculation.mode"),
+        ({"speculation": {"drafter": "lookup"}}, "speculation.drafter"),
+    ],
+)
+def test_whoever_did_not_ask_for_the_search_is_told_whose_it_is(
+    options: dict[str, object], field: str
+) -> None:
+    defaults, _ = read(SUMMARIES)
+    with pytest.raises(RequestError) as caught:
+        fields(defaults, **options)
+    assert (caught.value.field, caught.value.rule[-54:]) == (
+        field,
+        "with num_beams (the server's default: say num_beams 1)",
+    )
+    with pytest.raises(RequestError) as caught:
+        fields(defaults, num_beams=2, **options)
+    assert caught.value.rule.endswith("with num_beams")
 
 
 def test_without_defaults_a_request_gets_the_servers_own() -> None:
@@ -158,6 +188,14 @@ def test_what_no_request_could_ask_for_is_left_out_and_said(
     defaults, line = read(asked)
     assert defaults == RequestDefaults(sampling={"temperature": 0.0})
     assert reason in line
+
+
+def test_where_nothing_was_taken_the_line_says_so() -> None:
+    _, line = read({"do_sample": True, "diversity\npenalty": 0.5})
+    assert line == (
+        "the checkpoint has no defaults for requests; "
+        "not applied: 'diversity\\npenalty' (is not supported by this server)"
+    )
 
 
 def test_values_that_ask_for_nothing_are_not_mentioned() -> None:

@@ -169,6 +169,15 @@ async def test_requests_side_by_side_have_their_own_sources(start_text2text) -> 
             "CONTEXT_LENGTH_EXCEEDED",
             "answer_prefix",
         ),
+        *(
+            (
+                "a",
+                {"target_language": "de", "answer_prefix_tokens": [3] * length},
+                "CONTEXT_LENGTH_EXCEEDED",
+                "answer_prefix_tokens.ids",
+            )
+            for length in (18, 19, 21, 400)
+        ),
         (
             "a",
             {"target_language": "de", "answer_prefix_tokens": [PAD]},
