@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,15 @@ def test_contradictions_are_refused(
     change(data)
     with pytest.raises(BundleError, match=message):
         _check_limits(Manifest.from_json(json.dumps(data)))
+
+
+@pytest.mark.parametrize(("field", "least"), [("max_source", 32), ("vocab_size", 20)])
+def test_a_draft_reads_whatever_the_target_reads(field: str, least: int) -> None:
+    few = replace(SOURCE, **{field: least - 1})
+    pair = replace(manifest(), draft=replace(ENTRY, path="draft"))
+    _check_limits(pair)
+    with pytest.raises(BundleError, match=rf"'draft\.source\.{field}' must be at least {least}"):
+        _check_limits(replace(pair, draft=replace(ENTRY, path="draft", source=few)))
 
 
 def test_an_encoder_needs_to_be_told_how_texts_become_sources() -> None:
