@@ -89,6 +89,7 @@ def test_spans_and_reads_of_one_token_have_the_bits_of_wider_ones(text2text: Exp
     tokens = np.random.default_rng(1).integers(1, V, (3, 12))
     one = draw_sources(text2text.facts, [1, 1, 1], seed=0)
     assert one is not None
+    assert one.tokens.shape == (3, 2)  # as engines read them
     wider = Sources(tokens=np.pad(one.tokens, ((0, 0), (0, 4)), "edge"), lengths=one.lengths)
 
     def answers(sources: Sources, width: int) -> FloatArray:
