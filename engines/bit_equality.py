@@ -21,6 +21,8 @@ _NUM_LONG = 64
 _MAX_ROWS = 3
 # Sources have up to so many tokens, ids of any vocabulary.
 _MOST_SOURCE = 19
+# Read beside them once: neither a call's columns nor the room of sources may matter.
+_LONG_SOURCE = 65
 _SOURCE_IDS = 2
 
 
@@ -44,6 +46,9 @@ def has_equal_bits(engine: Engine) -> bool:
     ways = [[long[0][:count]], _in_spans(engine, rows[:1], _cut(count))]
     ways += [_in_spans(engine, rows, (count,)), _in_spans(engine, rows, _cut(count))]
     ways.append(_in_spans(engine, rows[::-1], _cut(count))[::-1])
+    if limits.max_source and limits.max_batch > 1:
+        few = rows[: limits.max_batch - 1]
+        ways.append(_in_spans(engine, few, _cut(count), is_beside_long=True))
     nodes = min(count, limits.max_tree_nodes)
     if nodes >= 2:
         ways.append([_as_tree(engine, rows[0][:nodes])])
@@ -71,10 +76,14 @@ def _cut(count: int) -> tuple[int, ...]:
 
 
 def _in_spans(
-    engine: Engine, texts: Sequence[tuple[int, ...]], widths: Sequence[int]
+    engine: Engine,
+    texts: Sequence[tuple[int, ...]],
+    widths: Sequence[int],
+    *,
+    is_beside_long: bool = False,
 ) -> list[FloatArray]:
     """Return the logits of texts, each [T, V] float32, read and fed together in spans of these widths."""
-    _read_sources(engine, texts)
+    _read_sources(engine, texts, is_beside_long=is_beside_long)
     start, found = 0, list[FloatArray]()
     for width in widths:
         end = start + width
@@ -87,12 +96,16 @@ def _in_spans(
     return list(np.concatenate(found, axis=1))
 
 
-def _read_sources(engine: Engine, texts: Sequence[tuple[int, ...]]) -> None:
+def _read_sources(
+    engine: Engine, texts: Sequence[tuple[int, ...]], *, is_beside_long: bool = False
+) -> None:
     """Read a source for each text, the same whichever slot the text is in: of 1, 17 and 14 tokens."""
     most = engine.limits.max_source
     if most == 0:
         return
     lengths = [min(most, 1 + (text[0] - 1) * 5 % _MOST_SOURCE) for text in texts]
+    if is_beside_long:
+        lengths.append(min(most, _LONG_SOURCE))
     engine.read(
         [
             Source(slot=slot, tokens=tuple(index % _SOURCE_IDS for index in range(length)))

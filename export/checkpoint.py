@@ -176,7 +176,7 @@ def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = No
             ``max_context`` or ``max_source``, or no configuration at all; says which.
     """
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise BundleError(f"{path.name}: no readable config.json: {error}") from error
     task = task_of(path.name, config)
@@ -268,11 +268,15 @@ def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
 
 
 def _max_source(name: str, source: SourceFacts, asked: int | None) -> int:
-    if asked is not None and asked > source.max_source:
+    if asked is None:
+        return min(DEFAULT_MAX_SOURCE, source.max_source)
+    if asked < 1:
+        raise BundleError(f"{name}: max_source {asked} must be at least 1")
+    if asked > source.max_source:
         raise BundleError(
             f"{name}: max_source {asked} is above the encoder's {source.max_source} positions"
         )
-    return asked or min(DEFAULT_MAX_SOURCE, source.max_source)
+    return asked
 
 
 def _window(config: PretrainedConfig) -> int | None:

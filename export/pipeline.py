@@ -132,21 +132,22 @@ class _Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A model to export: "target" or "draft", its checkpoint, its weights and what accelerators compute in."""
+    """A model to export: "target" or "draft", its checkpoint, its weights and what accelerators compute in.
+
+    That is empty where there are no graphs for them.
+    """
 
     name: str
     checkpoint: Checkpoint
     weights: str
     precision: str
 
-    def device(self, precision: str) -> str:
-        """Return what graphs for accelerators compute in; empty where an encoder leaves the model without any."""
-        return precision if self.checkpoint.facts.source is None else ""
-
 
 def _part(name: str, checkpoint: Checkpoint, asked: str) -> _Part:
     weights = checkpoint.half_precision() if asked == HALF else asked
-    if weights == W8A8:
+    if checkpoint.facts.source is not None:
+        precision = ""
+    elif weights == W8A8:
         precision = ""  # accelerators would dequantise every weight in every call
     elif weights in INTEGER_KINDS:
         precision = checkpoint.half_precision()
@@ -213,12 +214,13 @@ def _export_part(
     path, precision, max_gamma = root / name / MODEL_FILE, part.precision, sizes.max_gamma
     progress(f"{name}: loading {part.checkpoint.config.model_type}")
     halves_tolerance = None
-    if precision in HALF_TYPES:
-        precision, halved = _half_logits(part, max_gamma)
+    halved: FloatArray | None = None
+    if HALF_TYPES.keys() & {precision, weights}:
+        half, halved = _half_logits(part, max_gamma)
+        precision = precision and half
     model = part.checkpoint.load()
 
     def certified(tolerance: float | None, *, device: str) -> dict[str, object]:
-        device = part.device(device)
         derive_grouped_graph(path)
         has_trees = sizes.max_tree_nodes > 0
         if has_trees:
@@ -241,7 +243,7 @@ def _export_part(
             return certified(halves_tolerance, device=device)
         # The float32 graph was judged before; here the change by coarser weights is recorded.
         found = certified(None, device=device)
-        if part.device(device) in HALF_TYPES:
+        if device in HALF_TYPES:
             found["device_rounding"] = check_rounding(
                 path, facts, max_gamma=max_gamma, tolerance=halves_tolerance
             )
@@ -260,13 +262,16 @@ def _export_part(
     progress(f"{name}: comparing with the checkpoint")
     reference = prepare(model, facts, max_gamma=max_gamma, max_tree_nodes=sizes.max_tree_nodes)
     del model  # and its pages, which would stand beside those of the graphs
-    if precision in HALF_TYPES:
+    if halved is not None:
         halves_tolerance = half_tolerance(reference, halved, part.checkpoint, max_gamma=max_gamma)
     exact = float32_tolerance(reference, facts, max_gamma=max_gamma)
-    certificate = certified(exact, device=FLOAT32)
+    if weights == FLOAT32:
+        _share(part, path)
+    certificate = certified(exact, device=FLOAT32 if facts.source is None else "")
     if weights != FLOAT32:
         progress(f"{name}: storing the weights as {weights}")
         _store(part, path, progress)
+        _share(part, path)
         try:
             certificate[weights] = certified_as_stored(precision)
         except BundleError as error:
@@ -276,8 +281,6 @@ def _export_part(
             precision = FLOAT32
             certificate[weights] = certified_as_stored(precision)
             progress(f"{name}: accelerators compute in float32: {error}")
-    if facts.source is not None:
-        share_data(path, path.with_name(ENCODE_FILE))
     entry = ModelEntry(
         path=name,
         num_layers=facts.num_layers,
@@ -287,7 +290,7 @@ def _export_part(
         weights=weights,
         max_tree_nodes=sizes.max_tree_nodes,
         narrowest_span=NARROWEST_SPAN,
-        device_precision=part.device(precision),
+        device_precision=precision,
         source=_source_entry(facts),
     )
     return entry, certificate
@@ -306,13 +309,16 @@ def _source_entry(facts: ModelFacts) -> SourceEntry | None:
 
 
 def _half_logits(part: _Part, max_gamma: int) -> tuple[str, FloatArray]:
-    """Return the 16-bit type of accelerators, and PyTorch's logits in it.
+    """Return the 16-bit type of accelerators, and PyTorch's logits in it; without any, in that of the weights.
+
+    Where float16 overflows it is bfloat16, unless accelerators were asked to compute in it: the CPU does in float32.
 
     Raises:
         BundleError: PyTorch overflows in float16, which was asked for.
     """
+    kind = part.precision or part.weights
     try:
-        return part.precision, half_logits(part.checkpoint, part.precision, max_gamma=max_gamma)
+        return kind, half_logits(part.checkpoint, kind, max_gamma=max_gamma)
     except BundleError:
         if part.weights == part.precision:
             raise
@@ -328,6 +334,12 @@ def _store(part: _Part, path: Path, progress: Callable[[str], None]) -> None:
         quantize_file(path, part.weights, part.checkpoint.facts)
     else:
         store_halves(path, part.weights)
+
+
+def _share(part: _Part, path: Path) -> None:
+    """Have the data file of the graphs as they are served, where there are two canonical ones."""
+    if part.checkpoint.facts.source is not None:
+        share_data(path, path.with_name(ENCODE_FILE))
 
 
 def _check_arguments(out: Path, kinds: Iterable[str], sizes: _Sizes) -> None:

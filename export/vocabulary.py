@@ -34,7 +34,7 @@ def _tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer, Tokenizer | None]:
     """Return a checkpoint's tokenizers of answers and, where it has an encoder, of sources."""
     if checkpoint.facts.source is None:
         return _checked_tokenizer(checkpoint), None
-    return read_tokenizers(checkpoint.path).tokenizers()
+    return read_tokenizers(checkpoint.path, checkpoint.config).tokenizers()
 
 
 def write_texts(target: Checkpoint, root: Path) -> TextToText | None:

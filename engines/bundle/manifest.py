@@ -351,8 +351,6 @@ class Bundle:
                 )
         if entry.device_precision:
             return ""
-        if entry.source is not None:
-            return f"{entry.path}: models with an encoder have no graphs for accelerators; serve it on the CPU"
         if entry.weights == W8A8:
             return (
                 f"{entry.path}: on CUDA {W8A8} is slower than float32; serve it on the CPU or from TensorRT "
@@ -505,6 +503,14 @@ def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
             ("text2text.source_template", len(text2text.source_template), source.max_source),
         ]
     )
+    # A draft reads whatever the target reads.
+    of_target = manifest.target.source
+    for field_name in ("max_source", "vocab_size") if of_target is not None else ():
+        least = getattr(of_target, field_name)
+        if getattr(source, field_name) < least:
+            raise BundleError(
+                f"{MANIFEST_FILE}: field '{name}.source.{field_name}' must be at least {least}, the target's"
+            )
 
 
 def _fits(source: SourceEntry, other: SourceEntry | None) -> bool:

@@ -300,7 +300,7 @@ class OnnxEngine:
         if any(span.tokens for span in chains):
             logits = self._run(chains, most_wanted, is_tree=False)
         else:
-            logits = self._calls.room(len(spans), most_wanted)
+            logits = self._calls.room(len(spans), max(1, most_wanted))
         for is_tree, run in groupby(spans, key=lambda span: span.parents is not None):
             if is_tree:
                 trees = list(run)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray
+from outrider.engines.kv_cache import MIN_SPAN
 from outrider.export.certificate.feeds import Sources
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.reference import LogitsOfSequences
@@ -19,9 +20,10 @@ from outrider.export.checkpoint import ModelFacts
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
 # Of the rows of a batch.
 _SOURCE_LENGTHS = (17, 5, 11)
-# Of cases about reading: calls of one and two columns have kernels of their own.
+# Of cases about reading: calls of two columns, of which one may be padding, have kernels of their own.
 _READ_LENGTHS = (1, 2, 17)
-# Longer ones are read as those of this length are: relative distances end at 128.
+# Longer ones are read as those of this length are where positions are relative, whose distances end at 128. Of places
+# that are learnt those behind it are in no certificate.
 _LONGEST_SOURCE = 512
 _STALE_COLUMNS, _MORE_COLUMNS = 8, 8
 # Beyond the distances that biases of attention tell apart.
@@ -118,7 +120,8 @@ def draw_sources(facts: ModelFacts, lengths: Sequence[int], seed: int) -> Source
     if facts.source is None:
         return None
     cut = np.minimum(np.array(lengths, np.int64), facts.source.max_source)
-    shape = len(lengths), int(cut.max())
+    # Engines read no single column.
+    shape = len(lengths), max(MIN_SPAN, int(cut.max()))
     tokens = _draw(facts, np.random.default_rng([seed, *lengths]), shape, facts.source.vocab_size)
     return Sources(tokens=tokens, lengths=cut)
 
@@ -126,7 +129,7 @@ def draw_sources(facts: ModelFacts, lengths: Sequence[int], seed: int) -> Source
 def most_columns(facts: ModelFacts, max_gamma: int) -> int:
     """Return the columns of a cache that all cases fit in; none writes the last."""
     needed = _PREFILL + max_gamma + 1 + 2 * _NUM_EXTRA
-    return needed if facts.source is None else max(needed, _LONG_TEXT)
+    return needed if facts.source is None else max(needed, _LONG_TEXT + 1)
 
 
 def most_source_columns(facts: ModelFacts) -> int:

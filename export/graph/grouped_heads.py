@@ -51,14 +51,17 @@ _HEADS_AXIS, _SIZE_AXIS = 1, 3
 def derive_grouped_graph(path: Path) -> bool:
     """Write ``grouped.onnx`` beside the canonical graph at ``path``; return whether that was possible.
 
-    Every Attention node must attend to a cache or a source, with the same group size, and its rows can be packed.
+    Every Attention node must attend to a cache or a source, with the same group size, and its rows can be packed. Heads
+    that share a source, or have biases, are not grouped.
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
     nodes, own = attention_nodes(model.graph), attention_nodes(model.graph, AttentionKind.SELF)
     groups = {_group_size(node) for node in nodes}
     has_biases = any(input_of(node, BIAS) for node in nodes)
-    if not own or len(groups) != 1 or 0 in groups or (has_biases and groups != {1}):
+    if not own or len(groups) != 1 or 0 in groups:
+        return False
+    if groups != {1} and (has_biases or len(own) < len(nodes)):
         return False
     if not {*map(attention_kind, nodes)} <= {AttentionKind.SELF, AttentionKind.SOURCE}:
         return False

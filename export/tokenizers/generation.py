@@ -42,13 +42,22 @@ def read_generation(path: Path) -> GenerationConfig:
 
 
 def generation_defaults(generation: GenerationConfig) -> dict[str, object]:
-    """Return what a checkpoint asks for in generation, but for special tokens, as JSON values."""
+    """Return what a checkpoint asks for in generation, but for special tokens, as JSON values.
+
+    Raises:
+        BundleError: a number is not finite.
+    """
     asked = {
         name: value
         for name, value in generation.to_diff_dict().items()
         if value is not None and name not in _NOT_ASKED and not name.startswith(_NOT_ASKED_PREFIXES)
     }
-    plain: dict[str, object] = json.loads(json.dumps(asked))
+    try:
+        plain: dict[str, object] = json.loads(json.dumps(asked, allow_nan=False))
+    except ValueError as error:
+        raise BundleError(
+            f"generation_config.json: numbers must be finite, in {', '.join(asked)}"
+        ) from error
     return plain
 
 

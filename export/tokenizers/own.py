@@ -78,7 +78,9 @@ class OwnTokenizer:
                 if file.is_file() and not (path / "tokenizer_config.json").is_file():
                     self._own: Any = PreTrainedTokenizerFast(tokenizer_file=str(file))
                 else:
-                    self._own = AutoTokenizer.from_pretrained(path, local_files_only=True)
+                    self._own = AutoTokenizer.from_pretrained(
+                        path, local_files_only=True, trust_remote_code=False
+                    )
         # A missing or broken file ends in whatever the class of the tokenizer raises.
         except Exception as error:
             raise BundleError(
@@ -122,18 +124,21 @@ class OwnTokenizer:
         """Return what it puts around sources.
 
         Raises:
-            BundleError: it changes the text's own ids, or with one language does other than with another.
+            BundleError: it changes the text's own ids, or treats sources of its first two languages differently.
         """
         if not self.languages.ids:
             return self._template()
         before, found = self._own.src_lang, []
-        for code in list(self.languages.ids)[:2]:
+        compared = list(self.languages.ids)[:2]
+        for code in compared:
             self._own.src_lang = code
             found.append(self._template(self.languages.ids[code]))
         if before is not None:
             self._own.src_lang = before
         if len(set(found)) > 1:
-            raise BundleError(f"{self.name}: its tokenizer treats sources by their language")
+            raise BundleError(
+                f"{self.name}: its tokenizer puts other tokens around sources of {compared[0]} than of {compared[1]}"
+            )
         return found[0]
 
     def _template(self, language: int | None = None) -> Template:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import TOKENIZER_FILE
-from outrider.engines.bundle.text2text import SOURCE_TOKENIZER_FILE, TextToText
+from outrider.engines.bundle.text2text import SOURCE_TOKENIZER_FILE, TextToText, used_ids
 from outrider.export.tokenizers.agreement import check_agreement
 from outrider.export.tokenizers.generation import (
     banned_tokens,
@@ -57,8 +57,7 @@ def write_tokenizers(path: Path, config: PretrainedConfig, out: Path) -> TextToT
         BundleError: no tokenizer, one that cannot be converted, or an id beyond the model's vocabulary.
     """
     own = OwnTokenizer(path)
-    pair = _pair(path, own)
-    _check_ids(path.name, pair, own.languages.ids, config)
+    pair = _fitting(path.name, _pair(path, own), own.languages.ids, config)
     generation = read_generation(path)
     prefix, target = decoder_prefix(path.name, config, generation, own.languages)
     found = TextToText(
@@ -72,19 +71,21 @@ def write_tokenizers(path: Path, config: PretrainedConfig, out: Path) -> TextToT
         has_source_tokenizer=pair.sources is not None,
         shares_vocabulary=own.shares_vocabulary,
     )
+    _check_used_ids(path.name, found, config)
     (out / TOKENIZER_FILE).write_text(pair.answers, encoding="utf-8")
     if pair.sources is not None:
         (out / SOURCE_TOKENIZER_FILE).write_text(pair.sources, encoding="utf-8")
     return found
 
 
-def read_tokenizers(path: Path) -> TokenizerPair:
-    """Return the tokenizers of a checkpoint's folder.
+def read_tokenizers(path: Path, config: PretrainedConfig) -> TokenizerPair:
+    """Return the tokenizers of a checkpoint's folder, as they would be written.
 
     Raises:
-        BundleError: no tokenizer, or one that cannot be converted.
+        BundleError: as ``write_tokenizers``.
     """
-    return _pair(path, OwnTokenizer(path))
+    own = OwnTokenizer(path)
+    return _fitting(path.name, _pair(path, own), own.languages.ids, config)
 
 
 def _pair(path: Path, own: OwnTokenizer) -> TokenizerPair:
@@ -103,15 +104,43 @@ def _pair(path: Path, own: OwnTokenizer) -> TokenizerPair:
     return TokenizerPair(**written)
 
 
-def _check_ids(
+def _fitting(
     name: str, pair: TokenizerPair, languages: Mapping[str, int], config: PretrainedConfig
-) -> None:
-    """Refuse tokenizers with ids that the model has no embedding for."""
-    sizes = getattr(config, "decoder_vocab_size", None) or config.vocab_size, config.vocab_size
-    for tokenizer, size in zip(pair.tokenizers(), sizes, strict=True):
+) -> TokenizerPair:
+    """Return the tokenizers without special tokens that the model has no embedding for; refuse other such tokens."""
+    of_answers = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    sources = pair.sources and _without_special(pair.sources, config.vocab_size)
+    found = TokenizerPair(_without_special(pair.answers, of_answers), sources)
+    for tokenizer, size in zip(found.tokenizers(), (of_answers, config.vocab_size), strict=True):
         ids = tokenizer.get_vocab() | dict(languages)
         token = max(ids, key=ids.__getitem__)
         if ids[token] >= size:
             raise BundleError(
                 f"{name}: token {token!r} has id {ids[token]}, but the model's vocabulary ends at {size - 1}"
+            )
+    return found
+
+
+def _without_special(contents: str, vocab_size: int) -> str:
+    """Drop special tokens beyond a vocabulary: summarisers of BART's family know no <mask>, their tokenizers do."""
+    description = json.loads(contents)
+    added = description["added_tokens"]
+    beyond = {one["content"] for one in added if one["special"] and one["id"] >= vocab_size}
+    if not beyond:
+        return contents
+    description["added_tokens"] = [one for one in added if one["content"] not in beyond]
+    pieces = description["model"]["vocab"]
+    if isinstance(pieces, dict):
+        for token in beyond:
+            pieces.pop(token, None)
+    return json.dumps(description, ensure_ascii=False)
+
+
+def _check_used_ids(name: str, found: TextToText, config: PretrainedConfig) -> None:
+    """Refuse what stands around texts where the model has no embedding for it."""
+    of_answers = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    for field, index, size in used_ids(found, config.vocab_size, of_answers):
+        if index >= size:
+            raise BundleError(
+                f"{name}: {field} has id {index}, but the model's vocabulary ends at {size - 1}"
             )

@@ -144,6 +144,27 @@ class TestOnnxSources(TreeContract, SourceContract):
             monkeypatch.setattr(Bundle, "host_path", Bundle.model_path)
         return lambda: open_engine(bundle, which, with_trees=True)
 
+    def test_a_tree_is_gone_with_its_text(self, empty: Engine) -> None:
+        empty.read([source(0, (2, 3)), source(1, (2, 3))])
+        trees = [
+            Span(slot=slot, start=0, tokens=(1, 2, 3), num_logits=3, parents=(0, 0))
+            for slot in range(2)
+        ]
+        empty.extend(trees)
+        empty.share_source(0, [1])
+        empty.read([source(0, (3,))])
+        for slot in range(2):
+            with pytest.raises(EngineError, match=f"slot {slot}"):
+                empty.keep_path(slot, (0, 1))
+
+    def test_trees_that_want_no_logits_are_cached(self, empty: Engine) -> None:
+        empty.read([source(0, (2, 3)), source(1, (2, 3))])
+        empty.extend([Span(slot=0, start=0, tokens=(1, 2, 3), num_logits=0, parents=(0, 0))])
+        empty.keep_path(0, (0, 2))
+        expected = extend_one(empty, 1, 0, (1, 3, 4))
+        found = extend_one(empty, 0, 2, (4,))
+        np.testing.assert_allclose(found[0], expected[2], rtol=0.0, atol=self.branch_atol)
+
     def test_packed_rows_are_those_of_the_graph(self, make_engine: MakeEngine, graph: str) -> None:
         assert make_engine().packs_rows == (graph == "grouped")
 

@@ -53,6 +53,9 @@ def test_sources_are_as_long_as_the_encoder_has_positions(tmp_path: Path) -> Non
     assert max_source(folder, 80) == 80
     with pytest.raises(BundleError, match="max_source 301 is above the encoder's 300 positions"):
         max_source(folder, 301)
+    for asked in (0, -5):
+        with pytest.raises(BundleError, match=f"max_source {asked} must be at least 1"):
+            max_source(folder, asked)
     write_config(tmp_path, "t5")
     assert max_source(folder) == 512
     assert max_source(folder, 4096) == 4096

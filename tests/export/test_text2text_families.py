@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import text2text
 from outrider.engines.bundle.manifest import past_names
+from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.parity import FLOAT32_TOLERANCE
 from outrider.export.checkpoint import ModelFacts, model_facts
 from outrider.export.graph.to_onnx import export_model
@@ -36,12 +36,9 @@ class Slots:
     def __init__(
         self, path: Path, facts: ModelFacts, rows: IntArray, capacity: int, memory: int
     ) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
         encode = path.with_name(text2text.ENCODE_FILE)
         self._decoder, self._encoder = (
-            onnxruntime.InferenceSession(one, options, providers=["CPUExecutionProvider"])
-            for one in (path, encode)
+            open_session(one, copies_caches=True) for one in (path, encode)
         )
         assert facts.source is not None
         shape = (len(rows), facts.num_kv_heads, capacity, facts.head_size)

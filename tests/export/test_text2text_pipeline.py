@@ -6,12 +6,16 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.manifest import load_bundle
 from outrider.engines.bundle.text2text import TEXT, SourceEntry
-from outrider.export.pipeline import export_bundle
+from outrider.export.checkpoint import open_checkpoint
+from outrider.export.pipeline import WEIGHT_KINDS, _half_logits, _part, export_bundle
 from transformers import BartConfig
+
+from tests.export.text2text_models import random_text2text
 
 
 def test_bundle_describes_both_encoders(tiny_text2text_bundle: Path) -> None:
@@ -46,8 +50,21 @@ def test_no_graphs_for_accelerators_are_promised(tiny_text2text_bundle: Path) ->
     bundle = load_bundle(tiny_text2text_bundle)
     target = bundle.manifest.target
     assert target.device_precision == ""
-    assert "models with an encoder" in bundle.why_no_device(target, "8.0")
     assert not [name for name in bundle.manifest.files if name.startswith("target/device")]
+
+
+def test_nothing_is_computed_in_16_bits_that_no_cpu_serves(tmp_path: Path) -> None:
+    """Where weights have 16 bits PyTorch's logits in 16 bits are the tolerance; overflow in float16 refuses nothing."""
+    model = random_text2text("bart")
+    model.final_logits_bias[0, 5] = 1e6
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path, max_context=64)
+    assert {kind: _part("target", checkpoint, kind).precision for kind in WEIGHT_KINDS} == (
+        dict.fromkeys(WEIGHT_KINDS, "")
+    )
+    kind, logits = _half_logits(_part("target", checkpoint, "float16"), max_gamma=3)
+    assert kind == "bfloat16"
+    assert np.isfinite(logits).all()
 
 
 def test_an_encoder_wants_a_target_with_one(

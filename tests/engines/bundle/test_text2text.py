@@ -127,6 +127,15 @@ def test_a_draft_has_an_encoder_too() -> None:
         _check_limits(replace(manifest(), draft=draft))
 
 
+@pytest.mark.parametrize(("field", "least"), [("max_source", 32), ("vocab_size", 20)])
+def test_a_draft_reads_whatever_the_target_reads(field: str, least: int) -> None:
+    few = replace(SOURCE, **{field: least - 1})
+    pair = replace(manifest(), draft=replace(ENTRY, path="draft"))
+    _check_limits(pair)
+    with pytest.raises(BundleError, match=rf"'draft\.source\.{field}' must be at least {least}"):
+        _check_limits(replace(pair, draft=replace(ENTRY, path="draft", source=few)))
+
+
 def test_an_encoder_needs_to_be_told_how_texts_become_sources() -> None:
     with pytest.raises(BundleError, match="'text2text' is missing: target has an encoder"):
         _check_limits(manifest(texts=None))

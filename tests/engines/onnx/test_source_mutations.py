@@ -48,6 +48,12 @@ KILLERS: dict[str, Callable[[Make], object]] = {
     ),
     "whole": lambda make: source_tests.test_every_token_of_a_source_is_attended_to(make()),
     "fits": lambda make: source_tests.test_a_source_that_fills_its_room_fits(make()),
+    "beside": lambda make: source_tests.test_a_free_slot_beside_a_row_asks_for_no_room(make()),
+    "emptied": lambda make: source_tests.test_a_cache_that_was_emptied_grows_again(make()),
+    "no memory": lambda make: (
+        source_tests.test_without_memory_for_fewer_texts_a_free_slot_s_source_is_gone(make())
+    ),
+    "columns": lambda make: source_tests.test_no_call_reads_a_single_column(make()),
 }
 MUTANTS = {
     "source length of the neighbour row": (
@@ -140,6 +146,31 @@ MUTANTS = {
         "        encoder.make_room(sources, num_tokens)",
         "grown",
     ),
+    "length of a source that has gone": (
+        sources,
+        "self._lengths[:] = self._cache.lengths",
+        "pass",
+        "beside",
+    ),
+    "writes of a cache that was emptied": (
+        kv_cache,
+        "self._move_to(self._capacities[0], self.lengths)\n        self._written = list(self.lengths)",
+        "self._move_to(self._capacities[0], self.lengths)",
+        "emptied",
+    ),
+    "source of a free slot kept where texts have no memory": (
+        onnx_engine,
+        "        finally:\n            if self._sources is not None and self._sources.trim(lengths):",
+        "        except ZeroDivisionError:\n            raise\n        else:\n"
+        "            if self._sources is not None and self._sources.trim(lengths):",
+        "no memory",
+    ),
+    "a call of a single column": (
+        sources,
+        "return max(MIN_SPAN, check_sources(",
+        "return max(1, check_sources(",
+        "columns",
+    ),
     "room to double": (sources, "growth_room=1", "growth_room=2", "fits"),
 }
 
@@ -153,5 +184,5 @@ def test_a_mistake_is_caught(
     def kill() -> None:
         KILLERS[killer](lambda: OnnxEngine(bundle, bundle.manifest.target))
 
-    errors = (AssertionError, EngineError, pytest.fail.Exception)
+    errors = (AssertionError, EngineError, ValueError, pytest.fail.Exception)
     assert_caught(monkeypatch, module, old, new, kill, errors)

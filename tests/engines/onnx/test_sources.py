@@ -72,14 +72,15 @@ def test_bits_are_claimed_and_equal(engine: OnnxEngine) -> None:
     assert has_equal_bits(engine)
 
 
+@pytest.mark.parametrize("least", [0, 64])
 def test_a_claim_that_is_wrong_is_found(
-    bundle: Bundle, engine: OnnxEngine, monkeypatch: pytest.MonkeyPatch
+    engine: OnnxEngine, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
-    """The row's own source is read with another, where its neighbours' are longer."""
+    """The row's own source is read with another, where its neighbours' are longer than so many tokens."""
     read = engine.read
 
     def spoiled(sources):  # type: ignore[no-untyped-def]
-        longest = max(len(one.tokens) for one in sources)
+        longest = max(least, *(len(one.tokens) for one in sources))
         read([source(one.slot, (longest % SOURCE_V, *one.tokens[1:])) for one in sources])
 
     monkeypatch.setattr(engine, "read", spoiled)
@@ -222,6 +223,54 @@ def test_an_engine_without_sources_has_room_for_the_shortest(engine: OnnxEngine)
     assert engine.source_capacity == 64
     engine.read([source(2, (1, 2, 3))])
     np.testing.assert_array_equal(extend_one(engine, 2, 0, TEXT), expected)
+
+
+def test_a_free_slot_beside_a_row_asks_for_no_room(engine: OnnxEngine) -> None:
+    """An empty span's source has gone: a call with its length would read beyond smaller memory."""
+    engine.read([source(0, (1, 2)), source(1, make_source(MAX_SOURCE, seed=9))])
+    expected = extend_one(engine, 0, 0, TEXT)
+    for _ in range(6):
+        engine.trim([3, None])
+    assert engine.source_capacity == 64
+    found = wanted_logits(engine, [span(0, 1, TEXT[1:]), span(1, 0)])
+    np.testing.assert_array_equal(found[0], expected[1:])
+
+
+def test_a_cache_that_was_emptied_grows_again(engine: OnnxEngine) -> None:
+    tokens = make_source(100, seed=10)
+    engine.read([source(0, tokens)])
+    expected = extend_one(engine, 0, 0, TEXT)
+    engine.read([source(1, make_source(MAX_SOURCE, seed=11))])
+    engine.trim([])
+    engine.read([source(0, tokens)])
+    np.testing.assert_array_equal(extend_one(engine, 0, 0, TEXT), expected)
+
+
+def test_without_memory_for_fewer_texts_a_free_slot_s_source_is_gone(engine: OnnxEngine) -> None:
+    engine.read([source(0, (1, 2, 3)), source(1, (4,))])
+    expected = extend_one(engine, 0, 0, TEXT)
+    for start in range(0, 200, 40):
+        extend_one(engine, 1, start, (1,) * 40)
+    for _ in range(4):
+        engine.trim([3, 0])
+    cache = engine._cache
+
+    def no_memory(shape: tuple[int, ...]) -> None:
+        raise MemoryError
+
+    cache._allocate = no_memory
+    with pytest.raises(EngineError, match="no memory for a cache"):
+        engine.trim([3, None])
+    with pytest.raises(EngineError, match="slot 1 has no source"):
+        engine.extend([span(1, 0, TEXT)])
+    np.testing.assert_array_equal(extend_one(engine, 0, 1, TEXT[1:]), expected[1:])
+
+
+def test_no_call_reads_a_single_column(engine: OnnxEngine) -> None:
+    """On some machines a product of one row has other bits, on others not."""
+    assert engine._sources is not None
+    assert engine._sources.check([source(0, (1,))]) == 2
+    assert engine._sources.check([source(0, (1, 2, 3))]) == 3
 
 
 def test_memory_of_sources_is_told(bundle: Bundle, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from outrider.export.certificate.parity_cases import draw_sources
 from outrider.export.certificate.reference import Reference
 from outrider.export.certificate.tree_parity import check_tree_parity
 from outrider.export.graph import trees
-from outrider.export.graph.attention_kinds import AttentionKind, count_kinds
+from outrider.export.graph.attention_kinds import KEYS, AttentionKind, attention_nodes, count_kinds
+from outrider.export.graph.grouped_heads import derive_grouped_graph
 
 from tests.export.conftest import Exported
 from tests.mutants import assert_caught
@@ -72,10 +73,23 @@ def test_packed_rows_give_the_same_bits(text2text: Exported, sizes: tuple[int, i
             np.testing.assert_array_equal(packed.extend(tokens, start), expected)
 
 
+def test_heads_that_share_those_of_a_source_are_not_grouped(own_text2text: Exported) -> None:
+    """A single query of a source's head would run, by another kernel."""
+    model = ir.load(own_text2text.path)
+    for node in attention_nodes(model.graph):
+        keys = node.inputs[KEYS]
+        assert keys is not None
+        assert keys.shape is not None
+        keys.shape = ir.Shape([keys.shape[0], 2, *keys.shape[2:]])
+    ir.save(model, own_text2text.path)
+    assert not derive_grouped_graph(own_text2text.path)
+
+
 def test_spans_and_reads_of_one_token_have_the_bits_of_wider_ones(text2text: Exported) -> None:
     tokens = np.random.default_rng(1).integers(1, V, (3, 12))
     one = draw_sources(text2text.facts, [1, 1, 1], seed=0)
     assert one is not None
+    assert one.tokens.shape == (3, 2)  # as engines read them
     wider = Sources(tokens=np.pad(one.tokens, ((0, 0), (0, 4)), "edge"), lengths=one.lengths)
 
     def answers(sources: Sources, width: int) -> FloatArray:

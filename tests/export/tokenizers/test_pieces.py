@@ -17,9 +17,9 @@ from outrider.export.tokenizers.agreement import (
 )
 from outrider.export.tokenizers.own import OwnTokenizer
 from outrider.export.tokenizers.pieces import UNREACHED, read_model, tokenizer_description
-from outrider.export.tokenizers.text2text import read_tokenizers
+from outrider.export.tokenizers.text2text import TokenizerPair, read_tokenizers
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from tests.export.tokenizers.conftest import ENGLISH, GERMAN, trained, write_m2m100, write_marian
 
@@ -35,13 +35,17 @@ def opened(folder: Path) -> Any:
     return own
 
 
+def tokenizers_of(folder: Path) -> TokenizerPair:
+    return read_tokenizers(folder, AutoConfig.from_pretrained(folder))
+
+
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 @pytest.mark.parametrize("family", ["m2m100", "m2m100-unigram", "plbart"])
 def test_one_model_for_both_sides_keeps_ids_and_texts(family: str, checkpoint: Checkpoint) -> None:
-    own, pair = opened(checkpoint(family)), read_tokenizers(checkpoint(family))
+    own, pair = opened(checkpoint(family)), tokenizers_of(checkpoint(family))
     assert pair.sources is None
     tokenizer, _ = pair.tokenizers()
     for text in TEXTS:
@@ -55,7 +59,7 @@ def test_sources_and_answers_have_their_own_pieces_of_one_vocabulary(
     family: str, checkpoint: Checkpoint
 ) -> None:
     own = opened(checkpoint(family))
-    answers, sources = read_tokenizers(checkpoint(family)).tokenizers()
+    answers, sources = tokenizers_of(checkpoint(family)).tokenizers()
     assert answers.encode(GERMAN[0]).ids != sources.encode(GERMAN[0]).ids
     for text in TEXTS:
         assert ids_of(sources, text) == own(text, add_special_tokens=False)["input_ids"]
@@ -67,7 +71,7 @@ def test_sources_and_answers_have_their_own_pieces_of_one_vocabulary(
 def test_an_answer_may_have_any_token_of_the_vocabulary(checkpoint: Checkpoint) -> None:
     """Models write pieces that only sources are cut into."""
     own = opened(checkpoint("marian"))
-    answers, sources = read_tokenizers(checkpoint("marian")).tokenizers()
+    answers, sources = tokenizers_of(checkpoint("marian")).tokenizers()
     found = list(range(2, own.vocab_size - 1))
     foreign = [index for index in found if (answers.id_to_token(index) or "").startswith(UNREACHED)]
     assert foreign
@@ -78,7 +82,7 @@ def test_an_answer_may_have_any_token_of_the_vocabulary(checkpoint: Checkpoint) 
 def test_a_language_in_front_of_a_text_is_one_token(checkpoint: Checkpoint) -> None:
     own, (_, sources) = (
         opened(checkpoint("marian")),
-        read_tokenizers(checkpoint("marian")).tokenizers(),
+        tokenizers_of(checkpoint("marian")).tokenizers(),
     )
     text = f">>deu<< {ENGLISH[0]}"
     assert ids_of(sources, text) == own(text, add_special_tokens=False)["input_ids"]
@@ -90,7 +94,7 @@ def test_a_character_of_the_other_side_keeps_its_id_where_it_stands_alone(
 ) -> None:
     own, (_, sources) = (
         opened(checkpoint("marian")),
-        read_tokenizers(checkpoint("marian")).tokenizers(),
+        tokenizers_of(checkpoint("marian")).tokenizers(),
     )
     text = "the Maß of it"
     assert "ß" not in "".join(ENGLISH)
@@ -104,7 +108,7 @@ def test_a_piece_without_an_id_does_not_stop_a_checkpoint(
 ) -> None:
     write_marian(tmp_path, kind, without="▁the")
     own = opened(tmp_path)
-    _, sources = read_tokenizers(tmp_path).tokenizers()
+    _, sources = tokenizers_of(tmp_path).tokenizers()
     found = ids_of(sources, "all the people")
     assert (own.unk_token_id not in found) == is_cut
     if not is_cut:

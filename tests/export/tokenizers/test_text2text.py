@@ -95,6 +95,14 @@ def test_generation_defaults_of_an_old_checkpoint_stand_in_its_config(
     assert found.generation_defaults == {"num_beams": 4, "no_repeat_ngram_size": 3}
 
 
+def test_generation_defaults_are_finite(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    shutil.copytree(checkpoint("bart"), folder)
+    (folder / "generation_config.json").write_text('{"length_penalty": Infinity}')
+    with pytest.raises(BundleError, match=r"generation_config\.json: .* finite, in length_penalty"):
+        write_tokenizers(folder, AutoConfig.from_pretrained(folder), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("start", "forced", "prefix", "named"),
     [
@@ -142,6 +150,42 @@ def test_what_has_no_place_in_the_model_is_refused(checkpoint: Checkpoint, tmp_p
     assert not [*tmp_path.iterdir()]
 
 
+def test_special_tokens_that_the_model_does_not_know_are_left_out(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    folder = tmp_path / "one"
+    shutil.copytree(checkpoint("bart"), folder)
+    file = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_special_tokens(["<more>"])
+    description = json.loads(tokenizer.to_str())
+    # As of BART's <mask>, which is among the pieces too.
+    description["model"]["vocab"]["<more>"] = 300
+    file.write_text(json.dumps(description))
+    config = AutoConfig.from_pretrained(folder)
+    write_tokenizers(folder, config, tmp_path)
+    written = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert (
+        written.get_vocab()
+        == Tokenizer.from_file(str(checkpoint("bart") / "tokenizer.json")).get_vocab()
+    )
+    assert read_tokenizers(folder, config).answers == (tmp_path / "tokenizer.json").read_text()
+    # Its id follows the last that is left.
+    tokenizer.add_tokens(["plain"])
+    tokenizer.save(str(file))
+    with pytest.raises(BundleError, match=r"'plain' has id 300, .* ends at 299"):
+        read_tokenizers(folder, config)
+
+
+def test_what_stands_around_texts_has_a_place_in_the_model(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    config = AutoConfig.from_pretrained(checkpoint("bart"))
+    config.decoder_start_token_id = 300
+    with pytest.raises(BundleError, match=r"decoder_prefix has id 300, .* ends at 299"):
+        write_tokenizers(checkpoint("bart"), config, tmp_path)
+
+
 def test_a_tokenizer_that_misses_its_languages_is_refused(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
@@ -154,10 +198,10 @@ def test_a_tokenizer_that_misses_its_languages_is_refused(
     (folder / "tokenizer.json").unlink()
     (folder / "sentencepiece.bpe.model").write_bytes(trained("bpe", ENGLISH))
     with pytest.raises(BundleError, match="wants languages, but has no tokens for them"):
-        read_tokenizers(folder)
+        read_tokenizers(folder, AutoConfig.from_pretrained(folder))
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     AutoConfig.for_model("marian", **SIZES).save_pretrained(tmp_path)
     with pytest.raises(BundleError, match="no tokenizer that Transformers opens"):
-        read_tokenizers(tmp_path)
+        read_tokenizers(tmp_path, AutoConfig.from_pretrained(tmp_path))
