@@ -78,17 +78,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("target", "draft"):
         (root / part).mkdir(parents=True)
         graphs.append(f"{part}/{MODEL_FILE}")
+    graphs.append(f"draft/{ENCODE_FILE}")
     for name in graphs:
         (root / name).write_bytes(graph)
     (root / "plans").mkdir()
     for name in (PLAN, "tokenizer.json", SOURCE_TOKENIZER_FILE):
         (root / name).write_text("{}")
     sizes = {"num_layers": 2, "num_kv_heads": 2, "head_size": 4, "vocab_size": 16}
-    draft = ModelEntry(path="draft", weights="float32", **sizes)
     source = SourceEntry(num_heads=2, head_size=4, max_source=32, vocab_size=16, hidden_size=8)
-    target = replace(
-        draft, path="target", max_tree_nodes=4, device_precision="float16", source=source
-    )
+    draft = ModelEntry(path="draft", weights="float32", source=source, **sizes)
+    target = replace(draft, path="target", max_tree_nodes=4, device_precision="float16")
     profiles = derive_profiles(max_batch=2, max_extend=8, max_gamma=4, gamma=2)
     plan = PlanEntry(
         path=PLAN,
