@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 from outrider import Client
-from outrider.runtime.cli.trace import print_report, print_step
+from outrider.runtime.cli.trace import print_report, print_step, whole_text
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 
@@ -112,9 +112,8 @@ async def compare(address: str, console: Console, request: dict[str, Any], gamma
             num_passes += 1
             print_step(console, num_passes, step)
         if response.HasField("finish"):
-            console.print(
-                f"\n{request['prompt']}{text}\n", markup=False, highlight=False, soft_wrap=True
-            )
+            shown = whole_text(request["prompt"], text, info)
+            console.print(f"\n{shown}\n", markup=False, highlight=False, soft_wrap=True)
             print_report(console, response.finish)
 
     def print_text(response: wire.GenerateResponse) -> None:
@@ -123,6 +122,7 @@ async def compare(address: str, console: Console, request: dict[str, Any], gamma
     with_drafts = {**request, "speculation": {"gamma": gamma}}
     without = {**request, "speculation": {"enabled": False}}
     async with Client(address) as client:
+        info = await client.info()
         console.rule(f"with drafts, gamma {gamma}")
         await stream(client, trace, **with_drafts, return_trace=True)
         console.rule("the same prompt without drafts")

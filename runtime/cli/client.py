@@ -121,7 +121,7 @@ async def _generate(
     address: str, prompt: str, timeout_s: float | None, options: dict[str, Any]
 ) -> None:
     from outrider import Client
-    from outrider.runtime.cli.trace import beam_heading, print_report, print_step
+    from outrider.runtime.cli.trace import beam_heading, print_report, print_step, whole_text
     from rich.console import Console
 
     console = Console()
@@ -141,7 +141,7 @@ async def _generate(
             if response.HasField("finish"):
                 typer.echo()
                 if options["return_trace"]:
-                    typer.echo(f"{prompt}{text}\n")
+                    typer.echo(f"{whole_text(prompt, text, await client.info())}\n")
                     print_report(console, response.finish)
 
 

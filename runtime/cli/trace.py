@@ -16,6 +16,11 @@ from rich.text import Text
 STYLES = {"+": "green", "-": "red strike", "=": "bold blue"}
 
 
+def whole_text(prompt: str, text: str, info: wire.GetServerInfoResponse) -> str:
+    """Return a prompt with the text that continues it or, of a model with an encoder, answers it below."""
+    return f"{prompt}\n{text}" if info.HasField("text_to_text") else f"{prompt}{text}"
+
+
 def step_line(step: wire.Step) -> list[tuple[str, str]]:
     """Return marks and texts of one pass, up to its first rejected token or the answer's end."""
     accepted = [("+", text) for text in step.drafted_text[: step.num_accepted]]

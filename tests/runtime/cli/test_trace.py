@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider.runtime.cli.trace import step_line
+from outrider.runtime.cli.trace import step_line, whole_text
 from outrider.v1 import inference_pb2 as wire
 
 
@@ -23,3 +23,10 @@ def test_a_line_has_the_rejected_token_only_where_one_was_added(
     if next_text is not None:
         step.next_token, step.next_text = 7, next_text
     assert " ".join(mark + text for mark, text in step_line(step)) == line
+
+
+def test_an_answer_stands_below_its_source_and_a_completion_behind_its_prompt() -> None:
+    info = wire.GetServerInfoResponse()
+    assert whole_text("def ", "main", info) == "def main"
+    info.text_to_text.SetInParent()
+    assert whole_text("The file.", "Die Datei.", info) == "The file.\nDie Datei."
