@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from scripts.bench.tools.results import cpu_name
 from scripts.demo_pair.samples import draft_text
@@ -100,11 +100,13 @@ def measure(target: LlamaForCausalLM, draft: LlamaForCausalLM, batch: torch.Tens
     )  # fmt: skip
 
 
-def save_model(model: LlamaForCausalLM, tokenizer: Path, out: Path) -> None:
+def save_model(
+    model: PreTrainedModel, tokenizer: Path, out: Path, *, max_length: int, **special: str
+) -> None:
     """Write one float16 checkpoint with its tokenizer, as ``from_pretrained`` reads it.
 
     ``model`` keeps its dtype but takes on the rounded weights, so that what is measured
-    afterwards is what was written.
+    afterwards is what was written. ``special`` are the tokenizer's special tokens, such as ``eos_token``.
     """
     shutil.rmtree(out, ignore_errors=True)
     rounded = model.half()
@@ -115,9 +117,8 @@ def save_model(model: LlamaForCausalLM, tokenizer: Path, out: Path) -> None:
     model.float()
     PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_file(str(tokenizer)),
-        bos_token=BOS,
-        eos_token=EOS,
-        model_max_length=model.config.max_position_embeddings,
+        **special,
+        model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     ).save_pretrained(out)
 
@@ -141,7 +142,14 @@ def export_pair(
         note: what else a reader of the card must know about this training.
     """
     for name, model in models.items():
-        save_model(model, work / "tokenizer.json", out / name)
+        save_model(
+            model,
+            work / "tokenizer.json",
+            out / name,
+            max_length=model.config.max_position_embeddings,
+            bos_token=BOS,
+            eos_token=EOS,
+        )
     shutil.copyfile(work / "files.sha256", out / "files.sha256")
     train, valid = np.load(work / "train.npy"), np.load(work / "valid.npy")
     batch = held_out_windows(valid, num_windows, WINDOW)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
+from transformers import T5ForConditionalGeneration
 
 from scripts.bench.tools.results import cpu_name
+from scripts.demo_pair.card import save_model
 from scripts.demo_pair.pair_training import Batch, State, answer_logits
 from scripts.demo_pair.text import HELD_OUT_ONE_IN
 from scripts.demo_pair.text_pairs import (
@@ -109,29 +110,6 @@ def measure(
     return Figures(means[0], means[1], errors[1], means[2], errors[2])
 
 
-def save_model(model: T5ForConditionalGeneration, tokenizer: Path, out: Path) -> None:
-    """Write one float16 checkpoint with its tokenizer, as ``from_pretrained`` reads it.
-
-    ``model`` keeps its dtype but takes on the rounded weights, so that what is measured
-    afterwards is what was written.
-    """
-    shutil.rmtree(out, ignore_errors=True)
-    rounded = model.half()
-    rounded.config.dtype = torch.float16
-    rounded.save_pretrained(out)
-    for path in out.glob("*.safetensors"):
-        path.chmod(0o644)
-    model.float()
-    PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_file(str(tokenizer)),
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNKNOWN,
-        model_max_length=_MAX_LENGTH,
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(out)
-
-
 def translations(
     model: T5ForConditionalGeneration, tokenizer: Tokenizer, sentences: Sequence[str]
 ) -> list[str]:
@@ -165,7 +143,15 @@ def export_pair(
         figures by task and model.
     """
     for name, model in models.items():
-        save_model(model, work / "tokenizer.json", out / name)
+        save_model(
+            model,
+            work / "tokenizer.json",
+            out / name,
+            max_length=_MAX_LENGTH,
+            pad_token=PAD,
+            eos_token=EOS,
+            unk_token=UNKNOWN,
+        )
     shutil.copyfile(work / "files.sha256", out / "files.sha256")
     tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
     valid = by_task(load_pairs(work / "valid.npz"), tokenizer)

@@ -22,7 +22,6 @@ from scripts.demo_pair.text import HELD_OUT_ONE_IN, corpus_files
 
 PAD, EOS, UNKNOWN = "<pad>", "</s>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
-
 LANGUAGE = "de"
 VOCAB = 4096
 LONGEST_SOURCE, LONGEST_ANSWER = 160, 96
