@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import Bundle, ModelEntry
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
 
 CPU, CUDA, TENSORRT, AUTO = "cpu", "cuda", "tensorrt", "auto"
 # Fastest first; the CPU is always there.

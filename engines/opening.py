@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.engines.base import BundleError, Engine, EngineError
 from outrider.engines.bit_equality import BitEquality, has_equal_bits
-from outrider.engines.bundle.manifest import Bundle, ModelEntry
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.devices import (
     CPU,

@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from outrider.engines.base import Engine, EngineError
-from outrider.engines.bundle.manifest import Bundle, ModelEntry
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.device.base import PlanDevice
 from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.pair_rounds import DeviceRounds

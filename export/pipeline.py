@@ -13,16 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from outrider.engines.base import BundleError, FloatArray
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import hash_files
-from outrider.engines.bundle.manifest import (
-    MODEL_FILE,
-    W8A8,
-    Bundle,
-    Manifest,
-    ModelEntry,
-    load_bundle,
-    write_manifest,
-)
+from outrider.engines.bundle.manifest import W8A8, Manifest, ModelEntry, write_manifest
+from outrider.engines.bundle.names import MODEL_FILE
 from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.export.certificate.certify import certify, prepare

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.engines.bundle.text2text import TextToText
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.tokenizers.text2text import read_tokenizers, write_tokenizers

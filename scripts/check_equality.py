@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import typer
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import Failed, RequestSpec, SpeculationParams

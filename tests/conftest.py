@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from hypothesis import settings
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.onnx.session import open_session
 
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables

@@ -19,7 +19,8 @@ from dataclasses import replace
 
 import numpy as np
 from outrider.engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
-from outrider.engines.bundle.manifest import LOGITS, TOKENS, ModelEntry
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import LOGITS, TOKENS
 from outrider.engines.bundle.plans import Profile, Shape, profile_for, rows_of_longest
 from outrider.engines.device.base import DeviceTensor, PlanDevice
 from outrider.engines.device.kv_cache import PlanCache

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import ModelEntry, past_names, present_names
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import past_names, present_names
 from outrider.engines.device.base import ALIGNMENT, PlanDevice, Rows
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from outrider.engines.base import IntArray, Span
-from outrider.engines.bundle.manifest import (
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import (
     ANCESTORS,
     COLUMNS,
     LENGTHS,
@@ -16,7 +17,6 @@ from outrider.engines.bundle.manifest import (
     POSITIONS,
     START,
     TOKENS,
-    ModelEntry,
     past_names,
     present_names,
 )

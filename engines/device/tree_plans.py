@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.bundle.manifest import KEEP_PATH_FILE, TREE_FILE, Manifest, ModelEntry
+from outrider.engines.bundle.manifest import Manifest, ModelEntry
+from outrider.engines.bundle.names import KEEP_PATH_FILE, TREE_FILE
 from outrider.engines.bundle.plans import (
     DEFAULT_OPT_BATCH,
     Machine,

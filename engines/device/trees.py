@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from outrider.engines.base import BundleError, Span
-from outrider.engines.bundle.manifest import ANCESTORS, COLUMNS, POSITIONS, START
+from outrider.engines.bundle.names import ANCESTORS, COLUMNS, POSITIONS, START
 from outrider.engines.bundle.plans import Shape, profile_for
 from outrider.engines.device.base import PlanDevice
 from outrider.engines.device.kv_cache import PlanCache

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from outrider.engines.base import EngineLimits, FloatArray, IntArray, Span
 from outrider.engines.buffers import int64_view
-from outrider.engines.bundle.manifest import LOGIT_POSITIONS, LOGITS, START, TOKENS
+from outrider.engines.bundle.names import LOGIT_POSITIONS, LOGITS, START, TOKENS
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, zeros
 from outrider.engines.onnx.packed_calls import PackedCall, PackedMemory
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape

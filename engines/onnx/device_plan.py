@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.engines.base import BundleError, EngineLimits
-from outrider.engines.bundle.manifest import (
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import (
     ANCESTORS,
     DEVICE_FILE,
     DEVICE_KEEP_PATH_FILE,
@@ -23,8 +25,6 @@ from outrider.engines.bundle.manifest import (
     MODEL_FILE,
     POSITIONS,
     TREE_FILE,
-    Bundle,
-    ModelEntry,
 )
 from outrider.engines.bundle.plans import (
     MAX_STEP_TOKENS,

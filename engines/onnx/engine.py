@@ -37,7 +37,9 @@ from outrider.engines.base import (
     Source,
     Span,
 )
-from outrider.engines.bundle.manifest import GROUPED_FILE, Bundle, ModelEntry
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import GROUPED_FILE
 from outrider.engines.huge_pages import HugePages
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, capacities
 from outrider.engines.onnx.batch_invariance import is_batch_invariant

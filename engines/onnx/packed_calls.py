@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from outrider.engines.base import EngineLimits, FloatArray, IntArray, Span
-from outrider.engines.bundle.manifest import CACHE_COLUMNS
+from outrider.engines.bundle.names import CACHE_COLUMNS
 from outrider.engines.kv_cache import MIN_SPAN, zeros
 from outrider.engines.onnx.packed_inputs import (
     PackedGraph,

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray, Span
 from outrider.engines.buffers import int64_view
-from outrider.engines.bundle.manifest import (
+from outrider.engines.bundle.names import (
     CACHE_COLUMNS,
     HEAD_ROWS,
     LOGIT_POSITIONS,

@@ -10,13 +10,13 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as library
 from outrider.engines.base import BundleError, EngineError
-from outrider.engines.bundle.manifest import (
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import (
     LOGIT_POSITIONS,
     LOGITS,
     MODEL_FILE,
     START,
     TOKENS,
-    ModelEntry,
     past_names,
     present_names,
 )

@@ -30,7 +30,8 @@ from outrider.engines.base import (
     IntArray,
     Source,
 )
-from outrider.engines.bundle.manifest import Bundle, ModelEntry
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.text2text import (
     ENCODE_FILE,
     HIDDEN,

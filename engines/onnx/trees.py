@@ -17,15 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnxruntime
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import (
-    ANCESTORS,
-    COLUMNS,
-    POSITIONS,
-    START,
-    TREE_FILE,
-    Bundle,
-    ModelEntry,
-)
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import ANCESTORS, COLUMNS, POSITIONS, START, TREE_FILE
 from outrider.engines.kv_cache import KvCache
 from outrider.engines.onnx.session import LIBRARY_ERRORS, bind_caches, check_graph, open_session
 from outrider.engines.tree_inputs import TreeInputs

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from outrider.engines.base import BundleError, EngineError
-from outrider.engines.bundle.manifest import Bundle, Manifest, ModelEntry
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.plans import PREFILL, Machine, PlanEntry, Shape, why_unfit
 from outrider.engines.device.cuda import CudaDevice, compute_capability
 from outrider.engines.device.engine import PlanEngine, row_sizes

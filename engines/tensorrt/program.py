@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.engines.base import BundleError, EngineError
-from outrider.engines.bundle.manifest import ANCESTORS, COLUMNS, TOKENS, Bundle
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.names import ANCESTORS, COLUMNS, TOKENS
 from outrider.engines.bundle.plans import PlanEntry
 from outrider.engines.device.base import Call, DeviceTensor
 from outrider.engines.device.cuda import CudaDevice, RecordedWork

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.plans import Machine, PlanEntry
 from outrider.engines.device.base import Call, DeviceTensor
 from outrider.engines.device.cuda import CudaDevice, compute_capability

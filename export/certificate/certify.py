@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import DEVICE_FILE, GROUPED_FILE, Bundle, ModelEntry
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import DEVICE_FILE, GROUPED_FILE
 from outrider.export.certificate.parity import (
     FLOAT32_TOLERANCE,
     check_parity,

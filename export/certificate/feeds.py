@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.engines.bundle.text2text import SOURCE, SOURCE_LENGTH
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
 from outrider.export.checkpoint import ModelFacts
@@ -77,9 +77,9 @@ class GraphFeeds:
         if self._packed is not None:
             return packed_feeds(self._packed, tokens, start, capacity=capacity)
         columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).astype(np.int64)
-        feeds = {bundle.TOKENS: tokens, bundle.START: start, bundle.LOGIT_POSITIONS: columns}
-        if bundle.LENGTHS in self._shapes:
-            feeds[bundle.LENGTHS] = start + tokens.shape[1]
+        feeds = {names.TOKENS: tokens, names.START: start, names.LOGIT_POSITIONS: columns}
+        if names.LENGTHS in self._shapes:
+            feeds[names.LENGTHS] = start + tokens.shape[1]
         return feeds
 
     def _unread(

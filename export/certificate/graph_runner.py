@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.engines.bundle.text2text import ENCODE_FILE, SOURCE_LENGTH
 from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
@@ -89,13 +89,13 @@ class GraphRunner:
         """Return the logits of a session of ONNX Runtime over the caches, which it replaces."""
         found = _run(session, {**feeds, **self.caches, **self.attended})
         self.caches = {name: found[f"new_{name}"] for name in self.caches}
-        return found[bundle.LOGITS]
+        return found[names.LOGITS]
 
 
 def _run(session: Any, feeds: Feeds) -> dict[str, FloatArray]:
     """Return the outputs of a session by name."""
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
+    outputs = [output.name for output in session.get_outputs()]
+    return dict(zip(outputs, session.run(outputs, feeds), strict=True))
 
 
 def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = False) -> Any:
@@ -103,7 +103,7 @@ def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = Fa
 
     Weights that are large and of 16 bits may stay in their file.
     """
-    data = path.with_name(f"{bundle.MODEL_FILE}.data")
+    data = path.with_name(f"{names.MODEL_FILE}.data")
     is_large = data.exists() and data.stat().st_size > _MOST_WIDENED_BYTES
     if maps_weights:
         constants = ir.load(path).graph.initializers.values()

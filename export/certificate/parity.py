@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import BundleError, FloatArray, IntArray
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.export.certificate.feeds import Sources
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity_cases import (
@@ -90,7 +90,7 @@ def check_rounding(
     """
     return _check_cases(
         _GraphReference(path, facts, max_gamma, seed),
-        path.with_name(bundle.DEVICE_FILE),
+        path.with_name(names.DEVICE_FILE),
         facts,
         max_gamma=max_gamma,
         tolerance=tolerance,

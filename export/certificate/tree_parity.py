@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.engines.trees import path_to, tree_layout
 from outrider.export.certificate.feeds import GraphFeeds, Sources
 from outrider.export.certificate.graph_runner import GraphRunner, open_graph
@@ -38,8 +38,8 @@ _SOURCE_LENGTHS = (11, 17, 5)
 _NUM_AFTER = 4
 # Of a graph for chains, those beside it that verify trees and keep their paths.
 TREE_FILES: Mapping[str, tuple[str, str]] = {
-    bundle.MODEL_FILE: (bundle.TREE_FILE, bundle.KEEP_PATH_FILE),
-    bundle.DEVICE_FILE: (bundle.DEVICE_TREE_FILE, bundle.DEVICE_KEEP_PATH_FILE),
+    names.MODEL_FILE: (names.TREE_FILE, names.KEEP_PATH_FILE),
+    names.DEVICE_FILE: (names.DEVICE_TREE_FILE, names.DEVICE_KEEP_PATH_FILE),
 }
 
 
@@ -143,8 +143,8 @@ class _TreeRunner:
         layouts = [tree_layout(row) for row in parents]
         feeds = self._feeds.span(tokens, start, capacity=self._capacity)
         trees = {
-            bundle.POSITIONS: start[:, None] + np.stack([one.depths for one in layouts]),
-            bundle.ANCESTORS: np.stack([one.ancestors for one in layouts]),
+            names.POSITIONS: start[:, None] + np.stack([one.depths for one in layouts]),
+            names.ANCESTORS: np.stack([one.ancestors for one in layouts]),
         }
         return self.chains.run(self._tree, {**feeds, **trees})
 
@@ -152,8 +152,8 @@ class _TreeRunner:
         """Move the cache rows of a path of the last tree behind ``start``."""
         caches = self.chains.caches
         feeds = {
-            bundle.START: np.array([start], np.int64),
-            bundle.COLUMNS: start + np.array(path, np.int64),
+            names.START: np.array([start], np.int64),
+            names.COLUMNS: start + np.array(path, np.int64),
         }
         held = {name: cache[row : row + 1] for name, cache in caches.items()}
         for cache, moved in zip(caches.values(), self._keep.run(None, feeds | held), strict=True):

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.export.graph.attention_kinds import BIAS, KEYS, QUERIES, VALUES
 from outrider.export.graph.edits import Axis, constant, put, put_input, replace, source
 
@@ -101,7 +101,7 @@ class _Entries:
         if count not in self._rows:
             self._rows[count] = put_input(
                 self._graph,
-                bundle.head_rows_name(count),
+                names.head_rows_name(count),
                 ir.DataType.INT64,
                 ["batch", count, "tokens"],
             )
@@ -126,8 +126,8 @@ def _pack_answers(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
         return None
     assert queries is not None and queries.shape is not None
     axes: list[Axis] = [1, "rows", queries.shape[1], 3]
-    rows = next((value for value in graph.inputs if value.name == bundle.ROW_HEADS), None)
-    rows = rows or put_input(graph, bundle.ROW_HEADS, ir.DataType.INT64, axes)
+    rows = next((value for value in graph.inputs if value.name == names.ROW_HEADS), None)
+    rows = rows or put_input(graph, names.ROW_HEADS, ir.DataType.INT64, axes)
     if rows.shape is None or rows.shape[2] != axes[2]:
         return None
     gathered = ir.node("GatherND", [answers, rows])
@@ -138,7 +138,7 @@ def _pack_answers(graph: ir.Graph, node: ir.Node) -> ir.Node | None:
 
 def _want_rows(graph: ir.Graph, last: ir.Node) -> bool:
     """Keep only wanted rows behind the last attention, whose answers ``last`` gathers."""
-    wanted = next(value for value in graph.inputs if value.name == bundle.LOGIT_POSITIONS)
+    wanted = next(value for value in graph.inputs if value.name == names.LOGIT_POSITIONS)
     gathers = [node for node in graph if node.op_type == "GatherND" and _takes(node, wanted)]
     behind = _reached(last.outputs[0])
     if (
@@ -150,9 +150,9 @@ def _want_rows(graph: ir.Graph, last: ir.Node) -> bool:
     rows = last.inputs[1]
     assert rows is not None and rows.shape is not None
     axes: list[Axis] = [1, "wanted", *rows.shape[2:]]
-    last.replace_input_with(1, put_input(graph, bundle.WANTED_HEADS, ir.DataType.INT64, axes))
+    last.replace_input_with(1, put_input(graph, names.WANTED_HEADS, ir.DataType.INT64, axes))
     # Values that bypass the last attention: the residual.
-    tokens = next(value for value in graph.inputs if value.name == bundle.TOKENS)
+    tokens = next(value for value in graph.inputs if value.name == names.TOKENS)
     others = _reached(tokens) - behind - {last}
     passing = dict.fromkeys(
         value
@@ -231,7 +231,7 @@ def _place_by_position(graph: ir.Graph, positions: ir.Value) -> bool:
             graph.remove(table, safe=True)
         elif _looks_up(*use):
             if by_row is None:
-                by_row = put_input(graph, bundle.ROW_POSITIONS, ir.DataType.INT64, [1, "rows"])
+                by_row = put_input(graph, names.ROW_POSITIONS, ir.DataType.INT64, [1, "rows"])
             table.replace_input_with(use.idx, by_row)
         elif not _makes_bias(table):
             return False
@@ -267,8 +267,8 @@ def _looks_up(node: ir.Node, index: int) -> bool:
 def declare_rows(graph: ir.Graph) -> None:
     """Declare the shapes of inputs and outputs; drop those in between, which changed."""
     shapes: dict[str, list[int | str]] = {
-        bundle.TOKENS: [1, "rows"],
-        bundle.LOGIT_POSITIONS: ["wanted"],
+        names.TOKENS: [1, "rows"],
+        names.LOGIT_POSITIONS: ["wanted"],
     }
     for value in graph.inputs:
         if value.name in shapes:
@@ -277,6 +277,6 @@ def declare_rows(graph: ir.Graph) -> None:
         for value in node.outputs:
             if not value.is_graph_output():
                 value.shape = None
-            elif value.name == bundle.LOGITS:
+            elif value.name == names.LOGITS:
                 assert value.shape is not None
                 value.shape = ir.Shape([1, "wanted", value.shape[2]])

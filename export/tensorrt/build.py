@@ -11,8 +11,9 @@ from itertools import product
 from pathlib import Path
 
 from outrider.engines.base import BundleError, EngineError
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import fingerprint
-from outrider.engines.bundle.manifest import Bundle, load_bundle, write_manifest
+from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.bundle.plans import (
     DEFAULT_OPT_BATCH,
     PLANS_FOLDER,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import key_name, new_key_name, new_value_name, value_name
+from outrider.engines.bundle.names import key_name, new_key_name, new_value_name, value_name
 from outrider.engines.bundle.plans import Profile, Range
 from outrider.engines.tensorrt.api import TensorRtApi, make_logger
 

@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import (
-    KEEP_PATH_FILE,
-    MODEL_FILE,
-    TREE_FILE,
-    Bundle,
-    ModelEntry,
-)
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import KEEP_PATH_FILE, MODEL_FILE, TREE_FILE
 from outrider.engines.bundle.plans import Profile, derive_profiles
 from outrider.engines.device.sampling.plans import SAMPLER_PRECISION, sampler_parts, sampler_profile
 from outrider.engines.device.sampling.tensors import (

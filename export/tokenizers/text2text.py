@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.engines.bundle.text2text import SOURCE_TOKENIZER_FILE, TextToText, used_ids
 from outrider.export.tokenizers.agreement import check_agreement
 from outrider.export.tokenizers.generation import (

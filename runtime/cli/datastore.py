@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, load_bundle
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.runtime.cli.refusals import end_on_sigterm, refusals
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 from outrider.runtime.serving.tokenizer import TokenizersCodec

@@ -280,7 +280,7 @@ def parity(
 
     checkpoints = {"target": target} | ({} if draft is None else {"draft": draft})
     with refusals():
-        from outrider.engines.bundle.manifest import load_bundle
+        from outrider.engines.bundle.bundle import load_bundle
         from outrider.export.certificate.certify import certify_bundle, verdict
 
         certificate = certify_bundle(load_bundle(bundle), checkpoints)

@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outrider.engines.bundle.manifest import Bundle, Manifest
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import Manifest
 from outrider.runtime.core.errors import ConfigError, RequestError
 from outrider.runtime.core.params import Prompt
 from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec, open_codec

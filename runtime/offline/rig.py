@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.opening import choose_device, open_engine
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.engines.bundle.manifest import load_bundle, write_manifest
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.runtime.core.drafting import MAX_WINDOW
 from outrider.runtime.core.params import SpeculationParams

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import MANIFEST_FILE
-from outrider.engines.bundle.manifest import Bundle, Manifest, ModelEntry, load_bundle
+from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.device.rounds import do_nothing
 from outrider.engines.devices import CUDA, parse_device

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Protocol
 
 from outrider.engines.bit_equality import BitEquality
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.text2text import LANGUAGE
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec

@@ -22,7 +22,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.isolated.worker import open_isolated

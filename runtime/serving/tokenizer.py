@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.engines.bundle.text2text import (
     LANGUAGE,
     SOURCE_TOKENIZER_FILE,

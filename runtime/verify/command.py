@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.params import Prompt

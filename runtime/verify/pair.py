@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import CandidateSampler, ExactnessMode, SamplingParams
 from outrider.runtime.core.config import ServerConfig

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from outrider.engines.bundle.manifest import TOKENIZER_FILE
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 from scripts.bench.tools.builds_report import Judged, judged, markdown, misses

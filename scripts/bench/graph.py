@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 import typer
 from outrider.engines.base import IntArray
-from outrider.engines.bundle.manifest import LOGIT_POSITIONS, LOGITS, START, TOKENS
+from outrider.engines.bundle.names import LOGIT_POSITIONS, LOGITS, START, TOKENS
 from outrider.engines.huge_pages import use_everywhere
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
 from outrider.engines.onnx.session import open_session

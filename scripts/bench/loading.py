@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from outrider.engines.bundle import manifest
+from outrider.engines.bundle import bundle as bundles
 from outrider.engines.opening import open_pair
 
 _WAYS = ("mapped", "taken")
@@ -35,11 +35,11 @@ def status() -> dict[str, int]:
 def open_once(bundle: Path, way: str) -> dict[str, float]:
     """Open a bundle in this process; return MiB over what was there before, and processor seconds."""
     if way == "mapped":
-        manifest.take_mapped = lambda paths: 0
+        bundles.take_mapped = lambda paths: 0
     from outrider.engines.onnx import engine  # noqa: F401
 
     before, began = status(), time.process_time()
-    loaded = manifest.load_bundle(bundle)
+    loaded = bundles.load_bundle(bundle)
     pair = open_pair(loaded, with_trees=True, max_batch=1)
     seconds, after = time.process_time() - began, status()
     pair.close()

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 from outrider.engines.base import BundleError, Engine, EngineError, SpeculativeError
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.devices import CUDA, Choice, Device
 from outrider.engines.opening import choose_device, open_engine, open_pair
 from outrider.engines.pair import AUTO, DEVICE, Pair

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnxruntime
 from outrider.engines.base import Span
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.onnx.session import records_graphs
 from outrider.engines.opening import open_engine
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from outrider.engines.bundle.manifest import DEVICE_FILE
+from outrider.engines.bundle.names import DEVICE_FILE
 
 from scripts.bench.tools.results import ROOT
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables

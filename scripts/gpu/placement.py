@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from outrider.engines.base import BundleError, SpeculativeError
-from outrider.engines.bundle.manifest import Bundle, ModelEntry, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.device.sampling.tensors import NUM_ANSWERS, SAMPLER_FOLDER
 
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables

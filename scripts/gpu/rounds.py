@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from outrider.engines.base import SpeculativeError
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.pair import DEVICE, HOST, Pair
 

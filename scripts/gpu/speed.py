@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, Bundle
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.engines.pair import Pair
 from outrider.runtime.offline.speed import num_trials
 from outrider.runtime.oracle.analysis import walltime_factor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from outrider.engines.base import Span
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.opening import open_engine
 
 from scripts.gpu.parity import Part

@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass
 
 from outrider.engines.base import Engine, Span
-from outrider.engines.bundle.manifest import Bundle, ModelEntry
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.tensors import CACHE_DTYPES
 from outrider.engines.pair import Pair

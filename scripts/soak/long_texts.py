@@ -13,7 +13,8 @@ import grpc.aio
 import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import CallError, Client
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, load_bundle
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 from scripts.bench.tools.common import code_prompts

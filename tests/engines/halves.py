@@ -4,16 +4,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import hash_files
-from outrider.engines.bundle.manifest import (
+from outrider.engines.bundle.manifest import write_manifest
+from outrider.engines.bundle.names import (
     DEVICE_FILES,
     GROUPED_FILE,
     KEEP_PATH_FILE,
     MODEL_FILE,
     TREE_FILE,
-    Bundle,
-    load_bundle,
-    write_manifest,
 )
 from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.trees import derive_tree_graphs

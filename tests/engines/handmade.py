@@ -6,18 +6,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from outrider.engines.bundle.files import hash_files
-from outrider.engines.bundle.manifest import (
+from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
+from outrider.engines.bundle.names import (
     LOGIT_POSITIONS,
     LOGITS,
     START,
     TOKENS,
-    Manifest,
-    ModelEntry,
     key_name,
     new_key_name,
     new_value_name,
     value_name,
-    write_manifest,
 )
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.tracing.kv_export import POSITIONS_VALUE

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.files import hash_files
-from outrider.engines.bundle.manifest import (
+from outrider.engines.bundle.manifest import write_manifest
+from outrider.engines.bundle.names import (
     LOGIT_POSITIONS,
     LOGITS,
     START,
     TOKENS,
-    load_bundle,
     past_names,
     present_names,
-    write_manifest,
 )
 from outrider.engines.bundle.text2text import (
     ENCODE_FILE,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.devices import Choice, Device, choose, parse_device
 from outrider.engines.opening import choose_device, open_engine
 

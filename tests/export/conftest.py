@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from outrider.engines.bundle.manifest import MODEL_FILE
+from outrider.engines.bundle.names import MODEL_FILE
 from outrider.export.checkpoint import ModelFacts, model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model

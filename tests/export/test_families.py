@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines.bundle.manifest import GROUPED_FILE
+from outrider.engines.bundle.names import GROUPED_FILE
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import onnx
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import DEVICE_FILE, LOGITS, Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.engines.bundle.names import DEVICE_FILE, LOGITS
 from outrider.engines.device.sampling.tensors import Variant, judge_file, propose_file
 from outrider.export import pipeline
 from outrider.export.graph.device_graphs import derive_device_graphs

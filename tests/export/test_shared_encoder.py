@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from outrider.engines.base import Source, Span
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.opening import open_engine, open_pair
 from outrider.export.pipeline import export_bundle
 from transformers import T5ForConditionalGeneration

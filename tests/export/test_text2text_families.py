@@ -9,7 +9,7 @@ import pytest
 import torch
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import text2text
-from outrider.engines.bundle.manifest import past_names
+from outrider.engines.bundle.names import past_names
 from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.parity import FLOAT32_TOLERANCE
 from outrider.export.checkpoint import ModelFacts, model_facts

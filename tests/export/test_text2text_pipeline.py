@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.text2text import TEXT, SourceEntry
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.pipeline import WEIGHT_KINDS, _half_logits, _part, export_bundle

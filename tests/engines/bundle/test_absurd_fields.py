@@ -12,17 +12,10 @@ from pathlib import Path
 import pytest
 from onnx import helper
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.files import hash_files
-from outrider.engines.bundle.manifest import (
-    DEVICE_FILES,
-    KEEP_PATH_FILE,
-    MODEL_FILE,
-    TREE_FILE,
-    Manifest,
-    ModelEntry,
-    load_bundle,
-    write_manifest,
-)
+from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
+from outrider.engines.bundle.names import DEVICE_FILES, KEEP_PATH_FILE, MODEL_FILE, TREE_FILE
 from outrider.engines.bundle.plans import PlanEntry, derive_profiles, rows_of_longest
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.bundle.text2text import (

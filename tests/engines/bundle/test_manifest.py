@@ -7,8 +7,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.files import hash_files
-from outrider.engines.bundle.manifest import Manifest, ModelEntry, load_bundle, write_manifest
+from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
 from outrider.engines.bundle.onnx_files import external_data_paths
 
 ENTRY = ModelEntry(

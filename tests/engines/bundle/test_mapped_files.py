@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import BundleError, Engine, EngineError, Span
 from outrider.engines.bundle import mapped_files
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.mapped_files import free_bytes, still_mapped, take_mapped
 from outrider.engines.device.sampling.sampler import GraphSampler
 from outrider.engines.opening import open_engine, open_pair
@@ -90,7 +90,7 @@ def test_a_file_changed_between_hash_and_load_is_refused(
         change(bundle.root / "target" / name)
         return take(paths)
 
-    monkeypatch.setattr("outrider.engines.bundle.manifest.take_mapped", change_and_take)
+    monkeypatch.setattr("outrider.engines.bundle.bundle.take_mapped", change_and_take)
     with pytest.raises(BundleError, match=rf"target/{name}: changed after it was hashed"):
         open_engine(bundle, "target", with_trees=True)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.bundle import check_manifest
 from outrider.engines.bundle.manifest import (
     SCHEMA_VERSION,
     TEXT2TEXT_VERSION,
     Manifest,
     ModelEntry,
-    _check_limits,
 )
 from outrider.engines.bundle.text2text import (
     LANGUAGE,
@@ -63,7 +63,7 @@ def test_what_is_written_is_read_back() -> None:
     written = manifest()
     assert written.schema_version == TEXT2TEXT_VERSION
     assert Manifest.from_json(written.to_json()) == written
-    _check_limits(written)
+    check_manifest(written)
 
 
 def test_a_decoder_only_manifest_says_nothing_of_sources() -> None:
@@ -118,24 +118,24 @@ def test_contradictions_are_refused(
     data = json.loads(manifest().to_json())
     change(data)
     with pytest.raises(BundleError, match=message):
-        _check_limits(Manifest.from_json(json.dumps(data)))
+        check_manifest(Manifest.from_json(json.dumps(data)))
 
 
 def test_a_draft_has_an_encoder_too() -> None:
     draft = replace(ENTRY, path="draft", source=None)
     with pytest.raises(BundleError, match=r"'draft\.source' is missing"):
-        _check_limits(replace(manifest(), draft=draft))
+        check_manifest(replace(manifest(), draft=draft))
 
 
 @pytest.mark.parametrize(("field", "least"), [("max_source", 32), ("vocab_size", 20)])
 def test_a_draft_reads_whatever_the_target_reads(field: str, least: int) -> None:
     few = replace(SOURCE, **{field: least - 1})
     pair = replace(manifest(), draft=replace(ENTRY, path="draft"))
-    _check_limits(pair)
+    check_manifest(pair)
     with pytest.raises(BundleError, match=rf"'draft\.source\.{field}' must be at least {least}"):
-        _check_limits(replace(pair, draft=replace(ENTRY, path="draft", source=few)))
+        check_manifest(replace(pair, draft=replace(ENTRY, path="draft", source=few)))
 
 
 def test_an_encoder_needs_to_be_told_how_texts_become_sources() -> None:
     with pytest.raises(BundleError, match="'text2text' is missing: target has an encoder"):
-        _check_limits(manifest(texts=None))
+        check_manifest(manifest(texts=None))

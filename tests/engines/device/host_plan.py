@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from outrider.engines.bundle.manifest import (
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import (
     ANCESTORS,
     COLUMNS,
     LOGIT_POSITIONS,
@@ -12,8 +14,6 @@ from outrider.engines.bundle.manifest import (
     POSITIONS,
     START,
     TOKENS,
-    ModelEntry,
-    load_bundle,
     past_names,
     present_names,
 )

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from outrider.engines import pair
 from outrider.engines.base import BundleError, EngineError, FloatArray
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.device.base import HostDevice
 from outrider.engines.device.cuda import CudaDevice
 from outrider.engines.onnx import device_plan, session

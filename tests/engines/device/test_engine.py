@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import BundleError, EngineError
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.plans import Shape
 from outrider.engines.device.base import ALIGNMENT, HostDevice
 from outrider.engines.device.engine import PlanEngine, row_sizes

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import BundleError, EngineError
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.transfers import DeviceTokens
 from outrider.engines.onnx import session as onnx_session

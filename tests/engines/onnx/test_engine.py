@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from outrider.engines.base import BundleError, Engine, EngineError, EngineLimits, FloatArray
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.kv_cache import KvCache, capacities, coarse_capacities, zeros
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_engine

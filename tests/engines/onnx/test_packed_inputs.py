@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from outrider.engines.base import FloatArray, IntArray, Span
-from outrider.engines.bundle.manifest import (
+from outrider.engines.bundle.names import (
     CACHE_COLUMNS,
     LOGIT_POSITIONS,
     POSITIONS,

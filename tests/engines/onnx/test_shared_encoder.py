@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import BundleError, Engine, FloatArray, Source
 from outrider.engines.bit_equality import has_equal_bits
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.text2text import CROSS_FILE, ENCODE_FILE
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.onnx.sources import OnnxSources

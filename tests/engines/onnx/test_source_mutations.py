@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from outrider.engines import kv_cache
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.onnx import engine as onnx_engine
 from outrider.engines.onnx import sources
 from outrider.engines.onnx.engine import OnnxEngine

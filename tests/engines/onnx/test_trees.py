@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import EngineError, FloatArray, IntArray
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.onnx.packed_inputs import PackedShape
 from outrider.engines.opening import open_engine

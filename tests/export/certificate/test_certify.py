@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.export.certificate.certify import _refuse_farther, certify_bundle, verdict
 from outrider.export.certificate.parity import CaseResult, judged
 

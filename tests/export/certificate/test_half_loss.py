@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.export.certificate.half_loss import half_logits, half_tolerance
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import open_checkpoint

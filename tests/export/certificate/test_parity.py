@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import MODEL_FILE
+from outrider.engines.bundle.names import MODEL_FILE
 from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_parity, float32_tolerance
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import model_facts

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from outrider.engines.base import FloatArray
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.onnx.session import open_session
 from outrider.export.graph.fuse import fuse

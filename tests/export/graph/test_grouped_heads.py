@@ -9,8 +9,8 @@ import onnxruntime
 import pytest
 import torch
 from outrider.engines.base import BundleError, FloatArray, Span
-from outrider.engines.bundle import manifest as names
-from outrider.engines.bundle.manifest import GROUPED_FILE, MODEL_FILE
+from outrider.engines.bundle import names
+from outrider.engines.bundle.names import GROUPED_FILE, MODEL_FILE
 from outrider.engines.onnx.packed_inputs import (
     PackedGraph,
     PackedInputs,

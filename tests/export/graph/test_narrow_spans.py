@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from outrider.engines.base import FloatArray
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.checkpoint import ModelFacts, model_facts
 from outrider.export.graph.edits import drop_unused

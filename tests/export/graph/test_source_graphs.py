@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from outrider.engines.base import BundleError, FloatArray, IntArray
-from outrider.engines.bundle.manifest import GROUPED_FILE, MODEL_FILE, TREE_FILE
+from outrider.engines.bundle.names import GROUPED_FILE, MODEL_FILE, TREE_FILE
 from outrider.engines.bundle.text2text import ENCODE_FILE, SOURCE_LENGTH
 from outrider.export.certificate.certify import certify
 from outrider.export.certificate.feeds import Sources

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import ANCESTORS, MODEL_FILE, POSITIONS
+from outrider.engines.bundle.names import ANCESTORS, MODEL_FILE, POSITIONS
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
 from outrider.export.checkpoint import model_facts

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.device.base import DeviceTensor
 from outrider.engines.device.sampling.plans import check_call, sampler_parts, sampler_profile
 from outrider.engines.device.sampling.tensors import LISTS

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from outrider.engines import opening
 from outrider.engines.base import BundleError, EngineError
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.files import fingerprint
-from outrider.engines.bundle.manifest import Manifest, load_bundle, write_manifest
+from outrider.engines.bundle.manifest import Manifest, write_manifest
 from outrider.engines.bundle.plans import Machine
 from outrider.engines.device.cuda import compute_capability
 from outrider.engines.device.sampling.plans import sampler_profile

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 from outrider.engines.base import BundleError, EngineError, FloatArray
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.plans import derive_profiles
 from outrider.engines.device.sampling.plans import sampler_profile
 from outrider.engines.onnx.session import open_session

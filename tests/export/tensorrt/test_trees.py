@@ -7,7 +7,8 @@ import numpy as np
 import onnx
 import pytest
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import load_bundle, past_names
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.names import past_names
 from outrider.engines.bundle.plans import Profile, Range
 from outrider.engines.device.tree_plans import keep_profile, tree_profile
 from outrider.engines.tensorrt.api import RTX, find_api

@@ -4,7 +4,7 @@ from pathlib import Path
 import onnx
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.export.pipeline import export_bundle
 
 

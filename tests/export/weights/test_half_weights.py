@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 from outrider.engines.base import BundleError, Span
+from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.files import list_files
-from outrider.engines.bundle.manifest import Bundle
 from outrider.engines.opening import open_engine
 from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.position_tables import is_position_table

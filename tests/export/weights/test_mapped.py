@@ -8,7 +8,8 @@ import onnx_ir as ir
 import pytest
 import torch
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import DEVICE_FILE, GROUPED_FILE, Bundle
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.names import DEVICE_FILE, GROUPED_FILE
 from outrider.export.certificate import graph_runner
 from outrider.export.certificate.certify import certify
 from outrider.export.certificate.reference import Reference

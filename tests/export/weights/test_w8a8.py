@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from outrider.engines.base import BundleError, FloatArray
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.reference import reference_logits
 from outrider.export.checkpoint import model_facts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from outrider import Client
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.refusals import EXIT_REFUSED

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.runtime.calibration import store
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.refusals import (

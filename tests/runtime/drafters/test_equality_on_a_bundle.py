@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import ExactnessMode

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from outrider.engines.base import EngineError, FloatArray, Span
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.onnx.device_plan import open_on_device

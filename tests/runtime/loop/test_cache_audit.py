@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import Span
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_pair
 from outrider.engines.sampling.base import ExactnessMode

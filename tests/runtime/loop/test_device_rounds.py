@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.sampling.lists import NGRAMS
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER

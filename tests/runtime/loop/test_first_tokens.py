@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.pair import HOST
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import EngineError, FloatArray, Span
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import Engine, Span
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig

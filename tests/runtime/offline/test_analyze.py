@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import TOKENIZER_FILE, load_bundle
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.runtime.cli.main import app
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
 from outrider.runtime.core.errors import ConfigError

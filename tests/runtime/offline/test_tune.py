@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from outrider import Client
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import Manifest, load_bundle, write_manifest
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.manifest import Manifest, write_manifest
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.runtime.cli.main import app
 from outrider.runtime.core.config import ServerConfig

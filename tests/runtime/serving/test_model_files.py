@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import Client, build_request
 from outrider.engines.bit_equality import BitEquality, has_equal_bits
 from outrider.engines.bundle import mapped_files
-from outrider.engines.bundle.manifest import load_bundle, write_manifest
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import judge_bits, open_pair
 from outrider.errors import decode_error

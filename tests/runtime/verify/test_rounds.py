@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from outrider.engines.bundle.manifest import load_bundle
+from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.sampling import adjust, block_judge, candidates, cpu_sampler, tree_judge
 from outrider.engines.sampling.base import SamplingParams

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import typer
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.manifest import load_bundle, write_manifest
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.devices import Device
 from outrider.export.tensorrt.build import BuildOptions, build_plans
 from outrider.export.tensorrt.parts import MODELS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines.bundle.manifest import Bundle, load_bundle
+from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.kv_cache import source_capacities
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_pair

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from outrider.engines.bundle.manifest import Bundle
+from outrider.engines.bundle.bundle import Bundle
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.validate import ServedModel
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS

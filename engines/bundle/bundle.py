@@ -1,0 +1,350 @@
+"""A bundle: the exported directory, and how it is checked.
+
+Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
+it, ``grouped.onnx`` over the same data where rows can be packed, ``tree.onnx`` likewise and ``keep_path.onnx``
+where trees are verified, ``device.onnx``, ``device_tree.onnx`` and ``device_keep_path.onnx`` likewise for ONNX
+Runtime's CUDA provider, and ``draft/`` in the same way; the device sampler's graphs, without weights, in
+``sampler/``; TensorRT plans under ``plans/``. The manifest lists every other file with its size and SHA-256; a file
+that is missing, changed, unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is merely
+never read: a build that was killed leaves one behind. Knows no inference library.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from outrider.engines.base import BundleError, EngineLimits
+from outrider.engines.bundle.files import (
+    MANIFEST_FILE,
+    FileStamp,
+    check_file,
+    check_inside,
+    check_size,
+    check_stamp,
+    list_files,
+    read_file,
+)
+from outrider.engines.bundle.limits import (
+    MOST_ROWS,
+    MOST_SIZE,
+    MOST_TOKENS,
+    check_limits,
+    check_tables,
+)
+from outrider.engines.bundle.manifest import BFLOAT16, W8A8, Manifest, ModelEntry
+from outrider.engines.bundle.mapped_files import can_tell, still_mapped, take_mapped
+from outrider.engines.bundle.names import (
+    DEVICE_FILE,
+    DEVICE_FILES,
+    GROUPED_FILE,
+    KEEP_PATH_FILE,
+    MODEL_FILE,
+    TREE_FILE,
+)
+from outrider.engines.bundle.onnx_files import external_data_paths
+from outrider.engines.bundle.plans import PLANS_FOLDER
+from outrider.engines.bundle.text2text import (
+    CROSS_FILE,
+    ENCODE_FILE,
+    SOURCE_TOKENIZER_FILE,
+    SourceEntry,
+    used_ids,
+)
+
+# Ampere's, the first GPUs that multiply in it.
+_LEAST_OF_BFLOAT16 = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A verified bundle: every file of ``manifest.files`` but the plans lay under ``root`` as declared.
+
+    Attributes:
+        root: folder.
+        manifest: of it.
+        stamps: of the files whose content was found to be the declared one; ``read`` adds to them.
+    """
+
+    root: Path
+    manifest: Manifest
+    stamps: dict[str, FileStamp] = field(default_factory=dict)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file, which is hashed unless that was done before.
+
+        Raises:
+            BundleError: the manifest does not hold its hash, or it is another one.
+        """
+        declared = self.manifest.files.get(name)
+        if declared is None:
+            raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
+        data, self.stamps[name] = read_file(self.root, name, declared, self.stamps.get(name))
+        return data
+
+    def check_unchanged(self) -> None:
+        """Refuse a bundle whose files were written to, moved or replaced since they were hashed.
+
+        Libraries open graphs and weights by their paths: this is how what they opened is what was hashed. What goes
+        through ``read`` does not need it: plans, the sampler's graphs and the tokenizer.
+
+        Raises:
+            BundleError: naming the file.
+        """
+        models = (self.manifest.target, self.manifest.draft)
+        folders = [model.path for model in models if model is not None]
+        for name, stamp in self.stamps.items():
+            if any(PurePosixPath(name).is_relative_to(folder) for folder in folders):
+                check_stamp(self.root, name, stamp)
+
+    def take_mapped(self) -> int:
+        """Move the weights that engines have mapped into private memory; return the bytes that stay mapped.
+
+        Raises:
+            BundleError: as ``check_unchanged``.
+        """
+        left = take_mapped([self.root / name for name in self.stamps])
+        self.check_unchanged()
+        return left
+
+    def is_mapped(self) -> bool:
+        """Return whether engines may compute from files: memory was too small, or the system does not say."""
+        return not can_tell() or bool(still_mapped([self.root / name for name in self.stamps]))
+
+    def model_path(self, entry: ModelEntry) -> Path:
+        """Graph file of one of the bundle's models."""
+        return self.root / entry.path / MODEL_FILE
+
+    def host_path(self, entry: ModelEntry) -> Path:
+        """Graph file of one of the bundle's models that suits a CPU best: the same function."""
+        is_grouped = f"{entry.path}/{GROUPED_FILE}" in self.manifest.files
+        return self.root / entry.path / GROUPED_FILE if is_grouped else self.model_path(entry)
+
+    def encode_path(self, entry: ModelEntry) -> Path:
+        """Graph file that reads sources for one of the bundle's models, where it has an encoder."""
+        return self.root / entry.path / ENCODE_FILE
+
+    def cross_path(self, entry: ModelEntry) -> Path:
+        """Graph file that reads what the target's encoder answered, where the model ``shares_encoder``."""
+        return self.root / entry.path / CROSS_FILE
+
+    def tree_path(self, entry: ModelEntry) -> Path:
+        """Graph file that verifies trees with one of the bundle's models, if it has one."""
+        return self.root / entry.path / TREE_FILE
+
+    def keep_path_path(self, entry: ModelEntry) -> Path:
+        """Graph file that moves the kept path of a tree into place, where ``tree_path`` exists."""
+        return self.root / entry.path / KEEP_PATH_FILE
+
+    def why_no_device(self, entry: ModelEntry, capability: str) -> str:
+        """Say why ONNX Runtime's CUDA provider serves none of a model's graphs; empty where it does.
+
+        ``capability`` is the GPU's compute capability, such as "8.0"; empty for a host that runs the same graphs.
+        """
+        if entry.device_precision == BFLOAT16:
+            if not capability:
+                return f"{entry.path}: {BFLOAT16} is for GPUs, ONNX Runtime's CPU provider has no products of it"
+            if int(capability.split(".")[0]) < _LEAST_OF_BFLOAT16:
+                return (
+                    f"{entry.path}: {BFLOAT16} needs compute capability {_LEAST_OF_BFLOAT16}.0, this GPU has "
+                    f"{capability}; export with --weights float16"
+                )
+        if entry.device_precision:
+            return ""
+        if entry.weights == W8A8:
+            return (
+                f"{entry.path}: on CUDA {W8A8} is slower than float32; serve it on the CPU or from TensorRT "
+                "plans, or export other weights"
+            )
+        return f"{entry.path}: no {DEVICE_FILE}; export the bundle again"
+
+    def limits(
+        self, entry: ModelEntry, max_batch: int | None = None, *, with_trees: bool = False
+    ) -> EngineLimits:
+        """Return the limits of an engine over one of the models; its slots default to all allowed.
+
+        Raises:
+            BundleError: the bundle does not allow so many slots.
+        """
+        most = self.manifest.max_batch
+        if max_batch is not None and not 1 <= max_batch <= most:
+            raise BundleError(f"max_batch {max_batch}: the bundle allows 1..{most}")
+        return EngineLimits(
+            max_batch=max_batch or most,
+            max_context=self.manifest.max_context,
+            max_extend=self.manifest.max_extend,
+            vocab_size=entry.vocab_size,
+            max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
+            max_source=0 if entry.source is None else entry.source.max_source,
+        )
+
+
+def load_bundle(root: Path) -> Bundle:
+    """Bundle at ``root`` after checking every file against the manifest.
+
+    Of plans only the size is checked here: ``Bundle.read`` hashes one when it is loaded.
+
+    Raises:
+        BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
+            hard link, outside the folder, or a graph whose weights lie outside it.
+    """
+    # The system names what is mapped by paths without links and "..".
+    root = Path(os.path.realpath(root))
+    if not root.is_dir():
+        raise BundleError(f"{root}: no such bundle folder")
+    names = list_files(root)
+    manifest_path = root / MANIFEST_FILE
+    if not manifest_path.is_file():
+        raise BundleError(f"{root}: {MANIFEST_FILE} is missing")
+    try:
+        manifest = Manifest.from_json(manifest_path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{MANIFEST_FILE}: not UTF-8") from error
+    check_manifest(manifest)
+    for name in manifest.files:
+        check_inside(name)
+    _check_listing(names, manifest)
+    stamps = {}
+    for name, declared in manifest.files.items():
+        if name.startswith(f"{PLANS_FOLDER}/"):
+            check_size(name, (root / name).stat().st_size, declared)
+        else:
+            stamps[name] = check_file(root, name, declared)
+    for entry in (manifest.target, manifest.draft):
+        if entry is not None:
+            _check_model(root, entry, manifest)
+    return Bundle(root=root, manifest=manifest, stamps=stamps)
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Refuse a manifest whose numbers are absurd or contradict one another, before any file is looked at.
+
+    Raises:
+        BundleError: naming the field.
+    """
+    parts = {"target": manifest.target} | ({"draft": manifest.draft} if manifest.draft else {})
+    check_limits(
+        [
+            ("max_context", manifest.max_context, MOST_TOKENS),
+            ("max_extend", manifest.max_extend, MOST_TOKENS),
+            ("max_batch", manifest.max_batch, MOST_ROWS),
+            ("max_gamma", manifest.max_gamma, manifest.max_extend - 1),
+            *(
+                ("eos_token_ids", one, manifest.target.vocab_size - 1)
+                for one in manifest.eos_token_ids
+            ),
+            ("bos_token_id", manifest.bos_token_id or 0, manifest.target.vocab_size - 1),
+        ]
+    )
+    for name, part in parts.items():
+        for field_name in ("num_layers", "num_kv_heads", "head_size", "vocab_size"):
+            check_limits([(f"{name}.{field_name}", getattr(part, field_name), MOST_SIZE)])
+        check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
+        _check_source(name, part, manifest)
+        if part.max_tree_nodes == 1:
+            raise BundleError(
+                f"{MANIFEST_FILE}: field '{name}.max_tree_nodes' must be 0 or at least 2"
+            )
+
+
+def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
+    """Refuse a model whose encoder and the manifest's part on texts contradict one another."""
+    text2text, source = manifest.text2text, part.source
+    if source is None:
+        if text2text is not None:
+            raise BundleError(f"{MANIFEST_FILE}: field '{name}.source' is missing")
+        return
+    if text2text is None:
+        raise BundleError(f"{MANIFEST_FILE}: field 'text2text' is missing: {name} has an encoder")
+    if source.shares_encoder and (name == "target" or not _fits(source, manifest.target.source)):
+        raise BundleError(
+            f"{MANIFEST_FILE}: field '{name}.source.shares_encoder' must be false: it is for drafts whose "
+            "max_source, vocab_size and hidden_size are the target's"
+        )
+    check_limits(
+        [
+            (f"{name}.source.max_source", source.max_source, MOST_TOKENS),
+            *(
+                (f"{name}.source.{field_name}", getattr(source, field_name), MOST_SIZE)
+                for field_name in ("num_heads", "head_size", "vocab_size", "hidden_size")
+            ),
+            *(
+                (f"text2text.{field_name}", one, most - 1)
+                for field_name, one, most in used_ids(text2text, source.vocab_size, part.vocab_size)
+            ),
+            ("text2text.decoder_prefix", len(text2text.decoder_prefix), manifest.max_context - 1),
+            ("text2text.source_template", len(text2text.source_template), source.max_source),
+        ]
+    )
+    # A draft reads whatever the target reads.
+    of_target = manifest.target.source
+    for field_name in ("max_source", "vocab_size") if of_target is not None else ():
+        least = getattr(of_target, field_name)
+        if getattr(source, field_name) < least:
+            raise BundleError(
+                f"{MANIFEST_FILE}: field '{name}.source.{field_name}' must be at least {least}, the target's"
+            )
+
+
+def _fits(source: SourceEntry, other: SourceEntry | None) -> bool:
+    """Return whether one encoder may answer for another."""
+    sizes = ("max_source", "vocab_size", "hidden_size")
+    return all(getattr(source, name) == getattr(other, name, None) for name in sizes)
+
+
+def _check_listing(names: list[str], manifest: Manifest) -> None:
+    found = set(names)
+    for name in manifest.files:
+        if name not in found:
+            raise BundleError(f"{name}: listed in {MANIFEST_FILE} but missing")
+    for name in _tokenizers(manifest):
+        if name not in manifest.files:
+            raise BundleError(
+                f"{MANIFEST_FILE}: sources have a tokenizer of their own, but {name} is not in files"
+            )
+    for plan in manifest.plans:
+        if plan.path not in manifest.files:
+            raise BundleError(
+                f"{MANIFEST_FILE}: plans: {plan.path!r}: a plan without a hash in files"
+            )
+    for name in names:
+        if name not in manifest.files and not name.startswith(f"{PLANS_FOLDER}/"):
+            raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
+
+
+def _tokenizers(manifest: Manifest) -> list[str]:
+    text2text = manifest.text2text
+    return [SOURCE_TOKENIZER_FILE] if text2text and text2text.has_source_tokenizer else []
+
+
+def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
+    check_inside(entry.path)
+    folder = PurePosixPath(entry.path)
+    graphs = [MODEL_FILE]
+    if (folder / GROUPED_FILE).as_posix() in manifest.files:
+        graphs.append(GROUPED_FILE)
+    if entry.source is not None:
+        graphs += [ENCODE_FILE, CROSS_FILE] if entry.source.shares_encoder else [ENCODE_FILE]
+    if entry.max_tree_nodes:
+        graphs += [TREE_FILE, KEEP_PATH_FILE]
+    if entry.device_precision:
+        graphs += DEVICE_FILES if entry.max_tree_nodes else [DEVICE_FILE]
+    for name in graphs:
+        _check_graph_file(root, folder / name, manifest)
+    limits = {MODEL_FILE: ("max_context", manifest.max_context)}
+    if entry.source is not None:
+        limits[ENCODE_FILE] = ("max_source", entry.source.max_source)
+    for name, limit in limits.items():
+        graph = folder / name
+        check_tables(root / graph, graph.as_posix(), limit)
+
+
+def _check_graph_file(root: Path, graph: PurePosixPath, manifest: Manifest) -> None:
+    if graph.as_posix() not in manifest.files:
+        raise BundleError(f"{graph}: the graph of a model is missing, its path is of no file")
+    for location in external_data_paths(root / graph):
+        name = (graph.parent / location).as_posix()
+        check_inside(name)
+        if name not in manifest.files:
+            raise BundleError(f"{graph}: weights at {location!r}, not a file of the bundle")
