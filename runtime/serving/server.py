@@ -25,6 +25,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.isolated.worker import open_isolated
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.metrics import Metrics
@@ -80,7 +81,8 @@ class Server:
     def __init__(self, serving: Serving, metrics: Metrics | None = None) -> None:
         self.metrics = metrics or Metrics()
         self._serving = serving
-        self._service = InferenceService(serving, self.metrics)
+        self._frontend = Frontend(serving, self.metrics)
+        service = InferenceService(serving, self._frontend)
         self._health = health.aio.HealthServicer()
         options = (
             *SERVER_OPTIONS,
@@ -88,7 +90,7 @@ class Server:
             ("grpc.max_receive_message_length", serving.limits.max_message_bytes),
         )
         self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((self._service.handler(),))
+        self._server.add_generic_rpc_handlers((service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -116,7 +118,7 @@ class Server:
         await self._server.start()
         self._giving_back = asyncio.create_task(give_back_regularly())
         self._serving.worker.start()
-        self._service.set_ready()
+        self._frontend.set_ready()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._watching = self._watched(self._watch())
         if self._serving.mapped is not None:
@@ -142,7 +144,7 @@ class Server:
 
     async def look(self) -> None:
         """End requests that are overdue; where the worker hangs or is dead, answer everybody and set ``has_failed``."""
-        self._service.end_overdue()
+        self._frontend.end_overdue()
         complaint = self._watchdog.complaint()
         if complaint is None or self._serving.worker.restart(complaint):
             await self._follow()
@@ -151,17 +153,17 @@ class Server:
             return
         log.critical("%s; ending all requests and the process", complaint)
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
-        self._service.fail()
+        self._frontend.fail()
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
+        await self._wait_or_hurry(self._frontend.wait_idle(), FLUSH_S)
         self.has_failed.set()
 
     async def _follow(self) -> None:
         """Report NOT_SERVING while there is no engine, or its files have changed."""
         worker = self._serving.worker
         if worker.has_changed_model:
-            self._service.refuse_changed_model()
+            self._frontend.refuse_changed_model()
         is_serving = worker.is_ready and not worker.has_changed_model
         if is_serving == self._is_serving or self._is_draining:
             return
@@ -189,20 +191,20 @@ class Server:
         self._is_draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._wait_or_hurry(self._hurry.wait(), config.lb_delay_s)
-        self._service.close_admission()
+        self._frontend.close_admission()
         worker.drain()
-        await self._wait_or_hurry(self._service.wait_idle(), config.drain_timeout_s)
+        await self._wait_or_hurry(self._frontend.wait_idle(), config.drain_timeout_s)
         has_stopped = await asyncio.to_thread(worker.stop, 0.0)
         if not has_stopped:
             log.error("a step is stuck in the engine")
-        await self._wait_or_hurry(self._service.wait_idle(), FLUSH_S)
+        await self._wait_or_hurry(self._frontend.wait_idle(), FLUSH_S)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._server.stop(CLOSE_GRACE_S)
         if self._giving_back is not None:
             self._giving_back.cancel()
-        return self._service.num_cut + (not has_stopped) + self.has_failed.is_set()
+        return self._frontend.num_cut + (not has_stopped) + self.has_failed.is_set()
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", SERVICE):
@@ -216,7 +218,7 @@ class Server:
                 await asyncio.sleep(self._serving.file_watch_s)
         except BundleError as error:
             log.error("no longer serving: %s", error)
-            self._service.refuse_changed_model()
+            self._frontend.refuse_changed_model()
             await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def _wait_or_hurry(self, waiting: Coroutine[Any, Any, Any], timeout_s: float) -> None:
@@ -242,7 +244,7 @@ class Server:
         if self._serving.model.max_source:
             self.metrics.watch_reads(snapshot)
         self.metrics.watch_control(lambda: snapshot().control)
-        watch("streams", "Open streams", lambda: self._service.num_streams)
+        watch("streams", "Open streams", lambda: self._frontend.num_streams)
 
 
 async def serve(root: Path, options: ServeOptions) -> int:

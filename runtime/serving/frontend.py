@@ -1,0 +1,323 @@
+"""The one intake of a server: admit a request, queue it, stream what becomes of it.
+
+Every protocol (a *dialect*) brings a ``Call`` for each of its requests: a parser in front, a sink behind. Validation,
+limits, tenants, metrics, the drain and the one end of every request are here; no dialect touches the worker. What a
+dialect answers where a ``ServingError`` is raised is a table of its own (``runtime.serving.status`` is gRPC's).
+Clean-up is in ``finally`` only, since a disconnect may raise any exception of the transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from outrider.runtime.core import errors
+from outrider.runtime.core.options import check_abort_ids
+from outrider.runtime.core.params import Failed, Finished, FinishReason, RequestSpec
+from outrider.runtime.core.validate import Admission, GenerateFields, build_spec, check_fields
+from outrider.runtime.serving.encoding import RequestEncoder
+from outrider.runtime.serving.metrics import Metrics
+from outrider.runtime.serving.outbox import Batch, Outbox, Post
+from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.status import code_of
+from outrider.runtime.serving.texts import TextLane
+
+# Seconds past a deadline that the worker gets to end a request itself, between two steps.
+LATE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks.
+
+    Attributes:
+        tenant: whose request it is, as ``runtime.core.tenant`` reads it.
+        is_known: whether that is certain enough to share anything within the tenant.
+        remaining_s: seconds until the caller stops waiting; None where he does not say.
+    """
+
+    tenant: str = ""
+    is_known: bool = True
+    remaining_s: float | None = None
+
+
+class Call(Protocol):
+    """One request of a dialect."""
+
+    def caller(self) -> Caller:
+        """Return who asks; called before ``fields``.
+
+        Raises:
+            ServingError: nobody can be told.
+        """
+        ...
+
+    def fields(self) -> GenerateFields:
+        """Return what is asked for; called once, where the server takes requests.
+
+        Raises:
+            ServingError: the request says nothing that could be asked.
+        """
+        ...
+
+    def begin(self, spec: RequestSpec) -> None:
+        """Note that the request is in the queue, as ``spec``; called once, before ``write``."""
+        ...
+
+    async def write(self, batch: Batch) -> None:
+        """Send what was answered; the last batch has a ``Finished`` end. ``complete`` raises failures instead."""
+        ...
+
+
+class _Live(NamedTuple):
+    """A request that has not ended, and where its events go."""
+
+    spec: RequestSpec
+    outbox: Outbox
+    submitted_s: float
+
+
+class Frontend:
+    """Takes requests for one served model, on the event loop; counted in ``metrics``."""
+
+    def __init__(self, serving: Serving, metrics: Metrics) -> None:
+        self._serving = serving
+        self._metrics = metrics
+        # By tenant and the caller's id, while the request is live.
+        self._live: dict[tuple[str, str], _Live] = {}
+        self._has_failed = False
+        self._is_ready = False
+        self._is_draining = False
+        self._has_changed_model = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_cut = 0
+        self._texts = TextLane(
+            max_queued=serving.config.max_queued,
+            max_queued_tokens=serving.config.max_queued_tokens,
+            retry_after_s=serving.config.retry_after_s,
+        )
+        self.encoder = RequestEncoder(serving.codec, self._texts)
+        self._post = Post(asyncio.get_running_loop())
+        serving.worker.after_step(self._post.send)
+
+    def set_ready(self) -> None:
+        """Take requests from now on."""
+        self._is_ready = True
+
+    def close_admission(self) -> None:
+        """Answer new requests with DRAINING from now on; the other methods still work."""
+        self._is_draining = True
+
+    def end_overdue(self) -> None:
+        """End streams whose deadline or queue timeout is well past: their worker is stuck in a step."""
+        worker, config = self._serving.worker, self._serving.config
+        now_s = self._serving.clock() - LATE_S
+        for live in self._live.values():
+            waited_s = now_s - live.submitted_s
+            if live.spec.deadline_s is not None and now_s >= live.spec.deadline_s:
+                live.outbox.cut(errors.DeadlineExceeded(live.outbox.num_tokens))
+            elif waited_s > config.queue_timeout_s and worker.is_queued(live.spec.internal_id):
+                live.outbox.cut(errors.QueueTimeout(waited_s))
+
+    def fail(self) -> None:
+        """End all streams, and refuse new ones: the worker is gone."""
+        self._has_failed = True
+        for live in self._live.values():
+            live.outbox.cut(errors.EngineRestart(live.outbox.num_tokens))
+
+    def refuse_changed_model(self) -> None:
+        """Answer new requests with MODEL_INTEGRITY from now on."""
+        self._has_changed_model = True
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused for good."""
+        return self._is_draining
+
+    @property
+    def num_streams(self) -> int:
+        """Number of streams that have not ended."""
+        return len(self._live)
+
+    @property
+    def num_cut(self) -> int:
+        """Number of streams that the end of a drain cut short."""
+        return self._num_cut
+
+    async def wait_idle(self) -> None:
+        """Return once no stream is open."""
+        await self._idle.wait()
+
+    async def complete(self, call: Call) -> None:
+        """Answer one request, to its end.
+
+        Raises:
+            ServingError: it was refused, it failed, or the caller read too slowly.
+        """
+        try:
+            spec = await self._admit(call)
+            outbox = self._submit(spec)
+        except errors.ServingError as error:
+            self._metrics.refused.labels(reason=error.reason).inc()
+            raise
+        code, reason = "CANCELLED", "CLIENT_CANCELLED"
+        try:
+            call.begin(spec)
+            finish = await self._stream(call, outbox)
+            code, reason = "OK", finish.value
+        except errors.ServingError as error:
+            code, reason = code_of(error).name, error.reason
+            raise
+        finally:
+            if not outbox.is_ended:
+                self._serving.worker.cancel(spec.internal_id, errors.Cancelled("client"))
+            self._forget(spec)
+            is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
+            self._num_cut += self._is_draining and is_cut
+            self._metrics.finished.labels(code=code, reason=reason).inc()
+
+    def abort(self, request_ids: Sequence[str], tenant: str) -> list[str]:
+        """End a tenant's live requests by the caller's ids; return those that were live.
+
+        Raises:
+            RequestError: too many ids, none, or impossible ones.
+        """
+        check_abort_ids(request_ids, self._serving.limits.max_abort_ids)
+        aborted = [one for one in dict.fromkeys(request_ids) if (tenant, one) in self._live]
+        for request_id in aborted:
+            internal_id = self._live[tenant, request_id].spec.internal_id
+            self._serving.worker.cancel(internal_id, errors.Cancelled("abort"))
+        return aborted
+
+    def _check_open(self) -> None:
+        if not self._is_ready:
+            raise errors.NotReady
+        if self._has_changed_model:
+            raise errors.ModelChanged
+        if self._is_draining:
+            raise errors.Draining
+        if self._has_failed:
+            raise errors.EngineRestart
+
+    async def _admit(self, call: Call) -> RequestSpec:
+        """Check a request, encode its texts, and return it as the queue takes it."""
+        serving = self._serving
+        self._check_open()
+        caller, fields = call.caller(), call.fields()
+        check_fields(fields, serving.limits, serving.model)
+        budget_s = serving.limits.max_request_s
+        if caller.remaining_s is not None:
+            budget_s = min(budget_s, caller.remaining_s)
+        deadline_s = serving.clock() + budget_s
+        if fields.text is not None:
+            # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
+            num_ahead, num_tokens = self._texts.prompts
+            serving.worker.check_room(1, num_tokens + 1, num_ahead)
+        encoder = self.encoder
+        prefix = encoder.decoder_prefix(fields)
+        fields = await encoder.with_reference(fields)
+        internal_id = uuid.uuid4().hex
+        prompt = await encoder.prompt(fields)
+        words = fields.bad_words
+        admission = Admission(
+            internal_id=internal_id,
+            request_id=fields.request_id or internal_id,
+            prompt_tokens=prompt if prefix is None else prefix,
+            source_tokens=() if prefix is None else prompt,
+            answer_prefix=await encoder.answer_prefix(fields),
+            bad_words=await encoder.bad_words(words) if words else serving.defaults.bad_words,
+            seed=secrets.randbits(63) if fields.seed is None else fields.seed,
+            deadline_s=deadline_s,
+            tenant=caller.tenant,
+            is_known=caller.is_known,
+        )
+        return build_spec(fields, admission, serving.limits, serving.model)
+
+    def _submit(self, spec: RequestSpec) -> Outbox:
+        """Queue a request and register the caller's id; both happen or neither."""
+        if (spec.tenant, spec.request_id) in self._live:
+            raise errors.DuplicateRequestId
+        if self._has_failed:
+            raise errors.EngineRestart
+        worker = self._serving.worker
+        outbox = Outbox(
+            self._post,
+            self._serving.config.max_unsent_chunks,
+            lambda: worker.cancel(spec.internal_id, errors.SlowConsumer()),
+            interval_s=self._serving.config.message_interval_s,
+        )
+        worker.submit(spec, outbox.deliver)
+        live = _Live(spec, outbox, self._serving.clock())
+        self._live[spec.tenant, spec.request_id] = live
+        self._idle.clear()
+        self._metrics.admitted.inc()
+        self._metrics.prompt_tokens.inc(spec.num_prompt_tokens)
+        return outbox
+
+    async def _stream(self, call: Call, outbox: Outbox) -> FinishReason:
+        """Hand batches to a call until its request ends.
+
+        Raises:
+            ServingError: the request failed, or the caller read too slowly.
+        """
+        # One timeout for all messages costs a third of one for each.
+        try:
+            async with asyncio.timeout(None) as stall:
+                return await self._write(call, outbox, stall)
+        except TimeoutError as error:
+            raise errors.SlowConsumer from error
+
+    async def _write(self, call: Call, outbox: Outbox, stall: asyncio.Timeout) -> FinishReason:
+        loop, stall_s = asyncio.get_running_loop(), self._serving.stall_timeout_s
+        count = _StreamCounts(self._serving, self._metrics).count
+        while True:
+            batch = await outbox.take()
+            end = batch.end
+            if isinstance(end, Finished) or batch.tokens:
+                # Counted while the message is on its way.
+                loop.call_soon(count, batch)
+                stall.reschedule(loop.time() + stall_s)
+                await call.write(batch)
+                stall.reschedule(None)
+            if isinstance(end, Failed):
+                raise end.error
+            if isinstance(end, Finished):
+                return end.reason
+
+    def _forget(self, spec: RequestSpec) -> None:
+        del self._live[spec.tenant, spec.request_id]
+        if not self._live:
+            self._idle.set()
+
+
+class _StreamCounts:
+    """Counts one stream's tokens and times."""
+
+    def __init__(self, serving: Serving, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._clock = serving.clock
+        self._started_s = serving.clock()
+        self._last_s: float | None = None
+
+    def count(self, batch: Batch) -> None:
+        """Add a batch that was sent."""
+        now_s = self._clock()
+        num_tokens = len(batch.tokens)
+        if isinstance(batch.end, Finished) and batch.end.beams:
+            num_tokens = batch.end.num_output
+            self._metrics.searches.inc()
+        if num_tokens:
+            self._metrics.output_tokens.inc(num_tokens)
+            if self._last_s is None:
+                self._metrics.first_token_s.observe(now_s - self._started_s)
+            else:
+                self._metrics.gap_s.observe(now_s - self._last_s)
+            self._last_s = now_s
+        if isinstance(batch.end, Finished):
+            self._metrics.request_s.observe(now_s - self._started_s)
+            self._metrics.count_speculation(batch.end.report)

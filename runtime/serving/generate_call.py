@@ -1,0 +1,91 @@
+"""One ``Generate`` call of ``outrider.v1``: its bytes in, its responses out."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import grpc.aio
+from outrider.runtime.core.params import Finished, RequestSpec, StepTrace
+from outrider.runtime.core.tenant import is_known, tenant_of
+from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.serving.frontend import Caller
+from outrider.runtime.serving.outbox import Batch
+from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.wire import (
+    add_tokens,
+    check_counts,
+    fields_of,
+    finish_of,
+    parse,
+    step_of,
+)
+from outrider.v1 import inference_pb2 as wire
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+class GenerateCall:
+    """A call of ``runtime.serving.frontend``, parsed from bytes and answered in ``context``."""
+
+    def __init__(self, serving: Serving, data: bytes, context: Context) -> None:
+        self._serving = serving
+        self._data = data
+        self._context = context
+        self._request = wire.GenerateRequest()
+        self._spec: RequestSpec | None = None
+
+    def caller(self) -> Caller:
+        """Return who asks, by the call's metadata and peer."""
+        return caller_of(self._context)
+
+    def fields(self) -> GenerateFields:
+        """Return what the bytes ask for, unchecked but for the lengths of lists."""
+        serving = self._serving
+        self._request = request = parse(wire.GenerateRequest, self._data)
+        check_counts(request, serving.limits, serving.model)
+        return fields_of(request, serving.defaults)
+
+    def begin(self, spec: RequestSpec) -> None:
+        """Note the seed and the name of the request in the queue."""
+        self._spec = spec
+
+    async def write(self, batch: Batch) -> None:
+        """Send a response."""
+        await self._context.write(self._response(batch).SerializeToString())
+
+    def _response(self, batch: Batch) -> wire.GenerateResponse:
+        response = wire.GenerateResponse(text=batch.text)
+        add_tokens(response, batch.tokens, self._request.return_provenance)
+        if self._request.return_trace:
+            response.steps.extend(self._step(step) for step in batch.steps)
+        if isinstance(batch.end, Finished):
+            response.text += batch.end.text
+            if batch.end.beams:
+                best = batch.end.beams[0]
+                response.tokens.extend(wire.Token(id=token) for token in best.tokens)
+            spec = self._spec
+            assert spec is not None
+            response.finish.CopyFrom(finish_of(batch.end, spec.seed, spec.request_id))
+        return response
+
+    def _step(self, step: StepTrace) -> wire.Step:
+        drafted_text = [self._text(token) for token in step.draft_tokens]
+        next_text = "" if step.next_token is None else self._text(step.next_token)
+        return step_of(step, drafted_text, next_text)
+
+    def _text(self, token: int) -> str:
+        return self._serving.codec.decode((token,), skip_special_tokens=False)
+
+
+def caller_of(context: Context) -> Caller:
+    """Return who asks in a call of gRPC.
+
+    Raises:
+        RequestError: its metadata names an impossible tenant.
+    """
+    tenant = tenant_of((key, value) for key, value in context.invocation_metadata() or ())
+    return Caller(
+        tenant=tenant,
+        is_known=is_known(tenant, context.peer()),
+        remaining_s=context.time_remaining(),
+    )
