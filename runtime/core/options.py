@@ -21,7 +21,12 @@ ONLY_VALUES: Mapping[str, object] = {
     "regex": "",
     "json_schema": "",
     "grammar": "",
+    "disable_any_whitespace": False,
+    "chat": None,
+    "echo": False,
+    "cache_salt": "",
     "adapter": "",
+    "best_of": None,
 }
 # Likewise, unless a beam search is asked for.
 ONLY_WITH_BEAMS: Mapping[str, object] = {

@@ -26,6 +26,29 @@ class Provenance(StrEnum):
     ACCEPTED = "accepted"
     RECOVERED = "recovered"
     BONUS = "bonus"
+    FORCED = "forced"
+
+
+class GrammarKind(StrEnum):
+    """How the form of an answer is written down; names of the wire's fields."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "grammar"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarParams:
+    """The form that an answer's text has.
+
+    Attributes:
+        text: the schema, expression or grammar.
+        allows_whitespace: of a schema: whether white space may stand wherever JSON allows it.
+    """
+
+    kind: GrammarKind
+    text: str
+    allows_whitespace: bool = True
 
 
 class OffReason(StrEnum):
@@ -123,6 +146,12 @@ class RequestSpec:
         beams: None for one completion, which is drawn or greedy.
         source_tokens: what the encoder reads; empty for a model without one.
         source_is_quotable: whether ids of the source stand for the answer's tokens, so that drafts may be found there.
+        grammar: what form the answer has; None for any.
+        num_prompt_logprobs: top entries wanted beside each prompt token's logprob; None for no logprobs of the prompt.
+        echoes_prompt: whether the text begins with the prompt's.
+        cache_scope: whose cached prefixes may serve it, and who may use its own.
+        sample: which of a group's completions it is; the group's first is 0.
+        num_samples: completions of the group that are admitted together; 1 for a request alone.
     """
 
     internal_id: str
@@ -142,6 +171,12 @@ class RequestSpec:
     beams: BeamParams | None = None
     source_tokens: tuple[int, ...] = ()
     source_is_quotable: bool = True
+    grammar: GrammarParams | None = None
+    num_prompt_logprobs: int | None = None
+    echoes_prompt: bool = False
+    cache_scope: str = ""
+    sample: int = 0
+    num_samples: int = 1
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -24,7 +24,7 @@ from outrider.runtime.core.options import (
     check_text,
     check_texts,
 )
-from outrider.runtime.core.params import BeamParams, RequestSpec, SpeculationParams
+from outrider.runtime.core.params import BeamParams, GrammarParams, RequestSpec, SpeculationParams
 
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
 SMALLEST_DIVISOR = 0.01
@@ -111,6 +111,9 @@ class GenerateFields:
         answer_prefix: what the answer begins with, as text, unless it came as ``answer_prefix_tokens``.
         default_min_tokens: as ``params.min_tokens``, of a server's default: less where max_tokens is.
         has_default_beams: whether the beam search is a server's default, and the request did not ask for it.
+        grammar: as in ``RequestSpec``, and likewise below.
+        cache_salt: makes a scope of cached prefixes of its own within the tenant.
+        num_samples: completions of the prompt, drawn apart.
     """
 
     text: str | None = None
@@ -136,6 +139,11 @@ class GenerateFields:
     answer_prefix_tokens: tuple[int, ...] | None = None
     default_min_tokens: int = 0
     has_default_beams: bool = False
+    grammar: GrammarParams | None = None
+    num_prompt_logprobs: int | None = None
+    echoes_prompt: bool = False
+    cache_salt: str = ""
+    num_samples: int = 1
 
     @property
     def search_name(self) -> str:
