@@ -34,8 +34,9 @@ RULES = {
     "runtime.core": CORE,
     "runtime.oracle": CORE,
     "runtime.gamma": f"{CORE} runtime.drafters",
+    "runtime.grammar": CORE,
     "runtime.drafters": f"{CORE} engines.jit",
-    "runtime.loop": f"{CORE} runtime.gamma runtime.drafters engines.sampling",
+    "runtime.loop": f"{CORE} runtime.gamma runtime.drafters runtime.grammar engines.sampling",
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
@@ -70,7 +71,8 @@ HEAVY = {
     "numba": "engines.jit engines.sampling engines.onnx.packed_loops runtime.drafters.text",
     "grpc": "runtime.serving outrider",
     "matplotlib": "runtime.offline",
-    "jinja2": "runtime.offline",
+    "jinja2": "runtime.offline runtime.serving.chat",
+    "llguidance": "runtime.grammar",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = "engines.opening engines.tensorrt.api export runtime.cli"

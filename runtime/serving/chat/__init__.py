@@ -1,0 +1,1 @@
+"""Conversations to prompts: the chat templates of a bundle, rendered without transformers."""
