@@ -14,6 +14,7 @@ Only ``Request.commit`` changes tokens, text and figures.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from outrider.runtime.core.params import (
     FinishReason,
     OffReason,
     Progressed,
+    PromptToken,
     Provenance,
     RequestSpec,
     SpeculationReport,
@@ -87,6 +89,7 @@ class Request:
         num_computed: leading tokens valid in the target's cache.
         draft_computed: leading tokens valid in the draft's cache; -1 while the draft model has a source to read.
         num_unread: tokens of a source that the target has yet to read.
+        is_scored: whether log-probabilities of the prompt are told; of a group's samples the first one's are.
     """
 
     def __init__(
@@ -111,7 +114,12 @@ class Request:
         self.num_computed = 0
         self.num_unread = len(spec.source_tokens)
         self.draft_computed = -1 if spec.source_tokens else 0
-        self.max_output = min(spec.max_tokens, max_context - num_prompt)
+        # Where no token is wanted, one is drawn and discarded: the prompt's end takes the way of all others.
+        self.max_output = min(max(1, spec.max_tokens), max_context - num_prompt)
+        self.is_scored = self._owes_prompt = (
+            spec.num_prompt_logprobs is not None and spec.sample == 0
+        )
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
         self._end_tokens = frozenset(spec.params.end_token_ids)
         is_quoted = spec.source_is_quotable and spec.source_tokens
@@ -210,6 +218,10 @@ class Request:
         self.num_computed = num_computed
         self._note_prompt_computed()
 
+    def commit_scores(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Note the log-probabilities of prompt tokens from ``start + 1`` on; those noted from there on are replaced."""
+        self._prompt_logprobs[start:] = logprobs
+
     def lose_cache(self) -> None:
         """The target's cache of a row that does not decode yet was lost: compute it again; a source is still there."""
         assert self.state in (State.READING, State.PREFILLING)
@@ -287,7 +299,8 @@ class Request:
             is_prompt=is_prompt,
         )
         tokens = _emitted(run[:num_kept], verdict, len(draft_tokens))
-        return Progressed(tokens=tokens, text=text, trace=trace), ending
+        prompt = self._scored_prompt() if self._owes_prompt else ()
+        return Progressed(tokens=tokens, text=text, trace=trace, prompt=prompt), ending
 
     def report(self) -> SpeculationReport:
         """Acceptance figures so far."""
@@ -298,6 +311,15 @@ class Request:
             off_reason=self.speculation.off_reason,
         )
         return replace(report, verifies_block=self.speculation.verifies_block)
+
+    def _scored_prompt(self) -> tuple[PromptToken, ...]:
+        """Return the prompt with what was noted of it, to be told once."""
+        logprobs = (None, *self._prompt_logprobs)
+        self._owes_prompt, self._prompt_logprobs = False, []
+        return tuple(
+            PromptToken(token=token, logprobs=one)
+            for token, one in zip(self.spec.prompt_tokens, logprobs, strict=True)
+        )
 
     def _note_prompt_computed(self) -> None:
         if self.num_computed == self.num_known - 1:
@@ -329,6 +351,8 @@ class Request:
 
     def _cut(self, run: tuple[int, ...], *, is_over: bool) -> tuple[str, int, Ending | None]:
         """Return text to show, tokens to keep, and the ending: a stop string, or one that is known already."""
+        if self.spec.max_tokens == 0:
+            return "", 0, Ending(reason=FinishReason.LENGTH, stop=None, text="")
         is_stopped = run[-1] in self._end_tokens
         shown = run[:-1] if is_stopped and not self.spec.include_stop else run
         text, num_kept, stop = self._text.push(shown)
@@ -346,7 +370,7 @@ class Request:
 def _emitted(
     tokens: tuple[int, ...], verdict: Verdict, num_drafted: int
 ) -> tuple[EmittedToken, ...]:
-    """Return the kept tokens of a verification, at least one, as they are told."""
+    """Return the kept tokens of a verification as they are told."""
     was_rejected = verdict.num_accepted < num_drafted
     last = Provenance.RECOVERED if was_rejected else Provenance.BONUS
     logprobs: tuple[TokenLogprobs | None, ...] = verdict.logprobs or (None,) * len(tokens)

@@ -160,8 +160,8 @@ class Frontend:
             ServingError: it was refused, it failed, or the caller read too slowly.
         """
         try:
-            spec = await self._admit(call)
-            outbox = self._submit(spec)
+            spec, lead = await self._admit(call)
+            outbox = self._submit(spec, lead)
         except errors.ServingError as error:
             self._metrics.refused.labels(reason=error.reason).inc()
             raise
@@ -204,8 +204,8 @@ class Frontend:
         if self._has_failed:
             raise errors.EngineRestart
 
-    async def _admit(self, call: Call) -> RequestSpec:
-        """Check a request, encode its texts, and return it as the queue takes it."""
+    async def _admit(self, call: Call) -> tuple[RequestSpec, str]:
+        """Check a request, encode its texts, and return it as the queue takes it, with the text it begins with."""
         serving = self._serving
         self._check_open()
         caller, fields = call.caller(), call.fields()
@@ -236,9 +236,10 @@ class Frontend:
             tenant=caller.tenant,
             is_known=caller.is_known,
         )
-        return build_spec(fields, admission, serving.limits, serving.model)
+        spec = build_spec(fields, admission, serving.limits, serving.model)
+        return spec, encoder.echo(fields, prompt) if spec.echoes_prompt else ""
 
-    def _submit(self, spec: RequestSpec) -> Outbox:
+    def _submit(self, spec: RequestSpec, lead: str) -> Outbox:
         """Queue a request and register the caller's id; both happen or neither."""
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
@@ -250,6 +251,7 @@ class Frontend:
             self._serving.config.max_unsent_chunks,
             lambda: worker.cancel(spec.internal_id, errors.SlowConsumer()),
             interval_s=self._serving.config.message_interval_s,
+            lead=lead,
         )
         worker.submit(spec, outbox.deliver)
         live = _Live(spec, outbox, self._serving.clock())
@@ -278,7 +280,7 @@ class Frontend:
         while True:
             batch = await outbox.take()
             end = batch.end
-            if isinstance(end, Finished) or batch.tokens:
+            if batch.tokens or not isinstance(end, Failed):
                 # Counted while the message is on its way.
                 loop.call_soon(count, batch)
                 stall.reschedule(loop.time() + stall_s)
@@ -318,6 +320,8 @@ class _StreamCounts:
             else:
                 self._metrics.gap_s.observe(now_s - self._last_s)
             self._last_s = now_s
+        if batch.prompt:
+            self._metrics.scored_tokens.inc(len(batch.prompt))
         if isinstance(batch.end, Finished):
             self._metrics.request_s.observe(now_s - self._started_s)
             self._metrics.count_speculation(batch.end.report)

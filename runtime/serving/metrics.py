@@ -32,6 +32,9 @@ class Metrics:
         )
         self.refused = self._counter("requests_refused", "Requests not taken", "reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests")
+        self.scored_tokens = self._counter(
+            "scored_prompt_tokens", "Prompt tokens whose log-probabilities were given"
+        )
         self.output_tokens = self._counter("generation_tokens", "Tokens emitted")
         self.searches = self._counter("beam_searches", "Requests answered by a beam search")
         self.drafts = self._counter("spec_decode_num_drafts", "Rounds that drafted")

@@ -26,18 +26,25 @@ from outrider.runtime.core.params import (
     Failed,
     Finished,
     Progressed,
+    PromptToken,
     StepTrace,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Tokens, text and steps since the last take, in order; and the terminal event, once it has come."""
+    """What came since the last take, in order.
+
+    Attributes:
+        end: the terminal event, once it has come.
+        prompt: of the first batch, where its log-probabilities were asked for: all of it.
+    """
 
     tokens: tuple[EmittedToken, ...]
     text: str
     steps: tuple[StepTrace, ...]
     end: Finished | Failed | None
+    prompt: tuple[PromptToken, ...] = ()
 
 
 class Post:
@@ -96,6 +103,7 @@ class Outbox:
             more than half of them after the last. Up to a half more or less, so that all outboxes' intervals end
             together.
         clock: seconds.
+        lead: text in front of the first event's.
 
     Attributes:
         num_tokens: tokens that have arrived.
@@ -109,8 +117,10 @@ class Outbox:
         *,
         interval_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        lead: str = "",
     ) -> None:
         self._post = post
+        self._lead = lead
         self._interval_s = interval_s
         self._clock = clock
         # When progress was last delivered; read by the worker's thread alone.
@@ -163,11 +173,13 @@ class Outbox:
             self._pause = loop.call_at(tick * self._interval_s, self._end_pause)
         progress, self._progress = self._progress, []
         self._num_waiting = 0
+        lead, self._lead = self._lead, ""
         return Batch(
             tokens=tuple(token for event in progress for token in event.tokens),
-            text="".join(event.text for event in progress),
+            text=lead + "".join(event.text for event in progress),
             steps=tuple(event.trace for event in progress),
             end=self._end,
+            prompt=progress[0].prompt if progress else (),
         )
 
     def _put(self, event: Event) -> None:
