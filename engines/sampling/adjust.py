@@ -16,7 +16,6 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.sampling import kernels, truncation
 from outrider.engines.sampling.base import IntArray32, SamplingParams, SamplingRow
 from outrider.engines.sampling.kernels import Row as Logits
-from outrider.engines.sampling.masks import masked_row
 from outrider.engines.sampling.token_probs import TokenProbs
 
 
@@ -62,12 +61,16 @@ def process_logits(
         [V] float64 with processors, float32 with a mask alone, or ``logits`` itself with neither.
     """
     if not params.has_processors:
-        return logits if mask is None else masked_row(logits, mask, np.empty_like(logits))
-    processed = (
-        logits.astype(np.float64)
-        if mask is None
-        else masked_row(logits, mask, np.empty(len(logits)))
-    )
+        if mask is None:
+            return logits
+        masked = np.empty_like(logits)
+        kernels.write_masked(logits, mask, masked)
+        return masked
+    processed = np.empty(len(logits))
+    if mask is None:
+        processed[:] = logits
+    else:
+        kernels.write_masked(logits, mask, processed)
     output = history[num_prompt:]
     _ban(processed, params, output)
     for token, bias in params.logit_bias:

@@ -6,7 +6,7 @@ import pytest
 from outrider.engines.sampling import adjust, block_judge, candidates, cpu_sampler, tree_judge
 from outrider.runtime.oracle import sampling
 
-import tests.engines.sampling.test_masks as tests
+import tests.engines.sampling.masks.test_laws as tests
 from tests.mutants import assert_caught
 
 AT = "masks[num_drafted if node is None else node]"
@@ -46,14 +46,14 @@ MUTANTS = {
     ),
     "no mask beside processors": (
         adjust,
-        "if mask is None else masked_row(logits, mask, np.empty(len(logits)))",
-        "if True else masked_row(logits, mask, np.empty(len(logits)))",
+        "    if mask is None:\n        processed[:] = logits\n",
+        "    if True:\n        processed[:] = logits\n",
         "chains",
     ),
     "no mask without processors": (
         adjust,
-        "return logits if mask is None else",
-        "return logits if True else",
+        "        if mask is None:\n            return logits\n",
+        "        if True:\n            return logits\n",
         "chains",
     ),
     "q unmasked in the residual": (
@@ -81,8 +81,8 @@ MUTANTS = {
     ),
     "the end banned under a mask that leaves no other": (
         adjust,
-        "        if mask is None:\n",
-        "        if True:\n",
+        "        if mask is None:\n            processed[ends]",
+        "        if True:\n            processed[ends]",
         "ends",
     ),
     "a conflict behind a token that may be rejected ends the block": (
@@ -130,7 +130,9 @@ KILLERS = {
     "columns": tests.test_children_are_drawn_under_the_mask_of_their_column,
     "truncated": lambda: tests.test_a_mask_comes_before_everything_else({"top_k": 2}),
     "ratio": lambda: tests.test_a_mask_comes_before_everything_else({"temperature": 0.5}),
-    "ends": lambda: tests.test_an_end_that_the_mask_leaves_alone_is_not_banned(tests.masked_row),
+    "ends": lambda: tests.test_an_end_that_the_mask_leaves_alone_is_not_banned(
+        tests.process_logits
+    ),
     "oracle's ends": lambda: tests.test_an_end_that_the_mask_leaves_alone_is_not_banned(
         tests.processed_scores
     ),
