@@ -66,10 +66,10 @@ def process_logits(
         masked = np.empty_like(logits)
         kernels.write_masked(logits, mask, masked)
         return masked
-    processed = np.empty(len(logits))
     if mask is None:
-        processed[:] = logits
+        processed = logits.astype(np.float64)
     else:
+        processed = np.empty(len(logits))
         kernels.write_masked(logits, mask, processed)
     output = history[num_prompt:]
     _ban(processed, params, output)

@@ -46,8 +46,8 @@ MUTANTS = {
     ),
     "no mask beside processors": (
         adjust,
-        "    if mask is None:\n        processed[:] = logits\n",
-        "    if True:\n        processed[:] = logits\n",
+        "    if mask is None:\n        processed =",
+        "    if True:\n        processed =",
         "chains",
     ),
     "no mask without processors": (
