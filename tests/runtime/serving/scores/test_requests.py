@@ -9,7 +9,7 @@ import pytest
 from outrider import CallError
 from outrider.engines.sampling.draws import raw_logprobs
 from outrider.runtime.cli.main import app
-from outrider.runtime.serving import generate_call
+from outrider.runtime.serving.v1 import generate_call
 from outrider.v1 import inference_pb2 as wire
 from typer.testing import CliRunner
 
