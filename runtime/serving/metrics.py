@@ -33,6 +33,7 @@ class Metrics:
         self.refused = self._counter("requests_refused", "Requests not taken", "reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests")
         self.output_tokens = self._counter("generation_tokens", "Tokens emitted")
+        self.samples = self._counter("samples", "Completions that admitted requests asked for")
         self.searches = self._counter("beam_searches", "Requests answered by a beam search")
         self.drafts = self._counter("spec_decode_num_drafts", "Rounds that drafted")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted")
