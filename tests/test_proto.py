@@ -30,7 +30,7 @@ def test_every_request_field_is_commented_with_its_default():
             if line.startswith("//"):
                 comment += line
             elif re.search(r"= \d+;$", line):
-                is_prompt = re.search(r" (text|tokens|json_schema|grammar) = ", line)
+                is_prompt = re.search(r" (text|tokens|chat|json_schema|grammar) = ", line)
                 assert is_prompt or "efault" in comment, f"{name}: {line}"
                 comment = ""
 

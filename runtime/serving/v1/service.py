@@ -17,10 +17,10 @@ import grpc.aio
 from outrider.runtime.core import errors
 from outrider.runtime.core.options import check_text
 from outrider.runtime.serving.frontend import Frontend
-from outrider.runtime.serving.generate_call import Context, GenerateCall, caller_of
 from outrider.runtime.serving.served_model import Serving, describe
 from outrider.runtime.serving.status import trailing_status
-from outrider.runtime.serving.wire import check_tokenize, parse
+from outrider.runtime.serving.v1.generate_call import Context, GenerateCall, caller_of
+from outrider.runtime.serving.v1.wire import check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
