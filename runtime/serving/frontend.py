@@ -21,11 +21,10 @@ from outrider.runtime.core.params import Failed, Finished, FinishReason, Request
 from outrider.runtime.core.samples import samples_of
 from outrider.runtime.core.validate import Admission, GenerateFields, build_spec, check_fields
 from outrider.runtime.serving.encoding import RequestEncoder
-from outrider.runtime.serving.metrics import Metrics
+from outrider.runtime.serving.metrics import Metrics, StreamCounts
 from outrider.runtime.serving.outbox import Batch, GroupOutbox, Outbox, Post
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.status import code_of
-from outrider.runtime.serving.stream_counts import StreamCounts
 from outrider.runtime.serving.texts import TextLane
 
 # Seconds past a deadline that the worker gets to end a request itself, between two steps.

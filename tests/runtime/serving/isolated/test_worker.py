@@ -293,7 +293,7 @@ def test_a_cancelled_request_is_not_given_to_another_engine(
     first.kill()
     assert answers.error("a").reason == "ABORTED_BY_RPC"
     second = scripts.next()
-    assert second.until(Submit).spec.request_id == "b"
+    assert second.until(Submit).specs[0].request_id == "b"
     second.tell(StepEvents([("internal-b", FINISHED)], None, True))
     assert answers.next() == ("b", FINISHED)
 
