@@ -161,7 +161,7 @@ class Worker:
         self.submit_group((spec,), (deliver,))
 
     def submit_group(self, specs: Sequence[RequestSpec], delivers: Sequence[Deliver]) -> None:
-        """Queue completions of one prompt (``core.samples``), all or none.
+        """Queue completions of one prompt (``RequestSpec.samples``), all or none.
 
         The events of ``specs[i]`` go to ``delivers[i]``, on the worker's thread.
 

@@ -18,7 +18,6 @@ from typing import NamedTuple, Protocol
 from outrider.runtime.core import errors
 from outrider.runtime.core.options import check_abort_ids
 from outrider.runtime.core.params import Failed, Finished, FinishReason, RequestSpec
-from outrider.runtime.core.samples import samples_of
 from outrider.runtime.core.validate import Admission, GenerateFields, build_spec, check_fields
 from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.metrics import Metrics, StreamCounts
@@ -68,7 +67,7 @@ class Call(Protocol):
     def begin(self, spec: RequestSpec) -> None:
         """Note that the request is in the queue, as ``spec``; called once, before ``write``.
 
-        Of several completions it is the first's; the seeds of the others are ``core.samples.sample_seed``.
+        Of several completions it is the first's; the seeds of the others are ``core.params.sample_seed``.
         """
         ...
 
@@ -254,7 +253,7 @@ class Frontend:
             raise errors.DuplicateRequestId
         if self._has_failed:
             raise errors.EngineRestart
-        samples, has_events = samples_of(spec), asyncio.Event()
+        samples, has_events = spec.samples(), asyncio.Event()
         outboxes = [self._outbox(sample, has_events) for sample in samples]
         self._serving.worker.submit_group(samples, [one.deliver for one in outboxes])
         outbox = outboxes[0] if len(outboxes) == 1 else GroupOutbox(outboxes, has_events)

@@ -21,7 +21,6 @@ from outrider.runtime.core.params import (
     SpeculationParams,
 )
 from outrider.runtime.core.request import Request
-from outrider.runtime.core.samples import samples_of
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.beams.cache import BeamCache
 from outrider.runtime.loop.prefill import PromptFeeder
@@ -141,7 +140,7 @@ class Harness:
         self, name: str, prompt: Sequence[int], num_samples: int, **options: object
     ) -> None:
         """Ask for completions of one prompt; events of the i-th are those of "name.i"."""
-        specs = samples_of(spec(name, prompt, num_samples=num_samples, **options))
+        specs = spec(name, prompt, num_samples=num_samples, **options).samples()
         received: list[list[Event]] = [[] for _ in specs]
         self.worker.submit_group(specs, [events.append for events in received])
         self.events |= {

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import grpc.aio
-from outrider.runtime.core.params import Finished, RequestSpec, StepTrace
-from outrider.runtime.core.samples import sample_seed
+from outrider.runtime.core.params import Finished, RequestSpec, StepTrace, sample_seed
 from outrider.runtime.core.tenant import is_known, tenant_of
 from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.frontend import Caller

@@ -24,7 +24,6 @@ from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import Draining
 from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request
-from outrider.runtime.core.samples import samples_of
 from outrider.runtime.loop import prefill as prompts
 from outrider.runtime.loop.device_step import TREES
 
@@ -222,7 +221,7 @@ def test_completions_of_one_prompt_are_those_of_their_own_seeds(
     """On the device, beside a stream: fed behind rounds, and copied when the round has gone well."""
     harness = PairHarness.over(pairs[place], bundle, max_running=4, prefill_chunk=CHUNK)
     asked = request("group", 50, max_tokens=9, num_logprobs=1, drafter="none")
-    specs = samples_of(replace(asked, num_samples=3))
+    specs = replace(asked, num_samples=3).samples()
     if is_beside:
         harness.submit(request("stream", 12))
         harness.worker.run_step()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.reference import token_slots
-from outrider.runtime.core import request, samples, scheduler
+from outrider.runtime.core import params, request, scheduler
 from outrider.runtime.core.params import FinishReason
 from outrider.runtime.drafters.model import model
 from outrider.runtime.loop import prefill as prompts
 from outrider.runtime.loop import step
 
 import tests.runtime.drafters.model.test_model as model_tests
+import tests.runtime.loop.samples.test_requests as sample_tests
 import tests.runtime.loop.test_first_tokens as first_token_tests
-import tests.runtime.loop.test_samples as sample_tests
 import tests.runtime.loop.test_step as step_tests
 from tests.mutants import assert_caught, put_in
 
@@ -212,9 +212,9 @@ MUTANTS = {
         "samples_asked_alone",
     ),
     "all completions have one seed": (
-        samples,
-        "seed=sample_seed(spec.seed, index)",
-        "seed=spec.seed",
+        params,
+        "seed=sample_seed(self.seed, index)",
+        "seed=self.seed",
         "samples_asked_alone",
     ),
     "who waits is fed": (

@@ -30,7 +30,6 @@ from outrider.runtime.core.errors import (
     ServingError,
 )
 from outrider.runtime.core.params import Event, Failed, Finished, Progressed
-from outrider.runtime.core.samples import samples_of
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.isolated import child
@@ -288,7 +287,7 @@ def test_what_hinders_opening_is_said_as_in_one_process(
 
 
 def submit_group(worker: IsolatedWorker, answers: Answers, name: str) -> None:
-    specs = samples_of(spec(name, num_samples=2))
+    specs = spec(name, num_samples=2).samples()
     worker.submit_group(specs, [answers.of(f"{name}.{one.sample}") for one in specs])
 
 
@@ -335,8 +334,8 @@ def test_a_child_queues_a_group_or_declines_all_of_it() -> None:
         piped = PipedWorker(theirs)
         piped._worker = Harness("F3", max_batch=2).worker
         piped._worker.after_step(piped._tell)
-        piped._submit(samples_of(spec("g", num_samples=2, max_tokens=1)))
-        piped._submit(samples_of(spec("wide", num_samples=3)))
+        piped._submit(spec("g", num_samples=2, max_tokens=1).samples())
+        piped._submit(spec("wide", num_samples=3).samples())
         while piped._worker.run_step():
             pass
         declined = [ours.recv() for _ in range(3)]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from outrider import CallCancelled, CallError
 from outrider.runtime.core.errors import EngineRestart
-from outrider.runtime.core.params import Failed, Finished
-from outrider.runtime.core.samples import sample_seed, samples_of
+from outrider.runtime.core.params import Failed, Finished, sample_seed
 from outrider.runtime.serving.outbox import GroupOutbox, Outbox, Post
 
 from tests.runtime.conftest import ENDS_AT_ONCE, EOS, VOCAB
@@ -148,7 +147,7 @@ def group_of(num, harness, **options):
 async def test_completions_take_turns():
     harness = Harness("F3")
     group, delivers = group_of(3, harness)
-    specs = samples_of(spec("a", (1,), num_samples=3, max_tokens=3, gamma=0))
+    specs = spec("a", (1,), num_samples=3, max_tokens=3, gamma=0).samples()
     harness.worker.submit_group(specs, delivers)
     harness.worker.run_step()
     first = [await group.take() for _ in range(2)]

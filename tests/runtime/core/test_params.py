@@ -1,10 +1,10 @@
-"""A group's requests differ by their seeds, which are derived once and for ever."""
+"""Requests: those of a group differ by their seeds, which are derived once and for ever."""
 
 from __future__ import annotations
 
 from outrider.engines.sampling import philox
 from outrider.engines.sampling.noise import Purpose
-from outrider.runtime.core.samples import SAMPLE_STREAM, sample_seed, samples_of
+from outrider.runtime.core.params import SAMPLE_STREAM, sample_seed
 
 from tests.runtime.markov import spec
 
@@ -32,9 +32,9 @@ def test_derived_seeds_are_words_of_the_generator_of_all_noise() -> None:
 
 def test_requests_of_a_group_are_the_same_but_for_seed_and_name() -> None:
     group = spec("a", num_samples=3, seed=7)
-    first, second, third = samples_of(group)
+    first, second, third = group.samples()
     assert first is group
     assert [one.sample for one in (first, second, third)] == [0, 1, 2]
     assert len({one.internal_id for one in (first, second, third)}) == 3
     assert (second.request_id, third.seed) == ("a", sample_seed(7, 2))
-    assert samples_of(spec("b")) == (spec("b"),)
+    assert spec("b").samples() == (spec("b"),)
