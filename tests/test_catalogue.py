@@ -271,6 +271,16 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_again",
         ),
     },
+    "completions of one prompt are those of their own seeds": {
+        "runtime/loop/samples/test_requests": (
+            "test_each_is_the_answer_of_its_own_seed_asked_alone",
+            "test_a_prompt_is_copied_to_the_draft_no_sooner_than_it_would_be_fed",
+            "test_both_models_read_the_prompt_once",
+        ),
+        "runtime/loop/test_ahead": (
+            "test_completions_of_one_prompt_are_those_of_their_own_seeds",
+        ),
+    },
     "the law of served answers, by drafter": {
         "runtime/drafters/test_laws": ("test_answers_have_the_targets_law",)
     },
