@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beam search; 1 is none.")] = None,
-    num_results: Annotated[int | None, typer.Option(help="Best beams to print.")] = None,
+    num_results: Annotated[
+        int | None, typer.Option(help="Completions, drawn apart; of a beam search the best.")
+    ] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Of a beam's score.")] = None,
     early_stopping: Annotated[bool, typer.Option(help="End at num_beams ends.")] = False,
     exhaustive_search: Annotated[bool, typer.Option(help="End when nothing can win.")] = False,
@@ -121,24 +124,34 @@ async def _generate(
     address: str, prompt: str, timeout_s: float | None, options: dict[str, Any]
 ) -> None:
     from outrider import Client
-    from outrider.runtime.cli.trace import beam_heading, print_report, print_step, whole_text
+    from outrider.runtime.cli.trace import (
+        beam_heading,
+        print_report,
+        print_step,
+        sample_heading,
+        whole_text,
+    )
     from rich.console import Console
 
     console = Console()
     num_steps = 0
-    text = ""
+    texts: defaultdict[int, str] = defaultdict(str)
+    # Pieces of several completions come in any order: each is printed when it is whole.
+    is_one = options.get("n", 1) == 1
     async with Client(address) as client:
         async for response in client.generate(prompt, timeout_s=timeout_s, **options):
             is_ranked = len(response.finish.beams) > 1
-            if not options["return_trace"] and not is_ranked:
+            if not options["return_trace"] and is_one:
                 typer.echo(response.text, nl=False)
-            text += response.text
+            text = texts[response.index] = texts[response.index] + response.text
             for step in response.steps:
                 num_steps += 1
                 print_step(console, num_steps, step)
             for rank, beam in enumerate(response.finish.beams if is_ranked else (), start=1):
                 typer.echo(f"{beam_heading(rank, beam)}\n{beam.text}")
             if response.HasField("finish"):
+                if not is_one and not is_ranked:
+                    typer.echo(f"{sample_heading(response)}\n{text}")
                 typer.echo()
                 if options["return_trace"]:
                     typer.echo(f"{whole_text(prompt, text, await client.info())}\n")
