@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.export.graph.attention_kinds import (
     LENGTHS,
     AttentionKind,
@@ -41,7 +41,7 @@ from outrider.export.weights.half_weights import HALF_TYPES
 
 FLOAT32 = "float32"
 _KINDS = {FLOAT32: ir.DataType.FLOAT, **HALF_TYPES}
-_DATA_FILE = f"{bundle.DEVICE_FILE}.data"
+_DATA_FILE = f"{names.DEVICE_FILE}.data"
 
 
 def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> None:
@@ -58,16 +58,16 @@ def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> Non
     """
     drop_device_graphs(path)
     kind, stored = _KINDS[precision], _Constants(path.with_name(_DATA_FILE))
-    _derive(path, path.with_name(bundle.DEVICE_FILE), kind, stored, takes_trees=False)
+    _derive(path, path.with_name(names.DEVICE_FILE), kind, stored, takes_trees=False)
     if with_trees:
-        _derive(path, path.with_name(bundle.DEVICE_TREE_FILE), kind, stored, takes_trees=True)
+        _derive(path, path.with_name(names.DEVICE_TREE_FILE), kind, stored, takes_trees=True)
         keeper = keep_path_graph(ir.load(path).graph, kind)
-        ir.save(keeper, path.with_name(bundle.DEVICE_KEEP_PATH_FILE))
+        ir.save(keeper, path.with_name(names.DEVICE_KEEP_PATH_FILE))
 
 
 def drop_device_graphs(path: Path) -> None:
     """Remove the graphs of accelerators beside the canonical graph at ``path``, where there are any."""
-    for name in (*bundle.DEVICE_FILES, _DATA_FILE):
+    for name in (*names.DEVICE_FILES, _DATA_FILE):
         path.with_name(name).unlink(missing_ok=True)
 
 
@@ -113,7 +113,7 @@ def _derive(
 
 def _give_lengths(graph: ir.Graph, where: str) -> None:
     """Add lengths as an input, and replace those that attention computes from ``start``."""
-    lengths = put_input(graph, bundle.LENGTHS, ir.DataType.INT64, ["batch"])
+    lengths = put_input(graph, names.LENGTHS, ir.DataType.INT64, ["batch"])
     for node in attention_nodes(graph):
         if attention_kind(node) is not AttentionKind.SELF:
             raise BundleError(f"{where}: an Attention node is not causal over a cache by lengths")

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.export.graph.attention_kinds import (
     BIAS,
     KEYS,
@@ -75,13 +75,13 @@ def derive_grouped_graph(path: Path) -> bool:
     declare_rows(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.
-    ir.save(model, path.parent / bundle.GROUPED_FILE)
+    ir.save(model, path.parent / names.GROUPED_FILE)
     return True
 
 
 def give_positions(graph: ir.Graph) -> ir.Value:
     """Add positions as an input, and replace those computed from ``start``."""
-    positions = put_input(graph, bundle.POSITIONS, ir.DataType.INT64, ["batch", "tokens"])
+    positions = put_input(graph, names.POSITIONS, ir.DataType.INT64, ["batch", "tokens"])
     if (found := span_positions(graph)) is not None:
         found.replace_all_uses_with(positions)
     return positions
@@ -193,9 +193,9 @@ def _repeated_mask(graph: ir.Graph, mask: ir.Value, groups: int) -> ir.Value:
 
 def _causal_mask(graph: ir.Graph) -> ir.Value:
     """Return [B, 1, G*T, S] float32: a token sees the columns up to its position."""
-    columns = put_input(graph, bundle.CACHE_COLUMNS, ir.DataType.FLOAT, ["capacity"])
+    columns = put_input(graph, names.CACHE_COLUMNS, ir.DataType.FLOAT, ["capacity"])
     positions = put_input(
-        graph, bundle.QUERY_POSITIONS, ir.DataType.FLOAT, ["batch", 1, "queries", 1]
+        graph, names.QUERY_POSITIONS, ir.DataType.FLOAT, ["batch", 1, "queries", 1]
     )
     tape = ir.tape.Tape()
     mask = _added(graph, tape, tape.op("LessOrEqual", [columns, positions]), "causal_mask")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.engines.bundle.text2text import SOURCE
 from outrider.export.graph.attention_kinds import BIAS, QUERIES, attention_nodes, input_of
 from outrider.export.graph.edits import put, source
@@ -83,7 +83,7 @@ def _pad_of(node: ir.Node, index: int) -> ir.Node | None:
 
 def _add_padding(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
     """Return the number of queries to add, [1] int64, and pads of all axes, [8] int64."""
-    spans = (bundle.TOKENS, SOURCE)
+    spans = (names.TOKENS, SOURCE)
     tokens = next(value for value in graph.inputs if value.name in spans)
     least = put(graph, np.array([_LEAST_QUERIES], np.int64), f"{_PADS}.least")
     none = put(graph, np.array([0], np.int64), f"{_PADS}.none")

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.engines.bundle.limits import TABLE_SUFFIX
 from outrider.export.graph.edits import drop_unused, put, take_over
 from outrider.export.graph.tracing.kv_export import POSITIONS_VALUE
@@ -68,7 +68,7 @@ def is_position_table(name: str | None) -> bool:
 def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Node]:
     """Return nodes that read only positions, constants and sizes of the span, in order."""
     known = {id(positions)}
-    sized = [value for value in graph.inputs if value.name in (bundle.TOKENS, bundle.START)]
+    sized = [value for value in graph.inputs if value.name in (names.TOKENS, names.START)]
     nodes = []
     for node in graph:
         if node is positions.producer():
@@ -114,7 +114,7 @@ def _table(
     evaluator = ReferenceEvaluator(_part(value, positions, nodes))
 
     def evaluate(where: IntArray) -> FloatArray:
-        sizes = {bundle.TOKENS: np.zeros_like(where), bundle.START: where[:, 0]}
+        sizes = {names.TOKENS: np.zeros_like(where), names.START: where[:, 0]}
         (values,) = cast("list[FloatArray]", evaluator.run(None, {POSITIONS_VALUE: where} | sizes))
         return values
 
@@ -143,9 +143,9 @@ def _part(value: ir.Value, positions: ir.Value, nodes: list[ir.Node]) -> onnx.Mo
         [
             *(
                 onnx.helper.make_tensor_value_info(name, _INT64, ["b", "t"])
-                for name in (POSITIONS_VALUE, bundle.TOKENS)
+                for name in (POSITIONS_VALUE, names.TOKENS)
             ),
-            onnx.helper.make_tensor_value_info(bundle.START, _INT64, ["b"]),
+            onnx.helper.make_tensor_value_info(names.START, _INT64, ["b"]),
         ],
         [onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, None)],
         constants,

@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from outrider.engines.base import BundleError
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.export.graph.attention_kinds import AttentionKind, attention_nodes, count_kinds
 from outrider.export.graph.edits import insert_tape, put_input
 from outrider.export.graph.grouped_heads import give_mask, give_positions, group_heads
@@ -39,12 +39,12 @@ def derive_tree_graphs(path: Path) -> None:
     model = ir.load(path)
     drop_query_padding(model.graph)  # no tree is one token wide
     keeper = keep_path_graph(model.graph, ir.DataType.FLOAT)
-    ir.save(keeper, path.parent / bundle.KEEP_PATH_FILE)
+    ir.save(keeper, path.parent / names.KEEP_PATH_FILE)
     give_tree_inputs(model.graph, path.parent.name)
     group_heads(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.
-    ir.save(model, path.parent / bundle.TREE_FILE)
+    ir.save(model, path.parent / names.TREE_FILE)
 
 
 def give_tree_inputs(graph: ir.Graph, where: str) -> None:
@@ -69,7 +69,7 @@ def give_tree_inputs(graph: ir.Graph, where: str) -> None:
         )
     if not kinds[AttentionKind.SELF]:
         raise BundleError(f"{where}: the graph has no Attention node over a cache")
-    put_input(graph, bundle.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
+    put_input(graph, names.ANCESTORS, ir.DataType.BOOL, ["batch", "tokens", "tokens"])
     give_mask(graph, attention_nodes(graph, AttentionKind.SELF), _add_mask(graph))
 
 
@@ -83,12 +83,12 @@ def _add_mask(graph: ir.Graph) -> ir.Value:
     tape = ir.tape.Tape()
     inputs = {value.name: value for value in graph.inputs}
     zero, one = _ints(tape, 0), _ints(tape, [1])
-    start, ancestors = inputs[bundle.START], inputs[bundle.ANCESTORS]
-    lengths = inputs.get(bundle.LENGTHS)
+    start, ancestors = inputs[names.START], inputs[names.ANCESTORS]
+    lengths = inputs.get(names.LENGTHS)
     if lengths is None:
-        num_tokens = tape.op("Shape", [inputs[bundle.TOKENS]], {"start": 1, "end": 2})
+        num_tokens = tape.op("Shape", [inputs[names.TOKENS]], {"start": 1, "end": 2})
         lengths = tape.op("Add", [start, num_tokens])
-    capacity = tape.op("Shape", [inputs[bundle.key_name(0)]], {"start": 2, "end": 3})
+    capacity = tape.op("Shape", [inputs[names.key_name(0)]], {"start": 2, "end": 3})
     columns = tape.op("Range", [zero, tape.op("Squeeze", [capacity]), _ints(tape, 1)])
     # [batch, 1], to be compared with columns [capacity].
     begin, end = (tape.op("Unsqueeze", [value, one]) for value in (start, lengths))
@@ -122,7 +122,7 @@ def _place_keys(
     found = value_named(graph, KEY_POSITIONS_VALUE)
     if found is None:
         return
-    positions = next(value for value in graph.inputs if value.name == bundle.POSITIONS)
+    positions = next(value for value in graph.inputs if value.name == names.POSITIONS)
     placed = tape.op("GatherElements", [positions, inside], {"axis": 1})
     placed = tape.op("Where", [is_cached, columns, placed])
     found.replace_all_uses_with(tape.op("Unsqueeze", [placed, _ints(tape, [1])]))
@@ -137,8 +137,8 @@ def keep_path_graph(model: ir.Graph, kind: ir.DataType) -> ir.Model:
         value.name: value.shape for value in model.inputs if value.name and is_cache(value.name)
     }
     tape = ir.tape.Tape()
-    start = _input(bundle.START, ir.DataType.INT64, ["batch"])
-    columns = _input(bundle.COLUMNS, ir.DataType.INT64, ["kept"])
+    start = _input(names.START, ir.DataType.INT64, ["batch"])
+    columns = _input(names.COLUMNS, ir.DataType.INT64, ["kept"])
     pasts, presents = [], []
     for name, shape in caches.items():
         past = ir.Value(name=name, shape=shape, type=ir.TensorType(kind))

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 from outrider.export.graph.attention_kinds import AttentionKind, attention_kind, attention_nodes
 from outrider.export.graph.edits import drop_unused, insert_tape, put, put_tensor
 from outrider.export.graph.grouped_heads import give_mask
@@ -95,11 +95,11 @@ def _add_mask(graph: ir.Graph, capacity: int) -> ir.Value:
     inputs = {value.name: value for value in graph.inputs}
     columns = np.arange(capacity, dtype=np.int64).reshape(1, 1, 1, capacity)
     tape = ir.tape.Tape()
-    count = tape.op("Shape", [inputs[bundle.TOKENS]], {"start": 1, "end": 2})
+    count = tape.op("Shape", [inputs[names.TOKENS]], {"start": 1, "end": 2})
     zero, one = _constant(graph, "mask.zero", 0), _constant(graph, "mask.one", 1)
     steps = tape.op("Range", [zero, tape.op("Squeeze", [count]), one])
     axis = _constant(graph, "mask.axis_of_start", [1])
-    last = tape.op("Add", [tape.op("Unsqueeze", [inputs[bundle.START], axis]), steps])
+    last = tape.op("Add", [tape.op("Unsqueeze", [inputs[names.START], axis]), steps])
     raised = tape.op("Unsqueeze", [last, _constant(graph, "mask.axes_of_last", [1, 3])])
     seen = tape.op("LessOrEqual", [_constant(graph, "mask.columns", columns), raised])
     seen.type = ir.TensorType(ir.DataType.BOOL)

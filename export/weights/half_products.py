@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
-from outrider.engines.bundle import manifest as bundle
+from outrider.engines.bundle import names
 
 # Operators that move values without computing: their result keeps the 16 bits.
 _MOVING = frozenset({"Transpose", "Reshape", "Gather", "DequantizeLinear", "Identity"})
@@ -120,14 +120,14 @@ class HalfPass:
         index, old = next(
             (index, value)
             for index, value in enumerate(self._graph.outputs)
-            if value.name == bundle.LOGITS
+            if value.name == names.LOGITS
         )
         if old.dtype is not self._kind:
             return
-        old.name = f"{bundle.LOGITS}.half"
+        old.name = f"{names.LOGITS}.half"
         node = ir.node("Cast", [old], attributes={"to": ir.DataType.FLOAT.value})
         logits = node.outputs[0]
-        logits.name, logits.shape = bundle.LOGITS, old.shape
+        logits.name, logits.shape = names.LOGITS, old.shape
         logits.type = ir.TensorType(ir.DataType.FLOAT)
         self._graph.append(node)
         self._graph.outputs[index] = logits
@@ -147,4 +147,4 @@ def _root(value: ir.Value | None) -> ir.Value | None:
 
 
 def _is_tokens(value: ir.Value | None) -> bool:
-    return value is not None and value.name == bundle.TOKENS
+    return value is not None and value.name == names.TOKENS

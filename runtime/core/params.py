@@ -118,6 +118,7 @@ class BeamParams:
         length_penalty: exponent of the length that a sum of log-probabilities is divided by.
         stops_early: as in ``runtime.loop.beams.beam.BeamRules``.
         is_exhaustive: likewise.
+        num_forced: likewise; the model's own, never a caller's.
     """
 
     num_beams: int
@@ -126,6 +127,7 @@ class BeamParams:
     stops_early: bool = False
     is_exhaustive: bool = False
     width: int = 0
+    num_forced: int = 0
 
     @property
     def num_slots(self) -> int:

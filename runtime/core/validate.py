@@ -250,6 +250,10 @@ def build_spec(
         min_tokens=max(fields.params.min_tokens, min(fields.default_min_tokens, max_tokens)),
     )
     _check_drawable(params, model.vocab_size)
+    beams = fields.beams
+    if beams is not None and model.max_source:
+        # A decoder prefix is the token that decoding starts with, and what is forced behind it.
+        beams = replace(beams, num_forced=len(admission.prompt_tokens) - 1)
     return RequestSpec(
         internal_id=admission.internal_id,
         request_id=admission.request_id,
@@ -264,7 +268,7 @@ def build_spec(
         num_logprobs=fields.num_logprobs,
         skip_special_tokens=fields.skip_special_tokens,
         speculation=fields.speculation,
-        beams=fields.beams,
+        beams=beams,
         deadline_s=admission.deadline_s,
         tenant=admission.tenant,
         is_known=admission.is_known,

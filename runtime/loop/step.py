@@ -15,6 +15,7 @@ from dataclasses import replace
 from outrider.engines.base import Engine, Span
 from outrider.engines.sampling.base import SamplingRow, Verdict
 from outrider.engines.sampling.tree_judge import judge as judge_trees
+from outrider.runtime.core.errors import ConstraintConflict
 from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import plan_step
@@ -201,7 +202,7 @@ def _commit(
         request, draft = live[slot], drafts[slot] or NO_DRAFT
         tokens, num_computed = draft.tokens, draft.num_computed
         if verdict.next_token is None:
-            failed.append((request, None))
+            failed.append((request, ConstraintConflict() if verdict.has_conflict else None))
             continue
         if draft.parents is not None:
             tokens = tried_chain(draft.tokens, draft.parents, verdict.path)

@@ -31,7 +31,7 @@ from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
-from outrider.runtime.serving.service import SERVICE, InferenceService
+from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 from outrider.runtime.serving.watchdog import Watchdog
 from prometheus_client import start_http_server
 

@@ -33,8 +33,8 @@ from outrider.runtime.core.validate import (
     check_fields,
 )
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
-from outrider.runtime.serving.service import SERVICE
-from outrider.runtime.serving.wire import check_counts, check_tokenize, fields_of, parse
+from outrider.runtime.serving.v1.service import SERVICE
+from outrider.runtime.serving.v1.wire import check_counts, check_tokenize, fields_of, parse
 from outrider.v1 import inference_pb2 as wire
 
 from scripts.soak.run import check_idle

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from outrider.engines.bundle import manifest as bundle
-from outrider.engines.bundle import text2text
+from outrider.engines.bundle import names, text2text
 from outrider.export.checkpoint import ModelFacts, SourceFacts
 from torch import Tensor
 
@@ -50,29 +49,29 @@ def decoder_signature(facts: ModelFacts) -> Signature:
     ]
     axes: list[Any] = [{0: _BATCH, 1: _TOKENS}, {0: _BATCH}, {0: _BATCH, 1: _WANTED}]
     axes += [cache_axes, cache_axes]
-    inputs = [bundle.TOKENS, bundle.START, bundle.LOGIT_POSITIONS]
-    inputs += [*map(bundle.key_name, layers), *map(bundle.value_name, layers)]
-    outputs = [bundle.LOGITS, *map(bundle.new_key_name, layers)]
-    outputs += map(bundle.new_value_name, layers)
+    inputs = [names.TOKENS, names.START, names.LOGIT_POSITIONS]
+    inputs += [*map(names.key_name, layers), *map(names.value_name, layers)]
+    outputs = [names.LOGITS, *map(names.new_key_name, layers)]
+    outputs += map(names.new_value_name, layers)
     if facts.source is not None:
         example.insert(3, _ones(_BATCH))
         axes.insert(3, {0: _BATCH})
         inputs.insert(3, text2text.SOURCE_LENGTH)
-        memory, memory_axes, names = _memory(facts, facts.source)
+        memory, memory_axes, cached = _memory(facts, facts.source)
         example += memory
         axes += memory_axes
-        inputs += names
+        inputs += cached
     return Signature(tuple(example), tuple(axes), tuple(inputs), tuple(outputs))
 
 
 def encode_signature(facts: ModelFacts, source: SourceFacts) -> Signature:
     """Return the tensors of ``encode.onnx``."""
-    memory, memory_axes, names = _memory(facts, source)
+    memory, memory_axes, cached = _memory(facts, source)
     return Signature(
         (_ones(_BATCH, _LENGTH), _ones(_BATCH), *memory),
         ({0: _BATCH, 1: _LENGTH}, {0: _BATCH}, *memory_axes),
-        (text2text.SOURCE, text2text.SOURCE_LENGTH, *names),
-        tuple(f"new_{name}" for name in names),
+        (text2text.SOURCE, text2text.SOURCE_LENGTH, *cached),
+        tuple(f"new_{name}" for name in cached),
     )
 
 
@@ -81,9 +80,9 @@ def _memory(facts: ModelFacts, source: SourceFacts) -> tuple[list[Any], list[Any
     layers = range(facts.num_layers)
     sizes = facts.num_layers, source.num_heads, source.head_size, _MEMORY
     axes = [{0: _BATCH, 2: _MEMORY}] * facts.num_layers
-    names = [text2text.cross_key_name(layer) for layer in layers]
-    names += [text2text.cross_value_name(layer) for layer in layers]
-    return [_caches(*sizes), _caches(*sizes)], [axes, axes], names
+    cached = [text2text.cross_key_name(layer) for layer in layers]
+    cached += [text2text.cross_value_name(layer) for layer in layers]
+    return [_caches(*sizes), _caches(*sizes)], [axes, axes], cached
 
 
 def _caches(num_layers: int, num_heads: int, head_size: int, capacity: Any) -> list[Tensor]:

@@ -11,7 +11,8 @@ Rules, which every number of passes shares:
   hypothesis, then by the lower token. What has probability 0 is no continuation.
 * S2  Of the ``num_beams`` highest ranked, those that end with an end token are finished. The ``num_beams`` highest
   ranked that do not end live on.
-* S3  A finished hypothesis of n tokens, its end token included, scores its sum / n ** length_penalty. The
+* S3  A finished hypothesis of n tokens, its end token included and ``num_forced`` more, scores its sum /
+  n ** length_penalty. The
   ``num_beams`` best are kept; of equals the one that finished first, and of these the one that ranked first.
 * S4  The search is over when nothing lives; when ``max_tokens`` is reached, and then the live ones finish, by rank; or
   when ``num_beams`` have finished and either ``stops_early`` is set or the best live sum cannot beat the worst of them:
@@ -44,6 +45,8 @@ class BeamRules:
         length_penalty: exponent of the length in a score; above 0 favours long answers, since sums are negative.
         stops_early: whether ``num_beams`` finished hypotheses end the search whatever the live ones promise.
         is_exhaustive: whether a search that does not stop early goes on while any continuation could change it.
+        num_forced: tokens that every answer begins with and that no hypothesis has: they count in its length, as those
+            that Transformers forces do.
     """
 
     num_beams: int
@@ -52,10 +55,11 @@ class BeamRules:
     length_penalty: float = 1.0
     stops_early: bool = False
     is_exhaustive: bool = False
+    num_forced: int = 0
 
     def score(self, log_prob: float, length: int) -> float:
         """Return the score of a hypothesis of ``length`` tokens, as in S3."""
-        return float(log_prob / length**self.length_penalty)
+        return float(log_prob / (length + self.num_forced) ** self.length_penalty)
 
     @property
     def row_size(self) -> int:

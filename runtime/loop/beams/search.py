@@ -55,6 +55,7 @@ class BeamSearch:
             length_penalty=self.params.length_penalty,
             stops_early=self.params.stops_early,
             is_exhaustive=self.params.is_exhaustive,
+            num_forced=self.params.num_forced,
         )
         self.caches = [BeamCache(engine, spec.prompt_tokens, self.slots) for engine in engines]
         self._fits_draft = len(engines) > 1 and _fits(spec, engines[1].limits)

@@ -21,6 +21,8 @@ from tests.export.conftest import Exported
 ENCODER_PRODUCTS = 2 * 4 + 1
 """Of two layers; that of all caches of the source is one."""
 DECODER_PRODUCTS = 3 * 6 + 1
+# Each way of storing once: blocks, and products that read 8 bits.
+ORDINARY = ("int8", W8A8)
 TOLERANCES = {"float16": 0.1, "int8": 1.5, W8A8: 1.5, "int4": 4.0}
 
 
@@ -32,7 +34,10 @@ def stored_products(path: Path) -> int:
     return sum(node.input[1] not in wide for node in products)
 
 
-@pytest.mark.parametrize("kind", TOLERANCES)
+@pytest.mark.parametrize(
+    "kind",
+    [one if one in ORDINARY else pytest.param(one, marks=pytest.mark.long) for one in TOLERANCES],
+)
 @pytest.mark.parametrize("text2text", ["t5"], indirect=True)
 def test_both_graphs_store_their_products_alike(own_text2text: Exported, kind: str) -> None:
     path, facts = own_text2text.path, own_text2text.facts

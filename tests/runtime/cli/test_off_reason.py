@@ -10,7 +10,7 @@ from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.cli.trace import print_report
 from outrider.runtime.core.params import OffReason
 from outrider.runtime.core.stats import SpeculationStats
-from outrider.runtime.serving.wire import report_of
+from outrider.runtime.serving.v1.wire import report_of
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 

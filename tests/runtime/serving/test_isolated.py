@@ -135,7 +135,7 @@ async def test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_ag
     num_restarts, pid = isolated.worker.num_restarts, isolated.pid
     began = await isolated.begun("abc")
     waiting = [asyncio.ensure_future(isolated.answer(temperature=1.0)) for _ in range(6)]
-    while isolated.server._service.num_streams < 7:
+    while isolated.server._frontend.num_streams < 7:
         await isolated.client.info()
     os.kill(pid, signal.SIGKILL)
     while isolated.worker.is_ready:

@@ -24,7 +24,7 @@ from outrider.errors import decode_error
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.server import Server
-from outrider.runtime.serving.service import SERVICE
+from outrider.runtime.serving.v1.service import SERVICE
 from outrider.v1 import inference_pb2 as wire
 from outrider.v1.inference_pb2_grpc import InferenceStub
 

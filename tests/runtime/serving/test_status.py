@@ -15,8 +15,8 @@ from outrider.errors import DeadlineExceeded, decode_error
 from outrider.runtime.core import errors
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.validate import RequestLimits
-from outrider.runtime.serving.service import SERVICE
 from outrider.runtime.serving.status import STATUS, trailing_status
+from outrider.runtime.serving.v1.service import SERVICE
 from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.conftest import ENDLESS_TOKENS
@@ -151,7 +151,7 @@ async def test_bytes_that_are_no_message(start, method, data):
 
 
 async def test_a_bug_is_internal_with_an_id_and_without_its_text(start, caplog):
-    caplog.set_level(logging.CRITICAL, logger="outrider.runtime.serving.service")
+    caplog.set_level(logging.CRITICAL, logger="outrider.runtime.serving.v1.service")
     async with start() as run:
         # The codec of these tests knows no digits and raises ValueError with the text.
         error = await failure(run.client.generate("secret 7"))

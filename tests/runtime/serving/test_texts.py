@@ -18,9 +18,10 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import MAX_PARTS, parse_drafter
 from outrider.runtime.core.errors import ContextTooLong, Overloaded, RequestError
 from outrider.runtime.core.validate import GenerateFields, RequestLimits, ServedModel, check_fields
-from outrider.runtime.serving import encoding, service
+from outrider.runtime.serving import encoding
 from outrider.runtime.serving.texts import BYTES_PER_TOKEN, INLINE_TEXT, TextLane
 from outrider.runtime.serving.tokenizer import TokenizersCodec, max_token_bytes
+from outrider.runtime.serving.v1 import generate_call
 from outrider.v1 import inference_pb2 as wire
 
 from tests.conftest import CORPUS, write_tokenizer
@@ -151,7 +152,7 @@ async def test_health_is_answered_while_a_long_text_is_tokenised(start, tokenize
         grpc.aio.insecure_channel(run.address) as channel,
     ):
         health = health_pb2_grpc.HealthStub(channel)
-        texts = run.server._service._texts
+        texts = run.server._frontend._texts
         refusal = asyncio.ensure_future(anext(run.client.generate(text)))
         num_answers = 0
         while not refusal.done():
@@ -180,7 +181,7 @@ async def test_a_full_queue_refuses_a_text_that_is_not_tokenised_yet(start_endle
 async def test_a_prompt_on_its_way_takes_a_place_of_the_queue(start_endless) -> None:
     config = ServerConfig(max_queued=1, lb_delay_s=0, drain_timeout_s=0)
     async with start_endless(config=config, max_batch=1) as run:
-        first, texts, gate = run.endless(), run.server._service._texts, Gate()
+        first, texts, gate = run.endless(), run.server._frontend._texts, Gate()
         await anext(first)
         on_its_way = put(texts, gate, "one", 8, is_prompt=True)
         await settled()
@@ -205,7 +206,7 @@ async def test_a_prompt_on_its_way_takes_a_place_of_the_queue(start_endless) -> 
 async def test_prompts_on_their_way_take_free_slots_first(start_endless) -> None:
     config = ServerConfig(max_queued=1, lb_delay_s=0, drain_timeout_s=0)
     async with start_endless(config=config, max_batch=2) as run:
-        first, worker = run.endless(), run.server._service._serving.worker
+        first, worker = run.endless(), run.server._frontend._serving.worker
         await anext(first)
         worker.check_room(1, num_tokens=2, num_ahead=1)
         with pytest.raises(Overloaded):
@@ -329,7 +330,7 @@ def test_a_text_of_too_many_bytes_is_refused_before_it_is_tokenised() -> None:
 async def test_lists_are_refused_before_they_are_turned_into_values(
     start, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], field: str
 ) -> None:
-    monkeypatch.setattr(service, "fields_of", None)
+    monkeypatch.setattr(generate_call, "fields_of", None)
     async with start() as run:
         with pytest.raises(CallError) as caught:
             await anext(run.client.generate(wire.GenerateRequest(), **options))

@@ -240,7 +240,7 @@ async def test_deadlines_and_queue_timeouts_hold_while_a_step_hangs(start):
             running = asyncio.ensure_future(reason_of(run.client.generate("b", max_tokens=3)))
             assert await asyncio.to_thread(stuck.has_stuck.wait, 20.0)
             queued = asyncio.ensure_future(reason_of(run.client.generate("c", max_tokens=3)))
-            while run.server._service.num_streams < 2:
+            while run.server._frontend.num_streams < 2:
                 await health_of(run.address, "")
             await looked(run.server, clock, 2.5)
             assert not queued.done()

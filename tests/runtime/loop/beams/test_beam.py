@@ -303,3 +303,20 @@ def test_what_would_live_behind_what_would_not_is_fed_with_it():
     wanted = [(), (1,), (2,), (2, 1), (1, 1)]
     assert chains_over(wanted, 1, 2, 1) == [(1, 1), (2, 1)]
     assert chains_over(wanted, 1, 9, 1) == [(1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("params", LAWS)
+def test_forced_tokens_count_in_the_length_as_if_they_were_drawn(params):
+    """Of a law that draws two tokens surely first, the search finds what one that is told of them finds behind them."""
+    row_of, sure = LAWS[params](2), np.array([0.0, -np.inf, -np.inf])
+
+    def forced_row_of(prefix):
+        return sure if len(prefix) < 2 else row_of(prefix[2:])
+
+    for rules in GRID:
+        longer = replace(rules, max_tokens=rules.max_tokens + 2)
+        expected = [(tokens[2:], total) for tokens, total in plain(forced_row_of, longer)]
+        told = replace(rules, num_forced=2)
+        for gamma in (0, 2):
+            found, _ = speculated(row_of, row_of, told, width=rules.num_beams, gamma=gamma)
+            assert found == expected, rules

@@ -26,7 +26,12 @@ MUTANTS = {
         "search",
     ),
     "the last step forgets the living": ("finished.extend(live)", "pass", "search"),
-    "scores without length": ("log_prob / length**self.length_penalty", "log_prob", "search"),
+    "scores without length": (
+        "log_prob / (length + self.num_forced) ** self.length_penalty",
+        "log_prob",
+        "search",
+    ),
+    "forced tokens have no length": ("(length + self.num_forced)", "length", "forced"),
     "too many kept": ("[: rules.num_beams])", ")", "search"),
     "bound by the present length": (
         "rules.max_tokens if rules.length_penalty > 0.0 else",
@@ -82,6 +87,9 @@ KILLERS = {
     "gap": tests_of_beams.test_chains_never_go_on_behind_what_they_do_not_cover,
     "live": tests_of_beams.test_what_would_live_has_a_chain_before_what_would_not,
     "late": tests_of_beams.test_what_would_live_behind_what_would_not_is_fed_with_it,
+    "forced": lambda: tests_of_beams.test_forced_tokens_count_in_the_length_as_if_they_were_drawn(
+        "random"
+    ),
     "last": tests_of_beams.test_nothing_is_drafted_behind_the_last_token,
 }
 

@@ -18,7 +18,7 @@ from outrider.runtime.serving.generation_defaults import (
     RequestDefaults,
     request_defaults,
 )
-from outrider.runtime.serving.wire import fields_of
+from outrider.runtime.serving.v1.wire import fields_of
 
 LIMITS = RequestLimits()
 MODEL = ServedModel(

@@ -11,7 +11,7 @@ from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.frontend import Caller
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.served_model import Serving
-from outrider.runtime.serving.wire import (
+from outrider.runtime.serving.v1.wire import (
     add_tokens,
     check_counts,
     fields_of,
