@@ -15,6 +15,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from outrider.chat import CHAT_OPTIONS, build_chat
 from outrider.errors import decode_error
 from outrider.v1 import inference_pb2 as wire
 from outrider.v1 import inference_pb2_grpc
@@ -104,7 +105,7 @@ class Client:
 
     async def generate(
         self,
-        prompt: str | Sequence[int] | wire.GenerateRequest,
+        prompt: str | Sequence[int] | wire.GenerateRequest | None = None,
         *,
         timeout_s: float | None = None,
         **options: Any,
@@ -112,10 +113,11 @@ class Client:
         """Stream a completion; leaving the loop or cancelling the task cancels the request.
 
         Args:
-            prompt: text, token ids, or a whole request.
+            prompt: text, token ids, or a whole request; None with ``messages``.
             timeout_s: deadline of the call in seconds.
             options: fields of ``GenerateRequest`` and of its ``Sampling``, by name; ``speculation`` takes a mapping,
-                ``answer_prefix_tokens`` token ids.
+                ``answer_prefix_tokens`` token ids. ``messages`` are a chat, a mapping each, with the options of
+                ``outrider.chat.build_chat``.
 
         Yields:
             Deltas; the last one has ``finish`` set.
@@ -191,19 +193,29 @@ class Client:
 
 
 def build_request(
-    prompt: str | Sequence[int] | wire.GenerateRequest, **options: Any
+    prompt: str | Sequence[int] | wire.GenerateRequest | None = None,
+    *,
+    messages: Sequence[Mapping[str, Any]] | None = None,
+    **options: Any,
 ) -> wire.GenerateRequest:
     """Return a request made from a prompt and options named as in ``Client.generate``.
 
+    With ``messages`` instead of a prompt, options of ``outrider.chat.build_chat`` are taken too.
+
     Raises:
-        TypeError: no field has the name of an option.
+        TypeError: no field has the name of an option, or there is not one of prompt and messages.
     """
     request = wire.GenerateRequest()
-    if isinstance(prompt, wire.GenerateRequest):
+    if (prompt is None) == (messages is None):
+        raise TypeError("one of prompt and messages is required")
+    if messages is not None:
+        of_chat = {name: options.pop(name) for name in CHAT_OPTIONS if name in options}
+        request.chat.CopyFrom(build_chat(messages, **of_chat))
+    elif isinstance(prompt, wire.GenerateRequest):
         request.CopyFrom(prompt)
     elif isinstance(prompt, str):
         request.text = prompt
-    else:
+    elif prompt is not None:
         request.tokens.ids.extend(prompt)
         request.tokens.SetInParent()
     in_sampling = wire.Sampling.DESCRIPTOR.fields_by_name
