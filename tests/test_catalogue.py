@@ -240,6 +240,13 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         "runtime/drafters/phrases/test_phrases": ("test_the_hand_examples_of_matching_segments",),
         "runtime/drafters/phrases/test_lookahead": ("test_the_hand_example_of_a_window",),
     },
+    "prompts are scored by the model alone": {
+        "runtime/loop/scores/test_scores": (
+            "test_every_token_has_the_models_own_log_probability",
+            "test_of_a_real_model_they_are_pytorchs",
+            "test_neighbours_are_fed_the_chunks_that_they_have_without_it",
+        ),
+    },
     "token masks": {
         "engines/sampling/masks/test_laws": (
             "test_a_masked_chain_has_the_law_of_the_masked_target",
@@ -270,6 +277,16 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_what_people_write_makes_no_control_token",
         ),
         "export/test_chat_golden": ("test_what_is_stored_is_what_transformers_renders",),
+    },
+    "completions of one prompt are those of their own seeds": {
+        "runtime/loop/samples/test_requests": (
+            "test_each_is_the_answer_of_its_own_seed_asked_alone",
+            "test_a_prompt_is_copied_to_the_draft_no_sooner_than_it_would_be_fed",
+            "test_both_models_read_the_prompt_once",
+        ),
+        "runtime/loop/test_ahead": (
+            "test_completions_of_one_prompt_are_those_of_their_own_seeds",
+        ),
     },
     "the law of served answers, by drafter": {
         "runtime/drafters/test_laws": ("test_answers_have_the_targets_law",)

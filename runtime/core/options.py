@@ -17,19 +17,16 @@ from outrider.runtime.core.params import BeamParams, ChatParams, SpeculationPara
 
 # The caller may leave these out or say the only value that is served.
 ONLY_VALUES: Mapping[str, object] = {
-    "prompt_logprobs": 0,
     "regex": "",
     "json_schema": "",
     "grammar": "",
     "disable_any_whitespace": False,
-    "echo": False,
     "cache_salt": "",
     "adapter": "",
     "best_of": None,
 }
 # Likewise, unless a beam search is asked for.
 ONLY_WITH_BEAMS: Mapping[str, object] = {
-    "n": 1,
     "length_penalty": 1.0,
     "early_stopping": False,
     "exhaustive_search": False,
