@@ -150,6 +150,7 @@ def open_serving(
         bit_equality=bit_equality,
         weights_are_private=not is_mapped,
         mapped=bundle if is_mapped else None,
+        close=pair.close,
     )
 
 
