@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
+from outrider.chat import build_chat
 from outrider.v1 import inference_pb2 as wire
 
 Prompt: TypeAlias = str | Sequence[int] | wire.GenerateRequest
@@ -116,47 +117,27 @@ def build_request(
     """Return a request made from a prompt, or from ``messages``, and options.
 
     Raises:
-        TypeError: there is no such option, no prompt, or a value has another type.
+        TypeError: there is no such option, not one of prompt and messages, or a value has another type.
         ValueError: a value does not fit its field.
     """
-    request = wire.GenerateRequest()
     given: dict[str, Any] = dict(options)
-    chat = {name: given.pop(name) for name in ChatParams.__annotations__ if name in given}
-    if isinstance(prompt, wire.GenerateRequest):
+    of_chat = {name: given.pop(name) for name in ChatParams.__annotations__ if name in given}
+    request = wire.GenerateRequest()
+    if (prompt is None) == ("messages" not in of_chat):
+        raise TypeError("one of prompt and messages is required")
+    if "messages" in of_chat:
+        request.chat.CopyFrom(build_chat(**of_chat))
+    elif of_chat:
+        raise TypeError(f"{', '.join(of_chat)}: only with messages")
+    elif isinstance(prompt, wire.GenerateRequest):
         request.CopyFrom(prompt)
     elif isinstance(prompt, str):
         request.text = prompt
     elif prompt is not None:
         request.tokens.ids.extend(prompt)
         request.tokens.SetInParent()
-    elif not chat:
-        raise TypeError("give a prompt or messages")
-    if chat:
-        if request.WhichOneof("prompt") is not None:
-            raise TypeError(f"{', '.join(chat)}: not beside a prompt")
-        request.chat.CopyFrom(build_chat(**chat))
     _add_options(request, given)
     return request
-
-
-def build_chat(**options: Unpack[ChatParams]) -> wire.Chat:
-    """Return the message of a conversation.
-
-    Raises:
-        TypeError: there are no messages, or one has no role, or a content that is not text.
-    """
-    if "messages" not in options:
-        raise TypeError(f"{', '.join(options)}: only with messages")
-    chat = wire.Chat(messages=[_message(one) for one in options["messages"]])
-    for name in ("add_generation_prompt", "continue_final_message", "template"):
-        if name in options:
-            setattr(chat, name, options[name])
-    if "tools" in options:
-        chat.tools_json = json.dumps(list(options["tools"]), ensure_ascii=False)
-    if "template_arguments" in options:
-        arguments = dict(options["template_arguments"])
-        chat.template_arguments_json = json.dumps(arguments, ensure_ascii=False)
-    return chat
 
 
 def build_tokenize(
@@ -166,27 +147,19 @@ def build_tokenize(
     source_language: str,
     chat: ChatParams,
 ) -> wire.TokenizeRequest:
-    """Return the request of ``tokenize``: of a text, or of a conversation."""
+    """Return the request of ``tokenize``: of a text, or of a conversation.
+
+    Raises:
+        TypeError: as ``build_request``.
+    """
+    if chat and "messages" not in chat:
+        raise TypeError(f"{', '.join(chat)}: only with messages")
     return wire.TokenizeRequest(
         text=text,
         add_special_tokens=add_special_tokens,
         target=target,
         source_language=source_language,
         chat=build_chat(**chat) if chat else None,
-    )
-
-
-def _message(given: Message) -> wire.ChatMessage:
-    role, content = given.get("role"), given.get("content")
-    if not isinstance(role, str):
-        raise TypeError("messages: each must have a role")
-    if not isinstance(content, str | None):
-        raise TypeError("messages: content must be text")
-    more = {key: value for key, value in given.items() if key not in ("role", "content")}
-    return wire.ChatMessage(
-        role=role,
-        content=content or "",
-        fields_json=json.dumps(more, ensure_ascii=False) if more else "",
     )
 
 

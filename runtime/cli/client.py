@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from outrider.runtime.cli.chat import DEFAULT_ADDRESS, opening_messages, template_arguments
 from outrider.runtime.cli.refusals import refusals
-
-DEFAULT_ADDRESS = "localhost:50051"
 
 Address = Annotated[str, typer.Option(help="Server, as HOST:PORT.")]
 
@@ -20,6 +19,15 @@ def generate(
         str, typer.Option(help="Text to complete, or to answer to; - reads standard input.")
     ],
     address: Address = DEFAULT_ADDRESS,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a message, put into the chat template.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="With --chat: what the system says first.")
+    ] = None,
+    template_argument: Annotated[
+        list[str] | None, typer.Option(help="With --chat: NAME=JSON, a variable of the template.")
+    ] = None,
     source_language: Annotated[
         str | None, typer.Option(help="Of the prompt, for a model with an encoder.")
     ] = None,
@@ -106,7 +114,15 @@ def generate(
     options = {name: value for name, value in given.items() if value is not None}
     options["speculation"] = {k: v for k, v in speculation.items() if v is not None}
     options["return_trace"] = trace
+    if chat:
+        arguments = template_arguments(template_argument or [])
+        options |= {"template_arguments": arguments} if arguments else {}
+    elif system is not None or template_argument:
+        name = "--system" if system is not None else "--template-argument"
+        raise typer.BadParameter("needs --chat", param_hint=name)
     text = sys.stdin.read() if prompt == "-" else prompt
+    if chat:
+        options["messages"] = [*opening_messages(system), {"role": "user", "content": text}]
     with refusals():
         asyncio.run(_generate(address, text, timeout_s, options))
 
@@ -128,7 +144,8 @@ async def _generate(
     num_steps = 0
     text = ""
     async with Client(address) as client:
-        async for response in client.generate(prompt, timeout_s=timeout_s, **options):
+        given = None if "messages" in options else prompt
+        async for response in client.generate(given, timeout_s=timeout_s, **options):
             is_ranked = len(response.finish.beams) > 1
             if not options["return_trace"] and not is_ranked:
                 typer.echo(response.text, nl=False)

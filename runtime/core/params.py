@@ -5,11 +5,15 @@ Pure values; validation against the bundle's limits is in ``runtime.core.validat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from outrider.engines.base import step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, TokenLogprobs
+
+# What a message of a chat takes to be rendered beside its text, in bytes of text that take as long to be tokenised.
+MESSAGE_OVERHEAD = 200
 
 
 class FinishReason(StrEnum):
@@ -129,6 +133,55 @@ class BeamParams:
     def num_slots(self) -> int:
         """Slots of a request."""
         return max(self.num_beams, self.width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One message of a conversation.
+
+    Attributes:
+        content: text; without meaning where ``fields`` has a content.
+        fields: JSON object of the message's other keys; empty for none.
+    """
+
+    role: str
+    content: str = ""
+    fields: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatParams:
+    """A conversation to go on with; nothing is checked yet.
+
+    Attributes:
+        adds_generation_prompt: whether to end with what an answer begins with; None: unless ``continues_final``.
+        continues_final: whether to go on with the last message instead of answering it.
+        tools: JSON array; empty for none.
+        arguments: JSON object of further variables of the template; empty for none.
+        template: name; empty for the default.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    adds_generation_prompt: bool | None = None
+    continues_final: bool = False
+    tools: str = ""
+    arguments: str = ""
+    template: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of UTF-8 of all texts together."""
+        return sum(len(text.encode()) for text in self._texts())
+
+    @property
+    def size(self) -> int:
+        """Bytes of a text that takes about as long to be tokenised as this takes to be rendered and tokenised."""
+        return self.num_bytes + MESSAGE_OVERHEAD * len(self.messages)
+
+    def _texts(self) -> Iterator[str]:
+        yield from (self.tools, self.arguments)
+        for one in self.messages:
+            yield from (one.role, one.content, one.fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

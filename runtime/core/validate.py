@@ -16,6 +16,7 @@ from outrider.runtime.core.errors import ContextTooLong, ModelNotFound, RequestE
 from outrider.runtime.core.options import (
     REQUEST_ID,
     check_beams,
+    check_chat,
     check_count,
     check_ids,
     check_options,
@@ -24,7 +25,13 @@ from outrider.runtime.core.options import (
     check_text,
     check_texts,
 )
-from outrider.runtime.core.params import BeamParams, GrammarParams, RequestSpec, SpeculationParams
+from outrider.runtime.core.params import (
+    BeamParams,
+    ChatParams,
+    GrammarParams,
+    RequestSpec,
+    SpeculationParams,
+)
 
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
 SMALLEST_DIVISOR = 0.01
@@ -38,7 +45,8 @@ class RequestLimits:
     """Bounds of one request; ``GetServerInfo`` reports them.
 
     Attributes:
-        max_prompt_bytes: UTF-8 bytes of a text prompt, checked before it is tokenised.
+        max_prompt_bytes: UTF-8 bytes of a text prompt, checked before it is tokenised; of a chat those of all its
+            texts together, and those of the rendered one.
         max_tokens: output tokens at most; the context bounds them too.
         default_max_tokens: output tokens where a request does not say.
         max_request_s: seconds a request may take in all, whatever the client's deadline.
@@ -61,6 +69,7 @@ class RequestLimits:
     max_request_s: float = 600.0
     max_message_bytes: int = 4 << 20
     max_reference_bytes: int = 1 << 16
+    max_messages: int = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,7 @@ class ServedModel:
         source_vocab_size: of the sources' tokens; 0 for a model without an encoder.
         shares_vocabulary: whether ids of sources and answers stand for the same tokens.
         banned_token_ids: never drawn, and never part of a request's own answer prefix.
+        chat_templates: names of the templates for chats; empty where there are none.
     """
 
     name: str
@@ -95,6 +105,7 @@ class ServedModel:
     source_vocab_size: int = 0
     shares_vocabulary: bool = True
     banned_token_ids: tuple[int, ...] = ()
+    chat_templates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +113,7 @@ class GenerateFields:
     """A request as it arrived, defaults filled in; nothing is checked yet.
 
     Attributes:
-        text: prompt as text, or None when it came as ``tokens``.
+        text: prompt as text, or None when it came as ``tokens`` or ``chat``.
         max_tokens: None takes the default.
         beams: None for one completion, which is drawn or greedy.
         options: values of the options in ``runtime.core.options``, by name.
@@ -118,6 +129,7 @@ class GenerateFields:
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
+    chat: ChatParams | None = None
     request_id: str = ""
     model: str = ""
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -270,8 +282,10 @@ def _check_prompt(fields: GenerateFields, limits: RequestLimits, model: ServedMo
             # What the text needs at least; how many tokens it has is known later.
             num_bytes = len(fields.text.encode())
             check_prompt_size(-(-num_bytes // model.max_token_bytes), model)
+    elif fields.chat is not None:
+        check_model_chat(fields.chat, limits, model)
     elif fields.tokens is None:
-        raise RequestError("prompt", "one of text and tokens is required")
+        raise RequestError("prompt", "one of text, tokens and chat is required")
     else:
         check_prompt_size(len(fields.tokens), model)
         check_ids("tokens.ids", fields.tokens, model.source_vocab_size or model.vocab_size)
@@ -280,6 +294,17 @@ def _check_prompt(fields: GenerateFields, limits: RequestLimits, model: ServedMo
             raise RequestError("source_language", rule)
     check_text("answer_prefix", fields.answer_prefix, limits.max_prompt_bytes)
     check_ids(fields.answer_prefix_name, fields.answer_prefix_tokens or (), model.vocab_size)
+
+
+def check_model_chat(chat: ChatParams, limits: RequestLimits, model: ServedModel) -> None:
+    """Refuse a conversation that this model does not take, or that is too large: see ``check_chat``."""
+    check_chat(
+        chat,
+        max_messages=limits.max_messages,
+        max_bytes=limits.max_prompt_bytes,
+        templates=model.chat_templates,
+        has_encoder=model.max_source > 0,
+    )
 
 
 def _check_stops(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:

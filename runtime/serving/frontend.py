@@ -101,7 +101,8 @@ class Frontend:
             max_queued_tokens=serving.config.max_queued_tokens,
             retry_after_s=serving.config.retry_after_s,
         )
-        self.encoder = RequestEncoder(serving.codec, self._texts)
+        max_bytes = serving.limits.max_prompt_bytes
+        self.encoder = RequestEncoder(serving.codec, self._texts, serving.chats, max_bytes)
         self._post = Post(asyncio.get_running_loop())
         serving.worker.after_step(self._post.send)
 
@@ -214,7 +215,7 @@ class Frontend:
         if caller.remaining_s is not None:
             budget_s = min(budget_s, caller.remaining_s)
         deadline_s = serving.clock() + budget_s
-        if fields.text is not None:
+        if fields.tokens is None:
             # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
             num_ahead, num_tokens = self._texts.prompts
             serving.worker.check_room(1, num_tokens + 1, num_ahead)

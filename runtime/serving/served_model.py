@@ -19,6 +19,8 @@ from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
+from outrider.runtime.serving.chat.conversation import PLAIN_ROLES
+from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec
 from outrider.v1 import inference_pb2 as wire
@@ -108,6 +110,8 @@ class Serving:
         mapped: the bundle, if engines of this process compute from its files, so that these must be watched; else None.
         file_watch_s: seconds between two looks at them.
         close: frees the engines of this process, after ``worker.stop``.
+        chats: renders conversations; None where the bundle has no template.
+        generation_defaults: what the checkpoint asks for in generation, applied or not; JSON values.
     """
 
     worker: ServingWorker
@@ -124,6 +128,8 @@ class Serving:
     mapped: Bundle | None = None
     file_watch_s: float = 5.0
     close: Callable[[], None] = do_nothing
+    chats: ChatEncoder | None = None
+    generation_defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 def describe(serving: Serving) -> wire.GetServerInfoResponse:
@@ -158,7 +164,21 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             bit_equality=f"BIT_EQUALITY_{serving.bit_equality.name}",
         ),
         text_to_text=_text_to_text(serving),
+        chat=_chat(serving),
+        generation_defaults_json=_generation_defaults(serving),
+        applies_generation_defaults=serving.defaults != NO_DEFAULTS,
     )
+
+
+def _chat(serving: Serving) -> wire.ChatInfo | None:
+    if serving.chats is None:
+        return None
+    return wire.ChatInfo(templates=serving.chats.names, plain_text_roles=PLAIN_ROLES)
+
+
+def _generation_defaults(serving: Serving) -> str:
+    asked = dict(serving.generation_defaults)
+    return json.dumps(asked, sort_keys=True) if asked else ""
 
 
 def _text_to_text(serving: Serving) -> wire.TextToTextInfo | None:

@@ -37,7 +37,8 @@ def test_a_conversation_is_built_of_messages_with_their_other_keys_as_json():
     )
     first, second = request.chat.messages
     assert (first.role, first.content, first.fields_json) == ("user", "Grüße", '{"name": "Ann"}')
-    assert (second.content, json.loads(second.fields_json)) == ("", {"tool_calls": calls})
+    other = {"content": None, "tool_calls": calls}
+    assert (second.content, json.loads(second.fields_json)) == ("", other)
     assert json.loads(request.chat.tools_json) == [{"type": "function"}]
     assert json.loads(request.chat.template_arguments_json) == {"enable_thinking": False}
     assert request.chat.continue_final_message
@@ -48,11 +49,11 @@ def test_a_conversation_is_built_of_messages_with_their_other_keys_as_json():
 @pytest.mark.parametrize(
     ("prompt", "options", "words"),
     [
-        (None, {}, "give a prompt or messages"),
-        (None, {"tools": []}, "tools: only with messages"),
-        ("a", {"messages": []}, "messages: not beside a prompt"),
-        (None, {"messages": [{"content": "a"}]}, "each must have a role"),
-        (None, {"messages": [{"role": "user", "content": ["a"]}]}, "content must be text"),
+        (None, {}, "one of prompt and messages"),
+        (None, {"tools": []}, "one of prompt and messages"),
+        ("a", {"tools": []}, "tools: only with messages"),
+        ("a", {"messages": []}, "one of prompt and messages"),
+        (None, {"messages": [{"content": "a"}]}, "must have a role"),
         ("a", {"temprature": 1.0, "top_q": 1}, "no such option: temprature, top_q"),
     ],
 )

@@ -96,6 +96,8 @@ class PipedWorker:
                 weights_are_private=serving.weights_are_private,
                 speculation=worker.default_speculation,
                 snapshot=worker.snapshot(),
+                chat=None if serving.chats is None else serving.chats.files,
+                generation_defaults=dict(serving.generation_defaults),
             )
         )
         while self._wait(serving) is False or self._obey(self._connection.recv()):

@@ -21,6 +21,7 @@ from outrider.runtime.core.params import Event, Failed, Finished, Progressed, Re
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
+from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.isolated.messages import (
     Beat,
     Cancel,
@@ -351,9 +352,10 @@ def open_isolated(root: Path, options: ServeOptions) -> Serving:
     """
     worker = IsolatedWorker(Engines(root, options))
     opened = worker.opened
+    codec = _codec(opened)
     return Serving(
         worker=worker,
-        codec=_codec(opened),
+        codec=codec,
         model=opened.model,
         config=opened.config,
         limits=opened.limits,
@@ -361,6 +363,8 @@ def open_isolated(root: Path, options: ServeOptions) -> Serving:
         certificate=opened.certificate,
         bit_equality=opened.bit_equality,
         weights_are_private=opened.weights_are_private,
+        chats=None if opened.chat is None else ChatEncoder(opened.chat, codec),
+        generation_defaults=opened.generation_defaults,
     )
 
 

@@ -13,6 +13,8 @@ from outrider.runtime.core.options import ALL_VALUES, check_count
 from outrider.runtime.core.params import (
     BeamAnswer,
     BeamParams,
+    ChatMessage,
+    ChatParams,
     EmittedToken,
     Finished,
     FinishReason,
@@ -101,16 +103,23 @@ def check_counts(request: wire.GenerateRequest, limits: RequestLimits, model: Se
     name = "sampling.allowed_token_ids"
     check_count(name, sampling.allowed_token_ids, limits.max_allowed_token_ids)
     check_count("speculation.branching", request.speculation.branching, MAX_BRANCHING)
+    check_count("chat.messages", request.chat.messages, limits.max_messages)
     check_prefix_size("answer_prefix_tokens.ids", len(request.answer_prefix_tokens.ids), 1, model)
     check_prompt_size(len(request.tokens.ids), model)
 
 
-def check_tokenize(request: wire.TokenizeRequest, *, has_encoder: bool) -> None:
-    """Refuse options that a text to tokenise cannot have.
+def check_tokenize(request: wire.TokenizeRequest, *, has_encoder: bool, max_messages: int) -> None:
+    """Refuse options that a text to tokenise, or a chat, cannot have.
 
     Raises:
         RequestError: naming the field.
     """
+    if request.HasField("chat"):
+        check_count("chat.messages", request.chat.messages, max_messages)
+        for field, _ in request.ListFields():
+            if field.name != "chat":
+                raise RequestError(field.name, "must be left out with chat")
+        return
     for name in ("target", "source_language"):
         if getattr(request, name) and not has_encoder:
             raise UnsupportedOption(name, "needs a model with an encoder; leave it out")
@@ -137,6 +146,7 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
     return GenerateFields(
         text=given.get("text"),
         tokens=tuple(request.tokens.ids) if "tokens" in given else None,
+        chat=chat_of(request.chat) if "chat" in given else None,
         request_id=given.get("request_id", ""),
         model=given.get("model", ""),
         # A beam search draws nothing, so a missing temperature is 0.
@@ -161,6 +171,22 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
         ),
         default_min_tokens=0 if "min_tokens" in sampling else defaults.min_tokens,
         has_default_beams=not request.HasField("num_beams"),
+    )
+
+
+def chat_of(chat: wire.Chat) -> ChatParams:
+    """Return a conversation as it was sent."""
+    has_wish = chat.HasField("add_generation_prompt")
+    return ChatParams(
+        messages=tuple(
+            ChatMessage(role=one.role, content=one.content, fields=one.fields_json)
+            for one in chat.messages
+        ),
+        adds_generation_prompt=chat.add_generation_prompt if has_wish else None,
+        continues_final=chat.continue_final_message,
+        tools=chat.tools_json,
+        arguments=chat.template_arguments_json,
+        template=chat.template,
     )
 
 

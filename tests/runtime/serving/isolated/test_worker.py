@@ -31,6 +31,7 @@ from outrider.runtime.core.errors import (
 )
 from outrider.runtime.core.params import Event, Failed, Progressed
 from outrider.runtime.core.validate import RequestLimits, ServedModel
+from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.isolated import child
 from outrider.runtime.serving.isolated.child import PipedWorker
@@ -466,3 +467,19 @@ def test_an_engine_that_ends_during_a_drain_is_not_replaced(
     assert isinstance(answers.error("a"), EngineRestart)
     assert worker.stop(0.0)
     assert len(scripts.all) == 1 and not worker.pulse.has_died
+
+
+def test_an_engine_with_chat_templates_brings_them(scripts: Scripts, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    files = ChatFiles(templates={"default": "{{ x }}"}, special_tokens={}, control_tokens=())
+    scripts.answer = replace(
+        opened((tmp_path / "tokenizer.json").read_bytes()),
+        chat=files,
+        generation_defaults={"top_p": 0.5},
+    )
+    serving = open_isolated(Path("bundle"), ServeOptions())
+    info = describe(serving)
+    assert info.chat.templates == ["default"]
+    assert info.generation_defaults_json == '{"top_p": 0.5}'
+    assert not info.applies_generation_defaults
+    assert serving.worker.stop(0.0)
