@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +12,13 @@ from pathlib import Path
 import pytest
 from outrider import LLM, Client, SamplingParams, build_request
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.errors import DrainDeadline, RequestError, UnsupportedOption
+from outrider.runtime.core.errors import (
+    DrainDeadline,
+    EngineRestart,
+    RequestError,
+    UnsupportedOption,
+)
+from outrider.runtime.offline import llm as llm_module
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.server import Server
 
@@ -83,6 +92,48 @@ def test_leaving_a_stream_cancels_its_request(llm: LLM):
     assert next(llm.stream(build_request("a", request_id="x", **GREEDY))).tokens
 
 
+@pytest.fixture
+def chat_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
+    """The bundle with a template that spells a conversation out."""
+    root = tmp_path / "chat"
+    shutil.copytree(tiny_bundle, root)
+    template = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+    files = {
+        "chat/default.jinja": template + "{% if add_generation_prompt %}assistant:{% endif %}",
+        "chat/special_tokens.json": json.dumps({"special_tokens": {}, "control_tokens": []}),
+    }
+    manifest = json.loads((root / "manifest.json").read_text("utf-8"))
+    (root / "chat").mkdir()
+    for name, text in files.items():
+        data = text.encode()
+        (root / name).write_bytes(data)
+        entry = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        manifest["files"][name] = entry
+    (root / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    return root
+
+
+def test_a_conversation_is_rendered_and_answered(chat_bundle: Path):
+    hello = [{"role": "user", "content": "the quick"}]
+    more = [*hello, {"role": "assistant", "content": "brown"}]
+    with LLM(chat_bundle, gamma=0) as llm:
+        (one,) = llm.chat(hello, GREEDY)
+        both = llm.chat([hello, more], GREEDY)
+        (continued,) = llm.chat(more, GREEDY, chat_params={"continue_final_message": True})
+        rendered = llm.generate(
+            [
+                "user: the quick\nassistant:",
+                "user: the quick\nassistant: brown\nassistant:",
+                "user: the quick\nassistant: brown",
+            ],
+            GREEDY,
+        )
+    texts = [answer.text for answer in (*both, continued)]
+    assert texts == [answer.text for answer in rendered]
+    assert one.text == texts[0] and len({*texts}) == 3
+    assert one.prompt is None
+
+
 def test_refusals_name_field_and_rule_and_leave_nobody_behind(llm: LLM):
     with pytest.raises(RequestError, match="temperature") as refused:
         llm.generate(["a", "b"], [ENDLESS, SamplingParams(temperature=9.0)])
@@ -98,6 +149,16 @@ def test_what_is_served_and_a_bar_of_what_is_done(llm: LLM, capsys: pytest.Captu
     assert (llm.info().vocab_size, llm.info().limits.max_context) == (512, 256)
     llm.generate(PROMPTS, GREEDY, progress=True)
     assert "100%" in capsys.readouterr().err
+
+
+def test_where_the_worker_is_dead_requests_end(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(llm_module, "WATCH_EVERY_S", 0.01)
+    with LLM(tiny_bundle, gamma=0, max_running=1) as llm:
+        pulse = llm._serving.worker.pulse
+        pulse.has_died = True
+        with pytest.raises(EngineRestart):
+            for _ in range(100_000):
+                llm.generate("a", SamplingParams(max_tokens=1))
 
 
 def test_closing_ends_what_is_under_way_and_all_threads(tiny_bundle: Path):
