@@ -14,15 +14,17 @@ import typer
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.params import Failed, RequestSpec, SpeculationParams
+from outrider.runtime.core.params import Failed, Prompt, SpeculationParams
 from outrider.runtime.drafters.registry import DRAFTER_NAMES
 from outrider.runtime.drafters.text.suffix_array import write_datastore
+from outrider.runtime.offline.prompts import prompt_of
 from outrider.runtime.offline.rig import Answer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from scripts.bench.tools.common import Rig, code_prompts, open_rig
+from scripts.bench.tools.sources import task_sources
 
 COMPOSED = ("model/lookup", "model/suffix+ngram", "lookup+datastore+model", "tree+suffix")
 ALL = "all"
@@ -31,10 +33,11 @@ MATRIX = (6, 14, "0,1,2,3,4,5,6,7,8", "1,2,3,4,5", ALL)
 MODES = {"greedy": (0.0, ExactnessMode.MAX_ACCEPT), "seed_stable": (1.0, ExactnessMode.SEED_STABLE)}
 
 Answers = list[tuple[int, ...]]
+Prompts = Sequence[Prompt | tuple[int, ...]]
 
 
 def completions(
-    rig: Rig, prompts: Sequence[Sequence[int]], speculations: Sequence[SpeculationParams], params: SamplingParams,
+    rig: Rig, prompts: Prompts, speculations: Sequence[SpeculationParams], params: SamplingParams,
     max_tokens: int, arrivals: random.Random,
 ) -> Answers:  # fmt: skip
     """Output tokens of every prompt, submitted at random steps while others run."""
@@ -43,12 +46,7 @@ def completions(
     while pending or running:
         while pending and (not running or arrivals.random() < 0.3):
             number = pending.pop(0)
-            rig.next_id += 1
-            spec = RequestSpec(
-                internal_id=f"equality-{rig.next_id}", request_id=f"equality-{rig.next_id}",
-                prompt_tokens=tuple(prompts[number]), params=params, seed=number, max_tokens=max_tokens,
-                speculation=speculations[number],
-            )  # fmt: skip
+            spec = rig.spec(prompts[number], params, speculations[number], max_tokens, seed=number)
             running.append(answers[number])
             rig.worker.submit(spec, answers[number])
         rig.worker.run_step()
@@ -66,9 +64,7 @@ def quoted(speculation: SpeculationParams, answers: Answers) -> list[Speculation
     ]
 
 
-def plain_answers(
-    rig: Rig, prompts: Sequence[Sequence[int]], max_tokens: int
-) -> dict[str, Answers]:
+def plain_answers(rig: Rig, prompts: Prompts, max_tokens: int) -> dict[str, Answers]:
     """Answers without drafts, by mode."""
     found = {}
     for name, (temperature, mode) in MODES.items():
@@ -102,7 +98,7 @@ Cell = tuple[str, str, int, int]
 
 
 def compared(
-    bundle: Path, sizes: Sizes, prompts: Sequence[Sequence[int]], plain: Mapping[str, Answers],
+    bundle: Path, sizes: Sizes, prompts: Prompts, plain: Mapping[str, Answers],
     max_tokens: int, threads: int,
 ) -> dict[Cell, int]:  # fmt: skip
     """Prompts whose tokens differ from the plain answers, by cell; a datastore holds half of these."""
@@ -171,7 +167,17 @@ def main(
         num_prompts, max_tokens, gammas, batches, drafters = MATRIX
     sizes = Sizes.of(drafters, gammas, batches)
     alone = open_rig(bundle, max_batch=1, num_threads=threads)
-    prompts = [alone.tokenizer.encode(text) for text in code_prompts(num_prompts)]
+    has_encoder = alone.bundle.manifest.text2text is not None
+    # Functions are longer than messages, so that sources of many lengths stand beside each other.
+    texts = (
+        [
+            *task_sources("translate", num_prompts // 2),
+            *task_sources("summarize", -(-num_prompts // 2)),
+        ]
+        if has_encoder
+        else code_prompts(num_prompts)
+    )
+    prompts = [prompt_of(text, alone.tokenizer) for text in texts]
     plain = plain_answers(alone, prompts, max_tokens)
     alone.close()
     found = compared(bundle, sizes, prompts, plain, max_tokens, threads)
