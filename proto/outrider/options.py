@@ -188,7 +188,8 @@ def _add_options(request: wire.GenerateRequest, given: dict[str, Any]) -> None:
 def _speculation(given: Mapping[str, Any]) -> wire.Speculation:
     if isinstance(mode := given.get("mode"), str):
         names = wire.ExactnessMode.DESCRIPTOR.values_by_name
-        if (name := _MODE_PREFIX + mode.upper()) not in names:
+        name = _MODE_PREFIX + mode.upper().removeprefix(_MODE_PREFIX)
+        if name not in names:
             raise ValueError("speculation.mode must be max_accept, seed_stable or lenient")
         given = {**given, "mode": names[name].number}
     return wire.Speculation(**given)

@@ -78,7 +78,8 @@ def test_modes_have_names():
         request = build_request("a", speculation={"mode": mode, "gamma": 2})
         assert wire.ExactnessMode.Name(request.speculation.mode).endswith(mode.upper())
         assert request.speculation.gamma == 2
-    assert build_request("a", speculation={"mode": 2}).speculation.mode == 2
+    for mode in (2, "EXACTNESS_MODE_SEED_STABLE"):
+        assert build_request("a", speculation={"mode": mode}).speculation.mode == 2
     with pytest.raises(ValueError, match="must be max_accept"):
         build_request("a", speculation={"mode": "exact"})
 
