@@ -29,7 +29,6 @@ ONLY_VALUES: Mapping[str, object] = {
 }
 # Likewise, unless a beam search is asked for.
 ONLY_WITH_BEAMS: Mapping[str, object] = {
-    "n": 1,
     "length_penalty": 1.0,
     "early_stopping": False,
     "exhaustive_search": False,

@@ -6,14 +6,18 @@ Pure values; validation against the bundle's limits is in ``runtime.core.validat
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import numpy as np
 from outrider.engines.base import step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, TokenLogprobs
 
 # What a message of a chat takes to be rendered beside its text, in bytes of text that take as long to be tokenised.
 MESSAGE_OVERHEAD = 200
+
+SAMPLE_STREAM = 9
+"""Half of the key that seeds of completions are drawn under; ``engines.sampling.noise`` has the other streams."""
 
 
 class FinishReason(StrEnum):
@@ -247,6 +251,32 @@ class RequestSpec:
     def num_slots(self) -> int:
         """Rows of the cache that the request needs, all at once."""
         return 1 if self.beams is None else self.beams.num_slots
+
+    def samples(self) -> tuple[RequestSpec, ...]:
+        """Return the requests of a group by index, this one first; they differ by their names and seeds alone."""
+        return (
+            self,
+            *(
+                replace(
+                    self,
+                    internal_id=f"{self.internal_id}.{index}",
+                    seed=sample_seed(self.seed, index),
+                    sample=index,
+                )
+                for index in range(1, self.num_samples)
+            ),
+        )
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """Return the 64-bit seed of a group's completion; that of the first is the group's.
+
+    Source: Salmon et al. 2011, Philox 4x64 as numpy has it: the first word of key (seed, stream) and counter index.
+    """
+    if index == 0:
+        return seed
+    key = np.array([seed, SAMPLE_STREAM], dtype=np.uint64)
+    return int(np.random.Philox(key=key, counter=index).random_raw())
 
 
 @dataclass(frozen=True, slots=True)

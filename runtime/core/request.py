@@ -8,12 +8,15 @@ Invariants between steps, where n is ``num_known``:
 * R3  A request holds a slot exactly while it is reading, prefilling or decoding.
 * R4  Of a request with a source, nothing is computed before the target has read it, and ``draft_computed`` is -1 until
   the draft model has.
+* R5  A request with a leader has nothing computed. Once the leader's prompt is computed, it stands where that one does,
+  and has no leader any more. A leader has none itself.
 
 Only ``Request.commit`` changes tokens, text and figures.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,6 +90,9 @@ class Request:
         num_computed: leading tokens valid in the target's cache.
         draft_computed: leading tokens valid in the draft's cache; -1 while the draft model has a source to read.
         num_unread: tokens of a source that the target has yet to read.
+        group: names the completions of one prompt that were admitted together; empty for a request alone.
+        leader: the request of the group that reads the prompt for this one, which waits; None where this one reads.
+        followers: the requests that this one is the leader of.
     """
 
     def __init__(
@@ -111,6 +117,9 @@ class Request:
         self.num_computed = 0
         self.num_unread = len(spec.source_tokens)
         self.draft_computed = -1 if spec.source_tokens else 0
+        self.group = ""
+        self.leader: Request | None = None
+        self.followers: Sequence[Request] = ()
         self.max_output = min(spec.max_tokens, max_context - num_prompt)
         self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
         self._end_tokens = frozenset(spec.params.end_token_ids)
@@ -199,6 +208,22 @@ class Request:
         if not has_source:
             self._note_prompt_computed()
 
+    def lead(self, others: Sequence[Request]) -> None:
+        """Have others of the group wait while this one reads the prompt for all of them."""
+        self.followers = tuple(others)
+        for one in others:
+            one.leader = self
+
+    def leave_group(self) -> None:
+        """Wait for nobody, and have the first of those that wait for this one read for the others."""
+        if self.leader is not None:
+            self.leader.followers = tuple(o for o in self.leader.followers if o is not self)
+            self.leader = None
+        if self.followers:
+            heir, *others = self.followers
+            self.followers, heir.leader = (), None
+            heir.lead(others)
+
     def commit_read(self) -> None:
         """Note that the target has read the source."""
         self.transition(RequestEvent.SOURCE_READ)
@@ -239,6 +264,7 @@ class Request:
     def fail(self) -> None:
         """End with an error; the slot is the caller's to free."""
         self.transition(RequestEvent.ENDED_BY_ERROR)
+        self.leave_group()
 
     def commit(
         self,
@@ -302,6 +328,18 @@ class Request:
     def _note_prompt_computed(self) -> None:
         if self.num_computed == self.num_known - 1:
             self.transition(RequestEvent.PROMPT_COMPUTED)
+        if self.followers and self.num_computed >= self.num_known - 1:
+            self._release()
+
+    def _release(self) -> None:
+        """Have the followers stand where this one stands; their slots hold what its slot does."""
+        followers, self.followers = self.followers, ()
+        for one in followers:
+            one.leader = None
+            if one.num_unread:
+                one.commit_read()
+            if self.num_computed:
+                one.commit_prefill(self.num_computed)
 
     def _append(
         self, draft_tokens: tuple[int, ...], verdict: Verdict

@@ -12,6 +12,8 @@ one left behind its chunks, decodes at once, as rows do.
 
 Of a model with an encoder, a row first reads its source, whole: running streams wait for it. A step has one read or
 one chunk, for the row admitted first. A row whose decoder prefix is one token decodes in the step of its read.
+
+Of the completions of one prompt one row, their leader, is fed; the others wait, and begin where its prompt ends.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Progress(Protocol):
         num_remaining: tokens it may still emit, at least 1.
         gamma: draft tokens per step it asks for.
         num_unread: tokens of its source, while the target has yet to read it; else 0.
+        leader: the row that reads the same source and prompt for it; None for a row that reads itself.
     """
 
     @property
@@ -53,6 +56,8 @@ class Progress(Protocol):
     def gamma(self) -> int: ...  # noqa: D102
     @property
     def num_unread(self) -> int: ...  # noqa: D102
+    @property
+    def leader(self) -> Progress | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +127,7 @@ def num_to_admit(queued: Sequence[int], num_free: int) -> int:
     running ones give back, so it never waits for ever.
 
     Args:
-        queued: slots that each queued request needs, oldest first.
+        queued: slots that each queued request needs, and each group for all of its completions, oldest first.
         num_free: slots that are free.
     """
     for num_admitted, num_slots in enumerate(queued):
@@ -149,14 +154,20 @@ def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = F
         return StepPlan(prefill=None, gammas=gammas)
     read = plan_read(rows, limits)
     if read:
-        return StepPlan(prefill=None, gammas=_gammas(rows, limits, None, read), read=read)
+        gammas = _with_leaders(rows, _gammas(rows, limits, None, read))
+        return StepPlan(prefill=None, gammas=gammas, read=read)
     prefill = plan_prefill(rows, limits)
-    return StepPlan(prefill=prefill, gammas=_gammas(rows, limits, prefill))
+    gammas = _with_leaders(rows, _gammas(rows, limits, prefill))
+    return StepPlan(prefill=prefill, gammas=gammas)
 
 
 def plan_read(rows: Sequence[Progress], limits: StepLimits) -> range:
     """The slots whose sources to read next; none while a row admitted earlier has a prompt to feed."""
-    lengths = {slot: row.num_unread for slot, row in enumerate(rows) if row.num_unread}
+    lengths = {
+        slot: row.num_unread
+        for slot, row in enumerate(rows)
+        if row.num_unread and row.leader is None
+    }
     if not lengths:
         return range(0)
     fed = [slot for slot, row in enumerate(rows) if row.num_known - row.num_computed > 1]
@@ -178,7 +189,9 @@ def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None
     lengths = {
         slot: min(missing + limits.answers_prompts, chunk)
         for slot, row in enumerate(rows)
-        if not row.num_unread and (missing := row.num_known - 1 - row.num_computed) > 0
+        if not row.num_unread
+        and row.leader is None
+        and (missing := row.num_known - 1 - row.num_computed) > 0
     }
     if not lengths:
         return None
@@ -242,3 +255,13 @@ def _gammas(
             room = min(row.num_remaining - 1, limits.max_context - row.num_known)
             gammas.append(max(0, min(row.gamma, limits.max_gamma, room)))
     return tuple(gammas)
+
+
+def _with_leaders(
+    rows: Sequence[Progress], gammas: tuple[int | None, ...]
+) -> tuple[int | None, ...]:
+    """Return the gammas with those of their leaders for rows that have one: they decode from the same step on."""
+    return tuple(
+        gamma if row.leader is None else gammas[rows.index(row.leader)]
+        for row, gamma in zip(rows, gammas, strict=True)
+    )

@@ -65,6 +65,7 @@ class RequestLimits:
     max_bad_words: int = 64
     max_logprobs: int = 20
     max_beams: int = 16
+    max_n: int = 16
     max_abort_ids: int = 256
     max_request_s: float = 600.0
     max_message_bytes: int = 4 << 20
@@ -124,7 +125,7 @@ class GenerateFields:
         has_default_beams: whether the beam search is a server's default, and the request did not ask for it.
         grammar: as in ``RequestSpec``, and likewise below.
         cache_salt: makes a scope of cached prefixes of its own within the tenant.
-        num_samples: completions of the prompt, drawn apart.
+        num_samples: completions of the prompt, drawn apart; 1 with a beam search.
     """
 
     text: str | None = None
@@ -225,6 +226,8 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
         check_beams(fields.beams, min(limits.max_beams, model.max_beams))
         given = {"stop": bool(fields.stop_strings), "logprobs": fields.num_logprobs is not None}
         check_ranked(fields.params, fields.speculation, given, fields.search_name)
+    else:
+        check_range("n", fields.num_samples, 1, min(limits.max_n, model.max_beams))
 
 
 def build_spec(
@@ -250,10 +253,6 @@ def build_spec(
         min_tokens=max(fields.params.min_tokens, min(fields.default_min_tokens, max_tokens)),
     )
     _check_drawable(params, model.vocab_size)
-    beams = fields.beams
-    if beams is not None and model.max_source:
-        # A decoder prefix is the token that decoding starts with, and what is forced behind it.
-        beams = replace(beams, num_forced=len(admission.prompt_tokens) - 1)
     return RequestSpec(
         internal_id=admission.internal_id,
         request_id=admission.request_id,
@@ -268,7 +267,8 @@ def build_spec(
         num_logprobs=fields.num_logprobs,
         skip_special_tokens=fields.skip_special_tokens,
         speculation=fields.speculation,
-        beams=beams,
+        beams=fields.beams,
+        num_samples=fields.num_samples,
         deadline_s=admission.deadline_s,
         tenant=admission.tenant,
         is_known=admission.is_known,

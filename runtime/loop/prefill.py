@@ -11,6 +11,9 @@ planned, uploaded and enqueued behind the round, and the device has work while t
     host     enqueue round | plan, feed ahead | wait | commit | enqueue round ...
     device   ... round ........................| chunk of prompt ......| round ...
 
+Of a group, the completions of one prompt, the leader alone is fed. When its prompt is computed its slot is copied to
+those of the others, and each gets its own first token, from the same logits where the chunk yields one.
+
 A source is read before its row is fed anything: alone, or with neighbours about as long, in one call. It cannot be cut
 into chunks, so that the rows that decode wait for all of it.
 
@@ -29,7 +32,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.engines.base import Engine, Source, Span
+from outrider.engines.base import Engine, EngineError, Source, Span
 from outrider.engines.device.rounds import do_nothing
 from outrider.engines.sampling.base import Sampler, Verdict
 from outrider.runtime.core.halves import tried_in_halves
@@ -103,12 +106,16 @@ class PromptFeeder:
 
     def _feed(self, ends: Sequence[End]) -> list[tuple[int, Verdict]]:
         """Feed neighbours and move their pointers; return the verdicts on first tokens by slot."""
+        logits = self._target.extend(_spans(ends))
+        for leader, end in ends:
+            if leader.followers:
+                fork(self._target, leader, end)
         rows = [
             replace(request.undrafted, index=index)
-            for index, (request, end) in enumerate(ends)
-            if end == request.num_known
+            for index, (leader, end) in enumerate(ends)
+            if end == leader.num_known
+            for request in (leader, *leader.followers)
         ]
-        logits = self._target.extend(_spans(ends))
         verdicts = self._sampler.judge(logits, rows) if rows else ()
         for request, end in ends:
             request.commit_prefill(end)
@@ -151,6 +158,8 @@ class PromptFeeder:
         self._forget()
         for request, end in fed:
             if error is None:
+                if request.followers:
+                    fork(self._target, request, end)
                 request.commit_prefill(end)
             else:
                 request.lose_cache()
@@ -213,12 +222,31 @@ class SourceReader:
         self._target.read([source_of(request) for request in requests])
         took_s = self._clock() - began
         for request in requests:
+            if request.followers:
+                fork(self._target, request, 0)
             request.commit_read()
         return sum(len(request.spec.source_tokens) for request in requests), took_s
 
     def _read_again(self, requests: Sequence[Request]) -> tuple[int, float]:
         self._beat()
         return self._read(requests)
+
+
+def fork(engine: Engine, leader: Request, end: int) -> None:
+    """Copy a leader's slot to those of its followers, if the prompt is computed with its leading ``end`` tokens.
+
+    A follower whose slot cannot be copied to reads for itself.
+    """
+    if end < leader.num_known - 1:
+        return
+    assert leader.slot is not None
+    for follower in leader.followers:
+        assert follower.slot is not None
+        try:
+            engine.move_slot(leader.slot, follower.slot, end)
+        except EngineError:
+            logger.exception("a prompt could not be copied; it is read again")
+            follower.leave_group()
 
 
 def source_of(request: Request) -> Source:

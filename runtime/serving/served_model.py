@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Protocol
@@ -25,8 +25,12 @@ from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDef
 from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec
 from outrider.v1 import inference_pb2 as wire
 
-# Limits of the wire that are ``RequestLimits`` of the same name; beams are bounded by the model too.
-_OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {"max_beams", "max_source_tokens"}
+# Limits of the wire that are ``RequestLimits`` of the same name; beams and n are bounded by the slots too.
+_OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {
+    "max_beams",
+    "max_n",
+    "max_source_tokens",
+}
 
 
 class ServingWorker(Protocol):
@@ -57,8 +61,8 @@ class ServingWorker(Protocol):
         """Call something after each step's events."""
         ...
 
-    def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
-        """Queue a request; its events go to ``deliver``."""
+    def submit_group(self, specs: Sequence[RequestSpec], delivers: Sequence[Deliver]) -> None:
+        """Queue completions of one prompt, all or none; the events of ``specs[i]`` go to ``delivers[i]``."""
         ...
 
     def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
@@ -148,6 +152,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             max_queued_tokens=config.max_queued_tokens,
             queue_timeout_s=config.queue_timeout_s,
             max_beams=min(limits.max_beams, model.max_beams),
+            max_n=min(limits.max_n, model.max_beams),
             max_source_tokens=model.max_source,
         ),
         speculation=wire.SpeculationInfo(

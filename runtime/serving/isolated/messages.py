@@ -111,9 +111,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """To the child: a request; its events come as ``StepEvents``, a refusal as ``Declined``."""
+    """To the child: completions of one prompt; their events come as ``StepEvents``, refusals as ``Declined``."""
 
-    spec: RequestSpec
+    specs: Sequence[RequestSpec]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import grpc.aio
-from outrider.runtime.core.params import Finished, RequestSpec, StepTrace
+from outrider.runtime.core.params import Finished, RequestSpec, StepTrace, sample_seed
 from outrider.runtime.core.tenant import is_known, tenant_of
 from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.frontend import Caller
@@ -54,7 +54,7 @@ class GenerateCall:
         await self._context.write(self._response(batch).SerializeToString())
 
     def _response(self, batch: Batch) -> wire.GenerateResponse:
-        response = wire.GenerateResponse(text=batch.text)
+        response = wire.GenerateResponse(text=batch.text, index=batch.index)
         add_tokens(response, batch.tokens, self._request.return_provenance)
         if self._request.return_trace:
             response.steps.extend(self._step(step) for step in batch.steps)
@@ -65,7 +65,8 @@ class GenerateCall:
                 response.tokens.extend(wire.Token(id=token) for token in best.tokens)
             spec = self._spec
             assert spec is not None
-            response.finish.CopyFrom(finish_of(batch.end, spec.seed, spec.request_id))
+            seed = sample_seed(spec.seed, batch.index)
+            response.finish.CopyFrom(finish_of(batch.end, seed, spec.request_id))
         return response
 
     def _step(self, step: StepTrace) -> wire.Step:

@@ -163,6 +163,7 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
         speculation=_speculation(speculation),
         beams=beams,
         options=_options(given, speculation),
+        num_samples=given.get("n", 1) if beams is None else 1,
         source_language=given.get("source_language", ""),
         target_language=given.get("target_language", ""),
         answer_prefix=given.get("answer_prefix", ""),

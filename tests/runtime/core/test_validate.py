@@ -180,17 +180,16 @@ def test_the_bounds_themselves_are_allowed(change):
 
 def test_unsupported_options_and_other_models():
     with pytest.raises(UnsupportedOption) as caught:
-        check_fields(replace(FIELDS, options={"n": 2}), LIMITS, MODEL)
-    assert caught.value.field == "n"
+        check_fields(replace(FIELDS, options={"best_of": 2}), LIMITS, MODEL)
+    assert caught.value.field == "best_of"
     with pytest.raises(ModelNotFound):
         check_fields(replace(FIELDS, model="other"), LIMITS, MODEL)
-    check_fields(replace(FIELDS, model="m", options={"n": 1}), LIMITS, MODEL)
+    check_fields(replace(FIELDS, model="m", options={"adapter": ""}), LIMITS, MODEL)
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        {"n": 2},
         {"length_penalty": 0.5},
         {"early_stopping": True},
         {"exhaustive_search": True},
@@ -219,7 +218,7 @@ def test_beams_go_with_bans_and_with_the_draft_model():
         params=params,
         seed=3,
         stop_token_ids=(9,),
-        options={"n": 2, "length_penalty": -0.5, "early_stopping": True},
+        options={"length_penalty": -0.5, "early_stopping": True},
         speculation=SpeculationParams(drafter="model", mode=ExactnessMode.SEED_STABLE),
     )
     check_fields(fields, LIMITS, MODEL)

@@ -71,7 +71,8 @@ class Isolated:
 
 async def answer(client: Client, **options: object) -> list[int]:
     stream = client.generate("def", **{"max_tokens": TOKENS, "seed": 5, **options})
-    return [token.id async for response in stream for token in response.tokens]
+    responses = sorted([response async for response in stream], key=lambda one: one.index)
+    return [token.id for response in responses for token in response.tokens]
 
 
 @asynccontextmanager
@@ -112,6 +113,7 @@ async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
         {"temperature": 1.0, "speculation": {"drafter": "phrases"}},
         {"num_beams": 2, "temperature": 0.0, "max_tokens": 8},
         {"logprobs": 2, "stop": ["e"]},
+        {"n": 3, "max_tokens": 8},
     ]
     async with served(Server(open_serving(tiny_bundle, OPTIONS))) as client:
         assert [await answer(isolated.client, **one) for one in calls] == [
