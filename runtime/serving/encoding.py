@@ -15,7 +15,6 @@ from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.texts import TextLane
 from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec, tokenize_bad_words
-from outrider.runtime.serving.v1.wire import chat_of
 from outrider.v1 import inference_pb2 as wire
 
 # Of an answer to Tokenize: what gRPC clients take where nobody says otherwise.
@@ -99,14 +98,19 @@ class RequestEncoder:
         """Return the answer to Tokenize.
 
         Raises:
-            RequestError: clients would not take an answer of its length; or as for ``prompt``.
+            RequestError: clients would not take an answer of its length; or no such language, as for ``prompt``.
         """
-        if request.HasField("chat"):
-            chat = chat_of(request.chat)
-            return await self._texts.run_sized(
-                chat.size, lambda: _answer(self._codec, self._encode_chat(chat), max_context)
-            )
         return await self._texts.run(request.text, lambda: self._spelled(request, max_context))
+
+    async def tokenize_chat(self, chat: ChatParams, max_context: int) -> bytes:
+        """Return the answer to Tokenize of a conversation.
+
+        Raises:
+            RequestError: clients would not take an answer of its length; or it cannot be rendered.
+        """
+        return await self._texts.run_sized(
+            chat.size, lambda: _answer(self._codec, self._encode_chat(chat), max_context)
+        )
 
     def _spelled(self, request: wire.TokenizeRequest, max_context: int) -> bytes:
         """Return the answer to Tokenize; callable from any thread."""

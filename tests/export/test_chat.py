@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.export.chat import write_chat, write_generation_defaults
+from outrider.export.checkpoint import open_checkpoint
+from outrider.export.vocabulary import write_texts
 from outrider.runtime.core.params import ChatMessage, ChatParams
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
@@ -184,3 +187,17 @@ def test_wrong_generation_defaults_are_refused_by_name(text: str, out: Path) -> 
     (out / "generation_defaults.json").write_text(text)
     with pytest.raises(BundleError, match=r"generation_defaults\.json"):
         read_generation_defaults(bundle_of(out))
+
+
+def test_an_export_writes_them_beside_the_tokenizer(
+    tiny_checkpoints: tuple[Path, Path], out: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(tiny_checkpoints[0], target)
+    write_texts(open_checkpoint(target, max_context=64), out)
+    assert names(out) == ["tokenizer.json"]
+    PreTrainedTokenizerFast(
+        tokenizer_file=str(target / "tokenizer.json"), chat_template="a", eos_token="</s>"
+    ).save_pretrained(target)
+    write_texts(open_checkpoint(target, max_context=64), out)
+    assert names(out) == ["chat/default.jinja", "chat/special_tokens.json", "tokenizer.json"]

@@ -97,7 +97,9 @@ class InferenceService:
         has_encoder = model.max_source > 0
         check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
         if request.HasField("chat"):
-            check_model_chat(chat_of(request.chat), limits, model)
+            chat = chat_of(request.chat)
+            check_model_chat(chat, limits, model)
+            return await self._frontend.encoder.tokenize_chat(chat, model.max_context)
         return await self._frontend.encoder.tokenize(request, model.max_context)
 
     async def _get_server_info(self, data: bytes) -> bytes:
