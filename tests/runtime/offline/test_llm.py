@@ -66,6 +66,17 @@ def test_each_prompt_may_have_parameters_of_its_own(llm: LLM):
         llm.generate(PROMPTS, several[:2])
 
 
+def test_several_completions_of_a_prompt_are_outputs_and_the_first_is_the_one(llm: LLM):
+    params = SamplingParams(seed=4, max_tokens=8, ignore_eos=True)
+    (one,) = llm.generate(PROMPTS[0], params)
+    (several,) = llm.generate(PROMPTS[0], SamplingParams(**params, n=3))
+    assert [output.index for output in several.outputs] == [0, 1, 2]
+    assert several.outputs[0] == one.outputs[0]
+    assert len({output.text for output in several.outputs}) == 3
+    assert several.usage.output_tokens == 24
+    assert several.usage.prompt_tokens == one.usage.prompt_tokens
+
+
 def test_token_ids_are_a_prompt_and_lists_of_them_several(llm: LLM):
     ids = llm.encode(PROMPTS[0])
     (of_text,) = llm.generate(PROMPTS[0], GREEDY)
