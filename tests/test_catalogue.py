@@ -240,6 +240,13 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         "runtime/drafters/phrases/test_phrases": ("test_the_hand_examples_of_matching_segments",),
         "runtime/drafters/phrases/test_lookahead": ("test_the_hand_example_of_a_window",),
     },
+    "prompts are scored by the model alone": {
+        "runtime/loop/scores/test_scores": (
+            "test_every_token_has_the_models_own_log_probability",
+            "test_of_a_real_model_they_are_pytorchs",
+            "test_neighbours_are_fed_the_chunks_that_they_have_without_it",
+        ),
+    },
     "token masks": {
         "engines/sampling/masks/test_laws": (
             "test_a_masked_chain_has_the_law_of_the_masked_target",

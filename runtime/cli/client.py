@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from outrider.runtime.cli.chat import DEFAULT_ADDRESS, opening_messages, template_arguments
 from outrider.runtime.cli.refusals import refusals
+
+if TYPE_CHECKING:
+    from outrider.v1 import inference_pb2 as wire
 
 Address = Annotated[str, typer.Option(help="Server, as HOST:PORT.")]
 
@@ -37,7 +40,17 @@ def generate(
     answer_prefix: Annotated[
         str | None, typer.Option(help="What the answer begins with, for such a model.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Output tokens at most.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Output tokens at most; 0 with --echo or --prompt-logprobs."),
+    ] = None,
+    echo: Annotated[
+        bool, typer.Option("--echo", help="Print the prompt before its answer.")
+    ] = False,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option(help="Log-probabilities of the prompt, beside so many alternatives."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
     top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
@@ -98,6 +111,8 @@ def generate(
         "target_language": target_language,
         "answer_prefix": answer_prefix,
         "max_tokens": max_tokens,
+        "echo": echo or None,
+        "prompt_logprobs": prompt_logprobs,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -137,11 +152,18 @@ async def _generate(
     address: str, prompt: str, timeout_s: float | None, options: dict[str, Any]
 ) -> None:
     from outrider import Client
-    from outrider.runtime.cli.trace import beam_heading, print_report, print_step, whole_text
+    from outrider.runtime.cli.trace import (
+        beam_heading,
+        print_report,
+        print_step,
+        prompt_lines,
+        whole_text,
+    )
     from rich.console import Console
 
     console = Console()
     num_steps = 0
+    scored: list[wire.Token] = []
     text = ""
     async with Client(address) as client:
         given = None if "messages" in options else prompt
@@ -150,6 +172,7 @@ async def _generate(
             if not options["return_trace"] and not is_ranked:
                 typer.echo(response.text, nl=False)
             text += response.text
+            scored += response.prompt
             for step in response.steps:
                 num_steps += 1
                 print_step(console, num_steps, step)
@@ -157,8 +180,11 @@ async def _generate(
                 typer.echo(f"{beam_heading(rank, beam)}\n{beam.text}")
             if response.HasField("finish"):
                 typer.echo()
+                for line in prompt_lines(scored):
+                    typer.echo(line)
                 if options["return_trace"]:
-                    typer.echo(f"{whole_text(prompt, text, await client.info())}\n")
+                    known = "" if options.get("echo") else prompt
+                    typer.echo(f"{whole_text(known, text, await client.info())}\n")
                     print_report(console, response.finish)
 
 

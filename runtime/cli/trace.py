@@ -8,6 +8,8 @@ Source: Leviathan et al. 2023 (arXiv:2211.17192), figure 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +42,20 @@ def print_step(console: Console, number: int, step: wire.Step) -> None:
         else:
             line.append(f"{mark}{shown!r} ")
     console.print(line, soft_wrap=True)
+
+
+def prompt_lines(prompt: Sequence[wire.Token]) -> list[str]:
+    """Return a line per token of a prompt that was scored, and one with their sum; none for a prompt that was not."""
+    if not prompt:
+        return []
+    lines = []
+    for token in prompt:
+        logprob = f"{token.logprob:.4f}" if token.HasField("logprob") else "-"
+        others = "".join(f"  {one.id} {one.logprob:.4f}" for one in token.top)
+        lines.append(f"{token.id:8d}  {logprob:>9}{others}")
+    scored = [token.logprob for token in prompt if token.HasField("logprob")]
+    mean = f", {sum(scored) / len(scored):.4f} each" if scored else ""
+    return [*lines, f"log-probability {sum(scored):.4f} of {len(scored)} tokens{mean}"]
 
 
 def beam_heading(rank: int, beam: wire.Beam) -> str:

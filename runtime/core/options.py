@@ -17,12 +17,10 @@ from outrider.runtime.core.params import BeamParams, ChatParams, SpeculationPara
 
 # The caller may leave these out or say the only value that is served.
 ONLY_VALUES: Mapping[str, object] = {
-    "prompt_logprobs": 0,
     "regex": "",
     "json_schema": "",
     "grammar": "",
     "disable_any_whitespace": False,
-    "echo": False,
     "cache_salt": "",
     "adapter": "",
     "best_of": None,

@@ -205,6 +205,7 @@ class RequestSpec:
         beams: None for one completion, which is drawn or greedy.
         source_tokens: what the encoder reads; empty for a model without one.
         source_is_quotable: whether ids of the source stand for the answer's tokens, so that drafts may be found there.
+        max_tokens: 0 for an answer without tokens, which ends with its prompt.
         grammar: what form the answer has; None for any.
         num_prompt_logprobs: top entries wanted beside each prompt token's logprob; None for no logprobs of the prompt.
         echoes_prompt: whether the text begins with the prompt's.
@@ -299,6 +300,14 @@ class Prompt:
 
 
 @step_value
+class PromptToken:
+    """One token of a prompt that is scored; the first one has no log-probability."""
+
+    token: int
+    logprobs: TokenLogprobs | None
+
+
+@step_value
 class EmittedToken:
     """One token of the answer."""
 
@@ -364,11 +373,17 @@ class SpeculationReport:
 
 @step_value
 class Progressed:
-    """Event: a step emitted tokens. ``text`` is what became safe to show, possibly empty."""
+    """Event: a step emitted tokens, or none where none were asked for.
+
+    Attributes:
+        text: what became safe to show, possibly empty.
+        prompt: the whole prompt, of a request's first event where its log-probabilities were asked for; else empty.
+    """
 
     tokens: tuple[EmittedToken, ...]
     text: str
     trace: StepTrace
+    prompt: tuple[PromptToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from outrider.runtime.core.params import (
     FinishReason,
     OffReason,
     Progressed,
+    PromptToken,
     Provenance,
     RequestSpec,
     SpeculationReport,
@@ -93,6 +94,7 @@ class Request:
         group: names the completions of one prompt that were admitted together; empty for a request alone.
         leader: the request of the group that reads the prompt for this one, which waits; None where this one reads.
         followers: the requests that this one is the leader of.
+        is_scored: whether log-probabilities of the prompt are told; of a group's samples the first one's are.
     """
 
     def __init__(
@@ -120,7 +122,12 @@ class Request:
         self.group = ""
         self.leader: Request | None = None
         self.followers: Sequence[Request] = ()
-        self.max_output = min(spec.max_tokens, max_context - num_prompt)
+        # Where no token is wanted, one is drawn and discarded: the prompt's end takes the way of all others.
+        self.max_output = min(max(1, spec.max_tokens), max_context - num_prompt)
+        self.is_scored = self._owes_prompt = (
+            spec.num_prompt_logprobs is not None and spec.sample == 0
+        )
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
         self._end_tokens = frozenset(spec.params.end_token_ids)
         is_quoted = spec.source_is_quotable and spec.source_tokens
@@ -235,6 +242,10 @@ class Request:
         self.num_computed = num_computed
         self._note_prompt_computed()
 
+    def commit_scores(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Note the log-probabilities of prompt tokens from ``start + 1`` on; those noted from there on are replaced."""
+        self._prompt_logprobs[start:] = logprobs
+
     def lose_cache(self) -> None:
         """The target's cache of a row that does not decode yet was lost: compute it again; a source is still there."""
         assert self.state in (State.READING, State.PREFILLING)
@@ -313,7 +324,8 @@ class Request:
             is_prompt=is_prompt,
         )
         tokens = _emitted(run[:num_kept], verdict, len(draft_tokens))
-        return Progressed(tokens=tokens, text=text, trace=trace), ending
+        prompt = self._scored_prompt() if self._owes_prompt else ()
+        return Progressed(tokens=tokens, text=text, trace=trace, prompt=prompt), ending
 
     def report(self) -> SpeculationReport:
         """Acceptance figures so far."""
@@ -324,6 +336,15 @@ class Request:
             off_reason=self.speculation.off_reason,
         )
         return replace(report, verifies_block=self.speculation.verifies_block)
+
+    def _scored_prompt(self) -> tuple[PromptToken, ...]:
+        """Return the prompt with what was noted of it, to be told once."""
+        logprobs = (None, *self._prompt_logprobs)
+        self._owes_prompt, self._prompt_logprobs = False, []
+        return tuple(
+            PromptToken(token=token, logprobs=one)
+            for token, one in zip(self.spec.prompt_tokens, logprobs, strict=True)
+        )
 
     def _note_prompt_computed(self) -> None:
         if self.num_computed == self.num_known - 1:
@@ -367,6 +388,8 @@ class Request:
 
     def _cut(self, run: tuple[int, ...], *, is_over: bool) -> tuple[str, int, Ending | None]:
         """Return text to show, tokens to keep, and the ending: a stop string, or one that is known already."""
+        if self.spec.max_tokens == 0:
+            return "", 0, Ending(reason=FinishReason.LENGTH, stop=None, text="")
         is_stopped = run[-1] in self._end_tokens
         shown = run[:-1] if is_stopped and not self.spec.include_stop else run
         text, num_kept, stop = self._text.push(shown)
@@ -384,7 +407,7 @@ class Request:
 def _emitted(
     tokens: tuple[int, ...], verdict: Verdict, num_drafted: int
 ) -> tuple[EmittedToken, ...]:
-    """Return the kept tokens of a verification, at least one, as they are told."""
+    """Return the kept tokens of a verification as they are told."""
     was_rejected = verdict.num_accepted < num_drafted
     last = Provenance.RECOVERED if was_rejected else Provenance.BONUS
     logprobs: tuple[TokenLogprobs | None, ...] = verdict.logprobs or (None,) * len(tokens)

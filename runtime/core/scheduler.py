@@ -3,8 +3,8 @@
 A row with more than one uncomputed token is prefilling, with exactly one it is decoding. Each step
 feeds at most one chunk of prompt, so that running streams wait for one chunk at most, and nobody's
 first token waits longer for prompts beside its own: of the row admitted first, and of neighbours that
-miss about as much and fit into the chunk with it. Then every decoding row is verified together, each
-with its own gamma.
+miss about as much and fit into the chunk with it. Prompts that are scored, for which a call computes logits of every
+token, join one another alone. Then every decoding row is verified together, each with its own gamma.
 
 Where the host judges (``StepLimits.answers_prompts``), the chunk that ends a prompt takes its last token too, and the
 row's first token comes out of that call: the row decodes from the next step on. A row whose prompt is one token, or has
@@ -42,6 +42,7 @@ class Progress(Protocol):
         gamma: draft tokens per step it asks for.
         num_unread: tokens of its source, while the target has yet to read it; else 0.
         leader: the row that reads the same source and prompt for it; None for a row that reads itself.
+        is_scored: whether every token of its prompt wants its logits.
     """
 
     @property
@@ -58,6 +59,8 @@ class Progress(Protocol):
     def num_unread(self) -> int: ...  # noqa: D102
     @property
     def leader(self) -> Progress | None: ...  # noqa: D102
+    @property
+    def is_scored(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,7 @@ class StepLimits:
         answers_prompts: whether a chunk that ends a prompt yields the first token of the answer; else all of the
             prompt but its last token is fed, and that decodes.
         read_tokens: source tokens of one step, padding included; one source is read whatever its length.
+        scored_chunk: as ``prefill_chunk``, of prompts whose tokens all want their logits.
     """
 
     max_context: int
@@ -80,6 +84,7 @@ class StepLimits:
     prefill_rows: int = 1
     answers_prompts: bool = False
     read_tokens: int = 512
+    scored_chunk: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,17 +190,23 @@ def plan_read(rows: Sequence[Progress], limits: StepLimits) -> range:
 
 def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None:
     """The chunk of prompt to feed next; rows that decode have no say in it."""
-    chunk = limits.prefill_chunk
-    lengths = {
-        slot: min(missing + limits.answers_prompts, chunk)
+    missing = {
+        slot: missing + limits.answers_prompts
         for slot, row in enumerate(rows)
         if not row.num_unread
         and row.leader is None
         and (missing := row.num_known - 1 - row.num_computed) > 0
     }
-    if not lengths:
+    if not missing:
         return None
-    oldest = min(lengths, key=lambda slot: rows[slot].order)
+    oldest = min(missing, key=lambda slot: rows[slot].order)
+    is_scored = rows[oldest].is_scored
+    chunk = limits.scored_chunk if is_scored else limits.prefill_chunk
+    lengths = {
+        slot: min(length, chunk)
+        for slot, length in missing.items()
+        if rows[slot].is_scored == is_scored
+    }
     slots = alike_neighbours(
         oldest,
         lengths,

@@ -12,7 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
-from outrider.runtime.core.errors import ContextTooLong, ModelNotFound, RequestError
+from outrider.runtime.core.errors import (
+    ContextTooLong,
+    ModelNotFound,
+    RequestError,
+    UnsupportedOption,
+)
 from outrider.runtime.core.options import (
     REQUEST_ID,
     check_beams,
@@ -64,6 +69,7 @@ class RequestLimits:
     max_allowed_token_ids: int = 10_000
     max_bad_words: int = 64
     max_logprobs: int = 20
+    max_prompt_logprobs: int = 5
     max_beams: int = 16
     max_n: int = 16
     max_abort_ids: int = 256
@@ -216,15 +222,19 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     _check_law(fields.params, limits, model)
     check_texts("sampling.bad_words", fields.bad_words, limits.max_bad_words, limits.max_stop_bytes)
     check_range("sampling.seed", fields.seed or 0, 0, MAX_SEED)
-    if fields.max_tokens is not None:
-        check_range("max_tokens", fields.max_tokens, 1, limits.max_tokens)
     if fields.num_logprobs is not None:
         most = min(limits.max_logprobs, model.vocab_size)
         check_range("logprobs", fields.num_logprobs, 0, most)
+    _check_scoring(fields, limits, model)
     _check_speculation(fields.speculation, limits, model)
     if fields.beams is not None:
         check_beams(fields.beams, min(limits.max_beams, model.max_beams))
-        given = {"stop": bool(fields.stop_strings), "logprobs": fields.num_logprobs is not None}
+        given = {
+            "stop": bool(fields.stop_strings),
+            "logprobs": fields.num_logprobs is not None,
+            "prompt_logprobs": fields.num_prompt_logprobs is not None,
+            "echo": fields.echoes_prompt,
+        }
         check_ranked(fields.params, fields.speculation, given, fields.search_name)
     else:
         check_range("n", fields.num_samples, 1, min(limits.max_n, model.max_beams))
@@ -265,6 +275,8 @@ def build_spec(
         stop_strings=fields.stop_strings,
         include_stop=fields.include_stop,
         num_logprobs=fields.num_logprobs,
+        num_prompt_logprobs=fields.num_prompt_logprobs,
+        echoes_prompt=fields.echoes_prompt,
         skip_special_tokens=fields.skip_special_tokens,
         speculation=fields.speculation,
         beams=fields.beams,
@@ -311,6 +323,23 @@ def _check_stops(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     check_texts("stop", fields.stop_strings, limits.max_stop_strings, limits.max_stop_bytes)
     check_count("stop_token_ids", fields.stop_token_ids, limits.max_stop_token_ids)
     check_ids("stop_token_ids", fields.stop_token_ids, model.vocab_size)
+
+
+def _check_scoring(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
+    """Refuse what asks of a prompt, where it is a source, and an answer of no token where nothing else is asked."""
+    asked = {
+        "prompt_logprobs": fields.num_prompt_logprobs is not None,
+        "echo": fields.echoes_prompt,
+    }
+    for name, is_asked in asked.items():
+        if is_asked and model.max_source:
+            raise UnsupportedOption(name, "needs a model without an encoder; leave it out")
+    if fields.num_prompt_logprobs is not None:
+        most = min(limits.max_prompt_logprobs, model.vocab_size)
+        check_range("prompt_logprobs", fields.num_prompt_logprobs, 0, most)
+    if fields.max_tokens is not None and (fields.max_tokens or not any(asked.values())):
+        rule = "must be in {}, or 0 with prompt_logprobs or echo"
+        check_range("max_tokens", fields.max_tokens, 1, limits.max_tokens, rule)
 
 
 def _check_law(params: SamplingParams, limits: RequestLimits, model: ServedModel) -> None:

@@ -3,6 +3,8 @@
 A chunk of prompt is fed in this step, and ahead of time that of the next. It is of one prompt or of several that
 neighbour and miss about as much, in one call (``core.scheduler``).
 Where the host judges, a chunk that ends a prompt yields the answer's first token, drawn as in a step without drafts.
+Of a prompt that is scored, every chunk asks for all its logits, and leaves the log-probabilities of the tokens behind
+them with the request. Such a chunk is not fed ahead: its logits come to the host.
 
 While the device runs a round, the host knows already what the next step feeds first: which prompts those
 are does not depend on any verdict, for rows that decode have none left to feed. So that chunk is
@@ -32,9 +34,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.engines.base import Engine, EngineError, Source, Span
+import numpy as np
+from outrider.engines.base import Engine, EngineError, FloatArray, Source, Span
 from outrider.engines.device.rounds import do_nothing
 from outrider.engines.sampling.base import Sampler, Verdict
+from outrider.engines.sampling.draws import in_place, raw_logprobs
 from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import Prefill, StepLimits, plan_prefill
@@ -116,6 +120,8 @@ class PromptFeeder:
             if end == leader.num_known
             for request in (leader, *leader.followers)
         ]
+        if ends[0][0].is_scored:
+            logits = _score(ends, logits)
         verdicts = self._sampler.judge(logits, rows) if rows else ()
         for request, end in ends:
             request.commit_prefill(end)
@@ -143,7 +149,8 @@ class PromptFeeder:
     def feed_ahead(self, live: Sequence[Request]) -> None:
         """Enqueue the next step's chunk behind a round that is under way; ``live[i]`` holds slot i."""
         planned = plan_prefill(live, self._limits)
-        if planned is None:
+        # Logits would be waited for, and with them the round.
+        if planned is None or live[planned.slot].is_scored:
             return
         self._ahead = _ends(live, planned)
         try:
@@ -266,10 +273,39 @@ def _spans(ends: Sequence[End]) -> list[Span]:
                 slot=request.slot,
                 start=request.num_computed,
                 tokens=tokens,
-                num_logits=int(end == request.num_known),
+                num_logits=len(tokens) if request.is_scored else int(end == request.num_known),
             )
         )
     return spans
+
+
+def _score(ends: Sequence[End], logits: FloatArray) -> FloatArray:
+    """Note the log-probabilities of the tokens behind those that were fed, and return the logits behind the last.
+
+    Args:
+        ends: scored requests, whose pointers have not moved yet.
+        logits: [B, T, V] float32 of every token that was fed.
+
+    Returns:
+        [B, 1, V] float32.
+
+    Raises:
+        EngineError: a row of logits is not finite.
+    """
+    logits = in_place(logits)
+    last = []
+    for row, (request, end) in zip(logits, ends, strict=True):
+        start, num_top = request.num_computed, request.spec.num_prompt_logprobs or 0
+        found = row[: end - start]
+        if not np.isfinite(found.max(axis=-1)).all():
+            raise EngineError("logits of a prompt that is scored are not finite")
+        behind = request.tokens[start + 1 : min(end + 1, request.num_prompt)].tolist()
+        request.commit_scores(
+            start,
+            [raw_logprobs(found[index], token, num_top) for index, token in enumerate(behind)],
+        )
+        last.append(found[-1:])
+    return np.stack(last)
 
 
 def _ends(live: Sequence[Request], planned: Prefill) -> list[End]:

@@ -73,6 +73,12 @@ class RequestEncoder:
             return await self._texts.run(text, lambda: encode(text, language), is_prompt=True)
         return await self._texts.run(text, lambda: codec.encode(text), is_prompt=True)
 
+    def echo(self, fields: GenerateFields, prompt_tokens: tuple[int, ...]) -> str:
+        """Return the prompt's text: as it was given, else that of its tokens."""
+        if fields.text is not None:
+            return fields.text
+        return self._codec.decode(prompt_tokens, skip_special_tokens=fields.skip_special_tokens)
+
     async def answer_prefix(self, fields: GenerateFields) -> tuple[int, ...]:
         """Return the tokens that the answer begins with behind the decoder prefix."""
         codec, text = self._codec, fields.answer_prefix

@@ -167,8 +167,8 @@ class Frontend:
             ServingError: it was refused, it failed, or the caller read too slowly.
         """
         try:
-            spec = await self._admit(call)
-            live = self._submit(spec)
+            spec, lead = await self._admit(call)
+            live = self._submit(spec, lead)
         except errors.ServingError as error:
             self._metrics.refused.labels(reason=error.reason).inc()
             raise
@@ -214,8 +214,8 @@ class Frontend:
         if self._has_failed:
             raise errors.EngineRestart
 
-    async def _admit(self, call: Call) -> RequestSpec:
-        """Check a request, encode its texts, and return it as the queue takes it."""
+    async def _admit(self, call: Call) -> tuple[RequestSpec, str]:
+        """Check a request, encode its texts, and return it as the queue takes it, with the text it begins with."""
         serving = self._serving
         self._check_open()
         caller, fields = call.caller(), call.fields()
@@ -246,16 +246,17 @@ class Frontend:
             tenant=caller.tenant,
             is_known=caller.is_known,
         )
-        return build_spec(fields, admission, serving.limits, serving.model)
+        spec = build_spec(fields, admission, serving.limits, serving.model)
+        return spec, encoder.echo(fields, prompt) if spec.echoes_prompt else ""
 
-    def _submit(self, spec: RequestSpec) -> _Live:
+    def _submit(self, spec: RequestSpec, lead: str) -> _Live:
         """Queue a request and register the caller's id; both happen or neither."""
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
         if self._has_failed:
             raise errors.EngineRestart
         samples, has_events = spec.samples(), asyncio.Event()
-        outboxes = [self._outbox(sample, has_events) for sample in samples]
+        outboxes = [self._outbox(sample, has_events, lead) for sample in samples]
         self._serving.worker.submit_group(samples, [one.deliver for one in outboxes])
         outbox = outboxes[0] if len(outboxes) == 1 else GroupOutbox(outboxes, has_events)
         live = _Live(samples, outbox, self._serving.clock())
@@ -266,7 +267,7 @@ class Frontend:
         self._metrics.prompt_tokens.inc(spec.num_prompt_tokens)
         return live
 
-    def _outbox(self, spec: RequestSpec, has_events: asyncio.Event) -> Outbox:
+    def _outbox(self, spec: RequestSpec, has_events: asyncio.Event, lead: str) -> Outbox:
         worker, config = self._serving.worker, self._serving.config
         return Outbox(
             self._post,
@@ -275,6 +276,7 @@ class Frontend:
             interval_s=config.message_interval_s,
             index=spec.sample,
             has_events=has_events,
+            lead=lead,
         )
 
     async def _stream(self, call: Call, live: _Live) -> FinishReason:
@@ -297,7 +299,7 @@ class Frontend:
         while True:
             batch = await outbox.take()
             end = batch.end
-            if isinstance(end, Finished) or batch.tokens:
+            if batch.tokens or not isinstance(end, Failed):
                 # Counted while the message is on its way.
                 loop.call_soon(count, batch)
                 stall.reschedule(loop.time() + stall_s)

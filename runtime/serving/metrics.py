@@ -33,6 +33,9 @@ class Metrics:
         )
         self.refused = self._counter("requests_refused", "Requests not taken", "reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests")
+        self.scored_tokens = self._counter(
+            "scored_prompt_tokens", "Prompt tokens whose log-probabilities were given"
+        )
         self.output_tokens = self._counter("generation_tokens", "Tokens emitted")
         self.samples = self._counter("samples", "Completions that admitted requests asked for")
         self.searches = self._counter("beam_searches", "Requests answered by a beam search")
@@ -123,6 +126,8 @@ class StreamCounts:
             elif batch.index in last_s:
                 self._metrics.gap_s.observe(now_s - last_s[batch.index])
             last_s[batch.index] = now_s
+        if batch.prompt:
+            self._metrics.scored_tokens.inc(len(batch.prompt))
         if isinstance(batch.end, Finished):
             self._metrics.count_speculation(batch.end.report)
             self._num_open -= 1

@@ -26,16 +26,19 @@ from outrider.runtime.core.params import (
     Failed,
     Finished,
     Progressed,
+    PromptToken,
     StepTrace,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Tokens, text and steps since the last take, in order; and the terminal event, once it has come.
+    """What came since the last take, in order.
 
     Attributes:
+        end: the terminal event, once it has come.
         index: of the completion, among those of its prompt.
+        prompt: of the first batch, where its log-probabilities were asked for: all of it.
     """
 
     tokens: tuple[EmittedToken, ...]
@@ -43,6 +46,7 @@ class Batch:
     steps: tuple[StepTrace, ...]
     end: Finished | Failed | None
     index: int = 0
+    prompt: tuple[PromptToken, ...] = ()
 
 
 class Post:
@@ -103,6 +107,7 @@ class Outbox:
         clock: seconds.
         index: of its batches.
         has_events: set when there is something to take; a group's outboxes have one in common.
+        lead: text in front of the first event's.
 
     Attributes:
         num_tokens: tokens that have arrived.
@@ -118,9 +123,11 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
         index: int = 0,
         has_events: asyncio.Event | None = None,
+        lead: str = "",
     ) -> None:
         self._index = index
         self._post = post
+        self._lead = lead
         self._interval_s = interval_s
         self._clock = clock
         # When progress was last delivered; read by the worker's thread alone.
@@ -182,12 +189,14 @@ class Outbox:
             self._pause = loop.call_at(tick * self._interval_s, self._end_pause)
         progress, self._progress = self._progress, []
         self._num_waiting = 0
+        lead, self._lead = self._lead, ""
         return Batch(
             tokens=tuple(token for event in progress for token in event.tokens),
-            text="".join(event.text for event in progress),
+            text=lead + "".join(event.text for event in progress),
             steps=tuple(event.trace for event in progress),
             end=self._end,
             index=self._index,
+            prompt=progress[0].prompt if progress else (),
         )
 
     def _put(self, event: Event) -> None:

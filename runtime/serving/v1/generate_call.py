@@ -23,6 +23,9 @@ from outrider.v1 import inference_pb2 as wire
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
+# Tokens of a prompt in one response: with all their alternatives 100 KiB, which take the loop 5 ms.
+MOST_PROMPT_TOKENS = 1024
+
 
 class GenerateCall:
     """A call of ``runtime.serving.frontend``, parsed from bytes and answered in ``context``."""
@@ -50,12 +53,21 @@ class GenerateCall:
         self._spec = spec
 
     async def write(self, batch: Batch) -> None:
-        """Send a response."""
-        await self._context.write(self._response(batch).SerializeToString())
+        """Send a response, and before it the beginning of a long prompt in responses of its own."""
+        prompt = batch.prompt
+        while len(prompt) > MOST_PROMPT_TOKENS:
+            response = wire.GenerateResponse()
+            add_tokens(response.prompt, prompt[:MOST_PROMPT_TOKENS], has_provenance=False)
+            await self._context.write(response.SerializeToString())
+            prompt = prompt[MOST_PROMPT_TOKENS:]
+        response = self._response(batch)
+        if prompt:
+            add_tokens(response.prompt, prompt, has_provenance=False)
+        await self._context.write(response.SerializeToString())
 
     def _response(self, batch: Batch) -> wire.GenerateResponse:
         response = wire.GenerateResponse(text=batch.text, index=batch.index)
-        add_tokens(response, batch.tokens, self._request.return_provenance)
+        add_tokens(response.tokens, batch.tokens, self._request.return_provenance)
         if self._request.return_trace:
             response.steps.extend(self._step(step) for step in batch.steps)
         if isinstance(batch.end, Finished):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import DecodeError, Message
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import MAX_BRANCHING
@@ -19,6 +20,7 @@ from outrider.runtime.core.params import (
     Finished,
     FinishReason,
     OffReason,
+    PromptToken,
     Provenance,
     SpeculationParams,
     SpeculationReport,
@@ -159,6 +161,8 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
         include_stop=given.get("include_stop_str_in_output", False),
         ignore_eos=given.get("ignore_eos", False),
         num_logprobs=given.get("logprobs"),
+        num_prompt_logprobs=given.get("prompt_logprobs"),
+        echoes_prompt=given.get("echo", False),
         skip_special_tokens=given.get("skip_special_tokens", True),
         speculation=_speculation(speculation),
         beams=beams,
@@ -192,13 +196,16 @@ def chat_of(chat: wire.Chat) -> ChatParams:
 
 
 def add_tokens(
-    response: wire.GenerateResponse, tokens: Sequence[EmittedToken], has_provenance: bool
+    field: RepeatedCompositeFieldContainer[wire.Token],
+    tokens: Sequence[EmittedToken | PromptToken],
+    has_provenance: bool,
 ) -> None:
-    """Append tokens to the answer, built in place: half the time of copies."""
-    add = response.tokens.add
+    """Append tokens to a field of a response, built in place: half the time of copies."""
+    add = field.add
     for token in tokens:
         message = add(id=token.token)
         if has_provenance:
+            assert isinstance(token, EmittedToken)
             message.provenance = PROVENANCES[token.provenance]
         if token.logprobs is not None:
             message.logprob = token.logprobs.logprob

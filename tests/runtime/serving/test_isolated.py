@@ -75,6 +75,14 @@ async def answer(client: Client, **options: object) -> list[int]:
     return [token.id for response in responses for token in response.tokens]
 
 
+async def scored(client: Client) -> list[str]:
+    """An echoed prompt with its log-probabilities, and no answer."""
+    stream = client.generate("def main", prompt_logprobs=2, echo=True, max_tokens=0)
+    said = [response async for response in stream]
+    assert said[0].prompt[-1].HasField("logprob") and said[0].text == "def main"
+    return [f"{response.text} {response.prompt}" for response in said]
+
+
 @asynccontextmanager
 async def served(server: Server) -> AsyncIterator[Client]:
     port = await server.start("127.0.0.1:0")
@@ -120,6 +128,7 @@ async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
             await answer(client, **one) for one in calls
         ]
         assert str(await isolated.client.info()) == str(await client.info())
+        assert await scored(isolated.client) == await scored(client)
     stream = await isolated.begun("def", request_id="long")
     aborted = asyncio.ensure_future(isolated.client.abort("long"))
     while not any(one.cancelled for one in isolated.worker._unfinished.values()):
