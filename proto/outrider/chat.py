@@ -8,11 +8,6 @@ from typing import Any
 
 from outrider.v1 import inference_pb2 as wire
 
-# Options of ``build_chat``, which requests take beside their own.
-CHAT_OPTIONS = (
-    "tools", "add_generation_prompt", "continue_final_message", "template_arguments", "template",
-)  # fmt: skip
-
 
 def build_chat(
     messages: Sequence[Mapping[str, Any]],

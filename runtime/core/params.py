@@ -13,10 +13,11 @@ import numpy as np
 from outrider.engines.base import step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, TokenLogprobs
 
-SAMPLE_STREAM = 9
-"""Half of the key that seeds of completions are drawn under; ``engines.sampling.noise`` has the other streams."""
 # What a message of a chat takes to be rendered beside its text, in bytes of text that take as long to be tokenised.
 MESSAGE_OVERHEAD = 200
+
+SAMPLE_STREAM = 9
+"""Half of the key that seeds of completions are drawn under; ``engines.sampling.noise`` has the other streams."""
 
 
 class FinishReason(StrEnum):

@@ -155,6 +155,7 @@ def open_serving(
         bit_equality=bit_equality,
         weights_are_private=not is_mapped,
         mapped=bundle if is_mapped else None,
+        close=pair.close,
         chats=chats,
         generation_defaults=asked,
     )

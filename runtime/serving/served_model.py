@@ -12,6 +12,7 @@ from typing import Protocol
 from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.text2text import LANGUAGE
+from outrider.engines.device.rounds import do_nothing
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
@@ -112,6 +113,7 @@ class Serving:
         weights_are_private: whether engines compute from memory that nobody else can write to.
         mapped: the bundle, if engines of this process compute from its files, so that these must be watched; else None.
         file_watch_s: seconds between two looks at them.
+        close: frees the engines of this process, after ``worker.stop``.
         chats: renders conversations; None where the bundle has no template.
         generation_defaults: what the checkpoint asks for in generation, applied or not; JSON values.
     """
@@ -129,6 +131,7 @@ class Serving:
     weights_are_private: bool = True
     mapped: Bundle | None = None
     file_watch_s: float = 5.0
+    close: Callable[[], None] = do_nothing
     chats: ChatEncoder | None = None
     generation_defaults: Mapping[str, object] = field(default_factory=dict)
 
