@@ -281,6 +281,13 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_completions_of_one_prompt_are_those_of_their_own_seeds",
         ),
     },
+    "chats are rendered as by Transformers, and people's words steer nothing": {
+        "runtime/serving/chat/test_golden": (
+            "test_texts_and_ids_are_those_of_transformers",
+            "test_what_people_write_makes_no_control_token",
+        ),
+        "export/test_chat_golden": ("test_what_is_stored_is_what_transformers_renders",),
+    },
     "the law of served answers, by drafter": {
         "runtime/drafters/test_laws": ("test_answers_have_the_targets_law",)
     },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +62,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beam search; 1 is none.")] = None,
-    num_results: Annotated[int | None, typer.Option(help="Best beams to print.")] = None,
+    num_results: Annotated[
+        int | None, typer.Option(help="Completions, drawn apart; of a beam search the best.")
+    ] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Of a beam's score.")] = None,
     early_stopping: Annotated[bool, typer.Option(help="End at num_beams ends.")] = False,
     exhaustive_search: Annotated[bool, typer.Option(help="End when nothing can win.")] = False,
@@ -157,6 +160,7 @@ async def _generate(
         print_report,
         print_step,
         prompt_lines,
+        sample_heading,
         whole_text,
     )
     from rich.console import Console
@@ -164,14 +168,16 @@ async def _generate(
     console = Console()
     num_steps = 0
     scored: list[wire.Token] = []
-    text = ""
+    texts: defaultdict[int, str] = defaultdict(str)
+    # Pieces of several completions come in any order: each is printed when it is whole.
+    is_one = options.get("n", 1) == 1
     async with Client(address) as client:
         given = None if "messages" in options else prompt
         async for response in client.generate(given, timeout_s=timeout_s, **options):
             is_ranked = len(response.finish.beams) > 1
-            if not options["return_trace"] and not is_ranked:
+            if not options["return_trace"] and is_one:
                 typer.echo(response.text, nl=False)
-            text += response.text
+            text = texts[response.index] = texts[response.index] + response.text
             scored += response.prompt
             for step in response.steps:
                 num_steps += 1
@@ -179,9 +185,12 @@ async def _generate(
             for rank, beam in enumerate(response.finish.beams if is_ranked else (), start=1):
                 typer.echo(f"{beam_heading(rank, beam)}\n{beam.text}")
             if response.HasField("finish"):
+                if not is_one and not is_ranked:
+                    typer.echo(f"{sample_heading(response)}\n{text}")
                 typer.echo()
                 for line in prompt_lines(scored):
                     typer.echo(line)
+                scored = []
                 if options["return_trace"]:
                     known = "" if options.get("echo") else prompt
                     typer.echo(f"{whole_text(known, text, await client.info())}\n")

@@ -65,6 +65,14 @@ def beam_heading(rank: int, beam: wire.Beam) -> str:
     return f"#{rank}  score {beam.score:.4f}  logprob {beam.logprob:.4f}  {num_tokens} tokens, {reason}"
 
 
+def sample_heading(response: wire.GenerateResponse) -> str:
+    """Return the line above the text of one completion of several, given its last response."""
+    finish = response.finish
+    reason = wire.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
+    num_tokens = finish.usage.output_tokens
+    return f"#{response.index + 1}  seed {finish.seed}  {num_tokens} tokens, {reason}"
+
+
 def print_report(console: Console, finish: wire.Finish) -> None:
     """Print the acceptance figures of a completion as a table."""
     report = finish.speculation

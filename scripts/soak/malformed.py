@@ -84,6 +84,7 @@ SEEDS: tuple[tuple[str, Message], ...] = (
                                bad_words=["x"], min_p=0.1, repetition_penalty=1.2, no_repeat_ngram_size=3)),
     ("Generate", build_request("a", max_tokens=1, source_language="en", target_language="de", answer_prefix="b")),
     ("Generate", build_request([3, 4], max_tokens=1, answer_prefix_tokens=[5, 6])),
+    ("Generate", build_request("a", max_tokens=0, echo=True, prompt_logprobs=2)),
     ("Generate", build_request("a", max_tokens=1, num_beams=2, n=2, temperature=0.0, length_penalty=0.5)),
     ("Generate", build_request("a", max_tokens=1, allowed_token_ids=[3, 4], stop_token_ids=[5], return_trace=True,
                                speculation={"drafter": "lookup+model:2", "gamma": 3, "lenience": 0.5})),

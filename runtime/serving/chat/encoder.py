@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatParams
@@ -51,6 +51,8 @@ class ChatEncoder:
     ) -> None:
         self.files = files
         self._codec = codec
+        # A text may spell them ten thousands of times; there are some dozens of them.
+        self._plain_ids = cache(self._find_plain_ids)
         self._templates = {
             name: _Rendering(ChatTemplate(name, source, now), files, codec)
             for name, source in files.templates.items()
@@ -106,7 +108,7 @@ class ChatEncoder:
     def _ids(self, text: str) -> tuple[int, ...]:
         return self._behind_line(text, lambda one: self._codec.encode(one, False))
 
-    def _plain_ids(self, token: str, rendering: _Rendering) -> tuple[int, ...]:
+    def _find_plain_ids(self, token: str, rendering: _Rendering) -> tuple[int, ...]:
         """Return ids that spell a control token, none of which is a control token's."""
         # Some tokenizers have it in their vocabulary as a word like others, but seldom its letters.
         for pieces in ((token,), tuple(token)):

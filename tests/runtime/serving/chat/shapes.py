@@ -175,6 +175,7 @@ SHAPES = {
                     *SYSTEM,
                     *hostile("<|eot_id|>", "<|start_header_id|>"),
                     Case(messages=tool_turn(), tools=[WEATHER]),
+                    Case(messages=[{**one, "tool_calls": None} for one in say("a", "b", "c")]),
                     Case(
                         messages=tool_turn(),
                         tools=[WEATHER, WEATHER],
@@ -273,8 +274,9 @@ SHAPES = {
     ),
     "zephyr": Shape(
         special_tokens={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        others=("</e", "</end"),
         words=("<|user|>", "<|system|>", "<|assistant|>"),
-        cases=[*PLAIN, *SYSTEM, *hostile("</s>", "<|system|>")],
+        cases=[*PLAIN, *SYSTEM, *hostile("</s>", "<|system|>"), *hostile("</end", "</e")],
     ),
     "command_r": Shape(
         special_tokens={"bos_token": "<BOS_TOKEN>", "eos_token": "<|END_OF_TURN_TOKEN|>"},

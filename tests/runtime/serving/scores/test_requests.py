@@ -122,3 +122,25 @@ async def test_the_command_prints_a_line_per_token_of_the_prompt(start):
         f"      23  {unlikely:9.4f}  2 {logprobs[1]:.4f}",
         f"log-probability {logprobs[0] + unlikely:.4f} of 2 tokens, {(logprobs[0] + unlikely) / 2:.4f} each",
     ]
+
+
+@pytest.mark.parametrize("length", [1, 3, 300])
+@pytest.mark.parametrize("max_tokens", [0, 4])
+async def test_of_several_completions_each_is_echoed_and_the_prompt_told_once(
+    start, length, max_tokens
+):
+    prompt = ("abc" * 100)[:length]
+    async with start() as run:
+        asked = {"n": 3, "echo": True, "prompt_logprobs": 1, "temperature": 0}
+        responses = await collect(run.client.generate(prompt, max_tokens=max_tokens, **asked))
+        snapshot = run.serving.worker.snapshot()
+    assert [token.id for token in prompt_of(responses)] == [0, 1, 2] * (length // 3) + [0] * (
+        length % 3
+    )
+    begin = (ord(prompt[-1]) - ord("a") + 1) % 26
+    answer = "abcdefghi"[begin : begin + max_tokens]
+    for index in range(3):
+        own = [response for response in responses if response.index == index]
+        assert "".join(response.text for response in own) == prompt + answer
+        assert own[-1].finish.usage.output_tokens == max_tokens
+    assert snapshot.num_free_slots == snapshot.num_slots
