@@ -283,6 +283,8 @@ async def test_a_client_that_does_not_read_is_cut_off(start_endless):
                 speculation=wire.Speculation(enabled=False),
             )
         )
+        # It has the slot: calls of a new connection may arrive in any order.
+        await call.initial_metadata()
         # Nobody reads the call; the only slot must come back all the same.
         texts = [r.text async for r in run.client.generate("a", max_tokens=3, temperature=0)]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
