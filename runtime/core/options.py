@@ -24,7 +24,6 @@ ONLY_VALUES: Mapping[str, object] = {
     "disable_any_whitespace": False,
     "chat": None,
     "echo": False,
-    "cache_salt": "",
     "adapter": "",
     "best_of": None,
 }

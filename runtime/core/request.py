@@ -87,6 +87,8 @@ class Request:
         num_computed: leading tokens valid in the target's cache.
         draft_computed: leading tokens valid in the draft's cache; -1 while the draft model has a source to read.
         num_unread: tokens of a source that the target has yet to read.
+        num_cached: of ``num_computed``, leading tokens of the prompt that were computed for an earlier request.
+        num_exact: leading tokens whose cache has the bits of chains; those behind side branches of trees may not.
     """
 
     def __init__(
@@ -109,6 +111,8 @@ class Request:
         self.num_prompt = num_prompt
         self.num_known = num_prompt
         self.num_computed = 0
+        self.num_cached = 0
+        self.num_exact = max_context
         self.num_unread = len(spec.source_tokens)
         self.draft_computed = -1 if spec.source_tokens else 0
         self.max_output = min(spec.max_tokens, max_context - num_prompt)
@@ -210,10 +214,20 @@ class Request:
         self.num_computed = num_computed
         self._note_prompt_computed()
 
+    def commit_cached(self, num_tokens: int) -> None:
+        """Note that the row holds leading tokens of the prompt that it was not fed."""
+        self.num_cached = num_tokens
+        self.commit_prefill(num_tokens)
+
+    def note_path(self, num_leading: int) -> None:
+        """Note that a path of a tree is kept behind the next token, and how much of it is the tree's leading chain."""
+        self.num_exact = min(self.num_exact, self.num_computed + 1 + num_leading)
+
     def lose_cache(self) -> None:
         """The target's cache of a row that does not decode yet was lost: compute it again; a source is still there."""
         assert self.state in (State.READING, State.PREFILLING)
         self.num_computed = 0
+        self.num_cached = 0
 
     def commit_draft_cache(self, num_computed: int) -> None:
         """Move the draft's pointer; never beyond the token before the last known one (R2)."""

@@ -1,7 +1,7 @@
 """What rows need before they decode: the target reads their sources, and is fed their prompts.
 
 A chunk of prompt is fed in this step, and ahead of time that of the next. It is of one prompt or of several that
-neighbour and miss about as much, in one call (``core.scheduler``).
+neighbour and miss about as much, in one call (``runtime.core.scheduler``).
 Where the host judges, a chunk that ends a prompt yields the answer's first token, drawn as in a step without drafts.
 
 While the device runs a round, the host knows already what the next step feeds first: which prompts those

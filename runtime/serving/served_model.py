@@ -140,6 +140,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             queue_timeout_s=config.queue_timeout_s,
             max_beams=min(limits.max_beams, model.max_beams),
             max_source_tokens=model.max_source,
+            prefix_cache_bytes=config.prefix_cache_bytes,
         ),
         speculation=wire.SpeculationInfo(
             drafters=model.drafters,

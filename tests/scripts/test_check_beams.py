@@ -1,4 +1,4 @@
-"""The long check of beams tells equal, tied and different answers apart, and finds a real bundle equal to its checkpoint."""
+"""The long check of beams tells equal, tied and different answers apart, and holds a bundle to its checkpoint."""
 
 from __future__ import annotations
 
