@@ -1,4 +1,4 @@
-"""The tokens of a pair: one vocabulary for both models, and the tokenizers that a bundle gets."""
+"""The tokens of a pair: one vocabulary for both models, and what a bundle gets to make texts tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.engines.bundle.text2text import TextToText
+from outrider.export.chat import write_chat, write_generation_defaults
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.tokenizers.text2text import read_tokenizers, write_tokenizers
 from tokenizers import Tokenizer
@@ -40,12 +41,17 @@ def _tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer, Tokenizer | None]:
 def write_texts(target: Checkpoint, root: Path) -> TextToText | None:
     """Write the target's tokenizers to a bundle's folder; return how its texts become tokens, if it has an encoder.
 
+    Without one, its chat templates and generation defaults are written too, where it has some.
+
     Raises:
-        BundleError: a tokenizer cannot be converted, or nothing says what an answer begins with.
+        BundleError: a tokenizer cannot be converted, nothing says what an answer begins with, or a chat template is
+            none.
     """
     if target.facts.source is not None:
         return write_tokenizers(target.path, target.config, root)
     shutil.copyfile(target.path / TOKENIZER_FILE, root / TOKENIZER_FILE)
+    write_chat(target.path, root)
+    write_generation_defaults(target.path, root)
     return None
 
 

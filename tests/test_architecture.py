@@ -41,16 +41,18 @@ RULES = {
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
+    "runtime.offline.llm": "runtime outrider.options outrider.outputs outrider.v1 rich",
     "runtime.verify": f"{ENGINES} engines.opening engines.pair engines.sampling runtime",
     "runtime.cli": "*",
     "export": "*",
-    "outrider": "google",
+    "outrider": "google runtime.offline.llm",
+    "outrider.testing": "outrider.absent pytest",
 }
 # Packages that nobody may import but these.
 PRIVATE = {
     "runtime.oracle": "runtime.oracle runtime.offline runtime.verify export",
     "runtime.serving": "runtime.serving runtime.offline runtime.verify runtime.cli",
-    "runtime.offline": "runtime.offline runtime.cli",
+    "runtime.offline": "runtime.offline runtime.cli outrider",
     "runtime.verify": "runtime.verify runtime.cli",
     "runtime.cli": "runtime.cli",
     "export": "export runtime.cli",
@@ -76,7 +78,9 @@ HEAVY = {
     "llguidance": "runtime.grammar",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
-LAZY = "engines.opening engines.tensorrt.api export runtime.cli"
+LAZY = "engines.opening engines.tensorrt.api export runtime.cli outrider"
+# The client names it, and is installed without it.
+ABSENT = "runtime.offline.llm"
 # Imported for annotations only: which module it is at run time, tensorrt.api decides.
 TYPING_ONLY = {"tensorrt"}
 
@@ -157,6 +161,8 @@ def broken_rules(module: str, source: str) -> list[str]:
             is_escape = node in lazy and name.split(".")[0] not in TYPING_ONLY
             if reason is None and is_escape and not is_under(module, LAZY):
                 reason = f"lazy imports belong in {LAZY}"
+            if is_under(module, "outrider") and is_under(name, ABSENT) and node not in lazy:
+                reason = "the client is installed without it"
             if reason is not None:
                 found.append(f"{module}:{getattr(node, 'lineno', 0)}: imports {name}: {reason}")
     return found
@@ -227,6 +233,7 @@ def test_the_table_is_short() -> None:
             "imports runtime.core.errors",
         ),
         ("outrider.client", "import numpy", "imports numpy"),
+        ("outrider.client", "from outrider.runtime.offline.llm import LLM", "installed without"),
     ],
 )
 def test_an_offending_line_is_named(module: str, source: str, offender: str) -> None:
@@ -245,6 +252,7 @@ def test_an_offending_line_is_named(module: str, source: str, offender: str) -> 
             "import heapq\nimport numpy as np\nfrom outrider.engines.base import Span",
         ),
         ("runtime.loop.worker", "import threading\nfrom outrider.runtime.core.params import Event"),
+        ("outrider", "if TYPE_CHECKING:\n    from outrider.runtime.offline.llm import LLM"),
     ],
 )
 def test_lawful_imports_pass(module: str, source: str) -> None:

@@ -248,6 +248,27 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_copies_that_fail_change_no_answer",
         ),
     },
+    "prompts are scored by the model alone": {
+        "runtime/loop/scores/test_scores": (
+            "test_every_token_has_the_models_own_log_probability",
+            "test_of_a_real_model_they_are_pytorchs",
+            "test_neighbours_are_fed_the_chunks_that_they_have_without_it",
+        ),
+    },
+    "token masks": {
+        "engines/sampling/masks/test_laws": (
+            "test_a_masked_chain_has_the_law_of_the_masked_target",
+            "test_a_masked_block_has_the_law_of_the_masked_target",
+            "test_a_masked_tree_has_the_law_of_the_masked_target",
+            "test_masked_point_masses_have_their_law",
+            "test_a_masked_lenient_round_has_the_oracles_law",
+            "test_answers_under_masks_are_those_of_plain_decoding_whatever_is_drafted",
+            "test_a_mask_acts_as_logits_banned_before_anything_else",
+            "test_the_mask_of_a_trees_node_acts_as_logits_banned_there",
+            "test_a_conflict_has_the_chance_of_plain_decoding",
+        ),
+        SAMPLING: ("test_fast_rows_agree_with_the_oracle_for_any_law",),
+    },
     "failures change no token": {
         "runtime/loop/test_isolation": (
             "test_the_guilty_request_ends_alone_and_no_other_token_changes",
@@ -257,6 +278,23 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         "runtime/serving/test_isolated": (
             "test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_again",
         ),
+    },
+    "completions of one prompt are those of their own seeds": {
+        "runtime/loop/samples/test_requests": (
+            "test_each_is_the_answer_of_its_own_seed_asked_alone",
+            "test_a_prompt_is_copied_to_the_draft_no_sooner_than_it_would_be_fed",
+            "test_both_models_read_the_prompt_once",
+        ),
+        "runtime/loop/test_ahead": (
+            "test_completions_of_one_prompt_are_those_of_their_own_seeds",
+        ),
+    },
+    "chats are rendered as by Transformers, and people's words steer nothing": {
+        "runtime/serving/chat/test_golden": (
+            "test_texts_and_ids_are_those_of_transformers",
+            "test_what_people_write_makes_no_control_token",
+        ),
+        "export/test_chat_golden": ("test_what_is_stored_is_what_transformers_renders",),
     },
     "the law of served answers, by drafter": {
         "runtime/drafters/test_laws": ("test_answers_have_the_targets_law",)

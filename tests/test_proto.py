@@ -49,6 +49,44 @@ def test_build_request_refuses_a_name_that_no_field_has():
         build_request("a", temprature=1.0)
 
 
+def test_build_request_takes_messages_as_other_libraries_have_them():
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "é"}]}
+    request = build_request(
+        messages=[{"role": "user", "content": "a", "name": "Ann"}, call, {"role": "tool"}],
+        tools=[{"name": "f"}],
+        template_arguments={"x": False},
+        max_tokens=3,
+    )
+    assert request.max_tokens == 3
+    assert request.chat == wire.Chat(
+        messages=[
+            wire.ChatMessage(role="user", content="a", fields_json='{"name": "Ann"}'),
+            wire.ChatMessage(
+                role="assistant",
+                fields_json='{"content": null, "tool_calls": [{"name": "é"}]}',
+            ),
+            wire.ChatMessage(role="tool", fields_json='{"content": null}'),
+        ],
+        tools_json='[{"name": "f"}]',
+        template_arguments_json='{"x": false}',
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prompt": "a", "messages": []},
+        {"messages": [{"content": "a"}]},
+        {"prompt": "a", "tools": []},
+        {"messages": [{"role": "user", "x": object()}]},
+    ],
+)
+def test_build_request_takes_a_prompt_or_messages(options):
+    with pytest.raises(TypeError):
+        build_request(**options)
+
+
 def test_client_is_what_the_package_gives():
     assert Client.__module__ == "outrider.client"
 

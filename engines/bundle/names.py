@@ -5,6 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 TOKENIZER_FILE = "tokenizer.json"
+# Of decoder-only models whose checkpoints have them: chat templates CHAT_FOLDER/NAME.jinja, the tokens they use, and
+# what is asked for in generation.
+CHAT_FOLDER = "chat"
+TEMPLATE_SUFFIX = ".jinja"
+CHAT_TOKENS_FILE = f"{CHAT_FOLDER}/special_tokens.json"
+GENERATION_DEFAULTS_FILE = "generation_defaults.json"
 MODEL_FILE = "model.onnx"
 GROUPED_FILE = "grouped.onnx"
 TREE_FILE = "tree.onnx"

@@ -1,8 +1,8 @@
 """Adjusted probabilities, fast: a row of logits and sampling parameters in, the next token's distribution out.
 
 The numpy implementation that serves on the CPU; the slow oracle it is held to is ``runtime.oracle.sampling``. Draft and
-target rows pass through these same functions. Rows without processors stay float32; rows with processors are float64,
-so that a bias or penalty does not round before the temperature magnifies it.
+target rows pass through these same functions. Rows without processors stay float32, masked or not; rows with processors
+are float64, so that a bias or penalty does not round before the temperature magnifies it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,39 @@ import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.sampling import kernels, truncation
-from outrider.engines.sampling.base import SamplingParams, SamplingRow
+from outrider.engines.sampling.base import IntArray32, SamplingParams, SamplingRow
 from outrider.engines.sampling.kernels import Row as Logits
 from outrider.engines.sampling.token_probs import TokenProbs
 
 
-def logits_at(logits: FloatArray, row: SamplingRow, num_drafted: int) -> Logits:
-    """Return one row of logits after bans, bias and penalties, for history plus ``num_drafted`` draft tokens (J2)."""
-    if not row.params.has_processors:
+def logits_at(
+    logits: FloatArray, row: SamplingRow, num_drafted: int, *, node: int | None = None
+) -> Logits:
+    """Return one row of logits after mask, bans, bias and penalties, for history plus some draft tokens (J2).
+
+    Args:
+        logits: [V] float32, left unchanged.
+        row: whose ``draft_tokens`` lead there.
+        num_drafted: of them that come before this position.
+        node: row of the masks; None for the one of the position.
+    """
+    masks = row.masks
+    if masks is None and not row.params.has_processors:
         return logits
+    mask = None if masks is None else masks[num_drafted if node is None else node]
     tentative = np.array(row.draft_tokens[:num_drafted], dtype=np.int64)
     history = np.concatenate([row.history, tentative])
-    return process_logits(logits, row.params, history, row.num_prompt)
+    return process_logits(logits, row.params, history, row.num_prompt, mask)
 
 
 def process_logits(
-    logits: FloatArray, params: SamplingParams, history: IntArray, num_prompt: int
+    logits: FloatArray,
+    params: SamplingParams,
+    history: IntArray,
+    num_prompt: int,
+    mask: IntArray32 | None = None,
 ) -> Logits:
-    """Return logits after bans, bias and penalties, computed afresh for exactly this prefix.
+    """Return logits after mask, bans, bias and penalties, computed afresh for exactly this prefix.
 
     No state is carried between rows, so a rejected draft token leaves nothing behind.
 
@@ -40,13 +55,22 @@ def process_logits(
         params: ids at or beyond V are ignored, so that a smaller draft vocabulary may share the target's parameters.
         history: [n] int64, prompt, output and the draft tokens before this position.
         num_prompt: leading tokens of ``history`` that are prompt.
+        mask: [at least ceil(V / 32)] int32, a row of ``SamplingRow.masks``; None where every token may follow.
 
     Returns:
-        [V] float64, or ``logits`` itself where there are no processors.
+        [V] float64 with processors, float32 with a mask alone, or ``logits`` itself with neither.
     """
     if not params.has_processors:
-        return logits
-    processed = logits.astype(np.float64)
+        if mask is None:
+            return logits
+        masked = np.empty_like(logits)
+        kernels.write_masked(logits, mask, masked)
+        return masked
+    if mask is None:
+        processed = logits.astype(np.float64)
+    else:
+        processed = np.empty(len(logits))
+        kernels.write_masked(logits, mask, processed)
     output = history[num_prompt:]
     _ban(processed, params, output)
     for token, bias in params.logit_bias:
@@ -54,9 +78,13 @@ def process_logits(
             processed[token] += bias
     _penalise(processed, params, history, output)
     if len(output) < params.min_tokens:
-        processed[[token for token in params.end_token_ids if token < len(processed)]] = -np.inf
+        ends = [token for token in params.end_token_ids if token < len(processed)]
+        if mask is None:
+            processed[ends] = -np.inf
+        else:  # it may leave the end tokens alone
+            _ban_unless_all(processed, np.array(ends, dtype=np.int64))
     if params.no_repeat_ngram_size > 0:
-        _ban_repeated(processed, ngram_ends(history, params.no_repeat_ngram_size))
+        _ban_unless_all(processed, ngram_ends(history, params.no_repeat_ngram_size))
     return processed
 
 
@@ -83,7 +111,8 @@ def ngram_ends(tokens: IntArray, size: int) -> IntArray:
     return tokens[places]
 
 
-def _ban_repeated(processed: npt.NDArray[np.float64], tokens: IntArray) -> None:
+def _ban_unless_all(processed: npt.NDArray[np.float64], tokens: IntArray) -> None:
+    """Ban tokens, but none where no other is left."""
     tokens = tokens[tokens < len(processed)]
     kept = processed[tokens]
     processed[tokens] = -np.inf

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import FloatArray, IntArray, step_value
 
+IntArray32 = npt.NDArray[np.int32]
+
 _SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
 
@@ -36,8 +38,9 @@ class ExactnessMode(StrEnum):
 class SamplingParams:
     """Parameters that turn a row of logits into the distribution of the next token.
 
-    Applied in this order: allowed ids and bad words, logit bias, repetition penalty (prompt and output), presence and
-    frequency penalties (output only), min_tokens ban of ``end_token_ids``, ban of repeated n-grams; temperature; top-k
+    Applied in this order: the row's mask (``SamplingRow.masks``), allowed ids and bad words, logit bias, repetition
+    penalty (prompt and output), presence and frequency penalties (output only), min_tokens ban of ``end_token_ids``
+    (under a mask not where it would leave no token), ban of repeated n-grams; temperature; top-k
     (exactly k, ties by lower id; 0 or >= V is off); top-p (kept while the mass before is < top_p); min-p relative to
     the row's maximum; renormalise. Temperature 0 is greedy: all mass on the lowest id of the greatest logit.
 
@@ -117,6 +120,10 @@ class SamplingRow:
             twice named twice; ``CandidateSampler.propose_children`` kept their probabilities. Without them a tree holds
             point masses.
         is_without_replacement: of a sampled tree, whether siblings were drawn without replacement.
+        masks: [M, ceil(V / 32)] int32, rows contiguous, V of the target; None where every token may follow. Bit t % 32
+            of word t // 32 of row i says whether token t may follow ``history + draft_tokens[:i]``. Read are: to judge
+            a chain, rows 0..gamma; a tree, row n of node n; ``propose``, row ``len(draft_tokens)``; and
+            ``propose_children``, the row of ``CandidateNode.column``.
     """
 
     index: int
@@ -135,13 +142,14 @@ class SamplingRow:
     parents: tuple[int, ...] | None = None
     candidates: tuple[tuple[int, ...], ...] | None = None
     is_without_replacement: bool = False
+    masks: IntArray32 | None = None
 
 
 def are_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
     """Say whether every row is decided by its greatest raw logit."""
     for row in rows:
         params = row.params
-        if not params.is_greedy or params.has_processors:
+        if not params.is_greedy or params.has_processors or row.masks is not None:
             return False
         if row.mode is ExactnessMode.LENIENT and row.lenience != 1.0:
             return False
@@ -193,14 +201,16 @@ class Verdict:
 
     Attributes:
         num_accepted: leading draft tokens kept, 0..gamma.
-        next_token: recovered (num_accepted < gamma) or bonus token; None when the row's logits were not finite, in
-            which case nothing may be emitted.
+        next_token: recovered (num_accepted < gamma) or bonus token; None when the row's logits were not finite, or no
+            token may follow. Then nothing may be emitted.
         overlaps: sum of min(p, q) at each position reached, where probability rows exist; else empty.
         num_fallbacks: residuals of (numerically) zero mass replaced by p.
         logprobs: one per emitted token (num_accepted + 1), or empty.
         choices: per position 0..gamma the ``num_choices`` tokens of greatest raw logit, greatest first; or empty. They
             are functions of the tokens fed alone, so a drafter may learn from them what it likes. Of a tree, per node.
         path: of a tree, the nodes kept, from the root's child down; empty for a chain.
+        has_conflict: whether mask, allowed ids and bans together leave no token to draw. Samplers of devices do not
+            tell it from logits that are not finite.
     """
 
     num_accepted: int
@@ -210,6 +220,7 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     choices: tuple[tuple[int, ...], ...] = ()
     path: tuple[int, ...] = ()
+    has_conflict: bool = False
 
 
 class Sampler(Protocol):

@@ -27,7 +27,9 @@ class BlockDraft:
 
     Attributes:
         tokens: the draft, at least one.
-        target_at: p of index 0..gamma, None where the logits are not finite; valid until the next call.
+        target_at: p of index 0..gamma, None where the logits are not finite, or no token may follow; valid until the
+            next call.
+        is_finite_at: whether the logits of an index are finite.
         draft_at: q of index 0..gamma - 1.
         uniform: fresh number in [0, 1) of a purpose, by index of the token it decides.
         scratch: [V] float32 to write in, as long as the longest row.
@@ -35,6 +37,7 @@ class BlockDraft:
 
     tokens: Sequence[int]
     target_at: Callable[[int], TokenProbs | None]
+    is_finite_at: Callable[[int], bool]
     draft_at: Callable[[int], TokenProbs]
     uniform: Callable[[Purpose, int], float]
     scratch: FloatArray
@@ -46,7 +49,10 @@ def judge_block(draft: BlockDraft) -> Verdict:
     for index, token in enumerate(draft.tokens):
         target = draft.target_at(index)
         if target is None:
-            return Verdict(num_accepted=0, next_token=None)
+            if not draft.is_finite_at(index):
+                return Verdict(num_accepted=0, next_token=None)
+            weights.end()
+            break
         proposal = draft.draft_at(index)
         if index > 0:
             weights.excesses.append(_excess(target, proposal, weights.last, draft.scratch))
@@ -56,7 +62,8 @@ def judge_block(draft: BlockDraft) -> Verdict:
     num_accepted = _num_accepted(weights, draft)
     target = draft.target_at(num_accepted)
     if target is None:
-        return Verdict(num_accepted=0, next_token=None)
+        has_conflict = draft.is_finite_at(num_accepted)
+        return Verdict(num_accepted=0, next_token=None, has_conflict=has_conflict)
     if num_accepted == len(draft.tokens):
         bonus = target.draw(draft.uniform(Purpose.BONUS, num_accepted))
         return Verdict(num_accepted=num_accepted, next_token=bonus)
@@ -89,6 +96,12 @@ class _Weights:
         wanted = self.last * target.weight(token) * proposal.total()
         weight = min(1.0, wanted / proposed) if proposed > 0.0 else 0.0
         self.of_runs.append(weight if weight > _SMALLEST_WEIGHT else 0.0)
+
+    def end(self) -> None:
+        """End behind a run that no token may follow: all of its weight is beyond what the draft proposes."""
+        if len(self.of_runs) > 1:
+            self.excesses.append(self.last)
+        self.of_runs.append(0.0)
 
     def is_below_threshold(self, coin: float, length: int) -> bool:
         """Say whether a coin keeps the run of ``length`` tokens when no longer one is kept."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from outrider.engines.base import FloatArray
-from outrider.engines.sampling.adjust import adjusted_token_probs, logits_at
+from outrider.engines.sampling.adjust import adjusted_token_probs, greatest_token, logits_at
 from outrider.engines.sampling.base import CandidateNode, SamplingRow, Verdict
 from outrider.engines.sampling.noise import NoiseSource, Purpose
 from outrider.engines.sampling.token_probs import (
@@ -114,8 +114,9 @@ class CandidateTree:
         candidates: per node its children in the order they were drawn, repeated ones included.
         is_without_replacement: how siblings were drawn.
         lenience: l in (0, 1]; 1 is exact.
-        target_at: p behind a node, given the tokens that lead there; None where the logits are not finite. Valid until
-            the next call.
+        target_at: p behind a node, given the tokens that lead there; None where the logits are not finite, or no token
+            may follow. Valid until the next call.
+        is_finite_at: whether the logits behind a node are finite.
         draft_at: q behind a node, by the same tokens.
         coin: fresh number in [0, 1) of a candidate, by depth of its node and its index among its siblings.
         uniform: fresh number in [0, 1) of a purpose, by depth of the node whose token it draws.
@@ -126,6 +127,7 @@ class CandidateTree:
     is_without_replacement: bool
     lenience: float
     target_at: Callable[[int, tuple[int, ...]], TokenProbs | None]
+    is_finite_at: Callable[[int], bool]
     draft_at: Callable[[tuple[int, ...]], TokenProbs]
     coin: Callable[[int, int], float]
     uniform: Callable[[Purpose, int], float]
@@ -146,7 +148,9 @@ class CandidateJudge:
             node, tokens = path[-1] if path else 0, tuple(tree.tokens[n - 1] for n in path)
             probs = tree.target_at(node, tokens)
             if probs is None:
-                return Verdict(num_accepted=0, next_token=None)
+                return Verdict(
+                    num_accepted=0, next_token=None, has_conflict=tree.is_finite_at(node)
+                )
             purpose = Purpose.BONUS
             if tree.candidates[node]:
                 kept, probs, num_empty = self._test(tree, node, tokens, probs)
@@ -203,7 +207,9 @@ class RowCandidates:
         """Draw the children of one node; logits [V] of the draft model behind it."""
         row, path = point.row, tuple(point.row.draft_tokens)
         probs = adjusted_token_probs(
-            logits_at(logits, row, len(path)), row.params, self._draft_probs.row(row.slot, path)
+            logits_at(logits, row, len(path), node=point.column),
+            row.params,
+            self._draft_probs.row(row.slot, path),
         )
         probs = point_mass(0) if probs is None else probs
         self._draft_probs.keep(row.slot, path, probs)
@@ -222,7 +228,7 @@ class RowCandidates:
         def target_at(node: int, path: tuple[int, ...]) -> TokenProbs | None:
             here = replace(row, draft_tokens=path)
             return adjusted_token_probs(
-                logits_at(logits[node], here, len(path)), row.params, scratch
+                logits_at(logits[node], here, len(path), node=node), row.params, scratch
             )
 
         assert row.candidates is not None
@@ -236,6 +242,7 @@ class RowCandidates:
                 is_without_replacement=row.is_without_replacement,
                 lenience=lenience,
                 target_at=target_at,
+                is_finite_at=lambda node: greatest_token(logits[node]) is not None,
                 draft_at=lambda path: self._draft_probs.probs_at(row.slot, path),
                 coin=lambda depth, index: self._of_sibling(
                     row, Purpose.CANDIDATE_COIN, depth, 0, index

@@ -1,9 +1,9 @@
 """The sampler of CPU engines: draws draft tokens and judges drafts with compiled loops over the logits where they lie.
 
 Knows neither requests nor engines. Rows are adjusted one at a time and only as far as the judgement gets, so a
-rejection at the first position costs one softmax. Rows whose distribution covers the whole vocabulary are proposed and
-judged in one compiled call each (``engines.sampling.row_kernels``). All others take steps in Python over the same
-kernels; the answers are the same bit for bit. The exactness of the output rests on these invariants:
+rejection at the first position costs one softmax. Rows whose distribution covers the whole vocabulary, unmasked, are
+proposed and judged in one compiled call each (``engines.sampling.row_kernels``). All others take steps in Python over
+the same kernels; the answers are the same bit for bit. The exactness of the output rests on these invariants:
 
 * J1  A draft row kept by ``propose`` is the distribution the draft token was drawn from, bit for bit.
 * J2  The target row at draft position i is adjusted with the history plus the first i draft tokens.
@@ -130,7 +130,7 @@ class CpuSampler:
         kept = self._kept[row.slot]
         if kept is None:
             kept = self._kept[row.slot] = DraftProbs(*self._draft_shape)
-        if self._is_compiled and row.params.is_dense:
+        if self._is_compiled and row.params.is_dense and row.masks is None:
             kept.keep(num_drafted, None)
             return propose_compiled(logits, row, kept)
         probs = adjusted_token_probs(
@@ -146,7 +146,7 @@ class CpuSampler:
             return self._candidates.judge(logits, row, row.lenience if is_lenient else 1.0)
         if row.params.is_greedy:
             return self._judge_greedy(logits, row, row.lenience if is_lenient else 1.0)
-        is_compiled = self._is_compiled and row.params.is_dense
+        is_compiled = self._is_compiled and row.params.is_dense and row.masks is None
         is_race = row.mode is ExactnessMode.SEED_STABLE
         if is_race or not row.draft_tokens or not (row.is_sampled_draft or is_lenient):
             if is_compiled and not is_race:
@@ -165,7 +165,7 @@ class CpuSampler:
             processed = logits_at(logits[index], row, index)
             best = greatest_token(processed)
             if best is None:
-                return Verdict(num_accepted=0, next_token=None)
+                return _without_probs(logits[index])
             if index == len(row.draft_tokens):
                 break
             token = row.draft_tokens[index]
@@ -190,7 +190,7 @@ class CpuSampler:
                 logits_at(logits[index], row, index), row.params, self._target_row
             )
             if probs is None:
-                return Verdict(num_accepted=0, next_token=None)
+                return _without_probs(logits[index])
             drawn = self._target_token(probs, row, start + index)
             if index == len(row.draft_tokens) or drawn != row.draft_tokens[index]:
                 break
@@ -205,7 +205,7 @@ class CpuSampler:
                 logits_at(logits[index], row, index), row.params, self._target_row
             )
             if target is None:
-                return Verdict(num_accepted=0, next_token=None)
+                return _without_probs(logits[index])
             draft = self._draft_probs(row, index)
             coin = self._uniform(row, Purpose.ACCEPT, start + index)
             judged = judge_token(target, draft, token, coin, lenience, self._scratch)
@@ -224,7 +224,7 @@ class CpuSampler:
             logits_at(logits[gamma], row, gamma), row.params, self._target_row
         )
         if target is None:
-            return Verdict(num_accepted=0, next_token=None)
+            return _without_probs(logits[gamma])
         next_token = target.draw(self._uniform(row, Purpose.BONUS, start + gamma))
         return Verdict(num_accepted=gamma, next_token=next_token, overlaps=tuple(overlaps))
 
@@ -239,6 +239,7 @@ class CpuSampler:
         draft = BlockDraft(
             tokens=row.draft_tokens,
             target_at=target_at,
+            is_finite_at=lambda index: greatest_token(logits[index]) is not None,
             draft_at=lambda index: self._draft_probs(row, index),
             uniform=lambda purpose, index: self._uniform(row, purpose, len(row.history) + index),
             scratch=self._scratch,
@@ -277,6 +278,11 @@ class CpuSampler:
 
 def _is_token(token: int, vocab_size: int) -> bool:
     return 0 <= token < vocab_size
+
+
+def _without_probs(logits: FloatArray) -> Verdict:
+    """Return the verdict where a row of logits [V] leaves no probabilities: not finite, or every token is banned."""
+    return Verdict(num_accepted=0, next_token=None, has_conflict=greatest_token(logits) is not None)
 
 
 def _with_logprobs(verdict: Verdict, logits: FloatArray, row: SamplingRow) -> Verdict:

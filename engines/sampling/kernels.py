@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import boolean, float32, float64, int64, types, void
+from numba import boolean, float32, float64, int32, int64, types, void
 from outrider.engines.jit import njit_exact, njit_fastmath
 
 FloatArray = npt.NDArray[np.float32]
@@ -45,9 +45,13 @@ _LEAST_BITS = np.int32(-(2**31))
 # Below this share of p the float32 difference of two rows is rounding, not mass.
 SMALLEST_RESIDUAL = 1e-6
 
+_WORD_BITS = 32
+
 ROW_TYPE = float32[::1]
 WIDE_TYPE = float64[::1]
 IDS_TYPE = int64[::1]
+# Masks may lie in memory that is not to be written to.
+_MASK_TYPE = types.Array(int32, 1, "C", readonly=True)
 
 
 @njit_fastmath(
@@ -77,6 +81,28 @@ def write_weights(
         bits[i] += np.int32(n) << _MANTISSA_BITS
         if exponent < _LOWEST:
             weights[i] = 0.0
+
+
+@njit_exact(void(ROW_TYPE, _MASK_TYPE, ROW_TYPE), void(ROW_TYPE, _MASK_TYPE, WIDE_TYPE))
+def write_masked(logits: FloatArray, mask: npt.NDArray[np.int32], masked: Row) -> None:
+    """Write a row of logits with -inf for the tokens that may not follow.
+
+    Args:
+        logits: [V].
+        mask: [at least ceil(V / 32)]; bit t % 32 of word t // 32 says whether token t may.
+        masked: [V], overwritten.
+
+    Raises:
+        IndexError: the mask has fewer bits than there are logits.
+    """
+    size = logits.shape[0]
+    if mask.shape[0] * _WORD_BITS < size:
+        raise IndexError("the mask is of a smaller vocabulary")
+    for start in range(0, size, _WORD_BITS):
+        word = mask[start // _WORD_BITS]
+        given, written = logits[start : start + _WORD_BITS], masked[start : start + _WORD_BITS]
+        for bit in range(given.shape[0]):
+            written[bit] = given[bit] if (word >> np.int32(bit)) & np.int32(1) else -np.inf
 
 
 @njit_fastmath(float64(ROW_TYPE), float64(WIDE_TYPE))

@@ -68,11 +68,13 @@ class _Walk:
         self.node = 0
         self.path: list[int] = []
         self.next_token: int | None = None
+        self._has_conflict = False
         self._logprobs: list[TokenLogprobs] = []
 
     def row_here(self, index: int) -> SamplingRow:
         """Return a row of plain decoding behind the path so far, for row ``index`` of the logits passed along."""
         kept = np.array([self.row.draft_tokens[node - 1] for node in self.path], dtype=np.int64)
+        masks = self.row.masks
         return replace(
             self.row,
             index=index,
@@ -82,12 +84,14 @@ class _Walk:
             candidates=None,
             is_sampled_draft=False,
             num_choices=0,
+            masks=masks if masks is None else masks[self.node : self.node + 1],
         )
 
     def advance(self, drawn: Verdict) -> bool:
         """Follow the token drawn here; False where the walk ends with it."""
         if drawn.next_token is None:
             self.path.clear()
+            self._has_conflict = drawn.has_conflict
             return False
         self._logprobs.extend(drawn.logprobs)
         assert self.row.parents is not None
@@ -104,7 +108,7 @@ class _Walk:
     def verdict(self, logits: FloatArray) -> Verdict:
         """Return the verdict of a finished walk; logits [R, V] of the row."""
         if self.next_token is None:
-            return Verdict(num_accepted=0, next_token=None)
+            return Verdict(num_accepted=0, next_token=None, has_conflict=self._has_conflict)
         nodes = logits[: len(self.row.draft_tokens) + 1]
         return Verdict(
             num_accepted=len(self.path),

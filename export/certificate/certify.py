@@ -122,12 +122,17 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
     return certificate
 
 
+def most_different(part: Mapping[str, object]) -> float:
+    """Return the worst logit difference of all cases of a certificate's part."""
+    return max(_number(case, "max_difference") for _, case in _cases(part))
+
+
 def verdict(certificate: Mapping[str, Mapping[str, object]]) -> str:
     """Return what a certificate says, in a line."""
     parts = []
     for name, part in certificate.items():
         cases = [case for _, case in _cases(part)]
-        worst = max(_number(case, "max_difference") for case in cases)
+        worst = most_different(part)
         equal = sum(_number(case, "num_greedy_equal") for case in cases)
         compared = sum(_number(case, "num_compared") for case in cases)
         parts.append(

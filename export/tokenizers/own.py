@@ -95,6 +95,21 @@ class OwnTokenizer:
         """Return whether sources and answers have the same ids for the same tokens."""
         return not getattr(self._own, "separate_vocabs", False)
 
+    def chat_templates(self) -> dict[str, str]:
+        """Return its chat templates by name, of which "default" is the one that has none; empty where it has none."""
+        found: Any = self._own.chat_template
+        return {"default": found} if isinstance(found, str) else dict(found or {})
+
+    def special_tokens(self) -> dict[str, str]:
+        """Return the tokens that chat templates know by name, such as "bos_token"."""
+        return dict(self._own.special_tokens_map)
+
+    def control_tokens(self) -> tuple[str, ...]:
+        """Return the tokens that steer the model wherever they stand: special ones, and those it names as such."""
+        named = getattr(self._own, "chat_control_tokens", None) or ()
+        added = sorted(self._own.added_tokens_decoder.items())
+        return tuple(one.content for _, one in added if one.special or one.content in named)
+
     def backend(self) -> str | None:
         """Return the contents of its ``tokenizer.json``; None for a tokenizer that Transformers runs in Python."""
         return str(self._own.backend_tokenizer.to_str()) if self._own.is_fast else None

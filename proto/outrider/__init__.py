@@ -1,6 +1,8 @@
-"""Client of an Outrider server."""
+"""Client of an Outrider server; ``LLM`` of the server's distribution runs a bundle without one."""
 
-from outrider.client import Client, build_request
+from typing import TYPE_CHECKING, Any
+
+from outrider.client import Client
 from outrider.errors import (
     CallCancelled,
     CallError,
@@ -11,16 +13,40 @@ from outrider.errors import (
     ServerFailed,
     Unavailable,
 )
+from outrider.options import SamplingParams, SpeculationParams, build_request
+from outrider.outputs import CompletionOutput, RequestOutput
+from outrider.sync_client import SyncClient
+
+if TYPE_CHECKING:
+    from outrider.runtime.offline.llm import LLM as LLM
 
 __all__ = [
     "CallCancelled",
     "CallError",
     "Client",
+    "CompletionOutput",
     "DeadlineExceeded",
     "FieldViolation",
     "Overloaded",
+    "RequestOutput",
     "RequestRefused",
+    "SamplingParams",
     "ServerFailed",
+    "SpeculationParams",
+    "SyncClient",
     "Unavailable",
     "build_request",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``LLM`` when it is asked for: the client is installed without it.
+
+    Raises:
+        ImportError: the server's distribution, or a library of it, is not installed; says which.
+    """
+    if name != "LLM":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from outrider.absent import import_of_server
+
+    return import_of_server("outrider.runtime.offline.llm", "LLM", extra="cpu")

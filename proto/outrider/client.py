@@ -1,61 +1,41 @@
-"""The async client that other services install: stream completions, tokenise, ask, abort.
-
-Calls that were refused before anything was streamed are retried by gRPC itself, by the service config below; a stream
-that has begun is never retried silently.
-"""
+"""The async client that other services install: stream completions, tokenise, ask, abort."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 import grpc
 import grpc.aio
 
-from outrider.errors import decode_error
+from outrider.channel import (
+    HEALTH_REQUEST,
+    HEALTH_SERVING,
+    HEALTH_WATCH,
+    Metadata,
+    decoded_errors,
+    merged_options,
+    metadata_of,
+)
+from outrider.options import (
+    ChatParams,
+    Prompt,
+    RequestOptions,
+    build_request,
+    build_tokenize,
+)
+from outrider.outputs import OutputBuilder, RequestOutput
 from outrider.v1 import inference_pb2 as wire
 from outrider.v1 import inference_pb2_grpc
 
-SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
 
-# grpc.health.v1 by hand, so that the client needs no further package: HealthCheckRequest{service = 1} and
-# HealthCheckResponse{status = 1, SERVING = 1} in wire format.
-_TENANT_KEY = "outrider-tenant"
-_HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
-_HEALTH_REQUEST = bytes((0x0A, len(SERVICE))) + SERVICE.encode()
-_HEALTH_SERVING = b"\x08\x01"
+class _Connection(NamedTuple):
+    """A channel of one event loop, and the service's methods over it."""
 
-SERVICE_CONFIG: Mapping[str, Any] = {
-    "loadBalancingConfig": [{"round_robin": {}}],
-    "healthCheckConfig": {"serviceName": SERVICE},
-    "methodConfig": [
-        {
-            "name": [{"service": SERVICE}],
-            "retryPolicy": {
-                "maxAttempts": 4,
-                "initialBackoff": "0.2s",
-                "maxBackoff": "5s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED"],
-            },
-        }
-    ],
-    "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
-}
-
-CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
-    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
-    ("grpc.enable_retries", 1),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A reader that stalls makes the server stop within some 100 KiB instead of several MiB.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 65_536),
-)
+    channel: grpc.aio.Channel
+    stub: Any
 
 
 class Client:
@@ -63,12 +43,16 @@ class Client:
 
     ``async with Client("host:port") as client: async for chunk in client.generate("def main"): ...``
 
+    It may be made anywhere, also outside a running event loop, and used in several: each loop gets a connection of its
+    own with its first call.
+
     Args:
         address: gRPC target, for example ``localhost:50051`` or ``dns:///service:50051``.
         credentials: TLS of the channel; None is plain text.
         options: channel options, added to (and winning over) ``CHANNEL_OPTIONS``.
         tenant: whose requests these are, 1..128 of [A-Za-z0-9._:-]; a server keeps request ids and what its drafters
             learn apart by tenant. None for the tenant of all who name none.
+        interceptors: ``grpc.aio.ClientInterceptor`` objects, around every call.
     """
 
     def __init__(
@@ -78,14 +62,14 @@ class Client:
         credentials: grpc.ChannelCredentials | None = None,
         options: Sequence[tuple[str, str | int]] = (),
         tenant: str | None = None,
+        interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     ) -> None:
-        self._metadata = () if tenant is None else ((_TENANT_KEY, tenant),)
-        merged = tuple({**dict(CHANNEL_OPTIONS), **dict(options)}.items())
-        if credentials is None:
-            self._channel = grpc.aio.insecure_channel(address, options=merged)
-        else:
-            self._channel = grpc.aio.secure_channel(address, credentials, options=merged)
-        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+        self._address = address
+        self._credentials = credentials
+        self._options = merged_options(options)
+        self._tenant = tenant
+        self._interceptors = tuple(interceptors)
+        self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,57 +83,80 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls in flight end cancelled."""
-        await self._channel.close()
+        """Close the running loop's connection; its calls in flight end cancelled."""
+        connection = self._connections.pop(asyncio.get_running_loop(), None)
+        if connection is not None:
+            await connection.channel.close()
 
     async def generate(
         self,
-        prompt: str | Sequence[int] | wire.GenerateRequest,
+        prompt: Prompt | None = None,
         *,
         timeout_s: float | None = None,
-        **options: Any,
+        metadata: Metadata | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncIterator[wire.GenerateResponse]:
         """Stream a completion; leaving the loop or cancelling the task cancels the request.
 
         Args:
-            prompt: text, token ids, or a whole request.
+            prompt: text, token ids, or a whole request; None with ``messages``.
             timeout_s: deadline of the call in seconds.
-            options: fields of ``GenerateRequest`` and of its ``Sampling``, by name; ``speculation`` takes a mapping,
-                ``answer_prefix_tokens`` token ids.
+            metadata: of the call, beside the tenant's.
+            options: fields of ``GenerateRequest`` and of its ``Sampling``, by name; ``outrider.options`` has them.
 
         Yields:
-            Deltas; the last one has ``finish`` set.
+            Deltas; the last one has ``finish`` set, with ``n`` the last one of each completion.
 
         Raises:
             CallError: the call did not end OK.
             TypeError: no field has the name of an option.
         """
         request = build_request(prompt, **options)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        call = self._stub.Generate(request, **self._call(timeout_s, metadata))
         try:
-            with _decoded_errors():
+            with decoded_errors():
                 async for response in call:
                     yield response
         finally:
             call.cancel()
 
-    async def abort(self, *request_ids: str, timeout_s: float | None = None) -> list[str]:
+    async def complete(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        timeout_s: float | None = None,
+        metadata: Metadata | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestOutput:
+        """Return a whole answer with its figures; arguments and errors are those of ``generate``."""
+        request = build_request(prompt, **options)
+        builder = OutputBuilder(request)
+        async for response in self.generate(request, timeout_s=timeout_s, metadata=metadata):
+            builder.add(response)
+        return builder.output()
+
+    async def abort(
+        self, *request_ids: str, timeout_s: float | None = None, metadata: Metadata | None = None
+    ) -> list[str]:
         """End live requests by id and return the ids that were live."""
-        with _decoded_errors():
-            request = wire.AbortRequest(request_ids=request_ids)
-            call = self._stub.Abort(request, timeout=timeout_s, metadata=self._metadata)
-            return list((await call).aborted)
+        request = wire.AbortRequest(request_ids=request_ids)
+        with decoded_errors():
+            return list(
+                (await self._stub.Abort(request, **self._call(timeout_s, metadata))).aborted
+            )
 
     async def tokenize(
         self,
-        text: str,
+        text: str = "",
         *,
         add_special_tokens: bool | None = None,
         target: bool = False,
         source_language: str = "",
         timeout_s: float | None = None,
+        metadata: Metadata | None = None,
+        **chat: Unpack[ChatParams],
     ) -> list[int]:
-        """Return the token ids of a text, as ``generate`` would see it.
+        """Return the token ids of a text, or of a conversation, as ``generate`` would see it.
 
         Args:
             text: a prompt, or with ``target`` the beginning of an answer.
@@ -157,21 +164,20 @@ class Client:
             target: whether the text is one of an answer, for a model with an encoder.
             source_language: of the prompt, for a model with an encoder and languages.
             timeout_s: deadline of the call in seconds.
+            metadata: of the call.
+            chat: ``messages`` in place of a text, and how they are rendered.
         """
-        with _decoded_errors():
-            request = wire.TokenizeRequest(
-                text=text,
-                add_special_tokens=add_special_tokens,
-                target=target,
-                source_language=source_language,
-            )
-            return list((await self._stub.Tokenize(request, timeout=timeout_s)).ids)
+        request = build_tokenize(text, add_special_tokens, target, source_language, chat)
+        with decoded_errors():
+            return list((await self._stub.Tokenize(request, **self._call(timeout_s, metadata))).ids)
 
-    async def info(self, *, timeout_s: float | None = None) -> wire.GetServerInfoResponse:
+    async def info(
+        self, *, timeout_s: float | None = None, metadata: Metadata | None = None
+    ) -> wire.GetServerInfoResponse:
         """Return what is served, within which limits, and the present load."""
-        with _decoded_errors():
-            request = wire.GetServerInfoRequest()
-            return await self._stub.GetServerInfo(request, timeout=timeout_s)
+        request = wire.GetServerInfoRequest()
+        with decoded_errors():
+            return await self._stub.GetServerInfo(request, **self._call(timeout_s, metadata))
 
     async def wait_ready(self, timeout_s: float | None = None) -> None:
         """Return once the server says that it is serving.
@@ -179,49 +185,37 @@ class Client:
         Raises:
             DeadlineExceeded: it did not within ``timeout_s``.
         """
-        watch = self._channel.unary_stream(_HEALTH_WATCH)
-        call = watch(_HEALTH_REQUEST, timeout=timeout_s, wait_for_ready=True)
+        watch = self._connection().channel.unary_stream(HEALTH_WATCH)
+        call = watch(HEALTH_REQUEST, timeout=timeout_s, wait_for_ready=True)
         try:
-            with _decoded_errors():
+            with decoded_errors():
                 async for status in call:
-                    if status == _HEALTH_SERVING:
+                    if status == HEALTH_SERVING:
                         return
         finally:
             call.cancel()
 
+    def _call(self, timeout_s: float | None, metadata: Metadata | None) -> dict[str, Any]:
+        return {"timeout": timeout_s, "metadata": metadata_of(self._tenant, metadata)}
 
-def build_request(
-    prompt: str | Sequence[int] | wire.GenerateRequest, **options: Any
-) -> wire.GenerateRequest:
-    """Return a request made from a prompt and options named as in ``Client.generate``.
+    @property
+    def _stub(self) -> Any:
+        return self._connection().stub
 
-    Raises:
-        TypeError: no field has the name of an option.
-    """
-    request = wire.GenerateRequest()
-    if isinstance(prompt, wire.GenerateRequest):
-        request.CopyFrom(prompt)
-    elif isinstance(prompt, str):
-        request.text = prompt
-    else:
-        request.tokens.ids.extend(prompt)
-        request.tokens.SetInParent()
-    in_sampling = wire.Sampling.DESCRIPTOR.fields_by_name
-    in_request = wire.GenerateRequest.DESCRIPTOR.fields_by_name
-    if unknown := set(options) - set(in_sampling) - set(in_request):
-        raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
-    sampling = {name: value for name, value in options.items() if name in in_sampling}
-    request.sampling.MergeFrom(wire.Sampling(**sampling))
-    others = {name: value for name, value in options.items() if name not in in_sampling}
-    if isinstance(others.get("answer_prefix_tokens"), Sequence):
-        others["answer_prefix_tokens"] = wire.TokenIds(ids=others["answer_prefix_tokens"])
-    request.MergeFrom(wire.GenerateRequest(**others))
-    return request
+    def _connection(self) -> _Connection:
+        """Return the running loop's connection; channels of grpc.aio belong to the loop they are made in."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._connections:
+            # Those of loops that are over, which nobody closed.
+            for other in [one for one in self._connections if one.is_closed()]:
+                del self._connections[other]
+            self._connections[loop] = self._connect()
+        return self._connections[loop]
 
-
-@contextmanager
-def _decoded_errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise decode_error(error) from error
+    def _connect(self) -> _Connection:
+        given = {"options": self._options, "interceptors": self._interceptors}
+        if self._credentials is None:
+            channel = grpc.aio.insecure_channel(self._address, **given)
+        else:
+            channel = grpc.aio.secure_channel(self._address, self._credentials, **given)
+        return _Connection(channel, inference_pb2_grpc.InferenceStub(channel))

@@ -91,7 +91,7 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[CallError]] = {
 }
 
 
-def decode_error(error: grpc.aio.AioRpcError) -> CallError:
+def decode_error(error: grpc.RpcError) -> CallError:
     """Return the exception that carries what the server's rich status says."""
     kind = _CLASS_OF_CODE.get(error.code(), CallError)
     reason, metadata = "", dict[str, str]()
@@ -120,7 +120,7 @@ def decode_error(error: grpc.aio.AioRpcError) -> CallError:
     )
 
 
-def _rich_status(error: grpc.aio.AioRpcError) -> status_pb2.Status:
+def _rich_status(error: grpc.RpcError) -> status_pb2.Status:
     """Return the server's rich status; an empty one where there is none, or where it is of another end than the call's.
 
     The latter is a call whose own deadline passed while the server's answer was on its way.

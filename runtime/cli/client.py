@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import defaultdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from outrider.runtime.cli.chat import DEFAULT_ADDRESS, opening_messages, template_arguments
 from outrider.runtime.cli.refusals import refusals
 
-DEFAULT_ADDRESS = "localhost:50051"
+if TYPE_CHECKING:
+    from outrider.v1 import inference_pb2 as wire
 
 Address = Annotated[str, typer.Option(help="Server, as HOST:PORT.")]
 
@@ -20,6 +23,15 @@ def generate(
         str, typer.Option(help="Text to complete, or to answer to; - reads standard input.")
     ],
     address: Address = DEFAULT_ADDRESS,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a message, put into the chat template.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="With --chat: what the system says first.")
+    ] = None,
+    template_argument: Annotated[
+        list[str] | None, typer.Option(help="With --chat: NAME=JSON, a variable of the template.")
+    ] = None,
     source_language: Annotated[
         str | None, typer.Option(help="Of the prompt, for a model with an encoder.")
     ] = None,
@@ -29,7 +41,17 @@ def generate(
     answer_prefix: Annotated[
         str | None, typer.Option(help="What the answer begins with, for such a model.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Output tokens at most.")] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Output tokens at most; 0 with --echo or --prompt-logprobs."),
+    ] = None,
+    echo: Annotated[
+        bool, typer.Option("--echo", help="Print the prompt before its answer.")
+    ] = False,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option(help="Log-probabilities of the prompt, beside so many alternatives."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
     top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
@@ -40,7 +62,9 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beam search; 1 is none.")] = None,
-    num_results: Annotated[int | None, typer.Option(help="Best beams to print.")] = None,
+    num_results: Annotated[
+        int | None, typer.Option(help="Completions, drawn apart; of a beam search the best.")
+    ] = None,
     length_penalty: Annotated[float | None, typer.Option(help="Of a beam's score.")] = None,
     early_stopping: Annotated[bool, typer.Option(help="End at num_beams ends.")] = False,
     exhaustive_search: Annotated[bool, typer.Option(help="End when nothing can win.")] = False,
@@ -90,6 +114,8 @@ def generate(
         "target_language": target_language,
         "answer_prefix": answer_prefix,
         "max_tokens": max_tokens,
+        "echo": echo or None,
+        "prompt_logprobs": prompt_logprobs,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -106,7 +132,15 @@ def generate(
     options = {name: value for name, value in given.items() if value is not None}
     options["speculation"] = {k: v for k, v in speculation.items() if v is not None}
     options["return_trace"] = trace
+    if chat:
+        arguments = template_arguments(template_argument or [])
+        options |= {"template_arguments": arguments} if arguments else {}
+    elif system is not None or template_argument:
+        name = "--system" if system is not None else "--template-argument"
+        raise typer.BadParameter("needs --chat", param_hint=name)
     text = sys.stdin.read() if prompt == "-" else prompt
+    if chat:
+        options["messages"] = [*opening_messages(system), {"role": "user", "content": text}]
     with refusals():
         asyncio.run(_generate(address, text, timeout_s, options))
 
@@ -121,27 +155,45 @@ async def _generate(
     address: str, prompt: str, timeout_s: float | None, options: dict[str, Any]
 ) -> None:
     from outrider import Client
-    from outrider.runtime.cli.trace import beam_heading, print_report, print_step, whole_text
+    from outrider.runtime.cli.trace import (
+        beam_heading,
+        print_report,
+        print_step,
+        prompt_lines,
+        sample_heading,
+        whole_text,
+    )
     from rich.console import Console
 
     console = Console()
     num_steps = 0
-    text = ""
+    scored: list[wire.Token] = []
+    texts: defaultdict[int, str] = defaultdict(str)
+    # Pieces of several completions come in any order: each is printed when it is whole.
+    is_one = options.get("n", 1) == 1
     async with Client(address) as client:
-        async for response in client.generate(prompt, timeout_s=timeout_s, **options):
+        given = None if "messages" in options else prompt
+        async for response in client.generate(given, timeout_s=timeout_s, **options):
             is_ranked = len(response.finish.beams) > 1
-            if not options["return_trace"] and not is_ranked:
+            if not options["return_trace"] and is_one:
                 typer.echo(response.text, nl=False)
-            text += response.text
+            text = texts[response.index] = texts[response.index] + response.text
+            scored += response.prompt
             for step in response.steps:
                 num_steps += 1
                 print_step(console, num_steps, step)
             for rank, beam in enumerate(response.finish.beams if is_ranked else (), start=1):
                 typer.echo(f"{beam_heading(rank, beam)}\n{beam.text}")
             if response.HasField("finish"):
+                if not is_one and not is_ranked:
+                    typer.echo(f"{sample_heading(response)}\n{text}")
                 typer.echo()
+                for line in prompt_lines(scored):
+                    typer.echo(line)
+                scored = []
                 if options["return_trace"]:
-                    typer.echo(f"{whole_text(prompt, text, await client.info())}\n")
+                    known = "" if options.get("echo") else prompt
+                    typer.echo(f"{whole_text(known, text, await client.info())}\n")
                     print_report(console, response.finish)
 
 

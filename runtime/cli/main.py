@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from outrider.runtime.cli import chat as cli_chat
 from outrider.runtime.cli import client as cli_client
 from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import offline as cli_offline
@@ -35,6 +36,7 @@ app = typer.Typer(
 
 app.add_typer(cli_datastore.datastore)
 app.command()(cli_client.generate)
+app.command()(cli_chat.chat)
 app.command()(cli_client.info)
 app.command()(cli_offline.analyze)
 app.command()(cli_offline.tune)

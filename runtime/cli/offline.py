@@ -64,11 +64,12 @@ def analyze(
     cpu_time: CpuTime = False,
     quick: Quick = False,
 ) -> None:
-    """Alpha, costs, predicted and measured speed-up of a bundle: tables and figures of a page."""
+    """Alpha, costs, predicted and measured speed-up of a bundle, as a page, and what to serve it with."""
     _require()
     from outrider.runtime.cli.progress import BuildProgress, compile_stage
 
     with compile_stage():
+        from outrider.runtime.offline.advice import recommendation
         from outrider.runtime.offline.analysis import analyze as analyze_bundle
         from outrider.runtime.offline.options import AnalysisOptions
         from outrider.runtime.offline.pages.analysis_page import write_analysis
@@ -91,6 +92,7 @@ def analyze(
             found = analyze_bundle(bundle, prompts, wanted, progress.report)
         page = write_analysis(found, out or Path(f"{found.bundle}-analysis"))
     typer.echo(str(page))
+    typer.echo(recommendation(found))
 
 
 def tune(
@@ -114,7 +116,7 @@ def tune(
     temperature: Annotated[float, typer.Option(help="Of all requests; 0 is greedy.")] = 0.0,
     max_tokens: MaxTokens = 96,
     batch: Batch = 1,
-    rounds: Rounds = 3,
+    rounds: Rounds = 9,
     device: Device = "auto",
     threads: Threads = 2,
     costs: Costs = None,
@@ -123,7 +125,7 @@ def tune(
     quick: Quick = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave the bundle as it is.")] = False,
 ) -> None:
-    """Find the drafter and its parameters that serve fastest; written into the bundle."""
+    """Find the drafter and its parameters that serve fastest; written into the bundle if that is certain."""
     _require()
     from outrider.runtime.cli.progress import BuildProgress, compile_stage
 
@@ -149,9 +151,13 @@ def tune(
             wanted = options.quick() if quick else options
             found = tune_bundle(bundle, prompts, wanted, progress.report)
         page = write_tuning(found, out or Path(f"{found.bundle}-tuning"))
-        if not dry_run:
+        if found.choice is not None and not dry_run:
             write_serving_defaults(bundle, found.choice)
-    typer.echo(f"{describe(found)}{'' if dry_run else ': now the serving defaults of the bundle'}")
+    typer.echo(describe(found))
+    if found.choice is None:
+        typer.echo("Nothing is written; more rounds may decide (--rounds).")
+    elif not dry_run:
+        typer.echo("Written: the serving defaults of the bundle.")
     typer.echo(str(page))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 # The live line of a stage: seldom enough to leave measured step costs alone.
 STAGE_REFRESHES_PER_S = 2
+# Of long work without a terminal: enough to see that it goes on, and not to fill a log.
+LINE_EVERY_S = 10.0
 COMPILING = "compiling loops for this machine (kept for later starts)"
 
 
@@ -53,18 +56,27 @@ def compile_stage() -> Iterator[None]:
 
 
 class BuildProgress:
-    """Shows a bar for each phase that ``report`` names; a context manager."""
+    """Shows a bar for each phase that ``report`` names, or lines where there is no terminal; a context manager.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=self._console,
             transient=True,
+            disable=not self._console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._clock = clock
+        # By phase, when its last line was printed.
+        self._told_s: dict[str, float] = {}
         # The builder reports from threads of its own.
         self._lock = threading.Lock()
 
@@ -81,12 +93,26 @@ class BuildProgress:
         self._progress.stop()
 
     def report(self, phase: str, step: int, num_steps: int) -> None:
-        """Move the bar of a phase; its last step removes it."""
+        """Move the bar of a phase, whose last step removes it; or print a line now and then, and the last one."""
         with self._lock:
-            if phase not in self._tasks:
-                if step == num_steps:
-                    return
-                self._tasks[phase] = self._progress.add_task(phase, total=num_steps)
-            self._progress.update(self._tasks[phase], completed=step)
+            if self._console.is_terminal:
+                self._move(phase, step, num_steps)
+            else:
+                self._print(phase, step, num_steps)
+
+    def _move(self, phase: str, step: int, num_steps: int) -> None:
+        if phase not in self._tasks:
             if step == num_steps:
-                self._progress.remove_task(self._tasks.pop(phase))
+                return
+            self._tasks[phase] = self._progress.add_task(phase, total=num_steps)
+        self._progress.update(self._tasks[phase], completed=step)
+        if step == num_steps:
+            self._progress.remove_task(self._tasks.pop(phase))
+
+    def _print(self, phase: str, step: int, num_steps: int) -> None:
+        now_s = self._clock()
+        is_last = step == num_steps
+        if is_last or now_s - self._told_s.get(phase, -math.inf) >= LINE_EVERY_S:
+            self._told_s[phase] = now_s
+            line = f"outrider: {phase}: {step} of {num_steps}{'' if is_last else ' ...'}"
+            self._console.print(line, soft_wrap=True, highlight=False)

@@ -8,6 +8,8 @@ Source: Leviathan et al. 2023 (arXiv:2211.17192), figure 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 from rich.table import Table
@@ -42,11 +44,33 @@ def print_step(console: Console, number: int, step: wire.Step) -> None:
     console.print(line, soft_wrap=True)
 
 
+def prompt_lines(prompt: Sequence[wire.Token]) -> list[str]:
+    """Return a line per token of a prompt that was scored, and one with their sum; none for a prompt that was not."""
+    if not prompt:
+        return []
+    lines = []
+    for token in prompt:
+        logprob = f"{token.logprob:.4f}" if token.HasField("logprob") else "-"
+        others = "".join(f"  {one.id} {one.logprob:.4f}" for one in token.top)
+        lines.append(f"{token.id:8d}  {logprob:>9}{others}")
+    scored = [token.logprob for token in prompt if token.HasField("logprob")]
+    mean = f", {sum(scored) / len(scored):.4f} each" if scored else ""
+    return [*lines, f"log-probability {sum(scored):.4f} of {len(scored)} tokens{mean}"]
+
+
 def beam_heading(rank: int, beam: wire.Beam) -> str:
     """Return the line above the text of one completion of a beam search."""
     reason = wire.FinishReason.Name(beam.reason).removeprefix("FINISH_REASON_").lower()
     num_tokens = len(beam.token_ids)
     return f"#{rank}  score {beam.score:.4f}  logprob {beam.logprob:.4f}  {num_tokens} tokens, {reason}"
+
+
+def sample_heading(response: wire.GenerateResponse) -> str:
+    """Return the line above the text of one completion of several, given its last response."""
+    finish = response.finish
+    reason = wire.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()
+    num_tokens = finish.usage.output_tokens
+    return f"#{response.index + 1}  seed {finish.seed}  {num_tokens} tokens, {reason}"
 
 
 def print_report(console: Console, finish: wire.Finish) -> None:

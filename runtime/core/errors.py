@@ -85,6 +85,16 @@ class ContextTooLong(RequestError):
         self.given = given
 
 
+class ConstraintConflict(RequestError):
+    """At some position of the answer nothing may follow: the caller's constraints exclude one another there."""
+
+    reason: str = "CONSTRAINT_CONFLICT"
+
+    def __init__(self) -> None:
+        rule = "grammar, allowed_token_ids and bad_words must leave a token at every position"
+        super().__init__("sampling", rule)
+
+
 class UnsupportedOption(RequestError):
     """The option is known but this server cannot honour it."""
 

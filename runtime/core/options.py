@@ -13,23 +13,19 @@ from dataclasses import replace
 
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.core.params import BeamParams, SpeculationParams
+from outrider.runtime.core.params import BeamParams, ChatParams, SpeculationParams
 
 # The caller may leave these out or say the only value that is served.
 ONLY_VALUES: Mapping[str, object] = {
-    "prompt_logprobs": 0,
     "regex": "",
     "json_schema": "",
     "grammar": "",
     "disable_any_whitespace": False,
-    "chat": None,
-    "echo": False,
     "adapter": "",
     "best_of": None,
 }
 # Likewise, unless a beam search is asked for.
 ONLY_WITH_BEAMS: Mapping[str, object] = {
-    "n": 1,
     "length_penalty": 1.0,
     "early_stopping": False,
     "exhaustive_search": False,
@@ -48,6 +44,7 @@ ALL_VALUES = {**ONLY_VALUES, **ONLY_WITH_BEAMS, **NOT_WITH_BEAMS, **ONLY_WITH_EN
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Scores are sums / length ** penalty, and a length at most a few thousand: no power overflows.
 LARGEST_PENALTY = 10.0
+MAX_ROLE_BYTES = 64
 
 
 def check_options(options: Mapping[str, object], *, search: str, has_encoder: bool) -> None:
@@ -118,6 +115,48 @@ def check_ranked(
         raise RequestError("speculation.mode", f"must not be LENIENT with {search}")
     if speculation.drafter not in (None, "model", "none"):
         raise RequestError("speculation.drafter", f"must be model or none with {search}")
+
+
+def check_chat(
+    chat: ChatParams,
+    *,
+    max_messages: int,
+    max_bytes: int,
+    templates: Sequence[str],
+    has_encoder: bool,
+) -> None:
+    """Refuse a conversation that is not served here, or is too large to be looked at.
+
+    Args:
+        chat: from the request.
+        max_messages: at most.
+        max_bytes: of all its texts together.
+        templates: names of the bundle's templates.
+        has_encoder: whether the model reads sources.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    if has_encoder:
+        raise UnsupportedOption("chat", "needs a model without an encoder; send the source as text")
+    if not templates:
+        raise UnsupportedOption(
+            "chat", "needs a bundle with a chat template; send the prompt as text"
+        )
+    check_count("chat.messages", chat.messages, max_messages)
+    if not chat.messages:
+        raise RequestError("chat.messages", "must have at least one message")
+    if chat.num_bytes > max_bytes:
+        raise RequestError("chat", f"must be at most {max_bytes} bytes of UTF-8 in all its texts")
+    for one in chat.messages:
+        if not 1 <= len(one.role.encode()) <= MAX_ROLE_BYTES:
+            rule = f"must be 1..{MAX_ROLE_BYTES} bytes of UTF-8"
+            raise RequestError("chat.messages.role", rule)
+    if chat.template and chat.template not in templates:
+        raise RequestError("chat.template", f"must be one of {', '.join(templates)}")
+    if chat.continues_final and chat.adds_generation_prompt:
+        rule = "must be false or left out with continue_final_message"
+        raise RequestError("chat.add_generation_prompt", rule)
 
 
 def check_abort_ids(request_ids: Sequence[str], most: int) -> None:

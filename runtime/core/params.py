@@ -5,11 +5,19 @@ Pure values; validation against the bundle's limits is in ``runtime.core.validat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+import numpy as np
 from outrider.engines.base import step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, TokenLogprobs
+
+# What a message of a chat takes to be rendered beside its text, in bytes of text that take as long to be tokenised.
+MESSAGE_OVERHEAD = 200
+
+SAMPLE_STREAM = 9
+"""Half of the key that seeds of completions are drawn under; ``engines.sampling.noise`` has the other streams."""
 
 
 class FinishReason(StrEnum):
@@ -132,6 +140,55 @@ class BeamParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One message of a conversation.
+
+    Attributes:
+        content: text; without meaning where ``fields`` has a content.
+        fields: JSON object of the message's other keys; empty for none.
+    """
+
+    role: str
+    content: str = ""
+    fields: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatParams:
+    """A conversation to go on with; nothing is checked yet.
+
+    Attributes:
+        adds_generation_prompt: whether to end with what an answer begins with; None: unless ``continues_final``.
+        continues_final: whether to go on with the last message instead of answering it.
+        tools: JSON array; empty for none.
+        arguments: JSON object of further variables of the template; empty for none.
+        template: name; empty for the default.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    adds_generation_prompt: bool | None = None
+    continues_final: bool = False
+    tools: str = ""
+    arguments: str = ""
+    template: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of UTF-8 of all texts together."""
+        return sum(len(text.encode()) for text in self._texts())
+
+    @property
+    def size(self) -> int:
+        """Bytes of a text that takes about as long to be tokenised as this takes to be rendered and tokenised."""
+        return self.num_bytes + MESSAGE_OVERHEAD * len(self.messages)
+
+    def _texts(self) -> Iterator[str]:
+        yield from (self.tools, self.arguments)
+        for one in self.messages:
+            yield from (one.role, one.content, one.fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSpec:
     """A validated request.
 
@@ -148,6 +205,7 @@ class RequestSpec:
         beams: None for one completion, which is drawn or greedy.
         source_tokens: what the encoder reads; empty for a model without one.
         source_is_quotable: whether ids of the source stand for the answer's tokens, so that drafts may be found there.
+        max_tokens: 0 for an answer without tokens, which ends with its prompt.
         grammar: what form the answer has; None for any.
         num_prompt_logprobs: top entries wanted beside each prompt token's logprob; None for no logprobs of the prompt.
         echoes_prompt: whether the text begins with the prompt's.
@@ -195,6 +253,32 @@ class RequestSpec:
         """Rows of the cache that the request needs, all at once."""
         return 1 if self.beams is None else self.beams.num_slots
 
+    def samples(self) -> tuple[RequestSpec, ...]:
+        """Return the requests of a group by index, this one first; they differ by their names and seeds alone."""
+        return (
+            self,
+            *(
+                replace(
+                    self,
+                    internal_id=f"{self.internal_id}.{index}",
+                    seed=sample_seed(self.seed, index),
+                    sample=index,
+                )
+                for index in range(1, self.num_samples)
+            ),
+        )
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """Return the 64-bit seed of a group's completion; that of the first is the group's.
+
+    Source: Salmon et al. 2011, Philox 4x64 as numpy has it: the first word of key (seed, stream) and counter index.
+    """
+    if index == 0:
+        return seed
+    key = np.array([seed, SAMPLE_STREAM], dtype=np.uint64)
+    return int(np.random.Philox(key=key, counter=index).random_raw())
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -213,6 +297,14 @@ class Prompt:
     def __len__(self) -> int:
         """Return the number of its tokens as callers count them."""
         return len(self.source or self.tokens)
+
+
+@step_value
+class PromptToken:
+    """One token of a prompt that is scored; the first one has no log-probability."""
+
+    token: int
+    logprobs: TokenLogprobs | None
 
 
 @step_value
@@ -281,11 +373,17 @@ class SpeculationReport:
 
 @step_value
 class Progressed:
-    """Event: a step emitted tokens. ``text`` is what became safe to show, possibly empty."""
+    """Event: a step emitted tokens, or none where none were asked for.
+
+    Attributes:
+        text: what became safe to show, possibly empty.
+        prompt: the whole prompt, of a request's first event where its log-probabilities were asked for; else empty.
+    """
 
     tokens: tuple[EmittedToken, ...]
     text: str
     trace: StepTrace
+    prompt: tuple[PromptToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

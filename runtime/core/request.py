@@ -8,12 +8,15 @@ Invariants between steps, where n is ``num_known``:
 * R3  A request holds a slot exactly while it is reading, prefilling or decoding.
 * R4  Of a request with a source, nothing is computed before the target has read it, and ``draft_computed`` is -1 until
   the draft model has.
+* R5  A request with a leader has nothing computed. Once the leader's prompt is computed, it stands where that one does,
+  and has no leader any more. A leader has none itself.
 
 Only ``Request.commit`` changes tokens, text and figures.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +28,7 @@ from outrider.runtime.core.params import (
     FinishReason,
     OffReason,
     Progressed,
+    PromptToken,
     Provenance,
     RequestSpec,
     SpeculationReport,
@@ -89,6 +93,10 @@ class Request:
         num_unread: tokens of a source that the target has yet to read.
         num_cached: of ``num_computed``, leading tokens of the prompt that were computed for an earlier request.
         num_exact: leading tokens whose cache has the bits of chains; those behind side branches of trees may not.
+        group: names the completions of one prompt that were admitted together; empty for a request alone.
+        leader: the request of the group that reads the prompt for this one, which waits; None where this one reads.
+        followers: the requests that this one is the leader of.
+        is_scored: whether log-probabilities of the prompt are told; of a group's samples the first one's are.
     """
 
     def __init__(
@@ -115,7 +123,15 @@ class Request:
         self.num_exact = max_context
         self.num_unread = len(spec.source_tokens)
         self.draft_computed = -1 if spec.source_tokens else 0
-        self.max_output = min(spec.max_tokens, max_context - num_prompt)
+        self.group = ""
+        self.leader: Request | None = None
+        self.followers: Sequence[Request] = ()
+        # Where no token is wanted, one is drawn and discarded: the prompt's end takes the way of all others.
+        self.max_output = min(max(1, spec.max_tokens), max_context - num_prompt)
+        self.is_scored = self._owes_prompt = (
+            spec.num_prompt_logprobs is not None and spec.sample == 0
+        )
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
         self._end_tokens = frozenset(spec.params.end_token_ids)
         is_quoted = spec.source_is_quotable and spec.source_tokens
@@ -203,6 +219,22 @@ class Request:
         if not has_source:
             self._note_prompt_computed()
 
+    def lead(self, others: Sequence[Request]) -> None:
+        """Have others of the group wait while this one reads the prompt for all of them."""
+        self.followers = tuple(others)
+        for one in others:
+            one.leader = self
+
+    def leave_group(self) -> None:
+        """Wait for nobody, and have the first of those that wait for this one read for the others."""
+        if self.leader is not None:
+            self.leader.followers = tuple(o for o in self.leader.followers if o is not self)
+            self.leader = None
+        if self.followers:
+            heir, *others = self.followers
+            self.followers, heir.leader = (), None
+            heir.lead(others)
+
     def commit_read(self) -> None:
         """Note that the target has read the source."""
         self.transition(RequestEvent.SOURCE_READ)
@@ -222,6 +254,10 @@ class Request:
     def note_path(self, num_leading: int) -> None:
         """Note that a path of a tree is kept behind the next token, and how much of it is the tree's leading chain."""
         self.num_exact = min(self.num_exact, self.num_computed + 1 + num_leading)
+
+    def commit_scores(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Note the log-probabilities of prompt tokens from ``start + 1`` on; those noted from there on are replaced."""
+        self._prompt_logprobs[start:] = logprobs
 
     def lose_cache(self) -> None:
         """The target's cache of a row that does not decode yet was lost: compute it again; a source is still there."""
@@ -253,6 +289,7 @@ class Request:
     def fail(self) -> None:
         """End with an error; the slot is the caller's to free."""
         self.transition(RequestEvent.ENDED_BY_ERROR)
+        self.leave_group()
 
     def commit(
         self,
@@ -301,7 +338,8 @@ class Request:
             is_prompt=is_prompt,
         )
         tokens = _emitted(run[:num_kept], verdict, len(draft_tokens))
-        return Progressed(tokens=tokens, text=text, trace=trace), ending
+        prompt = self._scored_prompt() if self._owes_prompt else ()
+        return Progressed(tokens=tokens, text=text, trace=trace, prompt=prompt), ending
 
     def report(self) -> SpeculationReport:
         """Acceptance figures so far."""
@@ -313,9 +351,30 @@ class Request:
         )
         return replace(report, verifies_block=self.speculation.verifies_block)
 
+    def _scored_prompt(self) -> tuple[PromptToken, ...]:
+        """Return the prompt with what was noted of it, to be told once."""
+        logprobs = (None, *self._prompt_logprobs)
+        self._owes_prompt, self._prompt_logprobs = False, []
+        return tuple(
+            PromptToken(token=token, logprobs=one)
+            for token, one in zip(self.spec.prompt_tokens, logprobs, strict=True)
+        )
+
     def _note_prompt_computed(self) -> None:
         if self.num_computed == self.num_known - 1:
             self.transition(RequestEvent.PROMPT_COMPUTED)
+        if self.followers and self.num_computed >= self.num_known - 1:
+            self._release()
+
+    def _release(self) -> None:
+        """Have the followers stand where this one stands; their slots hold what its slot does."""
+        followers, self.followers = self.followers, ()
+        for one in followers:
+            one.leader = None
+            if one.num_unread:
+                one.commit_read()
+            if self.num_computed:
+                one.commit_prefill(self.num_computed)
 
     def _append(
         self, draft_tokens: tuple[int, ...], verdict: Verdict
@@ -343,6 +402,8 @@ class Request:
 
     def _cut(self, run: tuple[int, ...], *, is_over: bool) -> tuple[str, int, Ending | None]:
         """Return text to show, tokens to keep, and the ending: a stop string, or one that is known already."""
+        if self.spec.max_tokens == 0:
+            return "", 0, Ending(reason=FinishReason.LENGTH, stop=None, text="")
         is_stopped = run[-1] in self._end_tokens
         shown = run[:-1] if is_stopped and not self.spec.include_stop else run
         text, num_kept, stop = self._text.push(shown)
@@ -360,7 +421,7 @@ class Request:
 def _emitted(
     tokens: tuple[int, ...], verdict: Verdict, num_drafted: int
 ) -> tuple[EmittedToken, ...]:
-    """Return the kept tokens of a verification, at least one, as they are told."""
+    """Return the kept tokens of a verification as they are told."""
     was_rejected = verdict.num_accepted < num_drafted
     last = Provenance.RECOVERED if was_rejected else Provenance.BONUS
     logprobs: tuple[TokenLogprobs | None, ...] = verdict.logprobs or (None,) * len(tokens)

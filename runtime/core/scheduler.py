@@ -3,8 +3,8 @@
 A row with more than one uncomputed token is prefilling, with exactly one it is decoding. Each step
 feeds at most one chunk of prompt, so that running streams wait for one chunk at most, and nobody's
 first token waits longer for prompts beside its own: of the row admitted first, and of neighbours that
-miss about as much and fit into the chunk with it. Then every decoding row is verified together, each
-with its own gamma.
+miss about as much and fit into the chunk with it. Prompts that are scored, for which a call computes logits of every
+token, join one another alone. Then every decoding row is verified together, each with its own gamma.
 
 Where the host judges (``StepLimits.answers_prompts``), the chunk that ends a prompt takes its last token too, and the
 row's first token comes out of that call: the row decodes from the next step on. A row whose prompt is one token, or has
@@ -12,6 +12,8 @@ one left behind its chunks, decodes at once, as rows do.
 
 Of a model with an encoder, a row first reads its source, whole: running streams wait for it. A step has one read or
 one chunk, for the row admitted first. A row whose decoder prefix is one token decodes in the step of its read.
+
+Of the completions of one prompt one row, their leader, is fed; the others wait, and begin where its prompt ends.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ class Progress(Protocol):
         num_remaining: tokens it may still emit, at least 1.
         gamma: draft tokens per step it asks for.
         num_unread: tokens of its source, while the target has yet to read it; else 0.
+        leader: the row that reads the same source and prompt for it; None for a row that reads itself.
+        is_scored: whether every token of its prompt wants its logits.
     """
 
     @property
@@ -53,6 +57,10 @@ class Progress(Protocol):
     def gamma(self) -> int: ...  # noqa: D102
     @property
     def num_unread(self) -> int: ...  # noqa: D102
+    @property
+    def leader(self) -> Progress | None: ...  # noqa: D102
+    @property
+    def is_scored(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +75,7 @@ class StepLimits:
         answers_prompts: whether a chunk that ends a prompt yields the first token of the answer; else all of the
             prompt but its last token is fed, and that decodes.
         read_tokens: source tokens of one step, padding included; one source is read whatever its length.
+        scored_chunk: as ``prefill_chunk``, of prompts whose tokens all want their logits.
     """
 
     max_context: int
@@ -75,6 +84,7 @@ class StepLimits:
     prefill_rows: int = 1
     answers_prompts: bool = False
     read_tokens: int = 512
+    scored_chunk: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +132,7 @@ def num_to_admit(queued: Sequence[int], num_free: int) -> int:
     running ones give back, so it never waits for ever.
 
     Args:
-        queued: slots that each queued request needs, oldest first.
+        queued: slots that each queued request needs, and each group for all of its completions, oldest first.
         num_free: slots that are free.
     """
     for num_admitted, num_slots in enumerate(queued):
@@ -149,14 +159,20 @@ def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = F
         return StepPlan(prefill=None, gammas=gammas)
     read = plan_read(rows, limits)
     if read:
-        return StepPlan(prefill=None, gammas=_gammas(rows, limits, None, read), read=read)
+        gammas = _with_leaders(rows, _gammas(rows, limits, None, read))
+        return StepPlan(prefill=None, gammas=gammas, read=read)
     prefill = plan_prefill(rows, limits)
-    return StepPlan(prefill=prefill, gammas=_gammas(rows, limits, prefill))
+    gammas = _with_leaders(rows, _gammas(rows, limits, prefill))
+    return StepPlan(prefill=prefill, gammas=gammas)
 
 
 def plan_read(rows: Sequence[Progress], limits: StepLimits) -> range:
     """The slots whose sources to read next; none while a row admitted earlier has a prompt to feed."""
-    lengths = {slot: row.num_unread for slot, row in enumerate(rows) if row.num_unread}
+    lengths = {
+        slot: row.num_unread
+        for slot, row in enumerate(rows)
+        if row.num_unread and row.leader is None
+    }
     if not lengths:
         return range(0)
     fed = [slot for slot, row in enumerate(rows) if row.num_known - row.num_computed > 1]
@@ -174,15 +190,23 @@ def plan_read(rows: Sequence[Progress], limits: StepLimits) -> range:
 
 def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None:
     """The chunk of prompt to feed next; rows that decode have no say in it."""
-    chunk = limits.prefill_chunk
-    lengths = {
-        slot: min(missing + limits.answers_prompts, chunk)
+    missing = {
+        slot: missing + limits.answers_prompts
         for slot, row in enumerate(rows)
-        if not row.num_unread and (missing := row.num_known - 1 - row.num_computed) > 0
+        if not row.num_unread
+        and row.leader is None
+        and (missing := row.num_known - 1 - row.num_computed) > 0
     }
-    if not lengths:
+    if not missing:
         return None
-    oldest = min(lengths, key=lambda slot: rows[slot].order)
+    oldest = min(missing, key=lambda slot: rows[slot].order)
+    is_scored = rows[oldest].is_scored
+    chunk = limits.scored_chunk if is_scored else limits.prefill_chunk
+    lengths = {
+        slot: min(length, chunk)
+        for slot, length in missing.items()
+        if rows[slot].is_scored == is_scored
+    }
     slots = alike_neighbours(
         oldest,
         lengths,
@@ -242,3 +266,13 @@ def _gammas(
             room = min(row.num_remaining - 1, limits.max_context - row.num_known)
             gammas.append(max(0, min(row.gamma, limits.max_gamma, room)))
     return tuple(gammas)
+
+
+def _with_leaders(
+    rows: Sequence[Progress], gammas: tuple[int | None, ...]
+) -> tuple[int | None, ...]:
+    """Return the gammas with those of their leaders for rows that have one: they decode from the same step on."""
+    return tuple(
+        gamma if row.leader is None else gammas[rows.index(row.leader)]
+        for row, gamma in zip(rows, gammas, strict=True)
+    )

@@ -12,10 +12,16 @@ from dataclasses import dataclass, field, replace
 
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
-from outrider.runtime.core.errors import ContextTooLong, ModelNotFound, RequestError
+from outrider.runtime.core.errors import (
+    ContextTooLong,
+    ModelNotFound,
+    RequestError,
+    UnsupportedOption,
+)
 from outrider.runtime.core.options import (
     REQUEST_ID,
     check_beams,
+    check_chat,
     check_count,
     check_ids,
     check_options,
@@ -24,7 +30,13 @@ from outrider.runtime.core.options import (
     check_text,
     check_texts,
 )
-from outrider.runtime.core.params import BeamParams, GrammarParams, RequestSpec, SpeculationParams
+from outrider.runtime.core.params import (
+    BeamParams,
+    ChatParams,
+    GrammarParams,
+    RequestSpec,
+    SpeculationParams,
+)
 
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
 SMALLEST_DIVISOR = 0.01
@@ -39,7 +51,8 @@ class RequestLimits:
     """Bounds of one request; ``GetServerInfo`` reports them.
 
     Attributes:
-        max_prompt_bytes: UTF-8 bytes of a text prompt, checked before it is tokenised.
+        max_prompt_bytes: UTF-8 bytes of a text prompt, checked before it is tokenised; of a chat those of all its
+            texts together, and those of the rendered one.
         max_tokens: output tokens at most; the context bounds them too.
         default_max_tokens: output tokens where a request does not say.
         max_request_s: seconds a request may take in all, whatever the client's deadline.
@@ -57,11 +70,14 @@ class RequestLimits:
     max_allowed_token_ids: int = 10_000
     max_bad_words: int = 64
     max_logprobs: int = 20
+    max_prompt_logprobs: int = 5
     max_beams: int = 16
+    max_n: int = 16
     max_abort_ids: int = 256
     max_request_s: float = 600.0
     max_message_bytes: int = 4 << 20
     max_reference_bytes: int = 1 << 16
+    max_messages: int = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +96,7 @@ class ServedModel:
         source_vocab_size: of the sources' tokens; 0 for a model without an encoder.
         shares_vocabulary: whether ids of sources and answers stand for the same tokens.
         banned_token_ids: never drawn, and never part of a request's own answer prefix.
+        chat_templates: names of the templates for chats; empty where there are none.
     """
 
     name: str
@@ -96,6 +113,7 @@ class ServedModel:
     source_vocab_size: int = 0
     shares_vocabulary: bool = True
     banned_token_ids: tuple[int, ...] = ()
+    chat_templates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +121,7 @@ class GenerateFields:
     """A request as it arrived, defaults filled in; nothing is checked yet.
 
     Attributes:
-        text: prompt as text, or None when it came as ``tokens``.
+        text: prompt as text, or None when it came as ``tokens`` or ``chat``.
         max_tokens: None takes the default.
         beams: None for one completion, which is drawn or greedy.
         options: values of the options in ``runtime.core.options``, by name.
@@ -114,11 +132,12 @@ class GenerateFields:
         has_default_beams: whether the beam search is a server's default, and the request did not ask for it.
         grammar: as in ``RequestSpec``, and likewise below.
         cache_salt: makes a scope of cached prefixes of its own within the tenant.
-        num_samples: completions of the prompt, drawn apart.
+        num_samples: completions of the prompt, drawn apart; 1 with a beam search.
     """
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
+    chat: ChatParams | None = None
     request_id: str = ""
     model: str = ""
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -208,16 +227,22 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     _check_law(fields.params, limits, model)
     check_texts("sampling.bad_words", fields.bad_words, limits.max_bad_words, limits.max_stop_bytes)
     check_range("sampling.seed", fields.seed or 0, 0, MAX_SEED)
-    if fields.max_tokens is not None:
-        check_range("max_tokens", fields.max_tokens, 1, limits.max_tokens)
     if fields.num_logprobs is not None:
         most = min(limits.max_logprobs, model.vocab_size)
         check_range("logprobs", fields.num_logprobs, 0, most)
+    _check_scoring(fields, limits, model)
     _check_speculation(fields.speculation, limits, model)
     if fields.beams is not None:
         check_beams(fields.beams, min(limits.max_beams, model.max_beams))
-        given = {"stop": bool(fields.stop_strings), "logprobs": fields.num_logprobs is not None}
+        given = {
+            "stop": bool(fields.stop_strings),
+            "logprobs": fields.num_logprobs is not None,
+            "prompt_logprobs": fields.num_prompt_logprobs is not None,
+            "echo": fields.echoes_prompt,
+        }
         check_ranked(fields.params, fields.speculation, given, fields.search_name)
+    else:
+        check_range("n", fields.num_samples, 1, min(limits.max_n, model.max_beams))
 
 
 def build_spec(
@@ -243,10 +268,6 @@ def build_spec(
         min_tokens=max(fields.params.min_tokens, min(fields.default_min_tokens, max_tokens)),
     )
     _check_drawable(params, model.vocab_size)
-    beams = fields.beams
-    if beams is not None and model.max_source:
-        # A decoder prefix is the token that decoding starts with, and what is forced behind it.
-        beams = replace(beams, num_forced=len(admission.prompt_tokens) - 1)
     return RequestSpec(
         internal_id=admission.internal_id,
         request_id=admission.request_id,
@@ -259,9 +280,12 @@ def build_spec(
         stop_strings=fields.stop_strings,
         include_stop=fields.include_stop,
         num_logprobs=fields.num_logprobs,
+        num_prompt_logprobs=fields.num_prompt_logprobs,
+        echoes_prompt=fields.echoes_prompt,
         skip_special_tokens=fields.skip_special_tokens,
         speculation=fields.speculation,
-        beams=beams,
+        beams=fields.beams,
+        num_samples=fields.num_samples,
         deadline_s=admission.deadline_s,
         tenant=admission.tenant,
         is_known=admission.is_known,
@@ -277,8 +301,10 @@ def _check_prompt(fields: GenerateFields, limits: RequestLimits, model: ServedMo
             # What the text needs at least; how many tokens it has is known later.
             num_bytes = len(fields.text.encode())
             check_prompt_size(-(-num_bytes // model.max_token_bytes), model)
+    elif fields.chat is not None:
+        check_model_chat(fields.chat, limits, model)
     elif fields.tokens is None:
-        raise RequestError("prompt", "one of text and tokens is required")
+        raise RequestError("prompt", "one of text, tokens and chat is required")
     else:
         check_prompt_size(len(fields.tokens), model)
         check_ids("tokens.ids", fields.tokens, model.source_vocab_size or model.vocab_size)
@@ -289,10 +315,38 @@ def _check_prompt(fields: GenerateFields, limits: RequestLimits, model: ServedMo
     check_ids(fields.answer_prefix_name, fields.answer_prefix_tokens or (), model.vocab_size)
 
 
+def check_model_chat(chat: ChatParams, limits: RequestLimits, model: ServedModel) -> None:
+    """Refuse a conversation that this model does not take, or that is too large: see ``check_chat``."""
+    check_chat(
+        chat,
+        max_messages=limits.max_messages,
+        max_bytes=limits.max_prompt_bytes,
+        templates=model.chat_templates,
+        has_encoder=model.max_source > 0,
+    )
+
+
 def _check_stops(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
     check_texts("stop", fields.stop_strings, limits.max_stop_strings, limits.max_stop_bytes)
     check_count("stop_token_ids", fields.stop_token_ids, limits.max_stop_token_ids)
     check_ids("stop_token_ids", fields.stop_token_ids, model.vocab_size)
+
+
+def _check_scoring(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
+    """Refuse what asks of a prompt, where it is a source, and an answer of no token where nothing else is asked."""
+    asked = {
+        "prompt_logprobs": fields.num_prompt_logprobs is not None,
+        "echo": fields.echoes_prompt,
+    }
+    for name, is_asked in asked.items():
+        if is_asked and model.max_source:
+            raise UnsupportedOption(name, "needs a model without an encoder; leave it out")
+    if fields.num_prompt_logprobs is not None:
+        most = min(limits.max_prompt_logprobs, model.vocab_size)
+        check_range("prompt_logprobs", fields.num_prompt_logprobs, 0, most)
+    if fields.max_tokens is not None and (fields.max_tokens or not any(asked.values())):
+        rule = "must be in {}, or 0 with prompt_logprobs or echo"
+        check_range("max_tokens", fields.max_tokens, 1, limits.max_tokens, rule)
 
 
 def _check_law(params: SamplingParams, limits: RequestLimits, model: ServedModel) -> None:

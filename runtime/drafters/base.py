@@ -75,6 +75,7 @@ class DraftRow:
         is_adaptive: whether gamma is chosen step by step. Where it is not, drafts must not depend on
             other rows: they decide which noise the request's draws use.
         source: what encoders read; empty for models without one.
+        group: rows of the same group have prompt and source in common; empty for a row alone.
     """
 
     sampling: SamplingRow
@@ -88,6 +89,7 @@ class DraftRow:
     node_cost: float | None = None
     is_adaptive: bool = False
     source: tuple[int, ...] = ()
+    group: str = ""
 
     @property
     def quoted(self) -> IntArray:

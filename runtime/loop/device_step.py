@@ -30,6 +30,7 @@ from outrider.runtime.loop.parts import StepParts
 HOST_SERVES = "the host samples"
 BLOCKS = "whole blocks are judged on the host"
 TREES = "trees are judged on the host"
+GRAMMARS = "grammars mask tokens on the host"
 DRAFT_FAILED = "the draft model failed"
 _MODEL = "model"
 
@@ -84,6 +85,8 @@ def host_fallback_reason(
             return f"drafter {name} reads the draft model's tokens on the host"
         if gamma is not None and request.speculation.verifies_block:
             return BLOCKS
+        if gamma is not None and request.spec.grammar is not None:
+            return GRAMMARS
         if gamma and rules.max_nodes_of(request.spec) and drafters.traits(name).proposes_trees:
             return TREES
         if gamma is not None and (reason := rounds.why_not(request.spec.params)):

@@ -231,6 +231,7 @@ def draft_rows(
                 max_nodes=max_nodes,
                 node_cost=node_cost,
                 is_adaptive=is_adaptive,
+                group=request.group,
             )
         )
     return rows

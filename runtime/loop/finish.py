@@ -11,7 +11,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.runtime.core.errors import RequestFailed, RequestQuarantined, ServingError
+from outrider.runtime.core.errors import (
+    RequestError,
+    RequestFailed,
+    RequestQuarantined,
+    ServingError,
+)
 from outrider.runtime.core.params import Event, Failed, Finished
 from outrider.runtime.core.request import Ending, Request
 from outrider.runtime.drafters.registry import Drafters
@@ -139,14 +144,22 @@ def _finished(request: Request, ending: Ending) -> Finished:
 
 
 def _explained(result: StepResult) -> list[tuple[Request, ServingError]]:
-    """Return who ends with an error after a step, with the error; log the causes under its id."""
+    """Return who ends with an error after a step, with the error; log the causes under its id.
+
+    What the caller asked for and cannot have is told as it is, and is no line of the log.
+    """
     error_id = new_error_id()
-    for request, cause in (*result.failed, *result.alone):
+    refused = [
+        (request, cause) for request, cause in result.failed if isinstance(cause, RequestError)
+    ]
+    failed = [one for one in result.failed if not isinstance(one[1], RequestError)]
+    for request, cause in (*failed, *result.alone):
         name = request.spec.internal_id
         logger.error("error id %s: request %s cannot go on", error_id, name, exc_info=cause)
     fault = RequestQuarantined if result.is_sound else RequestFailed
     return [
-        *[(request, RequestFailed(error_id)) for request, _ in result.failed],
+        *refused,
+        *[(request, RequestFailed(error_id)) for request, _ in failed],
         *[(request, fault(error_id)) for request, _ in result.alone],
     ]
 

@@ -9,8 +9,8 @@ two steps, what is to be admitted and what must end. Invariant:
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 from outrider.runtime.core.config import ServerConfig
@@ -26,9 +26,12 @@ from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import num_to_admit
 from outrider.runtime.loop.slots import SlotAllocator
 
+Group = Sequence[Request]
+"""Completions of one prompt, which are admitted together, or a request alone. A queue counts it as one request."""
+
 
 class Inbox:
-    """The bounded queue, and all requests that await a terminal event.
+    """The bounded queue of groups, and all requests that await a terminal event.
 
     Args:
         config: bounds of the queue.
@@ -37,15 +40,16 @@ class Inbox:
     Attributes:
         due_at: seconds on the worker's clock from which ``take_overdue`` has to be asked. May be read without the lock,
             as may ``has_queued``: what is asked during a step is done before the next or the one after it.
-        has_queued: whether a request is queued.
+        has_queued: whether a group is queued.
     """
 
     def __init__(self, config: ServerConfig, slots: SlotAllocator) -> None:
         self._config = config
         self._slots = slots
-        self._queue: deque[Request] = deque()
+        self._queue: deque[Group] = deque()
         self._taken: dict[str, Request] = {}
-        self._request_ids: set[tuple[str, str]] = set()
+        # How many requests have the name: those of a group share it.
+        self._request_ids: Counter[tuple[str, str]] = Counter()
         self._cancelled: dict[str, Exception] = {}
         self._is_draining = False
         self._stop_at: float | None = None
@@ -58,7 +62,7 @@ class Inbox:
         return self._is_draining
 
     def queued(self) -> tuple[int, int]:
-        """Requests that wait for a slot, and their prompt tokens together."""
+        """Groups that wait for their slots, and their prompts' tokens together."""
         return len(self._queue), self._num_queued_tokens()
 
     def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
@@ -71,32 +75,33 @@ class Inbox:
         if self._is_draining:
             raise Draining
         # Free slots that the queue leaves take those ahead of this request first.
-        num_left = self._slots.num_free - sum(queued.spec.num_slots for queued in self._queue)
+        num_left = self._slots.num_free - sum(self._num_slots())
         if num_ahead + num_slots <= num_left:
             return  # free slots await it
         waiting = list(islice(self._queue, self._num_fitting(), None))
         num_waiting = len(waiting) + max(0, num_ahead - max(0, num_left))
-        num_tokens += sum(queued.spec.num_queued_tokens for queued in waiting)
+        num_tokens += sum(group[0].spec.num_queued_tokens for group in waiting)
         if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
             raise Overloaded(self._config.retry_after_s)
 
-    def put(self, request: Request) -> None:
-        """Queue a request.
+    def put(self, group: Group) -> None:
+        """Queue a group.
 
         Raises:
             Draining: the server is shutting down.
             DuplicateRequestId: a request of this name is queued or running.
             Overloaded: the queue is full.
         """
-        spec = request.spec
+        spec = group[0].spec
         if (spec.tenant, spec.request_id) in self._request_ids or spec.internal_id in self._taken:
             raise DuplicateRequestId
-        self.check_room(spec.num_slots, spec.num_queued_tokens)
-        self._queue.append(request)
+        self.check_room(spec.num_slots * len(group), spec.num_queued_tokens)
+        self._queue.append(group)
         self.has_queued = True
-        self.due_at = min(self.due_at, self._overdue_at(request))
-        self._taken[request.spec.internal_id] = request
-        self._request_ids.add((request.spec.tenant, request.spec.request_id))
+        self.due_at = min(self.due_at, self._overdue_at(group[0]))
+        self._request_ids[spec.tenant, spec.request_id] = len(group)
+        for request in group:
+            self._taken[request.spec.internal_id] = request
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """Have a request end with ``error``; the first one given wins."""
@@ -115,8 +120,8 @@ class Inbox:
         request = self._taken.get(internal_id)
         return request is not None and request.slot is None
 
-    def admit(self, admit: Callable[[Request], None]) -> None:
-        """Hand over queued requests, oldest first, as long as slots are free; while draining none."""
+    def admit(self, admit: Callable[[Group], None]) -> None:
+        """Hand over queued groups, oldest first, as long as slots are free; while draining none."""
         for _ in range(self._num_fitting() if self._queue and not self._is_draining else 0):
             admit(self._queue.popleft())
         self.has_queued = bool(self._queue)
@@ -127,7 +132,8 @@ class Inbox:
         requests = list(self._taken.values())
         endings = [(r, e) for r in requests if (e := self._overdue(r, cancelled, now))]
         ended = {id(request) for request, _ in endings}
-        self._queue = deque(r for r in self._queue if id(r) not in ended)
+        left_of = ([r for r in group if id(r) not in ended] for group in self._queue)
+        self._queue = deque(group for group in left_of if group)
         self.has_queued = bool(self._queue)
         left = [self._overdue_at(request) for request in requests if id(request) not in ended]
         self.due_at = min(left, default=math.inf)
@@ -135,13 +141,16 @@ class Inbox:
 
     def admitted(self) -> list[Request]:
         """Return everyone no longer queued who awaits a terminal event, with a slot or without."""
-        queued = {id(request) for request in self._queue}
+        queued = {id(request) for group in self._queue for request in group}
         return [request for request in self._taken.values() if id(request) not in queued]
 
     def forget(self, request: Request) -> None:
         """A request ended; its name is free again."""
         del self._taken[request.spec.internal_id]
-        self._request_ids.discard((request.spec.tenant, request.spec.request_id))
+        name = (request.spec.tenant, request.spec.request_id)
+        self._request_ids[name] -= 1
+        if not self._request_ids[name]:
+            del self._request_ids[name]
 
     @property
     def has_work(self) -> bool:
@@ -159,11 +168,14 @@ class Inbox:
         return self._stop_at is not None
 
     def _num_fitting(self) -> int:
-        """How many queued requests the free slots are enough for."""
-        return num_to_admit([r.spec.num_slots for r in self._queue], self._slots.num_free)
+        """How many queued groups the free slots are enough for."""
+        return num_to_admit(self._num_slots(), self._slots.num_free)
+
+    def _num_slots(self) -> list[int]:
+        return [group[0].spec.num_slots * len(group) for group in self._queue]
 
     def _num_queued_tokens(self) -> int:
-        return sum(request.spec.num_queued_tokens for request in self._queue)
+        return sum(group[0].spec.num_queued_tokens for group in self._queue)
 
     def _overdue_at(self, request: Request) -> float:
         """Return seconds before which only a cancellation can end a request here."""

@@ -20,6 +20,13 @@ from outrider.runtime.loop.drafting import DraftRules
 from outrider.runtime.loop.prefill import PromptFeeder, SourceReader
 from outrider.runtime.loop.tree_prices import TreePrices, node_cost
 
+SCORED_BYTES = 32 << 20
+"""Of the logits of one chunk of prompt. Engines keep room for up to twice as many from then on.
+
+At a vocabulary of 151,936 that is 55 tokens, of 32,000 a whole chunk of 256.
+"""
+_LOGIT_BYTES = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
@@ -84,6 +91,7 @@ def step_parts(
         max_context=target.limits.max_context,
         max_gamma=min(max_gamma, target.limits.max_extend - 1),
         prefill_chunk=chunk,
+        scored_chunk=min(chunk, max(1, SCORED_BYTES // (_LOGIT_BYTES * target.limits.vocab_size))),
         prefill_rows=target.limits.max_prompt_rows or target.limits.max_batch,
         answers_prompts=rounds is None,
         read_tokens=config.read_tokens,

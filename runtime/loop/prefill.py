@@ -3,6 +3,8 @@
 A chunk of prompt is fed in this step, and ahead of time that of the next. It is of one prompt or of several that
 neighbour and miss about as much, in one call (``runtime.core.scheduler``).
 Where the host judges, a chunk that ends a prompt yields the answer's first token, drawn as in a step without drafts.
+Of a prompt that is scored, every chunk asks for all its logits, and leaves the log-probabilities of the tokens behind
+them with the request. Such a chunk is not fed ahead: its logits come to the host.
 
 While the device runs a round, the host knows already what the next step feeds first: which prompts those
 are does not depend on any verdict, for rows that decode have none left to feed. So that chunk is
@@ -10,6 +12,9 @@ planned, uploaded and enqueued behind the round, and the device has work while t
 
     host     enqueue round | plan, feed ahead | wait | commit | enqueue round ...
     device   ... round ........................| chunk of prompt ......| round ...
+
+Of a group, the completions of one prompt, the leader alone is fed. When its prompt is computed its slot is copied to
+those of the others, and each gets its own first token, from the same logits where the chunk yields one.
 
 A source is read before its row is fed anything: alone, or with neighbours about as long, in one call. It cannot be cut
 into chunks, so that the rows that decode wait for all of it.
@@ -29,9 +34,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.engines.base import Engine, Source, Span
+import numpy as np
+from outrider.engines.base import Engine, EngineError, FloatArray, Source, Span
 from outrider.engines.device.rounds import do_nothing
 from outrider.engines.sampling.base import Sampler, Verdict
+from outrider.engines.sampling.draws import in_place, raw_logprobs
 from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import Prefill, StepLimits, plan_prefill
@@ -103,12 +110,18 @@ class PromptFeeder:
 
     def _feed(self, ends: Sequence[End]) -> list[tuple[int, Verdict]]:
         """Feed neighbours and move their pointers; return the verdicts on first tokens by slot."""
+        logits = self._target.extend(_spans(ends))
+        for leader, end in ends:
+            if leader.followers:
+                fork(self._target, leader, end)
         rows = [
             replace(request.undrafted, index=index)
-            for index, (request, end) in enumerate(ends)
-            if end == request.num_known
+            for index, (leader, end) in enumerate(ends)
+            if end == leader.num_known
+            for request in (leader, *leader.followers)
         ]
-        logits = self._target.extend(_spans(ends))
+        if ends[0][0].is_scored:
+            logits = _score(ends, logits)
         verdicts = self._sampler.judge(logits, rows) if rows else ()
         for request, end in ends:
             request.commit_prefill(end)
@@ -136,7 +149,8 @@ class PromptFeeder:
     def feed_ahead(self, live: Sequence[Request]) -> None:
         """Enqueue the next step's chunk behind a round that is under way; ``live[i]`` holds slot i."""
         planned = plan_prefill(live, self._limits)
-        if planned is None:
+        # Logits would be waited for, and with them the round.
+        if planned is None or live[planned.slot].is_scored:
             return
         self._ahead = _ends(live, planned)
         try:
@@ -151,6 +165,8 @@ class PromptFeeder:
         self._forget()
         for request, end in fed:
             if error is None:
+                if request.followers:
+                    fork(self._target, request, end)
                 request.commit_prefill(end)
             else:
                 request.lose_cache()
@@ -213,12 +229,32 @@ class SourceReader:
         self._target.read([source_of(request) for request in requests])
         took_s = self._clock() - began
         for request in requests:
+            if request.followers:
+                fork(self._target, request, 0)
             request.commit_read()
         return sum(len(request.spec.source_tokens) for request in requests), took_s
 
     def _read_again(self, requests: Sequence[Request]) -> tuple[int, float]:
         self._beat()
         return self._read(requests)
+
+
+def fork(engine: Engine, leader: Request, end: int) -> None:
+    """Copy a leader's slot to those of its followers, if the prompt is computed with its leading ``end`` tokens.
+
+    A follower whose slot cannot be copied to reads for itself.
+    """
+    if end < leader.num_known - 1:
+        return
+    assert leader.slot is not None
+    for follower in leader.followers:
+        assert follower.slot is not None
+        try:
+            engine.move_slot(leader.slot, follower.slot, end)
+            follower.num_cached = leader.num_cached
+        except EngineError:
+            logger.exception("a prompt could not be copied; it is read again")
+            follower.leave_group()
 
 
 def source_of(request: Request) -> Source:
@@ -238,10 +274,39 @@ def _spans(ends: Sequence[End]) -> list[Span]:
                 slot=request.slot,
                 start=request.num_computed,
                 tokens=tokens,
-                num_logits=int(end == request.num_known),
+                num_logits=len(tokens) if request.is_scored else int(end == request.num_known),
             )
         )
     return spans
+
+
+def _score(ends: Sequence[End], logits: FloatArray) -> FloatArray:
+    """Note the log-probabilities of the tokens behind those that were fed, and return the logits behind the last.
+
+    Args:
+        ends: scored requests, whose pointers have not moved yet.
+        logits: [B, T, V] float32 of every token that was fed.
+
+    Returns:
+        [B, 1, V] float32.
+
+    Raises:
+        EngineError: a row of logits is not finite.
+    """
+    logits = in_place(logits)
+    last = []
+    for row, (request, end) in zip(logits, ends, strict=True):
+        start, num_top = request.num_computed, request.spec.num_prompt_logprobs or 0
+        found = row[: end - start]
+        if not np.isfinite(found.max(axis=-1)).all():
+            raise EngineError("logits of a prompt that is scored are not finite")
+        behind = request.tokens[start + 1 : min(end + 1, request.num_prompt)].tolist()
+        request.commit_scores(
+            start,
+            [raw_logprobs(found[index], token, num_top) for index, token in enumerate(behind)],
+        )
+        last.append(found[-1:])
+    return np.stack(last)
 
 
 def _ends(live: Sequence[Request], planned: Prefill) -> list[End]:

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Sequence
 
 from outrider.engines.base import Engine, EngineError
+from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.request import Request
 from outrider.runtime.loop.beams.search import BeamSearch
 from outrider.runtime.loop.slots import SlotAllocator
@@ -49,16 +50,23 @@ class LiveRows:
         """Everyone who holds slots."""
         return [*self.requests, *[search.request for search in self.searches]]
 
-    def admit(self, request: Request) -> None:
-        """Give a request its slots; there must be as many free."""
-        order = self._num_admitted
-        self._num_admitted += 1
-        if request.spec.beams is None:
-            request.admit(slot=self.slots.allocate(), order=order)
-            self.requests.append(request)
-        else:
-            slots = self.slots.reserve(request.spec.num_slots)
-            self.searches.append(BeamSearch(request, self._engines, slots, order))
+    def admit(self, group: Sequence[Request]) -> None:
+        """Give the requests of a group, mostly one, their slots; there must be as many free."""
+        for request in group:
+            order = self._num_admitted
+            self._num_admitted += 1
+            if request.spec.beams is None:
+                request.admit(slot=self.slots.allocate(), order=order)
+                self.requests.append(request)
+            else:
+                slots = self.slots.reserve(request.spec.num_slots)
+                self.searches.append(BeamSearch(request, self._engines, slots, order))
+        if len(group) == 1:
+            return
+        for request in group:
+            request.group = group[0].spec.internal_id
+        if group[0].state is not State.DECODING:
+            group[0].lead(group[1:])
 
     def free(self, requests: Sequence[Request]) -> list[Request]:
         """Give slots back, highest first so that only rows that go on are moved.

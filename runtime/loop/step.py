@@ -15,7 +15,9 @@ from dataclasses import replace
 from outrider.engines.base import Engine, Span
 from outrider.engines.sampling.base import SamplingRow, Verdict
 from outrider.engines.sampling.tree_judge import judge as judge_trees
+from outrider.runtime.core.errors import ConstraintConflict
 from outrider.runtime.core.halves import tried_in_halves
+from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import plan_step
 from outrider.runtime.core.tree import num_leading, tried_chain
@@ -43,7 +45,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     alone: Sequence[Failure] = [*read.failed, *fed.failed]
     # A read says of the engine that it reads, not that it extends.
     is_sound = fed.num_fed > 0 or (bool(read.failed) and bool(read.reads))
-    caps = _without(plan.gammas, [request for request, _ in alone])
+    caps = plan.gammas if plan.prefill is None and not plan.read else _ready(live, plan.gammas)
     if caps.count(None) == len(caps):
         progressed, failed = _commit(parts.target, live, [None] * len(live), fed.first_verdicts)
         return StepResult(
@@ -87,13 +89,11 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
     )
 
 
-def _without(gammas: tuple[int | None, ...], requests: Sequence[Request]) -> tuple[int | None, ...]:
-    """Return the gammas with None for these requests."""
-    slots = {request.slot for request in requests}
-    return (
-        tuple(None if slot in slots else gamma for slot, gamma in enumerate(gammas))
-        if slots
-        else gammas
+def _ready(live: Sequence[Request], gammas: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Return the gammas with None for rows whose reading has failed, or that of the row they wait for."""
+    return tuple(
+        gamma if request.state is State.DECODING else None
+        for request, gamma in zip(live, gammas, strict=True)
     )
 
 
@@ -201,7 +201,7 @@ def _commit(
         request, draft = live[slot], drafts[slot] or NO_DRAFT
         tokens, num_computed = draft.tokens, draft.num_computed
         if verdict.next_token is None:
-            failed.append((request, None))
+            failed.append((request, ConstraintConflict() if verdict.has_conflict else None))
             continue
         if draft.parents is not None:
             tokens = tried_chain(draft.tokens, draft.parents, verdict.path)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from outrider.engines.base import Engine
@@ -162,23 +162,35 @@ class Worker:
         self._outbox.after_sending(call)
 
     def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
-        """Queue a request; its events go to ``deliver``, on the worker's thread.
+        """Queue a request as a group of one; see ``submit_group``."""
+        self.submit_group((spec,), (deliver,))
+
+    def submit_group(self, specs: Sequence[RequestSpec], delivers: Sequence[Deliver]) -> None:
+        """Queue completions of one prompt (``RequestSpec.samples``), all or none.
+
+        The events of ``specs[i]`` go to ``delivers[i]``, on the worker's thread.
 
         Raises:
             ContextTooLong: the prompt leaves no room for a token.
-            RequestError: the request needs more slots than there are.
+            RequestError: more slots are needed than there are.
             Draining: the server is shutting down.
             DuplicateRequestId: a request of this name is queued or running.
             Overloaded: the queue is full.
         """
-        request = self._new_request(spec)
+        if len(specs) > self._rows.slots.num_slots:
+            rule = f"must be at most {self._rows.slots.num_slots}, the slots of this server"
+            raise RequestError("n", rule)
+        now = self._clock()
+        group = [self._new_request(spec, now) for spec in specs]
         try:
             with self._wake:
-                self._inbox.put(request)
-                self._outbox.open(request, deliver)
+                self._inbox.put(group)
+                for request, deliver in zip(group, delivers, strict=True):
+                    self._outbox.open(request, deliver)
                 self._wake.notify_all()
         except ServingError:
-            self._policy.ended(request)
+            for request in group:
+                self._policy.ended(request)
             raise
 
     def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
@@ -196,7 +208,7 @@ class Worker:
         with self._wake:
             self._inbox.check_room(num_slots, num_tokens, num_ahead)
 
-    def _new_request(self, spec: RequestSpec) -> Request:
+    def _new_request(self, spec: RequestSpec, now: float) -> Request:
         """Return a request with its speculation resolved, or refuse what no step could ever serve."""
         max_context, num_slots = self._limits.max_context, self._rows.slots.num_slots
         self._check_source(spec)
@@ -220,7 +232,7 @@ class Worker:
             speculation=speculation,
             max_context=max_context,
             decoder=self._decoder,
-            submitted_at=self._clock(),
+            submitted_at=now,
         )
 
     def _check_source(self, spec: RequestSpec) -> None:

@@ -175,6 +175,7 @@ class _Bench:
             operations=measured.operations,
             tokens_per_s=measured.tokens_per_s,
             speedup=measured.over(plain),
+            interval=measured.interval_over(plain),
         )
 
     def _traces(self) -> tuple[TraceRow, ...]:

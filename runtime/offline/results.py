@@ -56,6 +56,7 @@ class SpeedRow:
         alpha_hat: accepted / trials reached, in this run; None without trials.
         operations: tokens that the target computed per token emitted.
         speedup: over plain decoding, median of the rounds' ratios.
+        interval: of the speed-up, with 95 % confidence; None for too few rounds.
     """
 
     drafter: str
@@ -71,6 +72,7 @@ class SpeedRow:
     operations: float
     tokens_per_s: float
     speedup: float
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """The heuristic search of Ouroboros for the fastest parameters, for any drafter.
 
 Coordinate descent on measured speed, one drafter after another: first gamma; then the lookahead window, for drafters
-that have one; then the length of phrases. The number of phrases is fixed.
+that have one; then the length of phrases. The number of phrases is fixed. What comes of it is a choice only where its
+interval is apart from the next drafter's and from plain decoding.
 
 Source: Zhao et al. 2024 (arXiv:2402.13720), appendix; their beta is our phrase_length + 2.
 """
@@ -15,7 +16,7 @@ from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.runtime.core.drafting import check_drafter_params
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import SpeculationParams
-from outrider.runtime.offline.speed import Measured
+from outrider.runtime.offline.speed import Interval, Measured
 
 GAMMA, WINDOW, PHRASES = "gamma", "window", "phrase_length"
 NUM_PHRASES = 3
@@ -34,6 +35,7 @@ class Trial:
         stage: name of the parameter being chosen.
         gamma: None is adaptive.
         speedup: over plain decoding in the same rounds.
+        interval: of the speed-up; None for too few rounds.
         is_kept: whether the stage chose it.
     """
 
@@ -47,7 +49,39 @@ class Trial:
     speedup: float
     alpha_hat: float | None
     tokens_per_step: float
+    interval: Interval | None = None
     is_kept: bool = False
+
+
+PLAIN_TRIAL = Trial(
+    drafter="none",
+    stage="",
+    gamma=None,
+    phrase_length=None,
+    num_phrases=None,
+    window=None,
+    tokens_per_s=0.0,
+    speedup=1.0,
+    alpha_hat=None,
+    tokens_per_step=1.0,
+    interval=(1.0, 1.0),
+)
+"""Plain decoding, by definition as fast as itself; its tokens per second differ from stage to stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """The fastest setting of a search, and the one that comes closest to it.
+
+    Attributes:
+        winner: ``PLAIN_TRIAL`` where nothing was faster.
+        rival: of another drafter, or plain decoding; None where there is neither.
+        is_decided: whether their intervals are apart.
+    """
+
+    winner: Trial
+    rival: Trial | None
+    is_decided: bool
 
 
 def search_drafter(
@@ -90,49 +124,76 @@ def is_used(params: SpeculationParams) -> bool:
     return True
 
 
-def choose(trials: Sequence[Trial], source: str) -> ServingDefaults:
-    """Return the fastest setting that the drafters' last stages kept; no drafts where none was faster."""
+def contest(trials: Sequence[Trial]) -> Contest:
+    """Compare the settings that the drafters' last stages kept, and plain decoding."""
     last = {trial.drafter: trial for trial in trials if trial.is_kept}
-    best = max(last.values(), key=lambda trial: trial.speedup, default=None)
-    if best is None or best.speedup <= 1.0:
-        return ServingDefaults(drafter="none", gamma=None, source=source)
+    everyone = [PLAIN_TRIAL, *last.values()]
+    winner = max(everyone, key=lambda trial: trial.speedup)
+    others = [one for one in everyone if one is not winner]
+    rival = max(others, key=_most, default=None)
+    is_apart = winner.interval is not None and all(
+        one.interval is not None and winner.interval[0] > one.interval[1] for one in others
+    )
+    return Contest(winner=winner, rival=rival, is_decided=is_apart)
+
+
+def serving_defaults(trial: Trial, source: str) -> ServingDefaults:
+    """Return a setting as a bundle keeps it."""
     return ServingDefaults(
-        drafter=best.drafter,
-        gamma=best.gamma,
-        phrase_length=best.phrase_length,
-        num_phrases=best.num_phrases,
-        window=best.window,
+        drafter=trial.drafter,
+        gamma=trial.gamma,
+        phrase_length=trial.phrase_length,
+        num_phrases=trial.num_phrases,
+        window=trial.window,
         source=source,
     )
 
 
-def keep_best(trials: Sequence[Trial]) -> list[Trial]:
-    """Return one stage's trials with the fastest marked as kept; the adaptive gamma unless clearly beaten."""
+def keep_best(trials: Sequence[Trial], measured: Sequence[Measured]) -> list[Trial]:
+    """Return one stage's trials with the fastest marked as kept; the adaptive gamma unless clearly beaten.
 
-    def worth(trial: Trial) -> float:
-        is_preferred = trial.stage == GAMMA and trial.gamma is None
-        return trial.speedup * (FIXED_MARGIN if is_preferred else 1.0)
+    Args:
+        trials: of the stage.
+        measured: of each of them, in the same rounds.
+    """
+    adaptive = next((i for i, one in enumerate(trials) if _is_adaptive(one)), None)
 
-    best = max(range(len(trials)), key=lambda index: worth(trials[index]))
+    def worth(index: int) -> float:
+        return trials[index].speedup * (FIXED_MARGIN if index == adaptive else 1.0)
+
+    best = max(range(len(trials)), key=worth)
+    if adaptive is not None:
+        lead = measured[best].interval_over(measured[adaptive])
+        if lead is not None and lead[0] <= 1.0:
+            best = adaptive
     return [replace(trial, is_kept=index == best) for index, trial in enumerate(trials)]
+
+
+def _is_adaptive(trial: Trial) -> bool:
+    return trial.stage == GAMMA and trial.gamma is None
+
+
+def _most(trial: Trial) -> float:
+    """Return the speed-up that a setting may have."""
+    return trial.speedup if trial.interval is None else trial.interval[1]
 
 
 def _stage(stage: str, settings: Sequence[SpeculationParams], measure: Measure) -> list[Trial]:
     plain, measured = measure(stage, settings)
-    return keep_best(
-        [
-            Trial(
-                drafter=one.drafter or "",
-                stage=stage,
-                gamma=one.gamma,
-                phrase_length=one.phrase_length,
-                num_phrases=one.num_phrases,
-                window=one.window,
-                tokens_per_s=found.tokens_per_s,
-                speedup=found.over(plain),
-                alpha_hat=found.alpha_hat,
-                tokens_per_step=found.tokens_per_step,
-            )
-            for one, found in zip(settings, measured, strict=True)
-        ]
-    )
+    trials = [
+        Trial(
+            drafter=one.drafter or "",
+            stage=stage,
+            gamma=one.gamma,
+            phrase_length=one.phrase_length,
+            num_phrases=one.num_phrases,
+            window=one.window,
+            tokens_per_s=found.tokens_per_s,
+            speedup=found.over(plain),
+            interval=found.interval_over(plain),
+            alpha_hat=found.alpha_hat,
+            tokens_per_step=found.tokens_per_step,
+        )
+        for one, found in zip(settings, measured, strict=True)
+    ]
+    return keep_best(trials, measured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from outrider.runtime.offline.rig import Rig
 Report = Callable[[str, int, int], None]
 
 PLAIN = SpeculationParams(is_enabled=False)
+Interval = tuple[float, float]
+CONFIDENCE = 0.95
+"""That a median lies in its interval. Six rounds are the fewest that give it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +40,29 @@ class Measured:
 
     def over(self, plain: Measured) -> float:
         """Return the speed-up over another setting of the same run: the median of the rounds' ratios."""
-        pairs = zip(self.rounds, plain.rounds, strict=True)
-        return statistics.median(mine / other for mine, other in pairs)
+        return statistics.median(self._ratios(plain))
+
+    def interval_over(self, plain: Measured) -> Interval | None:
+        """Return the interval of that median; None for too few rounds."""
+        return median_interval(self._ratios(plain))
+
+    def _ratios(self, plain: Measured) -> list[float]:
+        return [mine / other for mine, other in zip(self.rounds, plain.rounds, strict=True)]
+
+
+def median_interval(values: Sequence[float]) -> Interval | None:
+    """Return the narrowest pair of values that hold the median with ``CONFIDENCE``, whatever its law; None for too few.
+
+    As many values lie beyond each end: one more, and the median would lie beyond too often, by the binomial law of
+    values above it and below.
+    """
+    ranked, tail, num_beyond = sorted(values), 0.0, -1
+    for count in range(len(ranked) // 2):
+        tail += math.comb(len(ranked), count) / 2 ** len(ranked)
+        if 2.0 * tail > 1.0 - CONFIDENCE:
+            break
+        num_beyond = count
+    return None if num_beyond < 0 else (ranked[num_beyond], ranked[-1 - num_beyond])
 
 
 def measure_settings(

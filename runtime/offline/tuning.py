@@ -24,7 +24,13 @@ from outrider.runtime.offline.options import (
 )
 from outrider.runtime.offline.prompts import Prompts
 from outrider.runtime.offline.rig import Rig
-from outrider.runtime.offline.search import Trial, choose, search_drafter
+from outrider.runtime.offline.search import (
+    Contest,
+    Trial,
+    contest,
+    search_drafter,
+    serving_defaults,
+)
 from outrider.runtime.offline.speed import Measured, Report, measure_settings
 
 DEFAULT_DRAFTERS = ("model", "ouroboros", "lookup", "suffix", "ngram")
@@ -40,6 +46,8 @@ class TuneOptions(MeasureOptions):
         temperature: of all requests; 0 is greedy.
     """
 
+    # Intervals leave out one round on each side: a disturbed one decides nothing.
+    rounds: int = 9
     windows: tuple[int, ...] = (0, 4, 8)
     phrase_lengths: tuple[int, ...] = (2, 4, 6)
     temperature: float = 0.0
@@ -57,7 +65,12 @@ class TuneOptions(MeasureOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Trials of a search, its choice, and how it was measured."""
+    """Trials of a search, what came of it, and how it was measured.
+
+    Attributes:
+        choice: None where the contest is not decided.
+        source: who measured, and what, in words.
+    """
 
     bundle: str
     device: str
@@ -67,7 +80,9 @@ class Tuning:
     rounds: int
     temperature: float
     trials: tuple[Trial, ...]
-    choice: ServingDefaults
+    contest: Contest
+    choice: ServingDefaults | None
+    source: str
 
 
 def tune(bundle: Path, prompts: Path, options: TuneOptions, report: Report) -> Tuning:
@@ -110,6 +125,7 @@ def _search(rig: Rig, prompts: Prompts, options: TuneOptions, report: Report) ->
         trials += search_drafter(
             name, (None, *options.gammas), options.windows, options.phrase_lengths, measure
         )
+    found, source = contest(trials), _source(rig, options, len(prompts))
     return Tuning(
         bundle=rig.bundle.root.name,
         device=rig.device,
@@ -119,7 +135,9 @@ def _search(rig: Rig, prompts: Prompts, options: TuneOptions, report: Report) ->
         rounds=options.rounds,
         temperature=options.temperature,
         trials=tuple(trials),
-        choice=choose(trials, _source(rig, options, len(prompts))),
+        contest=found,
+        choice=serving_defaults(found.winner, source) if found.is_decided else None,
+        source=source,
     )
 
 

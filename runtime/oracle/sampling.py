@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,11 @@ _BANNED = -math.inf
 
 
 def adjusted_probs(
-    logits: npt.ArrayLike, params: SamplingParams, history: IntArray, num_prompt: int
+    logits: npt.ArrayLike,
+    params: SamplingParams,
+    history: IntArray,
+    num_prompt: int,
+    mask: Sequence[int] | None = None,
 ) -> Probs:
     """Return the probabilities of the token after ``history``.
 
@@ -29,6 +33,8 @@ def adjusted_probs(
         params: applied in the order that ``SamplingParams`` states.
         history: [n] int64, prompt, output and draft tokens before this position.
         num_prompt: leading tokens of ``history`` that are prompt.
+        mask: [at least ceil(V / 32)] words of which bit t % 32 of word t // 32 says whether token t may follow; None
+            where every token may.
 
     Returns:
         [V] float64, sums to 1.
@@ -39,7 +45,7 @@ def adjusted_probs(
     Source: Leviathan et al. 2023 (arXiv:2211.17192), section 2.2: every sampling method is plain sampling from an
     adjusted distribution.
     """
-    scores = processed_scores(logits, params, history, num_prompt)
+    scores = processed_scores(logits, params, history, num_prompt, mask)
     if params.is_greedy:
         return point_mass(scores.index(max(scores)), len(scores))
     scores = [score / params.temperature for score in scores]
@@ -52,9 +58,13 @@ def adjusted_probs(
 
 
 def processed_scores(
-    logits: npt.ArrayLike, params: SamplingParams, history: IntArray, num_prompt: int
+    logits: npt.ArrayLike,
+    params: SamplingParams,
+    history: IntArray,
+    num_prompt: int,
+    mask: Sequence[int] | None = None,
 ) -> list[float]:
-    """Return the logits after bans, bias and penalties, before the temperature; arguments as ``adjusted_probs``.
+    """Return the logits after mask, bans, bias and penalties, before the temperature; arguments as ``adjusted_probs``.
 
     Raises:
         ValueError: the row holds NaN or +inf, or bans every token.
@@ -63,6 +73,8 @@ def processed_scores(
     _check_finite(scores)
     everything = [int(token) for token in history]
     output = everything[num_prompt:]
+    if mask is not None:
+        scores = [s if _may_follow(t, mask) else _BANNED for t, s in enumerate(scores)]
     for token in range(len(scores)):
         if params.allowed_token_ids and token not in params.allowed_token_ids:
             scores[token] = _BANNED
@@ -77,8 +89,10 @@ def processed_scores(
     for token, count in Counter(output).items():
         scores[token] -= params.presence_penalty + params.frequency_penalty * count
     if len(output) < params.min_tokens:
-        for token in params.end_token_ids:
-            scores[token] = _BANNED
+        unended = _keep(scores, set(range(len(scores))) - set(params.end_token_ids))
+        has_others = max(unended) > _BANNED
+        # A mask may leave the end tokens alone.
+        scores = unended if has_others or mask is None else scores
     _check_finite(scores)
     return _without_repeats(scores, params.no_repeat_ngram_size, everything)
 
@@ -104,6 +118,10 @@ def _without_repeats(scores: list[float], size: int, tokens: list[int]) -> list[
     ending = tokens[len(tokens) - size + 1 :]
     banned = [_BANNED if (*ending, token) in known else score for token, score in enumerate(scores)]
     return banned if max(banned) > _BANNED else scores
+
+
+def _may_follow(token: int, mask: Sequence[int]) -> bool:
+    return bool(int(mask[token // 32]) >> token % 32 & 1)
 
 
 def _ends_with(tokens: Sequence[int], ending: Sequence[int]) -> bool:
@@ -132,6 +150,6 @@ def _top_p_ids(probs: Sequence[float], top_p: float) -> list[int]:
     return kept
 
 
-def _keep(scores: Sequence[float], ids: Sequence[int]) -> list[float]:
+def _keep(scores: Sequence[float], ids: Collection[int]) -> list[float]:
     kept = set(ids)
     return [score if token in kept else _BANNED for token, score in enumerate(scores)]

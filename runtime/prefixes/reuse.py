@@ -90,7 +90,7 @@ class Prefixes:
                 del self._fed[name]
                 if request.state is State.DECODING:
                     self.keep(request)
-        waiting = [one for one in live if one.state is State.PREFILLING and not one.spec.sample]
+        waiting = [one for one in live if one.state is State.PREFILLING and one.leader is None]
         room = self._chunk
         for request in sorted(waiting, key=lambda one: one.order):
             if room <= 0:
@@ -132,7 +132,10 @@ class Prefixes:
             self._num_queried += num_prompt
         needs_way = _depends_on_drafts(request)
         pieces, length = self._find(0, request)
-        if needs_way:
+        if request.followers:
+            # They are given its slot behind the chunk that ends the prompt.
+            length = min(length, num_prompt - 2)
+        if needs_way or request.followers:
             length = num_usable(length, num_prompt, self._chunk)
         if self._write(0, request, pieces, length):
             request.commit_cached(length)

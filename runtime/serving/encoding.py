@@ -6,10 +6,13 @@ request's own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.runtime.core.errors import RequestError
+from outrider.runtime.core.params import ChatParams
 from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.texts import TextLane
 from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec, tokenize_bad_words
 from outrider.v1 import inference_pb2 as wire
@@ -19,11 +22,26 @@ MAX_ANSWER_BYTES = 4 << 20
 
 
 class RequestEncoder:
-    """Tokenises what a request says; used on the event loop alone."""
+    """Tokenises what a request says; used on the event loop alone.
 
-    def __init__(self, codec: TextCodec, texts: TextLane) -> None:
+    Args:
+        codec: of the model.
+        texts: where long texts wait.
+        chats: of the bundle's templates; None where it has none.
+        max_bytes: of a rendered conversation, in UTF-8.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        texts: TextLane,
+        chats: ChatEncoder | None = None,
+        max_bytes: int = 0,
+    ) -> None:
         self._codec = codec
         self._texts = texts
+        self._chats = chats
+        self._max_bytes = max_bytes
 
     def decoder_prefix(self, fields: GenerateFields) -> tuple[int, ...] | None:
         """Return what every answer in the request's language begins with; None for a decoder-only model.
@@ -40,16 +58,26 @@ class RequestEncoder:
         """Return the prompt's tokens: with an encoder, those of the source.
 
         Raises:
-            RequestError: likewise, of the source's language.
+            RequestError: likewise, of the source's language; or a conversation cannot be rendered.
             Overloaded: too many texts wait, here and below.
         """
         if fields.tokens is not None:
             return fields.tokens
+        if (chat := fields.chat) is not None:
+            return await self._texts.run_sized(
+                chat.size, lambda: self._encode_chat(chat), is_prompt=True
+            )
         codec, text = self._codec, fields.text or ""
         if isinstance(codec, TextToTextCodec):
             encode, language = codec.encode_source, fields.source_language
             return await self._texts.run(text, lambda: encode(text, language), is_prompt=True)
         return await self._texts.run(text, lambda: codec.encode(text), is_prompt=True)
+
+    def echo(self, fields: GenerateFields, prompt_tokens: tuple[int, ...]) -> str:
+        """Return the prompt's text: as it was given, else that of its tokens."""
+        if fields.text is not None:
+            return fields.text
+        return self._codec.decode(prompt_tokens, skip_special_tokens=fields.skip_special_tokens)
 
     async def answer_prefix(self, fields: GenerateFields) -> tuple[int, ...]:
         """Return the tokens that the answer begins with behind the decoder prefix."""
@@ -80,6 +108,16 @@ class RequestEncoder:
         """
         return await self._texts.run(request.text, lambda: self._spelled(request, max_context))
 
+    async def tokenize_chat(self, chat: ChatParams, max_context: int) -> bytes:
+        """Return the answer to Tokenize of a conversation.
+
+        Raises:
+            RequestError: clients would not take an answer of its length; or it cannot be rendered.
+        """
+        return await self._texts.run_sized(
+            chat.size, lambda: _answer(self._codec, self._encode_chat(chat), max_context)
+        )
+
     def _spelled(self, request: wire.TokenizeRequest, max_context: int) -> bytes:
         """Return the answer to Tokenize; callable from any thread."""
         codec, text = self._codec, request.text
@@ -92,10 +130,19 @@ class RequestEncoder:
             ids, codec = codec.encode_source(text, request.source_language), codec.sources
         else:
             ids, codec = codec.sources.encode(text, False), codec.sources
-        response = wire.TokenizeResponse(
-            ids=ids, tokens=[codec.spell(token) for token in ids], max_context=max_context
-        )
-        if response.ByteSize() > MAX_ANSWER_BYTES:
-            rule = f"must have an answer of at most {MAX_ANSWER_BYTES} bytes; ask for it in pieces"
-            raise RequestError("text", rule)
-        return response.SerializeToString()
+        return _answer(codec, ids, max_context)
+
+    def _encode_chat(self, chat: ChatParams) -> tuple[int, ...]:
+        assert self._chats is not None  # requests were refused otherwise
+        return self._chats.encode(chat, self._max_bytes)
+
+
+def _answer(codec: TextCodec, ids: Sequence[int], max_context: int) -> bytes:
+    """Return the answer to Tokenize of these ids."""
+    response = wire.TokenizeResponse(
+        ids=ids, tokens=[codec.spell(token) for token in ids], max_context=max_context
+    )
+    if response.ByteSize() > MAX_ANSWER_BYTES:
+        rule = f"must have an answer of at most {MAX_ANSWER_BYTES} bytes; ask for it in pieces"
+        raise RequestError("text", rule)
+    return response.SerializeToString()

@@ -21,8 +21,8 @@ from outrider.runtime.core.options import check_abort_ids
 from outrider.runtime.core.params import Failed, Finished, FinishReason, RequestSpec
 from outrider.runtime.core.validate import Admission, GenerateFields, build_spec, check_fields
 from outrider.runtime.serving.encoding import RequestEncoder
-from outrider.runtime.serving.metrics import Metrics
-from outrider.runtime.serving.outbox import Batch, Outbox, Post
+from outrider.runtime.serving.metrics import Metrics, StreamCounts
+from outrider.runtime.serving.outbox import Batch, GroupOutbox, Outbox, Post
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.status import code_of
 from outrider.runtime.serving.texts import TextLane
@@ -66,19 +66,25 @@ class Call(Protocol):
         ...
 
     def begin(self, spec: RequestSpec) -> None:
-        """Note that the request is in the queue, as ``spec``; called once, before ``write``."""
+        """Note that the request is in the queue, as ``spec``; called once, before ``write``.
+
+        Of several completions it is the first's; the seeds of the others are ``core.params.sample_seed``.
+        """
         ...
 
     async def write(self, batch: Batch) -> None:
-        """Send what was answered; the last batch has a ``Finished`` end. ``complete`` raises failures instead."""
+        """Send what was answered; the last batch of each completion has a ``Finished`` end.
+
+        ``complete`` raises failures instead: where one completion fails, all end.
+        """
         ...
 
 
 class _Live(NamedTuple):
-    """A request that has not ended, and where its events go."""
+    """A request that has not ended, as the worker has it, one per completion, and where its events go."""
 
-    spec: RequestSpec
-    outbox: Outbox
+    samples: Sequence[RequestSpec]
+    outbox: Outbox | GroupOutbox
     submitted_s: float
 
 
@@ -102,7 +108,8 @@ class Frontend:
             max_queued_tokens=serving.config.max_queued_tokens,
             retry_after_s=serving.config.retry_after_s,
         )
-        self.encoder = RequestEncoder(serving.codec, self._texts)
+        max_bytes = serving.limits.max_prompt_bytes
+        self.encoder = RequestEncoder(serving.codec, self._texts, serving.chats, max_bytes)
         self._post = Post(asyncio.get_running_loop())
         serving.worker.after_step(self._post.send)
 
@@ -119,10 +126,10 @@ class Frontend:
         worker, config = self._serving.worker, self._serving.config
         now_s = self._serving.clock() - LATE_S
         for live in self._live.values():
-            waited_s = now_s - live.submitted_s
-            if live.spec.deadline_s is not None and now_s >= live.spec.deadline_s:
+            spec, waited_s = live.samples[0], now_s - live.submitted_s
+            if spec.deadline_s is not None and now_s >= spec.deadline_s:
                 live.outbox.cut(errors.DeadlineExceeded(live.outbox.num_tokens))
-            elif waited_s > config.queue_timeout_s and worker.is_queued(live.spec.internal_id):
+            elif waited_s > config.queue_timeout_s and worker.is_queued(spec.internal_id):
                 live.outbox.cut(errors.QueueTimeout(waited_s))
 
     def fail(self) -> None:
@@ -161,22 +168,22 @@ class Frontend:
             ServingError: it was refused, it failed, or the caller read too slowly.
         """
         try:
-            spec = await self._admit(call)
-            outbox = self._submit(spec)
+            spec, lead = await self._admit(call)
+            live = self._submit(spec, lead)
         except errors.ServingError as error:
             self._metrics.refused.labels(reason=error.reason).inc()
             raise
         code, reason = "CANCELLED", "CLIENT_CANCELLED"
         try:
             call.begin(spec)
-            finish = await self._stream(call, outbox)
+            finish = await self._stream(call, live)
             code, reason = "OK", finish.value
         except errors.ServingError as error:
             code, reason = code_of(error).name, error.reason
             raise
         finally:
-            if not outbox.is_ended:
-                self._serving.worker.cancel(spec.internal_id, errors.Cancelled("client"))
+            if not live.outbox.is_ended:
+                self._cancel(live, errors.Cancelled("client"))
             self._forget(spec)
             is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
             self._num_cut += self._is_draining and is_cut
@@ -191,9 +198,12 @@ class Frontend:
         check_abort_ids(request_ids, self._serving.limits.max_abort_ids)
         aborted = [one for one in dict.fromkeys(request_ids) if (tenant, one) in self._live]
         for request_id in aborted:
-            internal_id = self._live[tenant, request_id].spec.internal_id
-            self._serving.worker.cancel(internal_id, errors.Cancelled("abort"))
+            self._cancel(self._live[tenant, request_id], errors.Cancelled("abort"))
         return aborted
+
+    def _cancel(self, live: _Live, error: errors.Cancelled) -> None:
+        for spec in live.samples:
+            self._serving.worker.cancel(spec.internal_id, error)
 
     def _check_open(self) -> None:
         if not self._is_ready:
@@ -205,8 +215,8 @@ class Frontend:
         if self._has_failed:
             raise errors.EngineRestart
 
-    async def _admit(self, call: Call) -> RequestSpec:
-        """Check a request, encode its texts, and return it as the queue takes it."""
+    async def _admit(self, call: Call) -> tuple[RequestSpec, str]:
+        """Check a request, encode its texts, and return it as the queue takes it, with the text it begins with."""
         serving = self._serving
         self._check_open()
         caller, fields = call.caller(), call.fields()
@@ -215,10 +225,10 @@ class Frontend:
         if caller.remaining_s is not None:
             budget_s = min(budget_s, caller.remaining_s)
         deadline_s = serving.clock() + budget_s
-        if fields.text is not None:
+        if fields.tokens is None:
             # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
             num_ahead, num_tokens = self._texts.prompts
-            serving.worker.check_room(1, num_tokens + 1, num_ahead)
+            serving.worker.check_room(fields.num_samples, num_tokens + 1, num_ahead)
         encoder = self.encoder
         prefix = encoder.decoder_prefix(fields)
         fields = await encoder.with_reference(fields)
@@ -240,31 +250,41 @@ class Frontend:
                 serving.config.prefix_cache_scope, caller.tenant if caller.is_known else None
             ),
         )
-        return build_spec(fields, admission, serving.limits, serving.model)
+        spec = build_spec(fields, admission, serving.limits, serving.model)
+        return spec, encoder.echo(fields, prompt) if spec.echoes_prompt else ""
 
-    def _submit(self, spec: RequestSpec) -> Outbox:
+    def _submit(self, spec: RequestSpec, lead: str) -> _Live:
         """Queue a request and register the caller's id; both happen or neither."""
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
         if self._has_failed:
             raise errors.EngineRestart
-        worker = self._serving.worker
-        outbox = Outbox(
-            self._post,
-            self._serving.config.max_unsent_chunks,
-            lambda: worker.cancel(spec.internal_id, errors.SlowConsumer()),
-            interval_s=self._serving.config.message_interval_s,
-        )
-        worker.submit(spec, outbox.deliver)
-        live = _Live(spec, outbox, self._serving.clock())
+        samples, has_events = spec.samples(), asyncio.Event()
+        outboxes = [self._outbox(sample, has_events, lead) for sample in samples]
+        self._serving.worker.submit_group(samples, [one.deliver for one in outboxes])
+        outbox = outboxes[0] if len(outboxes) == 1 else GroupOutbox(outboxes, has_events)
+        live = _Live(samples, outbox, self._serving.clock())
         self._live[spec.tenant, spec.request_id] = live
         self._idle.clear()
         self._metrics.admitted.inc()
+        self._metrics.samples.inc(len(samples))
         self._metrics.prompt_tokens.inc(spec.num_prompt_tokens)
-        return outbox
+        return live
 
-    async def _stream(self, call: Call, outbox: Outbox) -> FinishReason:
-        """Hand batches to a call until its request ends.
+    def _outbox(self, spec: RequestSpec, has_events: asyncio.Event, lead: str) -> Outbox:
+        worker, config = self._serving.worker, self._serving.config
+        return Outbox(
+            self._post,
+            config.max_unsent_chunks,
+            lambda: worker.cancel(spec.internal_id, errors.SlowConsumer()),
+            interval_s=config.message_interval_s,
+            index=spec.sample,
+            has_events=has_events,
+            lead=lead,
+        )
+
+    async def _stream(self, call: Call, live: _Live) -> FinishReason:
+        """Hand batches to a call until its request ends; return the reason of the completion that ends last.
 
         Raises:
             ServingError: the request failed, or the caller read too slowly.
@@ -272,17 +292,18 @@ class Frontend:
         # One timeout for all messages costs a third of one for each.
         try:
             async with asyncio.timeout(None) as stall:
-                return await self._write(call, outbox, stall)
+                return await self._write(call, live, stall)
         except TimeoutError as error:
             raise errors.SlowConsumer from error
 
-    async def _write(self, call: Call, outbox: Outbox, stall: asyncio.Timeout) -> FinishReason:
+    async def _write(self, call: Call, live: _Live, stall: asyncio.Timeout) -> FinishReason:
         loop, stall_s = asyncio.get_running_loop(), self._serving.stall_timeout_s
-        count = _StreamCounts(self._serving, self._metrics).count
+        outbox, num_open = live.outbox, len(live.samples)
+        count = StreamCounts(self._metrics, self._serving.clock, num_open).count
         while True:
             batch = await outbox.take()
             end = batch.end
-            if isinstance(end, Finished) or batch.tokens:
+            if batch.tokens or not isinstance(end, Failed):
                 # Counted while the message is on its way.
                 loop.call_soon(count, batch)
                 stall.reschedule(loop.time() + stall_s)
@@ -291,37 +312,11 @@ class Frontend:
             if isinstance(end, Failed):
                 raise end.error
             if isinstance(end, Finished):
-                return end.reason
+                num_open -= 1
+                if num_open == 0:
+                    return end.reason
 
     def _forget(self, spec: RequestSpec) -> None:
         del self._live[spec.tenant, spec.request_id]
         if not self._live:
             self._idle.set()
-
-
-class _StreamCounts:
-    """Counts one stream's tokens and times."""
-
-    def __init__(self, serving: Serving, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._clock = serving.clock
-        self._started_s = serving.clock()
-        self._last_s: float | None = None
-
-    def count(self, batch: Batch) -> None:
-        """Add a batch that was sent."""
-        now_s = self._clock()
-        num_tokens = len(batch.tokens)
-        if isinstance(batch.end, Finished) and batch.end.beams:
-            num_tokens = batch.end.num_output
-            self._metrics.searches.inc()
-        if num_tokens:
-            self._metrics.output_tokens.inc(num_tokens)
-            if self._last_s is None:
-                self._metrics.first_token_s.observe(now_s - self._started_s)
-            else:
-                self._metrics.gap_s.observe(now_s - self._last_s)
-            self._last_s = now_s
-        if isinstance(batch.end, Finished):
-            self._metrics.request_s.observe(now_s - self._started_s)
-            self._metrics.count_speculation(batch.end.report)

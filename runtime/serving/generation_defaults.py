@@ -74,7 +74,7 @@ def request_defaults(
     Args:
         asked: names and values as of Transformers' ``GenerationConfig``.
         num_prefix: tokens of the model's decoder prefix; Transformers counts them as output, and all but the first
-            one as new.
+            one as new. Without an encoder 1: there it counts the prompt too, and what counts it is left out.
         limits: of a request.
         model: that requests are checked against.
     """
@@ -130,6 +130,8 @@ class _Reader:
             self._check(params=SamplingParams(temperature=0.0), beams=BeamParams(**beams))
             self.search[name] = beams[name]
         elif name in (*_LEAST_LENGTHS, *_MOST_LENGTHS):
+            if "new" not in name and not self._model.max_source:
+                raise RequestError(name, "counts the prompt's tokens too")
             length = _count(name, value) - (num_prefix - 1 if "new" in name else num_prefix)
             if name in _MOST_LENGTHS:
                 check_range(name, length, 1, length, "must leave a token behind the decoder prefix")

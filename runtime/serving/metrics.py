@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
 
-from outrider.runtime.core.params import SpeculationReport
+from outrider.runtime.core.params import Finished, SpeculationReport
 from outrider.runtime.core.stats import ControlReport
 from outrider.runtime.loop.totals import READ_BUCKETS_S, WorkerSnapshot
+from outrider.runtime.serving.outbox import Batch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -32,7 +33,11 @@ class Metrics:
         )
         self.refused = self._counter("requests_refused", "Requests not taken", "reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests")
+        self.scored_tokens = self._counter(
+            "scored_prompt_tokens", "Prompt tokens whose log-probabilities were given"
+        )
         self.output_tokens = self._counter("generation_tokens", "Tokens emitted")
+        self.samples = self._counter("samples", "Completions that admitted requests asked for")
         self.searches = self._counter("beam_searches", "Requests answered by a beam search")
         self.drafts = self._counter("spec_decode_num_drafts", "Rounds that drafted")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted")
@@ -94,6 +99,47 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"outrider_{name}", text, buckets=buckets, registry=self.registry)
+
+
+class StreamCounts:
+    """Counts one stream's tokens and times.
+
+    Args:
+        metrics: to add to.
+        clock: seconds.
+        num_samples: completions of the stream. Its request is timed once: from admission to the first token of any of
+            them, and to the end of the last; gaps are those of each.
+    """
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float], num_samples: int = 1) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._started_s = clock()
+        self._num_open = num_samples
+        # By index of the completion, when its last tokens were sent.
+        self._last_s: dict[int, float] = {}
+
+    def count(self, batch: Batch) -> None:
+        """Add a batch that was sent."""
+        now_s, last_s = self._clock(), self._last_s
+        num_tokens = len(batch.tokens)
+        if isinstance(batch.end, Finished) and batch.end.beams:
+            num_tokens = batch.end.num_output
+            self._metrics.searches.inc()
+        if num_tokens:
+            self._metrics.output_tokens.inc(num_tokens)
+            if not last_s:
+                self._metrics.first_token_s.observe(now_s - self._started_s)
+            elif batch.index in last_s:
+                self._metrics.gap_s.observe(now_s - last_s[batch.index])
+            last_s[batch.index] = now_s
+        if batch.prompt:
+            self._metrics.scored_tokens.inc(len(batch.prompt))
+        if isinstance(batch.end, Finished):
+            self._metrics.count_speculation(batch.end.report)
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._metrics.request_s.observe(now_s - self._started_s)
 
 
 class _Reads(Collector):

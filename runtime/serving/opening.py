@@ -6,7 +6,7 @@ import gc
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +33,8 @@ from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.drafters.registry import any_proposes_trees
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.chat.encoder import ChatEncoder
+from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
 from outrider.runtime.serving.generation_defaults import (
     NO_DEFAULTS,
     RequestDefaults,
@@ -105,6 +107,7 @@ def open_serving(
     config = options.config
     max_batch = min(config.max_running, manifest.max_batch)
     codec = open_codec(bundle)
+    chats = _open_chats(bundle, codec)
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
         costs = bundle_costs(bundle, options, None, codec, max_batch)
@@ -137,9 +140,11 @@ def open_serving(
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
         max_beams=worker.max_beams,
+        chat_templates=() if chats is None else chats.names,
         **_of_sources(manifest, codec),
     )
-    limits, defaults = _with_generation_defaults(options, manifest, model)
+    asked = read_generation_defaults(bundle)
+    limits, defaults = _with_generation_defaults(options, manifest, model, asked)
     return Serving(
         worker=worker,
         codec=codec,
@@ -151,6 +156,9 @@ def open_serving(
         bit_equality=bit_equality,
         weights_are_private=not is_mapped,
         mapped=bundle if is_mapped else None,
+        close=pair.close,
+        chats=chats,
+        generation_defaults=asked,
     )
 
 
@@ -170,6 +178,12 @@ def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
         config.prefix_cache_bytes // token_bytes,
     )
     return config
+
+
+def _open_chats(bundle: Bundle, codec: TokenizersCodec) -> ChatEncoder | None:
+    """Return what renders conversations; None where a bundle has no template, or its model an encoder."""
+    files = None if bundle.manifest.text2text is not None else read_chat(bundle)
+    return None if files is None else ChatEncoder(files, codec)
 
 
 def _of_sources(manifest: Manifest, codec: TokenizersCodec) -> dict[str, Any]:
@@ -201,13 +215,13 @@ def source_bytes(entry: ModelEntry) -> int:
 
 
 def _with_generation_defaults(
-    options: ServeOptions, manifest: Manifest, model: ServedModel
+    options: ServeOptions, manifest: Manifest, model: ServedModel, asked: Mapping[str, object]
 ) -> tuple[RequestLimits, RequestDefaults]:
-    """Return limits and defaults of requests, as the options want them."""
+    """Return limits and defaults of requests, as the options want them; ``asked`` is what the checkpoint asks for."""
     limits, facts = options.limits, manifest.text2text
-    if facts is None or not options.applies_generation_defaults:
+    if not options.applies_generation_defaults:
         return limits, NO_DEFAULTS
-    asked, num_prefix = facts.generation_defaults, len(facts.decoder_prefix)
+    num_prefix = 1 if facts is None else len(facts.decoder_prefix)
     defaults, line = request_defaults(asked, num_prefix=num_prefix, limits=limits, model=model)
     log.warning("%s", line)
     if defaults.max_tokens is not None:
@@ -222,8 +236,10 @@ def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
         BundleError: a default of the bundle is out of range.
         ConfigError: there are no generation defaults to apply.
     """
-    if options.applies_generation_defaults and bundle.manifest.text2text is None:
-        raise ConfigError("generation_defaults", "needs a model with an encoder")
+    is_bare = bundle.manifest.text2text is None and not read_generation_defaults(bundle)
+    if options.applies_generation_defaults and is_bare:
+        rule = "the bundle has none; export it again if its checkpoint has a generation_config.json that asks for some"
+        raise ConfigError("generation_defaults", rule)
     try:
         config, line = with_bundle_defaults(
             options.config,

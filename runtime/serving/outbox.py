@@ -17,7 +17,7 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.runtime.core.params import (
@@ -26,18 +26,27 @@ from outrider.runtime.core.params import (
     Failed,
     Finished,
     Progressed,
+    PromptToken,
     StepTrace,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Tokens, text and steps since the last take, in order; and the terminal event, once it has come."""
+    """What came since the last take, in order.
+
+    Attributes:
+        end: the terminal event, once it has come.
+        index: of the completion, among those of its prompt.
+        prompt: of the first batch, where its log-probabilities were asked for: all of it.
+    """
 
     tokens: tuple[EmittedToken, ...]
     text: str
     steps: tuple[StepTrace, ...]
     end: Finished | Failed | None
+    index: int = 0
+    prompt: tuple[PromptToken, ...] = ()
 
 
 class Post:
@@ -96,6 +105,9 @@ class Outbox:
             more than half of them after the last. Up to a half more or less, so that all outboxes' intervals end
             together.
         clock: seconds.
+        index: of its batches.
+        has_events: set when there is something to take; a group's outboxes have one in common.
+        lead: text in front of the first event's.
 
     Attributes:
         num_tokens: tokens that have arrived.
@@ -109,8 +121,13 @@ class Outbox:
         *,
         interval_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        index: int = 0,
+        has_events: asyncio.Event | None = None,
+        lead: str = "",
     ) -> None:
+        self._index = index
         self._post = post
+        self._lead = lead
         self._interval_s = interval_s
         self._clock = clock
         # When progress was last delivered; read by the worker's thread alone.
@@ -125,7 +142,7 @@ class Outbox:
         self._end: Finished | Failed | None = None
         self._is_cut = False
         self.num_tokens = 0
-        self._has_events = asyncio.Event()
+        self._has_events = has_events or asyncio.Event()
         self._has_overflowed = False
 
     @property
@@ -156,6 +173,15 @@ class Outbox:
         """Wait for events and return all of them as one batch."""
         await self._has_events.wait()
         self._has_events.clear()
+        return self.taken()
+
+    @property
+    def has_batch(self) -> bool:
+        """True if events are waiting that nothing keeps back."""
+        return self._end is not None or (bool(self._progress) and not self._keeps_back)
+
+    def taken(self) -> Batch:
+        """Return all events that are here, as one batch."""
         if self._interval_s > 0.0 and self._end is None:
             loop = asyncio.get_running_loop()
             tick = round(loop.time() / self._interval_s) + 1
@@ -163,11 +189,14 @@ class Outbox:
             self._pause = loop.call_at(tick * self._interval_s, self._end_pause)
         progress, self._progress = self._progress, []
         self._num_waiting = 0
+        lead, self._lead = self._lead, ""
         return Batch(
             tokens=tuple(token for event in progress for token in event.tokens),
-            text="".join(event.text for event in progress),
+            text=lead + "".join(event.text for event in progress),
             steps=tuple(event.trace for event in progress),
             end=self._end,
+            index=self._index,
+            prompt=progress[0].prompt if progress else (),
         )
 
     def _put(self, event: Event) -> None:
@@ -202,3 +231,47 @@ class Outbox:
         if self._num_waiting > self._max_events and not self._has_overflowed:
             self._has_overflowed = True
             self._on_overflow()
+
+
+class GroupOutbox:
+    """The outboxes of a group, read as one: batches of its completions in turn, until each has had its end.
+
+    Args:
+        outboxes: one per completion, with ``has_events``.
+        has_events: set when any of them has something to take.
+    """
+
+    def __init__(self, outboxes: Sequence[Outbox], has_events: asyncio.Event) -> None:
+        self._all = outboxes
+        self._open = deque(outboxes)
+        self._has_events = has_events
+
+    @property
+    def is_ended(self) -> bool:
+        """True once the worker's terminal events of all have arrived."""
+        return all(one.is_ended for one in self._all)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all that have arrived."""
+        return sum(one.num_tokens for one in self._all)
+
+    def cut(self, error: Exception) -> None:
+        """End the stream with an error in place of a worker that does not; on the loop."""
+        for one in self._all:
+            one.cut(error)
+
+    async def take(self) -> Batch:
+        """Wait for events of any completion and return what has come of it as one batch."""
+        while True:
+            for _ in range(len(self._open)):
+                outbox = self._open.popleft()
+                if not outbox.has_batch:
+                    self._open.append(outbox)
+                    continue
+                batch = outbox.taken()
+                if batch.end is None:
+                    self._open.append(outbox)
+                return batch
+            await self._has_events.wait()
+            self._has_events.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Protocol
@@ -12,18 +12,25 @@ from typing import Protocol
 from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.text2text import LANGUAGE
+from outrider.engines.device.rounds import do_nothing
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
+from outrider.runtime.serving.chat.conversation import PLAIN_ROLES
+from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec
 from outrider.v1 import inference_pb2 as wire
 
-# Limits of the wire that are ``RequestLimits`` of the same name; beams are bounded by the model too.
-_OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {"max_beams", "max_source_tokens"}
+# Limits of the wire that are ``RequestLimits`` of the same name; beams and n are bounded by the slots too.
+_OF_REQUESTS = {*wire.Limits.DESCRIPTOR.fields_by_name} - {
+    "max_beams",
+    "max_n",
+    "max_source_tokens",
+}
 
 
 class ServingWorker(Protocol):
@@ -54,8 +61,8 @@ class ServingWorker(Protocol):
         """Call something after each step's events."""
         ...
 
-    def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
-        """Queue a request; its events go to ``deliver``."""
+    def submit_group(self, specs: Sequence[RequestSpec], delivers: Sequence[Deliver]) -> None:
+        """Queue completions of one prompt, all or none; the events of ``specs[i]`` go to ``delivers[i]``."""
         ...
 
     def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
@@ -106,6 +113,9 @@ class Serving:
         weights_are_private: whether engines compute from memory that nobody else can write to.
         mapped: the bundle, if engines of this process compute from its files, so that these must be watched; else None.
         file_watch_s: seconds between two looks at them.
+        close: frees the engines of this process, after ``worker.stop``.
+        chats: renders conversations; None where the bundle has no template.
+        generation_defaults: what the checkpoint asks for in generation, applied or not; JSON values.
     """
 
     worker: ServingWorker
@@ -121,6 +131,9 @@ class Serving:
     weights_are_private: bool = True
     mapped: Bundle | None = None
     file_watch_s: float = 5.0
+    close: Callable[[], None] = do_nothing
+    chats: ChatEncoder | None = None
+    generation_defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 def describe(serving: Serving) -> wire.GetServerInfoResponse:
@@ -139,6 +152,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             max_queued_tokens=config.max_queued_tokens,
             queue_timeout_s=config.queue_timeout_s,
             max_beams=min(limits.max_beams, model.max_beams),
+            max_n=min(limits.max_n, model.max_beams),
             max_source_tokens=model.max_source,
             prefix_cache_bytes=config.prefix_cache_bytes,
         ),
@@ -156,7 +170,21 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             bit_equality=f"BIT_EQUALITY_{serving.bit_equality.name}",
         ),
         text_to_text=_text_to_text(serving),
+        chat=_chat(serving),
+        generation_defaults_json=_generation_defaults(serving),
+        applies_generation_defaults=serving.defaults != NO_DEFAULTS,
     )
+
+
+def _chat(serving: Serving) -> wire.ChatInfo | None:
+    if serving.chats is None:
+        return None
+    return wire.ChatInfo(templates=serving.chats.names, plain_text_roles=PLAIN_ROLES)
+
+
+def _generation_defaults(serving: Serving) -> str:
+    asked = dict(serving.generation_defaults)
+    return json.dumps(asked, sort_keys=True) if asked else ""
 
 
 def _text_to_text(serving: Serving) -> wire.TextToTextInfo | None:

@@ -22,6 +22,7 @@ STATUS: Mapping[type[errors.ServingError], grpc.StatusCode] = {
     errors.MalformedRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.RequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ContextTooLong: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ConstraintConflict: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnsupportedOption: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
     errors.DuplicateRequestId: grpc.StatusCode.ALREADY_EXISTS,

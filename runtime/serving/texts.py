@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -73,15 +73,23 @@ class TextLane:
         """Long prompts that are here, and their tokens as estimated by their size."""
         return len(self._prompt_bytes), sum(self._prompt_bytes.values()) // BYTES_PER_TOKEN
 
-    async def run(self, text: str, work: Callable[[], T], *, is_prompt: bool = False) -> T:
-        """Return what ``work`` on a text returns, in its turn.
+    def run(self, text: str, work: Callable[[], T], *, is_prompt: bool = False) -> Awaitable[T]:
+        """Return what ``work`` on a text returns, as ``run_sized`` does."""
+        return self.run_sized(len(text.encode()), work, is_prompt=is_prompt)
+
+    async def run_sized(self, size: int, work: Callable[[], T], *, is_prompt: bool = False) -> T:
+        """Return what ``work`` returns, in its turn.
 
         A caller that is cancelled leaves its place. Work that has begun goes on; nothing else begins before its end.
+
+        Args:
+            size: bytes of a text on which the work takes about the time of tokenising it.
+            work: takes no arguments; runs on the event loop where it is short.
+            is_prompt: whether the text is a prompt.
 
         Raises:
             Overloaded: too many texts wait, or too long ones.
         """
-        size = len(text.encode())
         if size < INLINE_TEXT:
             return work()
         # Whatever the bounds, one text is always taken.

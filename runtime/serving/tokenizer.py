@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,10 +90,29 @@ class TokenizersCodec:
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encodings[0].ids)
 
+    def encode_plain(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text in which nothing is a token beside the model's own vocabulary.
+
+        Source: transformers 5.23.0, ``TokenizersBackend._encode_without_added_tokens``.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer.normalizer is not None:
+            text = tokenizer.normalizer.normalize_str(text)
+        words = [text]
+        if tokenizer.pre_tokenizer is not None:
+            words = [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+        return tuple(token.id for word in words for token in tokenizer.model.tokenize(word))
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD."""
         decode = self._decode_short if len(ids) <= _SHORT else self._decode
         return decode(tuple(ids), skip_special_tokens)
+
+    @cached_property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Ids of the tokens that are found in any text, whatever stands beside them."""
+        found = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: index for index, token in found.items()}
 
     def _piece(self, token: int, skip_special_tokens: bool) -> str | None:
         """Text of a token of whole characters, the same behind any text; None for any other token."""

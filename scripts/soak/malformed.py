@@ -84,10 +84,12 @@ SEEDS: tuple[tuple[str, Message], ...] = (
                                bad_words=["x"], min_p=0.1, repetition_penalty=1.2, no_repeat_ngram_size=3)),
     ("Generate", build_request("a", max_tokens=1, source_language="en", target_language="de", answer_prefix="b")),
     ("Generate", build_request([3, 4], max_tokens=1, answer_prefix_tokens=[5, 6])),
+    ("Generate", build_request("a", max_tokens=0, echo=True, prompt_logprobs=2)),
     ("Generate", build_request("a", max_tokens=1, num_beams=2, n=2, temperature=0.0, length_penalty=0.5)),
     ("Generate", build_request("a", max_tokens=1, allowed_token_ids=[3, 4], stop_token_ids=[5], return_trace=True,
                                speculation={"drafter": "lookup+model:2", "gamma": 3, "lenience": 0.5})),
     ("Generate", build_request("a", max_tokens=1, speculation={"drafter": "tree", "branching": [2, 1], "mode": 1})),
+    ("Generate", build_request(messages=[{"role": "user", "content": "a", "name": "b"}], tools=[{}], max_tokens=1)),
     ("Abort", wire.AbortRequest(request_ids=["a", "soak-1"])),
     ("Tokenize", wire.TokenizeRequest(text="Grüße aus Köln", add_special_tokens=False)),
     ("Tokenize", wire.TokenizeRequest(text="Köln", target=True, source_language="de")),
@@ -116,10 +118,12 @@ def _with_extremes(message: Message, rng: random.Random) -> bytes:
         part: Message = changed
         while part.DESCRIPTOR.fields:
             field = rng.choice(part.DESCRIPTOR.fields)
-            if field.message_type is None or field.is_repeated:
+            kind = field.message_type
+            if kind is None or kind.GetOptions().map_entry:
                 _set_extreme(part, field, rng)
                 break
-            part = getattr(part, field.name)
+            inner = getattr(part, field.name)
+            part = inner.add() if field.is_repeated else inner
             part.SetInParent()
     return changed.SerializeToString()
 
@@ -167,7 +171,9 @@ def judge(method: str, data: bytes, model: ServedModel, defaults: RequestDefault
         elif method == "Tokenize":
             request = parse(wire.TokenizeRequest, data)
             check_text("text", request.text, LIMITS.max_prompt_bytes)
-            check_tokenize(request, has_encoder=model.max_source > 0)
+            check_tokenize(
+                request, has_encoder=model.max_source > 0, max_messages=LIMITS.max_messages
+            )
         elif method == "GetServerInfo":
             parse(wire.GetServerInfoRequest, data)
         else:

@@ -10,6 +10,11 @@ from outrider.engines.sampling.base import ExactnessMode, SamplingParams, Sampli
 PROMPT = np.array([0], dtype=np.int64)
 
 
+def masks_at(mask_of, prefixes):
+    """[n, words] int32 of a function from the tokens behind the history to words; None without one."""
+    return None if mask_of is None else np.stack([mask_of(prefix) for prefix in prefixes])
+
+
 def row_for(draft=(), **changes):
     row = SamplingRow(
         index=0,

@@ -147,6 +147,8 @@ def test_either_distribution_can_go_and_come_back(environment: Environment):
     environment.uninstall("outrider-server")
     done = environment.run("from outrider import Client; print(Client.__module__)")
     assert done.stdout == "outrider.client\n", done.stderr
+    done = environment.run("from outrider import LLM")
+    assert "pip install 'outrider-server[cpu]'" in done.stderr
 
     environment.install("outrider-server")
     environment.uninstall("outrider")

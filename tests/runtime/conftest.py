@@ -1,7 +1,7 @@
 import contextlib
 import string
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
@@ -105,6 +106,8 @@ async def running(
     costs: CostTable | None = None,
     host: str = "127.0.0.1",
     codec: TextCodec | None = None,
+    chats: ChatEncoder | None = None,
+    generation_defaults: Mapping[str, object] | None = None,
 ) -> AsyncIterator[Running]:
     engine_limits = EngineLimits(
         max_batch=max_batch,
@@ -138,6 +141,7 @@ async def running(
         max_source=max_source,
         source_vocab_size=vocab_size if max_source else 0,
         banned_token_ids=banned_token_ids,
+        chat_templates=() if chats is None else chats.names,
     )
     serving = Serving(
         worker=worker,
@@ -148,6 +152,8 @@ async def running(
         defaults=defaults,
         stall_timeout_s=stall_timeout_s,
         clock=clock,
+        chats=chats,
+        generation_defaults=generation_defaults or {},
     )
     server = Server(serving)
     port = await server.start(f"{host}:0")

@@ -136,6 +136,17 @@ class Harness:
         self.worker.submit(request, received.append)
         self.events[name] = received
 
+    def submit_group(
+        self, name: str, prompt: Sequence[int], num_samples: int, **options: object
+    ) -> None:
+        """Ask for completions of one prompt; events of the i-th are those of "name.i"."""
+        specs = spec(name, prompt, num_samples=num_samples, **options).samples()
+        received: list[list[Event]] = [[] for _ in specs]
+        self.worker.submit_group(specs, [events.append for events in received])
+        self.events |= {
+            f"{name}.{one.sample}": events for one, events in zip(specs, received, strict=True)
+        }
+
     def run(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):
             if not self.worker.run_step():
@@ -157,6 +168,7 @@ class Harness:
             known = tuple(request.history.tolist())
             assert request.slot == slot
             assert not request.has_ended
+            self._check_group(request)
             assert request.num_computed <= request.num_known - 1
             if request.num_output:
                 assert request.num_computed == request.num_known - 1
@@ -168,6 +180,13 @@ class Harness:
             if self.draft is not None and request.draft_computed >= 0:
                 self._check_cache(self.draft, slot, known, request.draft_computed)
                 self._check_source(self.draft, slot, source)
+
+    def _check_group(self, request: Request) -> None:
+        """R5: who waits has nothing, and is known to a live request that reads."""
+        if request.leader is not None:
+            assert request in request.leader.followers and request.leader in self.live
+            assert request.num_computed == request.num_output == 0 and not request.followers
+        assert all(one.leader is request and one in self.live for one in request.followers)
 
     @staticmethod
     def _check_search(cache: BeamCache) -> None:

@@ -17,8 +17,9 @@ class MixedSampler:
 
     Args:
         graphs: serves all rows but those below.
-        host: serves the rows whose drafts are judged as whole blocks, and whose parameters
-            the graphs do not take.
+        host: serves the rows whose drafts are judged as whole blocks, rows with masks, and rows whose
+            parameters the graphs do not take. A row has masks in both calls or in neither: who draws
+            a draft keeps the probabilities that judge it.
     """
 
     def __init__(self, graphs: GraphSampler, host: Sampler) -> None:
@@ -53,4 +54,4 @@ class MixedSampler:
         return [(sampler, places) for sampler, places in shares if places]
 
     def _is_hosts(self, row: SamplingRow) -> bool:
-        return row.verifies_block or bool(self._graphs.why_not(row.params))
+        return row.verifies_block or row.masks is not None or bool(self._graphs.why_not(row.params))

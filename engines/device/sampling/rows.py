@@ -76,6 +76,8 @@ def describe(rows: Sequence[SamplingRow], shape: Shape, variant: Variant) -> Fee
     tokens = np.full((shape.num_rows, shape.num_positions), names.NO_TOKEN, dtype=np.int64)
     feeds: Feeds = {names.COUNTS: counts, names.DRAFT_TOKENS: tokens}
     for row in rows:
+        if row.masks is not None:
+            raise EngineError("the sampler's graphs take no token masks")
         tokens[row.index, : len(row.draft_tokens)] = row.draft_tokens
     if variant.has_rows:
         feeds[names.SETTINGS] = _settings(rows, shape)

@@ -8,6 +8,8 @@ nobody. Rows whose gamma is chosen share one chunk. A row of a fixed gamma has o
 its drafts begin decides which noise its draws use, so it must not depend on its neighbours. Those
 that enter come one chunk of the target's per step.
 
+Of a group, whose rows have prompt and source in common, one row is fed these, and its slot is copied to the others'.
+
 A draft model with an encoder reads a row's source when it is first asked to draft for it. The source counts as tokens
 that the row misses, and is read whole as long as anything is left of the step's chunk.
 """
@@ -114,16 +116,17 @@ class ModelDrafter:
         shared = self._chunk
         sources: dict[int, int] = {}
         lengths: dict[int, int] = {}
+        following = _followers(live, slots, lagging, computed)
         for slot in lagging:
+            if slot in following:
+                continue
             is_sharing = live[slot].is_adaptive
             budget = shared if is_sharing else self._chunk
             if budget <= 0:
                 continue
-            num_read = len(live[slot].source) if computed[slot] < 0 else 0
+            num_read, length = _missing_within(budget, live[slot], computed[slot])
             if num_read:
                 sources[slot] = num_read
-            num_left = len(live[slot].sampling.history) - 1 - max(computed[slot], 0)
-            length = max(0, min(budget - num_read, num_left))
             if length:
                 lengths[slot] = length
             shared -= num_read + length if is_sharing else 0
@@ -131,6 +134,26 @@ class ModelDrafter:
             self._read_together(live, sources, computed)
         while lengths:
             self._feed_together(live, lengths, computed)
+        for slot, leader in following.items():
+            if length := self._copy_prompt(live[slot], slot, leader, computed):
+                lengths[slot] = length
+        while lengths:
+            self._feed_together(live, lengths, computed)
+
+    def _copy_prompt(self, row: DraftRow, slot: int, leader: int, computed: list[int]) -> int:
+        """Copy to a slot what another one holds of their prompt.
+
+        Returns:
+            Tokens to feed it then. A row of a fixed gamma gets as far as its own chunk would have brought it.
+        """
+        end = num_shared = min(computed[leader], row.sampling.num_prompt)
+        if not row.is_adaptive:
+            end = max(computed[slot], 0) + _missing_within(self._chunk, row, computed[slot])[1]
+        num_shared = min(end, num_shared)
+        if num_shared > computed[slot]:
+            self._engine.move_slot(leader, slot, num_shared)
+            computed[slot] = num_shared
+        return 0 if computed[slot] < 0 else max(0, end - computed[slot])
 
     def _read_together(
         self, live: Sequence[DraftRow], lengths: dict[int, int], computed: list[int]
@@ -214,6 +237,31 @@ def with_idle_slots(spans: Mapping[int, Span], computed: Sequence[int]) -> list[
         spans.get(slot, Span(slot=slot, start=max(start, 0), tokens=(), num_logits=0))
         for slot, start in enumerate(computed)
     ]
+
+
+def _followers(
+    live: Sequence[DraftRow], slots: Sequence[int], lagging: Sequence[int], computed: Sequence[int]
+) -> dict[int, int]:
+    """Return the lagging slots that lack some of their group's prompt, each with the slot to copy it from."""
+    in_groups = [slot for slot in lagging if live[slot].group]
+    if not in_groups:
+        return {}
+    leaders = {live[slot].group: slot for slot in slots if slot not in lagging}
+    for slot in in_groups:
+        leaders.setdefault(live[slot].group, slot)
+    return {
+        slot: leader
+        for slot in in_groups
+        if (leader := leaders[live[slot].group]) != slot
+        and computed[slot] < live[slot].sampling.num_prompt
+    }
+
+
+def _missing_within(budget: int, row: DraftRow, computed: int) -> tuple[int, int]:
+    """Return the tokens of a row that it is given of a budget: of its source, which is read whole, and of its text."""
+    num_read = len(row.source) if computed < 0 else 0
+    num_left = len(row.sampling.history) - 1 - max(computed, 0)
+    return num_read, max(0, min(budget - num_read, num_left))
 
 
 def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -> int:

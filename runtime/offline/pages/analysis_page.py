@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from outrider.runtime.offline.advice import recommendation
 from outrider.runtime.offline.figures import best_rows, draw_figures
 from outrider.runtime.offline.pages.page import PAGE, Section, filled, number, table, write_page
 from outrider.runtime.offline.results import AlphaRow, Analysis, SpeedRow
@@ -51,7 +52,11 @@ def write_analysis(analysis: Analysis, folder: Path) -> Path:
                 f"{analysis.batch}, rounds of every setting: {analysis.rounds}, {analysis.weights} weights, on "
                 f"{analysis.device}; seconds are those of the {analysis.seconds}."
             ),
-            sections=[*table_sections(analysis), *_picture_sections(figures)],
+            sections=[
+                Section(title="Recommendation", text=recommendation(analysis)),
+                *table_sections(analysis),
+                *_picture_sections(figures),
+            ],
         )
     return folder / PAGE
 

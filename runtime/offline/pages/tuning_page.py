@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from outrider.runtime.offline.figures import DPI, WIDE_INCHES, save
 from outrider.runtime.offline.pages.page import PAGE, Section, filled, number, table, write_page
-from outrider.runtime.offline.search import GAMMA, PHRASES, WINDOW, Trial
+from outrider.runtime.offline.search import GAMMA, PHRASES, PLAIN_TRIAL, WINDOW, Trial
 from outrider.runtime.offline.tuning import Tuning
 
 AUTO = "auto"
@@ -19,7 +19,7 @@ TEXT = (
     "One drafter after another: gamma first, then the lookahead window and the length of phrases, "
     "for drafters that have them; "
     "what a stage kept is marked. Speed-up: over plain decoding of the same round, median of the "
-    "rounds. The paper's beta is phrase length + 2."
+    "rounds, and the interval that holds it with 95 % confidence. The paper's beta is phrase length + 2."
 )
 
 
@@ -32,18 +32,42 @@ def write_tuning(tuning: Tuning, folder: Path) -> Path:
         write_page(
             unfinished / PAGE,
             title=f"Tuning of {tuning.bundle}",
-            summary=f"Chosen: {describe(tuning)}. {tuning.choice.source}, {tuning.rounds} rounds.",
+            summary=f"{describe(tuning)}. {tuning.source}, {tuning.rounds} rounds.",
             sections=[trial_section(tuning.trials), Section(title="Grid", pictures=(picture,))],
         )
     return folder / PAGE
 
 
 def describe(tuning: Tuning) -> str:
-    """Return the choice in words."""
-    choice = tuning.choice
+    """Return what came of a search, in words."""
+    found = tuning.contest
+    winner, rival = found.winner, found.rival
+    if found.is_decided or rival is None:
+        against = "" if rival is None else f"; the next: {_with_speed(rival)}"
+        return f"{_with_speed(winner)}{against}"
+    if winner.interval is None or rival.interval is None:
+        return f"undecided: {tuning.rounds} rounds are too few for intervals"
+    return f"undecided: {_with_speed(winner)} is not apart from {_with_speed(rival)}"
+
+
+def _with_speed(trial: Trial) -> str:
+    if trial.drafter == PLAIN_TRIAL.drafter:
+        return "plain decoding"
+    return f"{_setting(trial)}, {_speed(trial)} times plain decoding"
+
+
+def _speed(trial: Trial) -> str:
+    """Return a speed-up with its interval, where there is one."""
+    if trial.interval is None:
+        return f"{trial.speedup:.2f}"
+    low, high = trial.interval
+    return f"{trial.speedup:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _setting(choice: Trial) -> str:
+    """Return a setting in words."""
     words = [f"drafter {choice.drafter}"]
-    if choice.drafter != "none":
-        words.append(f"gamma {_gamma(choice.gamma)}")
+    words.append(f"gamma {_gamma(choice.gamma)}")
     if choice.phrase_length is not None:
         words.append(f"phrase length {choice.phrase_length}")
     if choice.num_phrases is not None:
@@ -63,7 +87,7 @@ def trial_section(trials: Sequence[Trial]) -> Section:
         "phrases": lambda trial: _count(trial.num_phrases),
         "window": lambda trial: _count(trial.window),
         "tokens/s": lambda trial: f"{trial.tokens_per_s:.0f}",
-        "speed-up": lambda trial: f"{trial.speedup:.2f}",
+        "speed-up": _speed,
         "alpha_hat": lambda trial: number(trial.alpha_hat),
         "tokens/pass": lambda trial: f"{trial.tokens_per_step:.2f}",
         "kept": lambda trial: "kept" if trial.is_kept else "",

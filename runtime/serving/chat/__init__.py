@@ -1,1 +1,1 @@
-"""Conversations to prompts: the chat templates of a bundle, rendered without transformers."""
+"""Conversations: from messages, by the templates of a bundle, to token ids."""

@@ -14,12 +14,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from outrider.engines.base import BundleError, SpeculativeError
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.params import Event, Progressed, RequestSpec
+from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.isolated.messages import (
     Beat,
@@ -96,6 +98,8 @@ class PipedWorker:
                 weights_are_private=serving.weights_are_private,
                 speculation=worker.default_speculation,
                 snapshot=worker.snapshot(),
+                chat=None if serving.chats is None else serving.chats.files,
+                generation_defaults=dict(serving.generation_defaults),
             )
         )
         while self._wait(serving) is False or self._obey(self._connection.recv()):
@@ -118,8 +122,8 @@ class PipedWorker:
         """Do what a message asks for; False where it was the last."""
         worker = self._worker
         match message:
-            case Submit(spec):
-                self._submit(spec)
+            case Submit(specs):
+                self._submit(specs)
             case Cancel(internal_id, error):
                 worker.cancel(internal_id, error)
             case Start():
@@ -131,16 +135,16 @@ class PipedWorker:
                 return not worker.stop(timeout_s)
         return True
 
-    def _submit(self, spec: RequestSpec) -> None:
-        internal_id = spec.internal_id
-
-        def deliver(event: Event) -> None:
-            self._events.append((internal_id, event))
-
+    def _submit(self, specs: Sequence[RequestSpec]) -> None:
+        delivers = [self._deliver_of(spec.internal_id) for spec in specs]
         try:
-            self._worker.submit(spec, deliver)
+            self._worker.submit_group(specs, delivers)
         except ServingError as error:
-            self._send(Declined(internal_id, error))
+            for spec in specs:
+                self._send(Declined(spec.internal_id, error))
+
+    def _deliver_of(self, internal_id: str) -> Deliver:
+        return lambda event: self._events.append((internal_id, event))
 
     def _tell(self) -> None:
         """Send what a step has to say, or that it has nothing; on the worker's thread."""

@@ -6,7 +6,7 @@ The pipe joins a process and the child that it started itself; nothing from the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.engines.bit_equality import BitEquality
@@ -16,6 +16,7 @@ from outrider.runtime.core.params import Event, RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.loop.totals import WorkerSnapshot
+from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.generation_defaults import RequestDefaults
 from outrider.runtime.serving.opening import ServeOptions
 
@@ -43,6 +44,8 @@ class Opened:
         bit_equality: as of ``Serving``.
         weights_are_private: as of ``Serving``.
         speculation: of requests that ask for nothing in particular.
+        chat: what the bundle says of conversations; None where it has no template.
+        generation_defaults: as of ``Serving``.
     """
 
     model: ServedModel
@@ -57,6 +60,8 @@ class Opened:
     weights_are_private: bool
     speculation: Speculation
     snapshot: WorkerSnapshot
+    chat: ChatFiles | None = None
+    generation_defaults: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +111,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """To the child: a request; its events come as ``StepEvents``, a refusal as ``Declined``."""
+    """To the child: completions of one prompt; their events come as ``StepEvents``, refusals as ``Declined``."""
 
-    spec: RequestSpec
+    specs: Sequence[RequestSpec]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 from outrider.runtime.core.errors import Draining, EngineRestart, Overloaded
@@ -21,6 +21,7 @@ from outrider.runtime.core.params import Event, Failed, Finished, Progressed, Re
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
+from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.isolated.messages import (
     Beat,
     Cancel,
@@ -119,7 +120,11 @@ class IsolatedWorker:
         self._calls.append(call)
 
     def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
-        """Give a request to the engine; a refusal comes as its terminal event.
+        """Give a request to the engine as a group of one; see ``submit_group``."""
+        self.submit_group((spec,), (deliver,))
+
+    def submit_group(self, specs: Sequence[RequestSpec], delivers: Sequence[Deliver]) -> None:
+        """Give completions of one prompt to the engine; a refusal comes as the terminal event of each.
 
         Raises:
             EngineRestart: there is no engine at present.
@@ -130,9 +135,10 @@ class IsolatedWorker:
             if not self._unfinished:
                 self.pulse.begin()
                 self._heard_s = time.monotonic()
-            self._unfinished[spec.internal_id] = _Unfinished(spec, deliver)
+            for spec, deliver in zip(specs, delivers, strict=True):
+                self._unfinished[spec.internal_id] = _Unfinished(spec, deliver)
             self.pulse.reads_prompt = True
-            self._engine.send(Submit(spec))
+            self._engine.send(Submit(specs))
 
     def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
         """Refuse a request for which the engine's queue has clearly no room; the engine itself counts exactly.
@@ -147,8 +153,10 @@ class IsolatedWorker:
             self._check_open()
             num_running = self.opened.snapshot.num_slots
             num_waiting = len(self._unfinished) + num_ahead - num_running
-            queued = [*self._unfinished.values()][num_running:]
-            num_tokens += sum(one.spec.num_queued_tokens for one in queued)
+            queued = [one.spec for one in islice(self._unfinished.values(), num_running, None)]
+            # The engine's queue counts a group as one request.
+            num_waiting -= sum(spec.sample > 0 for spec in queued)
+            num_tokens += sum(spec.num_queued_tokens for spec in queued if spec.sample == 0)
         if num_waiting < 0:
             return  # a slot awaits it
         if num_waiting >= config.max_queued or num_tokens > config.max_queued_tokens:
@@ -322,8 +330,9 @@ class IsolatedWorker:
             self.pulse.took_s = Pulse().took_s
             self.num_restarts += 1
             engine.send(Start())
-            for one in self._unfinished.values():
-                engine.send(Submit(one.spec))
+            waiting = [one.spec for one in self._unfinished.values()]
+            for _, group in groupby(waiting, key=lambda spec: (spec.tenant, spec.request_id)):
+                engine.send(Submit(tuple(group)))
             if self._unfinished:
                 self.pulse.begin()
             self._heard_s = time.monotonic()
@@ -351,9 +360,10 @@ def open_isolated(root: Path, options: ServeOptions) -> Serving:
     """
     worker = IsolatedWorker(Engines(root, options))
     opened = worker.opened
+    codec = _codec(opened)
     return Serving(
         worker=worker,
-        codec=_codec(opened),
+        codec=codec,
         model=opened.model,
         config=opened.config,
         limits=opened.limits,
@@ -361,6 +371,8 @@ def open_isolated(root: Path, options: ServeOptions) -> Serving:
         certificate=opened.certificate,
         bit_equality=opened.bit_equality,
         weights_are_private=opened.weights_are_private,
+        chats=None if opened.chat is None else ChatEncoder(opened.chat, codec),
+        generation_defaults=opened.generation_defaults,
     )
 
 

@@ -16,11 +16,12 @@ import grpc
 import grpc.aio
 from outrider.runtime.core import errors
 from outrider.runtime.core.options import check_text
+from outrider.runtime.core.validate import check_model_chat
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.served_model import Serving, describe
 from outrider.runtime.serving.status import trailing_status
 from outrider.runtime.serving.v1.generate_call import Context, GenerateCall, caller_of
-from outrider.runtime.serving.v1.wire import check_tokenize, parse
+from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -91,9 +92,14 @@ class InferenceService:
 
     async def _tokenize(self, data: bytes) -> bytes:
         request = parse(wire.TokenizeRequest, data)
-        model = self._serving.model
-        check_text("text", request.text, self._serving.limits.max_prompt_bytes)
-        check_tokenize(request, has_encoder=model.max_source > 0)
+        model, limits = self._serving.model, self._serving.limits
+        check_text("text", request.text, limits.max_prompt_bytes)
+        has_encoder = model.max_source > 0
+        check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
+        if request.HasField("chat"):
+            chat = chat_of(request.chat)
+            check_model_chat(chat, limits, model)
+            return await self._frontend.encoder.tokenize_chat(chat, model.max_context)
         return await self._frontend.encoder.tokenize(request, model.max_context)
 
     async def _get_server_info(self, data: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import DecodeError, Message
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import MAX_BRANCHING
@@ -13,10 +14,13 @@ from outrider.runtime.core.options import ALL_VALUES, check_count
 from outrider.runtime.core.params import (
     BeamAnswer,
     BeamParams,
+    ChatMessage,
+    ChatParams,
     EmittedToken,
     Finished,
     FinishReason,
     OffReason,
+    PromptToken,
     Provenance,
     SpeculationParams,
     SpeculationReport,
@@ -101,16 +105,23 @@ def check_counts(request: wire.GenerateRequest, limits: RequestLimits, model: Se
     name = "sampling.allowed_token_ids"
     check_count(name, sampling.allowed_token_ids, limits.max_allowed_token_ids)
     check_count("speculation.branching", request.speculation.branching, MAX_BRANCHING)
+    check_count("chat.messages", request.chat.messages, limits.max_messages)
     check_prefix_size("answer_prefix_tokens.ids", len(request.answer_prefix_tokens.ids), 1, model)
     check_prompt_size(len(request.tokens.ids), model)
 
 
-def check_tokenize(request: wire.TokenizeRequest, *, has_encoder: bool) -> None:
-    """Refuse options that a text to tokenise cannot have.
+def check_tokenize(request: wire.TokenizeRequest, *, has_encoder: bool, max_messages: int) -> None:
+    """Refuse options that a text to tokenise, or a chat, cannot have.
 
     Raises:
         RequestError: naming the field.
     """
+    if request.HasField("chat"):
+        check_count("chat.messages", request.chat.messages, max_messages)
+        for field, _ in request.ListFields():
+            if field.name != "chat":
+                raise RequestError(field.name, "must be left out with chat")
+        return
     for name in ("target", "source_language"):
         if getattr(request, name) and not has_encoder:
             raise UnsupportedOption(name, "needs a model with an encoder; leave it out")
@@ -137,6 +148,7 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
     return GenerateFields(
         text=given.get("text"),
         tokens=tuple(request.tokens.ids) if "tokens" in given else None,
+        chat=chat_of(request.chat) if "chat" in given else None,
         request_id=given.get("request_id", ""),
         model=given.get("model", ""),
         # A beam search draws nothing, so a missing temperature is 0.
@@ -149,10 +161,13 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
         include_stop=given.get("include_stop_str_in_output", False),
         ignore_eos=given.get("ignore_eos", False),
         num_logprobs=given.get("logprobs"),
+        num_prompt_logprobs=given.get("prompt_logprobs"),
+        echoes_prompt=given.get("echo", False),
         skip_special_tokens=given.get("skip_special_tokens", True),
         speculation=_speculation(speculation),
         beams=beams,
         options=_options(given, speculation),
+        num_samples=given.get("n", 1) if beams is None else 1,
         source_language=given.get("source_language", ""),
         target_language=given.get("target_language", ""),
         answer_prefix=given.get("answer_prefix", ""),
@@ -165,14 +180,33 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
     )
 
 
+def chat_of(chat: wire.Chat) -> ChatParams:
+    """Return a conversation as it was sent."""
+    has_wish = chat.HasField("add_generation_prompt")
+    return ChatParams(
+        messages=tuple(
+            ChatMessage(role=one.role, content=one.content, fields=one.fields_json)
+            for one in chat.messages
+        ),
+        adds_generation_prompt=chat.add_generation_prompt if has_wish else None,
+        continues_final=chat.continue_final_message,
+        tools=chat.tools_json,
+        arguments=chat.template_arguments_json,
+        template=chat.template,
+    )
+
+
 def add_tokens(
-    response: wire.GenerateResponse, tokens: Sequence[EmittedToken], has_provenance: bool
+    field: RepeatedCompositeFieldContainer[wire.Token],
+    tokens: Sequence[EmittedToken | PromptToken],
+    has_provenance: bool,
 ) -> None:
-    """Append tokens to the answer, built in place: half the time of copies."""
-    add = response.tokens.add
+    """Append tokens to a field of a response, built in place: half the time of copies."""
+    add = field.add
     for token in tokens:
         message = add(id=token.token)
         if has_provenance:
+            assert isinstance(token, EmittedToken)
             message.provenance = PROVENANCES[token.provenance]
         if token.logprobs is not None:
             message.logprob = token.logprobs.logprob

@@ -16,7 +16,7 @@ from outrider.engines.trees import path_to
 from outrider.runtime.oracle.tree_walks import without_replacement
 from outrider.runtime.oracle.verification import completed, sequence_probs
 
-from tests.engines.rows import row_for
+from tests.engines.rows import masks_at, row_for
 from tests.engines.sampling.chosen_noise import ChosenNoise, law_of
 from tests.runtime.oracle.laws import F1_DRAFT, F1_TARGET, distance, random_row_of
 
@@ -51,15 +51,15 @@ def walked(run):
         return law_of(traced_run)
 
 
-def grown(sampler, draft_row, shape, *, draft_vocab=None, **changes):
+def grown(sampler, draft_row, shape, *, draft_vocab=None, mask_of=None, **changes):
     """A judge's row of a tree drawn level by level, equal siblings one node."""
     vocab_size = len(draft_row(()))
-    tokens, parents, candidates = [], [], [[]]
+    tokens, parents, candidates, paths = [], [], [[]], [()]
     level = [(0, ())]
     for count in shape:
         following = []
         for node, path in level:
-            row = row_for(path, **changes)
+            row = row_for(path, masks=masks_at(mask_of, [path]), **changes)
             point = CandidateNode(row=row, column=0, node=node, count=count)
             logits = logits_of(draft_row(path))[None, None, :draft_vocab]
             (drawn,) = sampler.propose_children(logits, [point], vocab_size=vocab_size)
@@ -69,11 +69,13 @@ def grown(sampler, draft_row, shape, *, draft_vocab=None, **changes):
                     tokens.append(token)
                     parents.append(node)
                     candidates.append([])
+                    paths.append((*path, token))
                     children[token] = len(tokens)
                     following.append((len(tokens), (*path, token)))
                 candidates[node].append(children[token])
         level = following
     tree = {"parents": tuple(parents), "candidates": tuple(map(tuple, candidates))}
+    changes["masks"] = masks_at(mask_of, paths)
     return row_for(tokens, is_sampled_draft=True, **tree, **changes)
 
 

@@ -14,7 +14,7 @@ from outrider.engines.sampling.noise import CounterNoise, Purpose
 from outrider.engines.sampling.token_probs import TokenProbs, residual_probs, shared_weights
 from outrider.runtime.oracle.verification import emitted_probs, point_mass
 
-from tests.engines.rows import row_for
+from tests.engines.rows import masks_at, row_for
 from tests.engines.sampling.chosen_noise import ChosenNoise, FixedNoise, law_of
 from tests.runtime.oracle.laws import (
     F1_DRAFT,
@@ -50,20 +50,27 @@ def run_of(row, verdict):
     return (*row.draft_tokens[: verdict.num_accepted], verdict.next_token)
 
 
-def one_round(draft_row, target_row, gamma, *, noise=None, logits=logits_of, **changes):
+def one_round(
+    draft_row, target_row, gamma, *, noise=None, logits=logits_of, mask_of=None, **changes
+):
     """Draft gamma tokens with the sampler, judge them, and return row and verdict."""
     sampler = sampler_for(len(target_row(())), noise)
     vocab_size = len(target_row(()))
     drafted: tuple[int, ...] = ()
     for _ in range(gamma):
-        row = row_for(drafted, **changes)
+        row = row_for(drafted, masks=masks_to(drafted, mask_of), **changes)
         (token,) = sampler.propose(logits(draft_row(drafted)), [row], vocab_size=vocab_size)
         drafted = (*drafted, token)
         if hasattr(noise, "trail"):
             noise.trail.append(token)
     target = logits(*[target_row(drafted[:index]) for index in range(gamma + 1)])
+    changes["masks"] = masks_to(drafted, mask_of)
     row = row_for(drafted, is_sampled_draft=gamma > 0, **changes)
     return row, sampler.judge(target, [row])[0]
+
+
+def masks_to(drafted, mask_of):
+    return masks_at(mask_of, [drafted[:index] for index in range(len(drafted) + 1)])
 
 
 def round_law(draft_row, target_row, gamma, **changes):

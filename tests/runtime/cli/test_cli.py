@@ -14,6 +14,7 @@ from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.refusals import EXIT_REFUSED
+from outrider.runtime.core.params import sample_seed
 from outrider.runtime.drafters.text.suffix_array import Datastore
 from outrider.runtime.verify.chi_square import chi_square_tail, goodness_of_fit, homogeneity
 from typer.testing import CliRunner
@@ -66,6 +67,16 @@ async def test_serve_generate_and_sigterm(tiny_bundle: Path, tmp_path: Path):
         assert [line.split()[0] for line in headings] == ["#1", "#2"]
         scores = [float(line.split()[2]) for line in headings]
         assert scores == sorted(scores, reverse=True)
+        several = await outrider(
+            *("generate", "--address", address, "--prompt", "the quick", "--max-tokens", "5"),
+            *("--num-results", "3", "--seed", "4"),
+        )
+        out, err = await asyncio.wait_for(several.communicate(), 60)
+        assert several.returncode == 0, err.decode()
+        headings = [line.split() for line in out.decode().splitlines() if line.startswith("#")]
+        assert {line[0]: line[2] for line in headings} == {
+            f"#{index + 1}": str(sample_seed(4, index)) for index in range(3)
+        }
         refused = await outrider(
             "generate", "--address", address, "--prompt", "x", "--temperature", "9"
         )

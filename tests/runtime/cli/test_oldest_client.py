@@ -19,7 +19,7 @@ OLDEST = [one.replace(">=", "==") for one in CLIENT["dependencies"]]
 
 CALLS = """
 import asyncio, sys
-from outrider import Client, RequestRefused
+from outrider import Client, RequestRefused, SyncClient
 
 async def main(address):
     async with Client(address) as client:
@@ -32,6 +32,9 @@ async def main(address):
             print(error.reason, error.violations[0].field)
 
 asyncio.run(main(sys.argv[1]))
+with SyncClient(sys.argv[1]) as client:
+    output = client.complete("abc", max_tokens=2, temperature=0.0, logprobs=1)
+    print(output.text, output.outputs[0].finish_reason, output.outputs[0].speculation.drafter)
 """
 
 pytestmark = pytest.mark.long
@@ -68,4 +71,5 @@ async def test_the_oldest_client_streams_asks_and_reads_refusals(python: Path, s
         "12",
         "letters [0, 1, 2]",
         "INVALID_PARAMETER sampling.temperature",
+        "de length model",
     ]

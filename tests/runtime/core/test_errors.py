@@ -13,6 +13,7 @@ CASES = [
         errors.ContextTooLong("prompt", "must fit", limit=4, given=5),
         "CONTEXT_LENGTH_EXCEEDED",
     ),
+    (errors.ConstraintConflict(), "CONSTRAINT_CONFLICT"),
     (errors.UnsupportedOption("n", "must be 1"), "UNSUPPORTED_OPTION"),
     (errors.DuplicateRequestId(), "DUPLICATE_REQUEST_ID"),
     (errors.ModelNotFound(), "MODEL_NOT_FOUND"),

@@ -26,6 +26,8 @@ class Row:
     gamma: int = 3
     order: int = 0
     num_unread: int = 0
+    leader: Row | None = None
+    is_scored: bool = False
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,31 @@ def test_the_bound_of_a_chunk_counts_last_tokens() -> None:
             LIMITS, prefill_chunk=14, prefill_rows=3, max_context=20, answers_prompts=answers
         )
         assert plan_prefill(rows, bounds) == Prefill(slot=0, lengths=fed)
+
+
+SCORED = replace(LIMITS, prefill_chunk=8, prefill_rows=4, scored_chunk=6, answers_prompts=True)
+
+
+@pytest.mark.parametrize(
+    ("scored", "order", "planned"),
+    [
+        # Who is not scored joins neighbours that are not, in chunks as ever.
+        ((False, False, True), 0, Prefill(slot=0, lengths=(4, 4))),
+        ((False, True, False), 0, Prefill(slot=0, lengths=(4,))),
+        # Who is scored joins those who are, in chunks of their own.
+        ((True, False, True), 0, Prefill(slot=0, lengths=(4,))),
+        ((False, True, True), 1, Prefill(slot=1, lengths=(4,))),
+    ],
+)
+def test_prompts_that_are_scored_join_one_another_alone(
+    scored: tuple[bool, ...], order: int, planned: Prefill
+) -> None:
+    rows = [Row(4, 0, order=(slot - order) % 3, is_scored=one) for slot, one in enumerate(scored)]
+    assert plan_prefill(rows, SCORED) == planned
+    assert plan_prefill(rows, replace(SCORED, scored_chunk=8)).lengths == (
+        planned.lengths if order == 0 else (4, 4)
+    )
+    assert plan_prefill([Row(20, 0, is_scored=True)], SCORED) == Prefill(slot=0, lengths=(6,))
 
 
 def test_nothing_decodes_while_the_only_row_prefills() -> None:

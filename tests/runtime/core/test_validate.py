@@ -74,6 +74,8 @@ requests = st.builds(
     stop_token_ids=ids,
     ignore_eos=st.booleans(),
     num_logprobs=st.none() | st.integers(0, 30),
+    num_prompt_logprobs=st.none() | st.integers(0, 7),
+    echoes_prompt=st.booleans(),
     speculation=speculations,
     beams=st.none()
     | st.builds(
@@ -119,7 +121,9 @@ def test_refused_by_name_or_within_every_bound(fields):
         return
     assert is_sound_law(spec.params)
     assert spec.prompt_tokens and all(token < 50 for token in spec.prompt_tokens)
-    assert spec.max_tokens >= 1 and len(spec.prompt_tokens) + spec.max_tokens <= 100
+    assert spec.max_tokens >= 1 or spec.echoes_prompt or spec.num_prompt_logprobs is not None
+    assert spec.num_prompt_logprobs is None or 0 <= spec.num_prompt_logprobs <= 5
+    assert len(spec.prompt_tokens) + spec.max_tokens <= 100
     assert (2 in spec.params.end_token_ids) is (not fields.ignore_eos or 2 in fields.stop_token_ids)
     assert set(fields.stop_token_ids) <= set(spec.params.end_token_ids)
     assert spec.params.min_tokens <= spec.max_tokens
@@ -129,7 +133,7 @@ def test_refused_by_name_or_within_every_bound(fields):
     if spec.beams is not None:
         assert 1 <= spec.beams.num_results <= spec.beams.num_beams <= spec.num_slots
         assert abs(spec.beams.length_penalty) <= 10 and spec.params.temperature == 0
-        assert not spec.stop_strings and spec.num_logprobs is None
+        assert not spec.stop_strings and spec.num_logprobs is spec.num_prompt_logprobs is None
     banned = set(spec.params.end_token_ids) if spec.params.min_tokens else set()
     assert set(spec.params.allowed_token_ids or range(50)) - banned
 
@@ -148,6 +152,9 @@ def test_refused_by_name_or_within_every_bound(fields):
         ({"bad_words": ("x",) * 65}, "sampling.bad_words"),
         ({"seed": 2**64}, "sampling.seed"),
         ({"max_tokens": 4097}, "max_tokens"),
+        ({"max_tokens": 4097, "echoes_prompt": True}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"num_prompt_logprobs": 6}, "prompt_logprobs"),
         ({"params": SamplingParams(logit_bias=((1, 0.0),) * 301)}, "sampling.logit_bias"),
         ({"params": SamplingParams(temperature=1e-9)}, "sampling.temperature"),
         ({"params": SamplingParams(top_k=50)}, "sampling.top_k"),
@@ -169,6 +176,8 @@ def test_one_step_beyond_each_bound(change, field):
         {"stop_strings": ("é" * 128,) * 8},
         {"seed": 2**64 - 1},
         {"max_tokens": 4096},
+        {"max_tokens": 0, "echoes_prompt": True},
+        {"max_tokens": 0, "num_prompt_logprobs": 5},
         {"params": SamplingParams(temperature=0.01, top_k=49, top_p=1e-9, repetition_penalty=2.0)},
         {"params": SamplingParams(no_repeat_ngram_size=10)},
         {"speculation": SpeculationParams(lenience=0.5, mode=ExactnessMode.LENIENT)},
@@ -180,17 +189,16 @@ def test_the_bounds_themselves_are_allowed(change):
 
 def test_unsupported_options_and_other_models():
     with pytest.raises(UnsupportedOption) as caught:
-        check_fields(replace(FIELDS, options={"n": 2}), LIMITS, MODEL)
-    assert caught.value.field == "n"
+        check_fields(replace(FIELDS, options={"best_of": 2}), LIMITS, MODEL)
+    assert caught.value.field == "best_of"
     with pytest.raises(ModelNotFound):
         check_fields(replace(FIELDS, model="other"), LIMITS, MODEL)
-    check_fields(replace(FIELDS, model="m", options={"n": 1}), LIMITS, MODEL)
+    check_fields(replace(FIELDS, model="m", options={"adapter": ""}), LIMITS, MODEL)
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        {"n": 2},
         {"length_penalty": 0.5},
         {"early_stopping": True},
         {"exhaustive_search": True},
@@ -219,7 +227,7 @@ def test_beams_go_with_bans_and_with_the_draft_model():
         params=params,
         seed=3,
         stop_token_ids=(9,),
-        options={"n": 2, "length_penalty": -0.5, "early_stopping": True},
+        options={"length_penalty": -0.5, "early_stopping": True},
         speculation=SpeculationParams(drafter="model", mode=ExactnessMode.SEED_STABLE),
     )
     check_fields(fields, LIMITS, MODEL)
@@ -265,6 +273,8 @@ def test_beams_go_with_bans_and_with_the_draft_model():
         ),
         ({"stop_strings": ("a",)}, "stop"),
         ({"num_logprobs": 0}, "logprobs"),
+        ({"num_prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"echoes_prompt": True}, "echo"),
         ({"options": {"return_trace": True}}, "return_trace"),
         ({"options": {"return_provenance": True}}, "return_provenance"),
         ({"speculation": SpeculationParams(mode=ExactnessMode.LENIENT)}, "speculation.mode"),

@@ -208,6 +208,51 @@ def test_prompts_fed_together_leave_every_answer_as_it_is_alone(
     assert calls == [1, 1, 3]
 
 
+@pytest.mark.parametrize("is_beside", [False, True])
+@pytest.mark.parametrize("place", [HOST, DEVICE])
+def test_completions_of_one_prompt_are_those_of_their_own_seeds(
+    pairs: dict[str, Pair],
+    bundle: Bundle,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_beside: bool,
+) -> None:
+    """On the device, beside a stream: fed behind rounds, and copied when the round has gone well."""
+    harness = PairHarness.over(pairs[place], bundle, max_running=4, prefill_chunk=CHUNK)
+    asked = request("group", 50, max_tokens=9, num_logprobs=1, drafter="none")
+    specs = replace(asked, num_samples=3).samples()
+    if is_beside:
+        harness.submit(request("stream", 12))
+        harness.worker.run_step()
+    copies: list[tuple[int, ...]] = []
+    move_slot = harness.pair.target.move_slot
+
+    def noting(source: int, destination: int, length: int) -> None:
+        copies.append((source, destination, length))
+        move_slot(source, destination, length)
+
+    monkeypatch.setattr(harness.pair.target, "move_slot", noting)
+    told: list[list[Event]] = [[] for _ in specs]
+    harness.worker.submit_group(specs, [events.append for events in told])
+    while not all(told):
+        harness.worker.run_step()
+    leader, length = int(is_beside), 49 if place == DEVICE else 50
+    assert copies == [(leader, leader + index, length) for index in (1, 2)]
+    harness.run()
+    for one, events in zip(specs, told, strict=True):
+        alone = replace(one, internal_id="alone", request_id="alone")
+        harness.answers([alone])
+        expected = [token for event in harness.events["alone"][:-1] for token in event.tokens]
+        found = [token for event in events[:-1] for token in event.tokens]
+        assert [token.token for token in found] == [token.token for token in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            # The host promises the bits.
+            error = 0.0 if place == HOST else 1e-5
+            assert abs(ours.logprobs.logprob - theirs.logprobs.logprob) <= error
+    assert harness.worker.snapshot().num_free_slots == 4
+
+
 def submitting(device: PairHarness, following: RequestSpec) -> Callable[[Event], None]:
     """A receiver that asks for more when it hears its first tokens: while the device runs."""
     heard: list[Event] = []

@@ -25,8 +25,21 @@ from outrider.engines.pair import DEVICE, HOST, choose_place, open_together
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.core.params import Failed, RequestSpec, SpeculationParams
-from outrider.runtime.loop.device_step import BLOCKS, DRAFT_FAILED, HOST_SERVES
+from outrider.runtime.core.params import (
+    Failed,
+    GrammarKind,
+    GrammarParams,
+    RequestSpec,
+    SpeculationParams,
+)
+from outrider.runtime.core.request import Request, Speculation
+from outrider.runtime.loop.device_step import (
+    BLOCKS,
+    DRAFT_FAILED,
+    GRAMMARS,
+    HOST_SERVES,
+    host_fallback_reason,
+)
 from outrider.runtime.oracle.sampling import adjusted_probs
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.verify.chi_square import goodness_of_fit
@@ -34,7 +47,7 @@ from outrider.runtime.verify.chi_square import goodness_of_fit
 from tests.engines.contract import extend_one
 from tests.engines.device.strict_device import StrictDevice
 from tests.runtime.markov import feed_all_but_last_tokens, spec
-from tests.runtime.pair import PairHarness
+from tests.runtime.pair import PairHarness, SilentDecoder
 
 STABLE, MAX_ACCEPT = ExactnessMode.SEED_STABLE, ExactnessMode.MAX_ACCEPT
 GENERATOR = np.random.default_rng(0)
@@ -151,6 +164,24 @@ def test_processors_and_logprobs_are_those_of_the_host(
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+
+
+def test_tokens_are_masked_on_the_host(device: PairHarness) -> None:
+    """Those of a request with a grammar, once it decodes."""
+    parts = device.worker._parts
+    reasons = []
+    for grammar in (GrammarParams(kind=GrammarKind.REGEX, text="a"), None):
+        request = Request(
+            spec("form", PROMPTS[0], grammar=grammar),
+            speculation=Speculation(drafter="model", gamma=3, off_reason=None),
+            max_context=32,
+            decoder=SilentDecoder(),
+            submitted_at=0.0,
+        )
+        for gamma in (0, 3, None):
+            asked = parts.rounds, parts.drafters, [request], [gamma], parts.rules
+            reasons.append(host_fallback_reason(*asked))
+    assert reasons == [GRAMMARS, GRAMMARS, "", "", "", ""]
 
 
 def test_repeated_ngrams_are_looked_for_on_the_host(host: PairHarness, device: PairHarness) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.reference import token_slots
-from outrider.runtime.core import request, scheduler
+from outrider.runtime.core import params, request, scheduler
 from outrider.runtime.core.params import FinishReason
 from outrider.runtime.drafters.model import model
 from outrider.runtime.loop import prefill as prompts
 from outrider.runtime.loop import step
 
 import tests.runtime.drafters.model.test_model as model_tests
+import tests.runtime.loop.samples.test_requests as sample_tests
 import tests.runtime.loop.test_first_tokens as first_token_tests
 import tests.runtime.loop.test_step as step_tests
 from tests.mutants import assert_caught, put_in
@@ -59,6 +60,20 @@ KILLERS |= {
         first_token_tests.test_an_answer_costs_a_call_per_chunk_and_one_per_token_behind_the_first(
             4, 6
         )
+    ),
+}
+
+KILLERS |= {
+    "samples_asked_alone": lambda: sample_tests.test_each_is_the_answer_of_its_own_seed_asked_alone(
+        "sampled", 15, "model", False
+    ),
+    "samples_asked_alone_late": (
+        sample_tests.test_a_prompt_is_copied_to_the_draft_no_sooner_than_it_would_be_fed
+    ),
+    "samples_read_once": lambda: sample_tests.test_both_models_read_the_prompt_once(4, 16, True),
+    "samples_that_are_left": lambda: sample_tests.test_those_that_are_left_go_on((0,), 2),
+    "samples_of_a_failing_step": lambda: (
+        sample_tests.test_a_failing_step_behind_a_read_spares_the_group(0)
     ),
 }
 
@@ -183,6 +198,60 @@ MUTANTS = {
         "in (State.READING, State.PREFILLING)\n        self.num_computed = 0",
         "in (State.READING, State.PREFILLING)",
         "a_failing_verification_spares",
+    ),
+    "only a leader is judged": (
+        prompts,
+        "(leader, *leader.followers)",
+        "(leader,)",
+        "samples_asked_alone",
+    ),
+    "a copy lacks the last token": (
+        prompts,
+        "move_slot(leader.slot, follower.slot, end)",
+        "move_slot(leader.slot, follower.slot, end - 1)",
+        "samples_asked_alone",
+    ),
+    "all completions have one seed": (
+        params,
+        "seed=sample_seed(self.seed, index)",
+        "seed=self.seed",
+        "samples_asked_alone",
+    ),
+    "who waits is fed": (
+        scheduler,
+        "        and row.leader is None\n        and (missing",
+        "        and (missing",
+        "samples_read_once",
+    ),
+    "a draft's prompt is fed to each": (
+        model,
+        "and computed[slot] < live[slot].sampling.num_prompt",
+        "and False",
+        "samples_read_once",
+    ),
+    "a draft's copy has tokens of another completion": (
+        model,
+        "min(computed[leader], row.sampling.num_prompt)",
+        "computed[leader]",
+        "samples_asked_alone",
+    ),
+    "a draft's copy comes before a row's own time": (
+        model,
+        "if not row.is_adaptive:",
+        "if False:",
+        "samples_asked_alone_late",
+    ),
+    "nobody reads for those that are left": (
+        request,
+        "heir.lead(others)",
+        "self.lead(others)",
+        "samples_that_are_left",
+    ),
+    "who waits does not decode with its leader": (
+        scheduler,
+        "gamma if row.leader is None else gammas[rows.index(row.leader)]",
+        "gamma",
+        "samples_of_a_failing_step",
     ),
 }
 

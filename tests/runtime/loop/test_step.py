@@ -10,7 +10,7 @@ import pytest
 from outrider.engines.base import EngineLimits
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, Verdict
-from outrider.runtime.core.errors import RequestFailed
+from outrider.runtime.core.errors import ConstraintConflict, RequestFailed
 from outrider.runtime.core.params import Failed, FinishReason, Progressed
 from outrider.runtime.gamma.costs import CostTable
 
@@ -245,6 +245,17 @@ def test_logits_that_are_not_finite_fail_their_request_alone(
     harness.submit("good", (1, 2), drafter="model", gamma=3)
     harness.run()
     assert harness.error("bad").reason == "ENGINE_FAILED"
+    assert harness.finished("good").num_output == 12
+    harness.check_is_idle()
+
+
+def test_a_request_whose_constraints_leave_no_token_is_told_so_and_ends_alone() -> None:
+    harness = Harness("F3")
+    bans = SamplingParams(allowed_token_ids=(4, 5), bad_words=((4,), (5,)))
+    harness.submit("bad", (1, 2), drafter="model", gamma=3, params=bans)
+    harness.submit("good", (1, 2), drafter="model", gamma=3)
+    harness.run()
+    assert isinstance(harness.error("bad"), ConstraintConflict)
     assert harness.finished("good").num_output == 12
     harness.check_is_idle()
 

@@ -16,11 +16,13 @@ from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.params import SpeculationReport
 from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
+from outrider.runtime.offline.advice import recommendation
 from outrider.runtime.offline.figures import FIGURES
 from outrider.runtime.offline.options import AnalysisOptions
 from outrider.runtime.offline.prompts import own_prompts, read_prompts
+from outrider.runtime.offline.results import Analysis, SpeedRow
 from outrider.runtime.offline.rig import RigOptions, open_rig
-from outrider.runtime.offline.speed import Measured, num_trials
+from outrider.runtime.offline.speed import Measured, median_interval, num_trials
 from outrider.runtime.offline.step_costs import StepCosts
 from outrider.runtime.oracle.analysis import optimal_gamma, walltime_factor
 from typer.testing import CliRunner
@@ -43,7 +45,11 @@ def analysed(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         ],
     )
     assert result.exit_code == 0, result.output
-    assert result.output.strip().endswith("index.html")
+    page, advice = result.stdout.strip().splitlines()
+    assert page.endswith("index.html") and "Recommended: outrider serve tiny --drafter" in advice
+    # Off a terminal every phase says how far it is.
+    for phase in ("texts at temperature 0", "speed at temperature 1"):
+        assert re.search(rf"^outrider: {phase}: (\d+) of \1$", result.stderr, re.M)
     return folder / "out"
 
 
@@ -103,6 +109,7 @@ def test_the_page_has_everything_in_itself(analysed: Path, found: dict):
     page = (analysed / "index.html").read_text()
     assert not re.search(r"https?://|src=\"(?!data:)|href=", page)
     assert page.count("data:image/png;base64,") == len(FIGURES)
+    assert "<h2>Recommendation</h2>" in page and "Recommended: outrider serve" in page
     for name in FIGURES:
         assert (analysed / f"{name}.png").read_bytes().startswith(PNG)
     tables = [table.count("<tr>") - 1 for table in re.findall(r"<table>.*?</table>", page, re.S)]
@@ -206,6 +213,68 @@ def test_a_speed_up_is_the_median_of_paired_rounds():
         tokens_per_s=6.0, rounds=(6.0, 6.0, 15.0), alpha_hat=None, tokens_per_step=1, operations=1
     )
     assert fast.over(plain) == 1.5
+    assert fast.interval_over(plain) is None
+
+
+@pytest.mark.parametrize(
+    ("num_values", "num_beyond"), [(5, None), (6, 0), (8, 0), (9, 1), (12, 2), (25, 7)]
+)
+def test_an_interval_holds_the_median_with_its_confidence(num_values: int, num_beyond: int | None):
+    """Counts of the binomial table: so many values beyond each end, and one more would be too many."""
+    values = [float(number) for number in range(num_values)]
+    expected = (
+        None if num_beyond is None else (values[num_beyond], values[num_values - 1 - num_beyond])
+    )
+    assert median_interval(values[::-1]) == expected
+
+
+def speed_row(drafter: str, speedup: float, temperature: float = 0.0, **fields: object) -> SpeedRow:
+    return SpeedRow(
+        **{
+            "drafter": drafter, "temperature": temperature, "gamma": 4, "alpha": 0.78, "draft_cost": 0.05,
+            "verify_cost": 1.3, "predicted": None, "best_gamma": None, "alpha_hat": None, "tokens_per_step": 2.0,
+            "operations": 2.0, "tokens_per_s": 100.0 * speedup, "speedup": speedup, **fields,
+        }
+    )  # fmt: skip
+
+
+def analysis_of(*rows: SpeedRow) -> Analysis:
+    return Analysis(
+        bundle="b", device="cpu", weights="float32", num_prompts=7, max_tokens=9, batch=1, rounds=3,
+        seconds="wall", alphas=(), costs=(), speeds=rows, plain_tokens_per_s={}, traces=(),
+    )  # fmt: skip
+
+
+def test_a_recommendation_names_the_drafter_what_it_gains_and_why():
+    advice = recommendation(
+        analysis_of(
+            speed_row("model", 1.5, interval=(1.4, 1.6)),
+            speed_row("model", 1.2, gamma=1),
+            speed_row("model", 1.44, 1.0, gamma=1, alpha=None),
+            speed_row("lookup", 1.6),
+            speed_row("lookup", 0.9, 1.0),
+        )
+    )
+    assert advice == (
+        "At temperature 0 the fastest is lookup with 4 draft tokens: 1.60 times plain decoding. There the target "
+        "keeps 78 % of the drafts, a draft token costs 0.05 plain steps, and a pass over 5 tokens 1.30. "
+        "At temperature 1 the fastest is model with 1 draft token: 1.44 times plain decoding. There a draft token "
+        "costs 0.05 plain steps, and a pass over 2 tokens 1.30. "
+        "Recommended: outrider serve b --drafter model, 1.47 times plain decoding over these temperatures (geometric "
+        "mean). The server chooses each step's draft tokens by itself. "
+        "Measured over 7 prompts in rounds of every setting: 3, at batch 1. Differences of a few percent may be "
+        "chance. outrider tune compares settings until they are apart and writes its choice into the bundle."
+    )
+
+
+def test_where_nothing_gains_plain_decoding_is_recommended():
+    advice = recommendation(analysis_of(speed_row("model", 0.8, interval=(0.7, 0.9))))
+    assert (
+        "nothing is faster than plain decoding; model with 4 draft tokens comes closest: 0.80 times plain decoding "
+        "(0.70 to 0.90)" in advice
+    )
+    assert "Recommended: outrider serve b --drafter none." in advice
+    assert "chance" not in advice
 
 
 def test_trials_are_first_tokens_and_those_behind_an_accepted_one():

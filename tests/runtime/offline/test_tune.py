@@ -20,9 +20,17 @@ from outrider.runtime.cli.main import app
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.params import SpeculationParams
-from outrider.runtime.offline.search import Trial, choose, keep_best, search_drafter
-from outrider.runtime.offline.speed import Measured
-from outrider.runtime.offline.tuning import write_serving_defaults
+from outrider.runtime.offline.pages.tuning_page import describe
+from outrider.runtime.offline.search import (
+    PLAIN_TRIAL,
+    Trial,
+    contest,
+    keep_best,
+    search_drafter,
+    serving_defaults,
+)
+from outrider.runtime.offline.speed import Interval, Measured
+from outrider.runtime.offline.tuning import Tuning, write_serving_defaults
 from outrider.runtime.serving.opening import ServeOptions, open_serving, with_bundle_defaults
 from typer.testing import CliRunner
 
@@ -49,10 +57,11 @@ def run_tune(bundle: Path, costs: Path, *options: str) -> str:
     command = ["tune", str(bundle), "--prompts", str(prompts), *fixed, *options]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
-def test_the_search_is_written_down_and_its_choice_is_served(bundle: Path, costs: Path):
+def test_the_search_is_written_down_and_of_one_round_nothing_comes(bundle: Path, costs: Path):
+    before = (bundle / "manifest.json").read_bytes()
     output = run_tune(
         bundle,
         costs,
@@ -74,41 +83,112 @@ def test_the_search_is_written_down_and_its_choice_is_served(bundle: Path, costs
         *(("ouroboros", "window", kept, width, None, 3) for width in (0, 3)),
         *(("ouroboros", "phrase_length", kept, window, length, 3) for length in (2, 3)),
     ]
-    choice = tuning["choice"]
-    trials = [Trial(**trial) for trial in tuning["trials"]]
-    assert ServingDefaults(**choice) == choose(trials, choice["source"])
-    assert load_bundle(bundle).manifest.serving == ServingDefaults(**choice)
-    assert output.strip().startswith(f"drafter {choice['drafter']}")
-    assert "now the serving defaults" in output
-    page = (bundle.parent / "out" / "index.html").read_text()
-    assert page.count("<tr>") == 1 + len(trials) and "data:image/png;base64," in page
-
-
-def test_a_dry_run_leaves_the_bundle_alone(bundle: Path, costs: Path):
-    before = (bundle / "manifest.json").read_bytes()
-    output = run_tune(
-        bundle, costs, *("--drafters", "lookup", "--gammas", "1"), "--quick", "--dry-run"
-    )
-    assert "serving defaults" not in output
+    assert tuning["choice"] is None
     assert (bundle / "manifest.json").read_bytes() == before
+    assert output.startswith("undecided: 1 rounds are too few for intervals\nNothing is written")
+    page = (bundle.parent / "out" / "index.html").read_text()
+    assert page.count("<tr>") == 1 + len(tried) and "data:image/png;base64," in page
 
 
-def trial(drafter: str, speedup: float, *, gamma: int | None = 2, is_kept: bool = True) -> Trial:
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_a_decided_search_is_written_unless_it_is_dry(
+    bundle: Path, costs: Path, is_dry: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Ten rounds in which drafting took twice as long: times are not the machine's here."""
+
+    def scripted(rig, prompts, settings, options, **_: object):
+        assert options.rounds == 10
+        return measured(*[1.0] * 10), [measured(*[0.5] * 10) for _ in settings]
+
+    monkeypatch.setattr("outrider.runtime.offline.tuning.measure_settings", scripted)
+    before = (bundle / "manifest.json").read_bytes()
+    options = ("--drafters", "lookup", "--gammas", "1", "--rounds", "10")
+    output = run_tune(bundle, costs, *options, *(["--dry-run"] if is_dry else []))
+    assert output.startswith(
+        "plain decoding; the next: drafter lookup, gamma auto, 0.50 (0.50 to 0.50)"
+    )
+    assert ("Written: the serving defaults" in output) is not is_dry
+    assert ((bundle / "manifest.json").read_bytes() == before) is is_dry
+    if not is_dry:
+        serving = load_bundle(bundle).manifest.serving
+        assert serving is not None and (serving.drafter, serving.gamma) == ("none", None)
+
+
+def trial(
+    drafter: str,
+    speedup: float,
+    *,
+    gamma: int | None = 2,
+    is_kept: bool = True,
+    interval: Interval | None = None,
+) -> Trial:
     return Trial(
         drafter=drafter, stage="gamma", gamma=gamma, phrase_length=None, num_phrases=None, window=None,
         tokens_per_s=100.0 * speedup, speedup=speedup, alpha_hat=0.5, tokens_per_step=1.5,
-        is_kept=is_kept,
+        interval=interval or (speedup - 0.04, speedup + 0.04), is_kept=is_kept,
     )  # fmt: skip
 
 
-def test_the_fastest_kept_setting_is_chosen_and_none_where_none_is_faster():
+def test_the_fastest_kept_setting_wins_and_plain_decoding_where_none_is_faster():
     trials = [trial("model", 9.0, is_kept=False), trial("model", 1.5), trial("lookup", 1.6)]
-    assert choose(trials, "x") == ServingDefaults(drafter="lookup", gamma=2, source="x")
+    found = contest(trials)
+    assert (found.winner, found.rival, found.is_decided) == (trials[2], trials[1], True)
+    defaults = ServingDefaults(drafter="lookup", gamma=2, source="x")
+    assert serving_defaults(found.winner, "x") == defaults
+    slow = trial("model", 0.9)
+    found = contest([slow])
+    assert (found.winner, found.rival, found.is_decided) == (PLAIN_TRIAL, slow, True)
     nothing = ServingDefaults(drafter="none", gamma=None, source="x")
-    assert choose([trial("model", 1.0)], "x") == choose([], "x") == nothing
+    assert serving_defaults(found.winner, "x") == nothing
     # The last stage of a drafter counts, even if an earlier one was luckier.
     last = replace(trial("model", 1.2, gamma=4), stage="phrase_length", phrase_length=2)
-    assert choose([trial("model", 1.9), last], "x").phrase_length == 2
+    assert contest([trial("model", 1.9), last]).winner is last
+
+
+@pytest.mark.parametrize(
+    ("trials", "rival"),
+    [
+        ([trial("model", 1.5), trial("lookup", 1.43)], "lookup"),
+        ([trial("model", 1.03)], "none"),
+        ([trial("model", 0.97)], "model"),
+        # Not the next by its median, but it may be as fast.
+        ([trial("model", 1.5), trial("lookup", 1.4), trial("suffix", 1.3, interval=(1.0, 1.6))], "suffix"),
+    ],
+)  # fmt: skip
+def test_a_search_is_undecided_where_intervals_meet(trials: list[Trial], rival: str):
+    found = contest(trials)
+    assert not found.is_decided
+    assert found.rival is not None and found.rival.drafter == rival
+
+
+def test_without_intervals_nothing_is_decided():
+    assert not contest([replace(trial("model", 9.0), interval=None)]).is_decided
+    slower = replace(trial("lookup", 1.1), interval=None)
+    assert not contest([trial("model", 9.0), slower]).is_decided
+
+
+@pytest.mark.parametrize(
+    ("trials", "words"),
+    [
+        (
+            [trial("model", 1.5, gamma=None), trial("lookup", 1.2)],
+            "drafter model, gamma auto, 1.50 (1.46 to 1.54) times plain decoding; the next: drafter lookup, gamma 2, "
+            "1.20 (1.16 to 1.24) times plain decoding",
+        ),
+        (
+            [trial("model", 1.02)],
+            "undecided: drafter model, gamma 2, 1.02 (0.98 to 1.06) times plain decoding is not apart from plain "
+            "decoding",
+        ),
+        ([replace(trial("model", 2.0), interval=None)], "undecided: 3 rounds are too few for intervals"),
+    ],
+)  # fmt: skip
+def test_what_came_of_a_search_is_said_in_words(trials: list[Trial], words: str):
+    tuning = Tuning(
+        bundle="b", device="cpu", num_prompts=1, max_tokens=2, batch=1, rounds=3, temperature=0.0,
+        trials=tuple(trials), contest=contest(trials), choice=None, source="x",
+    )  # fmt: skip
+    assert describe(tuning) == words
 
 
 @pytest.mark.parametrize(
@@ -127,8 +207,17 @@ def test_a_tuned_window_is_the_drafters_own(drafter: str, settings: dict[str, in
 @pytest.mark.parametrize(("fixed", "kept"), [(1.519, None), (1.56, 4), (1.2, None)])
 def test_a_fixed_gamma_must_clearly_beat_the_adaptive_one(fixed: float, kept: int | None):
     tried = [trial("model", fixed, gamma=4), trial("model", 1.5, gamma=None)]
-    found = [one for one in keep_best(tried) if one.is_kept]
+    found = [one for one in keep_best(tried, [measured(fixed), measured(1.5)]) if one.is_kept]
     assert [one.gamma for one in found] == [kept]
+
+
+@pytest.mark.parametrize(("unlucky", "kept"), [(1, 4), (2, None)])
+def test_a_fixed_gamma_must_be_faster_in_its_whole_interval(unlucky: int, kept: int | None):
+    """Of nine rounds one may say otherwise."""
+    tried = [trial("model", 1.6, gamma=4), trial("model", 1.5, gamma=None)]
+    rates = [1.6] * (9 - unlucky) + [1.4] * unlucky
+    found = keep_best(tried, [measured(*rates), measured(*[1.5] * 9)])
+    assert [one.gamma for one in found if one.is_kept] == [kept]
 
 
 def test_the_search_descends_one_coordinate_after_the_other():
@@ -146,9 +235,9 @@ def test_the_search_descends_one_coordinate_after_the_other():
     assert len(asked) == 3
 
 
-def measured(rate: float) -> Measured:
+def measured(*rates: float) -> Measured:
     return Measured(
-        tokens_per_s=rate, rounds=(rate,), alpha_hat=None, tokens_per_step=1.0, operations=1.0
+        tokens_per_s=rates[0], rounds=rates, alpha_hat=None, tokens_per_step=1.0, operations=1.0
     )
 
 

@@ -28,8 +28,8 @@ def adjusted_row(logits, law):
     return row
 
 
-def fast_probs(logits, law, history, num_prompt):
-    processed = process_logits(np.asarray(logits, dtype=np.float32), law, history, num_prompt)
+def fast_probs(logits, law, history, num_prompt, mask=None):
+    processed = process_logits(np.asarray(logits, dtype=np.float32), law, history, num_prompt, mask)
     if law.is_greedy:
         probs = np.zeros(len(processed))
         probs[greatest_token(processed)] = 1.0
@@ -270,9 +270,9 @@ def laws(draw):
     )
 
 
-def is_near_a_cut(logits, law, history, num_prompt):
+def is_near_a_cut(logits, law, history, num_prompt, mask):
     """Whether float64 and float32 may rightly disagree on which tokens survive."""
-    scores = sorted(processed_scores(logits, law, history, num_prompt), reverse=True)
+    scores = sorted(processed_scores(logits, law, history, num_prompt, mask), reverse=True)
     gaps = [a - b for a, b in pairwise(scores) if a > b > -np.inf]
     if any(gap < 1e-9 for gap in gaps):
         return True
@@ -292,16 +292,18 @@ def is_near_a_cut(logits, law, history, num_prompt):
     law=laws(),
     history=st.lists(TOKEN, max_size=6),
     num_prompt=st.integers(0, 3),
+    bits=st.one_of(st.none(), st.integers(0, 127)),
 )
-def test_fast_rows_agree_with_the_oracle_for_any_law(logits, law, history, num_prompt):
+def test_fast_rows_agree_with_the_oracle_for_any_law(logits, law, history, num_prompt, bits):
     tokens = np.array(history, dtype=np.int64)
     num_prompt = min(num_prompt, len(history))
+    mask = None if bits is None else np.array([bits], dtype=np.int32)
     row = np.array(logits, dtype=np.float32)
     try:
-        slow = adjusted_probs(row, law, tokens, num_prompt)
+        slow = adjusted_probs(row, law, tokens, num_prompt, mask)
     except ValueError:
-        processed = process_logits(row, law, tokens, num_prompt)
+        processed = process_logits(row, law, tokens, num_prompt, mask)
         assert not np.isfinite(row.max()) or greatest_token(processed) is None
         return
-    assume(not is_near_a_cut(row, law, tokens, num_prompt))
-    assert fast_probs(row, law, tokens, num_prompt) == pytest.approx(slow, abs=MAX_ERROR)
+    assume(not is_near_a_cut(row, law, tokens, num_prompt, mask))
+    assert fast_probs(row, law, tokens, num_prompt, mask) == pytest.approx(slow, abs=MAX_ERROR)

@@ -135,6 +135,26 @@ def test_of_prompts_that_arrive_together_one_is_fed_and_the_others_find_it() -> 
     assert one.target.num_fed == 40 + 4 * (2 + 2)
 
 
+@pytest.mark.parametrize("chunk", [4, 16])
+def test_completions_of_one_prompt_are_the_same_behind_a_hit(chunk: int) -> None:
+    plain, keeping = harness(0, prefill_chunk=chunk), harness(prefill_chunk=chunk)
+    for length in range(20, 36):
+        told = []
+        for one in (plain, keeping):
+            name, laws = f"g{length}", LAWS["max_accept"]
+            ask(one, f"first {length}", TEXT[:length], max_tokens=1)
+            one.submit_group(name, TEXT[:length], 3, max_tokens=9, cache_scope="us", **laws)
+            one.run()
+            one.check_is_idle()
+            names = [other for other in one.events if other.startswith(name)]
+            assert len(names) == 3
+            told.append([one.tokens(other) for other in names])
+            found = {num_cached(one, other) for other in names}
+        assert told[0] == told[1]
+        assert len(found) == 1
+        assert length - 1 - chunk <= found.pop() <= length - 2
+
+
 def test_scopes_share_nothing() -> None:
     one = harness()
     ask(one, "ours", TEXT[:40])
@@ -286,7 +306,7 @@ def test_a_prompt_keeps_its_way_to_the_first_token(chunk: int) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("        if needs_way:\n            length", "        if False:\n            length"),
+        ("        if needs_way or request.followers:", "        if False:"),
         ("and request.gamma > 0 and not needs_way", "and request.gamma > 0"),
         ("request.tokens[: request.num_known - 1]", "request.tokens[: request.num_known - 2]"),
         ("scope = (index, request.spec.cache_scope)", "scope = (0, 'us')"),

@@ -71,7 +71,16 @@ class Isolated:
 
 async def answer(client: Client, **options: object) -> list[int]:
     stream = client.generate("def", **{"max_tokens": TOKENS, "seed": 5, **options})
-    return [token.id async for response in stream for token in response.tokens]
+    responses = sorted([response async for response in stream], key=lambda one: one.index)
+    return [token.id for response in responses for token in response.tokens]
+
+
+async def scored(client: Client) -> list[str]:
+    """An echoed prompt with its log-probabilities, and no answer."""
+    stream = client.generate("def main", prompt_logprobs=2, echo=True, max_tokens=0)
+    said = [response async for response in stream]
+    assert said[0].prompt[-1].HasField("logprob") and said[0].text == "def main"
+    return [f"{response.text} {response.prompt}" for response in said]
 
 
 @asynccontextmanager
@@ -112,12 +121,14 @@ async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
         {"temperature": 1.0, "speculation": {"drafter": "phrases"}},
         {"num_beams": 2, "temperature": 0.0, "max_tokens": 8},
         {"logprobs": 2, "stop": ["e"]},
+        {"n": 3, "max_tokens": 8},
     ]
     async with served(Server(open_serving(tiny_bundle, OPTIONS))) as client:
         assert [await answer(isolated.client, **one) for one in calls] == [
             await answer(client, **one) for one in calls
         ]
         assert str(await isolated.client.info()) == str(await client.info())
+        assert await scored(isolated.client) == await scored(client)
     stream = await isolated.begun("def", request_id="long")
     aborted = asyncio.ensure_future(isolated.client.abort("long"))
     while not any(one.cancelled for one in isolated.worker._unfinished.values()):

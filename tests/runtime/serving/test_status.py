@@ -100,7 +100,8 @@ async def test_bad_fields_are_named_without_their_value(start, options, field):
 @pytest.mark.parametrize(
     ("prompt", "options", "code", "reason"),
     [
-        ("a", {"n": 2}, grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_OPTION"),
+        ("a", {"n": 5}, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_PARAMETER"),
+        ("a", {"best_of": 2}, grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_OPTION"),
         ("a", {"length_penalty": 2.0}, grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_OPTION"),
         ("a", {"num_beams": 5}, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_PARAMETER"),
         (

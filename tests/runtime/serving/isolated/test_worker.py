@@ -29,8 +29,9 @@ from outrider.runtime.core.errors import (
     Overloaded,
     ServingError,
 )
-from outrider.runtime.core.params import Event, Failed, Progressed
+from outrider.runtime.core.params import Event, Failed, Finished, Progressed
 from outrider.runtime.core.validate import RequestLimits, ServedModel
+from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.isolated import child
 from outrider.runtime.serving.isolated.child import PipedWorker
@@ -67,13 +68,16 @@ FINISHED = HARNESS.finished("a")
 PROGRESSED = next(event for event in HARNESS.events["a"] if isinstance(event, Progressed))
 
 
+CONFIG = ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0)
+
+
 def opened(tokenizer: bytes = b"") -> Opened:
     """What a child says whose engine has one slot."""
     return Opened(
         model=ServedModel(
             name="m", vocab_size=3, max_context=9, max_gamma=1, eos_token_ids=(), drafters=("none",)
         ),
-        config=ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0),
+        config=CONFIG,
         limits=RequestLimits(),
         defaults=NO_DEFAULTS,
         tokenizer=tokenizer,
@@ -283,6 +287,70 @@ def test_what_hinders_opening_is_said_as_in_one_process(
     assert getattr(raised.value, "name", None) == getattr(error, "name", None)
 
 
+def submit_group(worker: IsolatedWorker, answers: Answers, name: str) -> None:
+    specs = spec(name, num_samples=2).samples()
+    worker.submit_group(specs, [answers.of(f"{name}.{one.sample}") for one in specs])
+
+
+def test_a_group_is_given_to_the_next_engine_as_one(
+    worker: IsolatedWorker, scripts: Scripts, answers: Answers
+) -> None:
+    first = scripts.next()
+    submit(worker, answers, "a")
+    submit_group(worker, answers, "g")
+    submit_group(worker, answers, "h")
+    worker.cancel("internal-h", Cancelled("abort"))
+    sent = [[one.internal_id for one in first.until(Submit).specs] for _ in range(3)]
+    assert sent == [
+        ["internal-a"],
+        ["internal-g", "internal-g.1"],
+        ["internal-h", "internal-h.1"],
+    ]
+    first.kill()
+    assert answers.error("h.0").reason == "ABORTED_BY_RPC"
+    second = scripts.next()
+    sent = [[one.internal_id for one in second.until(Submit).specs] for _ in range(3)]
+    assert sent == [["internal-a"], ["internal-g", "internal-g.1"], ["internal-h.1"]]
+    for name in ("g", "g.1"):
+        second.tell(Declined(f"internal-{name}", Draining()))
+    assert [answers.error(name).reason for name in ("g.0", "g.1")] == ["DRAINING"] * 2
+
+
+def test_a_queue_of_groups_is_full_when_the_engines_is(
+    worker: IsolatedWorker, answers: Answers
+) -> None:
+    """The engine has one slot, and its queue counts a group as one request."""
+    submit(worker, answers, "runs")
+    for number in range(CONFIG.max_queued - 1):
+        submit_group(worker, answers, f"g{number}")
+    worker.check_room(1, 1)
+    submit_group(worker, answers, "last")
+    with pytest.raises(Overloaded):
+        worker.check_room(1, 1)
+
+
+def test_a_child_queues_a_group_or_declines_all_of_it() -> None:
+    ours, theirs = Pipe()
+    with ours, theirs:
+        piped = PipedWorker(theirs)
+        piped._worker = Harness("F3", max_batch=2).worker
+        piped._worker.after_step(piped._tell)
+        piped._submit(spec("g", num_samples=2, max_tokens=1).samples())
+        piped._submit(spec("wide", num_samples=3).samples())
+        while piped._worker.run_step():
+            pass
+        declined = [ours.recv() for _ in range(3)]
+        assert [one.internal_id for one in declined] == [
+            "internal-wide",
+            "internal-wide.1",
+            "internal-wide.2",
+        ]
+        told = []
+        while ours.poll(0.0):
+            told += [(name, type(event)) for name, event in ours.recv().events]
+        assert told.count(("internal-g", Finished)) == told.count(("internal-g.1", Finished)) == 1
+
+
 def test_a_cancelled_request_is_not_given_to_another_engine(
     worker: IsolatedWorker, scripts: Scripts, answers: Answers
 ) -> None:
@@ -293,7 +361,7 @@ def test_a_cancelled_request_is_not_given_to_another_engine(
     first.kill()
     assert answers.error("a").reason == "ABORTED_BY_RPC"
     second = scripts.next()
-    assert second.until(Submit).spec.request_id == "b"
+    assert second.until(Submit).specs[0].request_id == "b"
     second.tell(StepEvents([("internal-b", FINISHED)], None, True))
     assert answers.next() == ("b", FINISHED)
 
@@ -466,3 +534,19 @@ def test_an_engine_that_ends_during_a_drain_is_not_replaced(
     assert isinstance(answers.error("a"), EngineRestart)
     assert worker.stop(0.0)
     assert len(scripts.all) == 1 and not worker.pulse.has_died
+
+
+def test_an_engine_with_chat_templates_brings_them(scripts: Scripts, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    files = ChatFiles(templates={"default": "{{ x }}"}, special_tokens={}, control_tokens=())
+    scripts.answer = replace(
+        opened((tmp_path / "tokenizer.json").read_bytes()),
+        chat=files,
+        generation_defaults={"top_p": 0.5},
+    )
+    serving = open_isolated(Path("bundle"), ServeOptions())
+    info = describe(serving)
+    assert info.chat.templates == ["default"]
+    assert info.generation_defaults_json == '{"top_p": 0.5}'
+    assert not info.applies_generation_defaults
+    assert serving.worker.stop(0.0)

@@ -23,7 +23,8 @@ from tests.conftest import write_tokenizer
 from tests.engines.bundle.test_text2text import ENTRY, TEXTS, manifest
 
 MODEL = ServedModel(
-    name="m", vocab_size=16, max_context=64, max_gamma=4, eos_token_ids=(1,), drafters=("none",), max_beams=4
+    name="m", vocab_size=16, max_context=64, max_gamma=4, eos_token_ids=(1,), drafters=("none",), max_beams=4,
+    max_source=32,
 )  # fmt: skip
 PLAIN = manifest(replace(ENTRY, source=None), None)
 
@@ -68,19 +69,31 @@ def test_a_decoder_only_model_has_no_sources(
 def test_generation_defaults_are_applied_where_the_options_say_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    asked = replace(TEXTS, generation_defaults={"num_beams": 4, "max_length": 12})
-    given = manifest(texts=asked)
-    limits, defaults = _with_generation_defaults(ServeOptions(), given, MODEL)
+    asked = {"num_beams": 4, "max_length": 12}
+    given = manifest()
+    limits, defaults = _with_generation_defaults(ServeOptions(), given, MODEL, asked)
     assert (limits, defaults) == (ServeOptions().limits, NO_DEFAULTS)
     options = ServeOptions(applies_generation_defaults=True)
-    limits, defaults = _with_generation_defaults(options, given, MODEL)
+    limits, defaults = _with_generation_defaults(options, given, MODEL, asked)
     assert defaults.search == {"num_beams": 4}
     # Twelve less the two of the decoder prefix.
     assert limits.default_max_tokens == 10
     assert "num_beams 4" in caplog.text
 
 
-def test_generation_defaults_need_an_encoder(tmp_path: Path) -> None:
+def test_generation_defaults_without_an_encoder_are_new_tokens_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = {"do_sample": True, "top_p": 0.9, "max_new_tokens": 7, "max_length": 12}
     options = ServeOptions(applies_generation_defaults=True)
-    with pytest.raises(ConfigError, match="generation_defaults: needs a model with an encoder"):
+    model = replace(MODEL, max_source=0)
+    limits, defaults = _with_generation_defaults(options, PLAIN, model, asked)
+    assert defaults.sampling == {"top_p": 0.9}
+    assert limits.default_max_tokens == 7
+    assert "not applied: max_length (counts the prompt's tokens too)" in caplog.text
+
+
+def test_generation_defaults_must_be_in_the_bundle(tmp_path: Path) -> None:
+    options = ServeOptions(applies_generation_defaults=True)
+    with pytest.raises(ConfigError, match="generation_defaults: the bundle has none"):
         _decided(Bundle(root=tmp_path, manifest=PLAIN), options)

@@ -1,0 +1,159 @@
+"""The client for programs without asyncio: the same calls, which block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from outrider.channel import (
+    HEALTH_REQUEST,
+    HEALTH_SERVING,
+    HEALTH_WATCH,
+    Metadata,
+    decoded_errors,
+    merged_options,
+    metadata_of,
+)
+from outrider.options import (
+    ChatParams,
+    Prompt,
+    RequestOptions,
+    build_request,
+    build_tokenize,
+)
+from outrider.outputs import OutputBuilder, RequestOutput
+from outrider.v1 import inference_pb2 as wire
+from outrider.v1 import inference_pb2_grpc
+
+
+class SyncClient:
+    """A connection to one server, or to all replicas behind one name; for any number of threads.
+
+    ``with SyncClient("host:port") as client: print(client.complete("def main").text)``
+
+    Args:
+        address: as of ``Client``, and so are the others.
+        credentials: TLS of the channel; None is plain text.
+        options: channel options, added to (and winning over) ``CHANNEL_OPTIONS``.
+        tenant: whose requests these are; None for the tenant of all who name none.
+        interceptors: objects for ``grpc.intercept_channel``, around every call.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        options: Sequence[tuple[str, str | int]] = (),
+        tenant: str | None = None,
+        interceptors: Sequence[Any] = (),
+    ) -> None:
+        self._tenant = tenant
+        merged = merged_options(options)
+        if credentials is None:
+            self._opened = grpc.insecure_channel(address, options=merged)
+        else:
+            self._opened = grpc.secure_channel(address, credentials, options=merged)
+        self._channel = grpc.intercept_channel(self._opened, *interceptors)
+        self._stub: Any = inference_pb2_grpc.InferenceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; calls in flight end cancelled."""
+        self._opened.close()
+
+    def generate(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        timeout_s: float | None = None,
+        metadata: Metadata | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Iterator[wire.GenerateResponse]:
+        """Stream a completion as ``Client.generate`` does; leaving the loop cancels the request."""
+        request = build_request(prompt, **options)
+        call = self._stub.Generate(request, **self._call(timeout_s, metadata))
+        try:
+            with decoded_errors():
+                yield from call
+        finally:
+            call.cancel()
+
+    def complete(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        timeout_s: float | None = None,
+        metadata: Metadata | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestOutput:
+        """Return a whole answer with its figures; arguments and errors are those of ``generate``."""
+        request = build_request(prompt, **options)
+        builder = OutputBuilder(request)
+        for response in self.generate(request, timeout_s=timeout_s, metadata=metadata):
+            builder.add(response)
+        return builder.output()
+
+    def abort(
+        self, *request_ids: str, timeout_s: float | None = None, metadata: Metadata | None = None
+    ) -> list[str]:
+        """End live requests by id and return the ids that were live."""
+        request = wire.AbortRequest(request_ids=request_ids)
+        with decoded_errors():
+            return list(self._stub.Abort(request, **self._call(timeout_s, metadata)).aborted)
+
+    def tokenize(
+        self,
+        text: str = "",
+        *,
+        add_special_tokens: bool | None = None,
+        target: bool = False,
+        source_language: str = "",
+        timeout_s: float | None = None,
+        metadata: Metadata | None = None,
+        **chat: Unpack[ChatParams],
+    ) -> list[int]:
+        """Return the token ids of a text, or of a conversation; arguments are those of ``Client.tokenize``."""
+        request = build_tokenize(text, add_special_tokens, target, source_language, chat)
+        with decoded_errors():
+            return list(self._stub.Tokenize(request, **self._call(timeout_s, metadata)).ids)
+
+    def info(
+        self, *, timeout_s: float | None = None, metadata: Metadata | None = None
+    ) -> wire.GetServerInfoResponse:
+        """Return what is served, within which limits, and the present load."""
+        request = wire.GetServerInfoRequest()
+        with decoded_errors():
+            return self._stub.GetServerInfo(request, **self._call(timeout_s, metadata))
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Return once the server says that it is serving.
+
+        Raises:
+            DeadlineExceeded: it did not within ``timeout_s``.
+        """
+        watch = self._channel.unary_stream(HEALTH_WATCH)
+        call = watch(HEALTH_REQUEST, timeout=timeout_s, wait_for_ready=True)
+        try:
+            with decoded_errors():
+                for status in call:
+                    if status == HEALTH_SERVING:
+                        return
+        finally:
+            call.cancel()
+
+    def _call(self, timeout_s: float | None, metadata: Metadata | None) -> dict[str, Any]:
+        return {"timeout": timeout_s, "metadata": metadata_of(self._tenant, metadata)}

@@ -1,0 +1,114 @@
+"""``outrider chat``: a conversation with a served model, on a terminal or through pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from outrider.runtime.cli.refusals import refusals
+
+if TYPE_CHECKING:
+    from outrider import Client
+
+DEFAULT_ADDRESS = "localhost:50051"
+QUIT, ANEW = "/quit", "/new"
+_PROMPT = "> "
+
+
+def chat(
+    address: Annotated[str, typer.Option(help="Server, as HOST:PORT.")] = DEFAULT_ADDRESS,
+    system: Annotated[str | None, typer.Option(help="What the system says first.")] = None,
+    template_argument: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=JSON, a variable of the template; repeat for several."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Output tokens of an answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of every answer; default: random.")] = None,
+    timeout_s: Annotated[float | None, typer.Option(help="Deadline of an answer, seconds.")] = None,
+) -> None:
+    """Talk with a model: a line is a message, /new begins anew, /quit or the input's end ends."""
+    given: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "timeout_s": timeout_s,
+        "template_arguments": template_arguments(template_argument or []),
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    with refusals():
+        _chat(address, system, options)
+
+
+def template_arguments(texts: list[str]) -> dict[str, Any] | None:
+    """Return variables of a template from texts such as "enable_thinking=false"; None for none.
+
+    Raises:
+        typer.BadParameter: a text is not NAME=JSON.
+    """
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except ValueError as error:
+            raise typer.BadParameter(
+                'must be NAME=JSON, with texts in quotes: NAME="TEXT"',
+                param_hint="--template-argument",
+            ) from error
+    return found or None
+
+
+def opening_messages(system: str | None) -> list[dict[str, Any]]:
+    """Return what a conversation begins with."""
+    return [] if system is None else [{"role": "system", "content": system}]
+
+
+def _chat(address: str, system: str | None, options: Mapping[str, Any]) -> None:
+    from outrider import Client
+
+    async def connect() -> Client:
+        return Client(address)
+
+    messages = opening_messages(system)
+    # The loop stands still while somebody types, so that an interrupt ends that at once.
+    with asyncio.Runner() as runner:
+        client = runner.run(connect())
+        try:
+            while (line := _read_line()) not in (None, QUIT):
+                if line == ANEW:
+                    messages = opening_messages(system)
+                elif line:
+                    messages.append({"role": "user", "content": line})
+                    answer = runner.run(_answer(client, messages, options))
+                    messages.append({"role": "assistant", "content": answer})
+        finally:
+            runner.run(client.close())
+
+
+def _read_line() -> str | None:
+    """Return the next line without white space around it; None at the end of the input."""
+    if sys.stdin.isatty():
+        # Shown on standard error, so that standard output has the answers alone.
+        typer.echo(_PROMPT, nl=False, err=True)
+    line = sys.stdin.readline()
+    return line.strip() if line else None
+
+
+async def _answer(
+    client: Client, messages: list[dict[str, Any]], options: Mapping[str, Any]
+) -> str:
+    parts = []
+    async for response in client.generate(messages=messages, **options):
+        typer.echo(response.text, nl=False)
+        parts.append(response.text)
+    typer.echo()
+    return "".join(parts)

@@ -1,0 +1,328 @@
+"""``outrider.LLM``: a bundle in this process, asked like a server but without one.
+
+Requests go through the server's own intake (``runtime.serving.frontend``), on an event loop of a thread of its own, so
+that limits, defaults, refusals and distributions are the server's. Options and answers are the client's:
+``outrider.options``, ``outrider.outputs``. There is no queue's limit and no time limit: whoever asks also waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import NamedTuple, Self, TypeAlias
+
+from outrider.options import ChatParams, Message, SamplingParams, build_request
+from outrider.outputs import OutputBuilder, RequestOutput
+from outrider.runtime.core.config import MOST_COUNT, ServerConfig
+from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.serving.frontend import Frontend
+from outrider.runtime.serving.metrics import Metrics
+from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.served_model import Serving, describe
+from outrider.runtime.serving.v1.generate_call import GenerateCall
+from outrider.runtime.serving.watchdog import Watchdog
+from outrider.v1 import inference_pb2 as wire
+from rich.console import Console
+from rich.progress import Progress
+
+Text: TypeAlias = str | Sequence[int]
+"""A prompt: text, or token ids."""
+Write: TypeAlias = Callable[[wire.GenerateResponse], None]
+
+# Seconds between two looks at the worker, and that answers under way get at the end.
+WATCH_EVERY_S = 0.5
+FLUSH_S = 5.0
+
+
+class LLM:
+    """A bundle's models in this process.
+
+    ``with LLM("bundle") as llm: print(llm.generate("def main", SamplingParams(max_tokens=64))[0].text)``
+
+    Threads may share it. Requests are answered side by side, as many at once as there are slots.
+
+    Args:
+        bundle: folder of an export.
+        device: "cpu", "cuda[:N]", "tensorrt[:N]" or "auto".
+        drafter: default of requests; None for the bundle's, else the draft model.
+        gamma: draft tokens per step, default of requests; None for the bundle's, else what is expected to gain most.
+            For that the first use of a bundle on a machine measures what steps cost, some seconds.
+        max_running: requests that are answered side by side; the bundle's slots bound it too.
+        num_threads: of the CPU.
+        generation_defaults: whether requests get the checkpoint's generation settings for what they leave open.
+
+    Raises:
+        BundleError: the bundle does not fit its manifest.
+        ConfigError: a setting cannot be used.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path,
+        *,
+        device: str = "auto",
+        drafter: str | None = None,
+        gamma: int | None = None,
+        max_running: int = 64,
+        num_threads: int = 2,
+        generation_defaults: bool = False,
+    ) -> None:
+        config = ServerConfig(
+            max_running=max_running,
+            num_threads=num_threads,
+            default_drafter="model" if drafter is None else drafter,
+            default_gamma=gamma,
+            max_queued=MOST_COUNT,
+            max_queued_tokens=MOST_COUNT,
+            queue_timeout_s=math.inf,
+        )
+        options = ServeOptions(
+            device=device,
+            leaves_drafter=drafter is None,
+            leaves_gamma=gamma is None,
+            applies_generation_defaults=generation_defaults,
+            config=config,
+            limits=RequestLimits(max_request_s=math.inf),
+        )
+        self._serving = open_serving(Path(bundle), options)
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, name="outrider-llm", daemon=True)
+        thread.start()
+        intake = asyncio.run_coroutine_threadsafe(_open(self._serving), self._loop).result()
+        self._frontend = intake.frontend
+        # Also at the end of the interpreter, while its threads still run.
+        self._close = weakref.finalize(self, _close, self._serving, intake, self._loop, thread)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what is under way, and free the models."""
+        self._close()
+
+    def generate(
+        self,
+        prompts: Text | Sequence[Text],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Return the answers to prompts, in their order.
+
+        Args:
+            prompts: a text or the token ids of one, or several of them.
+            sampling_params: of all prompts, or of each; None for the defaults.
+            progress: whether a bar on standard error counts answers.
+
+        Raises:
+            ServingError: a prompt was refused or failed; the others are cancelled.
+            TypeError: no field has the name of an option.
+            ValueError: there are not as many sampling_params as prompts.
+        """
+        several = _prompts(prompts)
+        params = _params(sampling_params, len(several))
+        requests = [
+            build_request(prompt, **own) for prompt, own in zip(several, params, strict=True)
+        ]
+        return self._answer(requests, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_params: ChatParams | None = None,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Return what a model with a chat template answers to a conversation, or to several.
+
+        Args:
+            messages: ``[{"role": "user", "content": "Hello"}]``, or a list of such lists.
+            sampling_params: as of ``generate``; errors are the same, too.
+            chat_params: how conversations are rendered; its ``messages`` are ``messages``.
+            progress: whether a bar on standard error counts answers.
+        """
+        several = _conversations(messages)
+        params = _params(sampling_params, len(several))
+        requests = []
+        for conversation, own in zip(several, params, strict=True):
+            chat: ChatParams = {**(chat_params or {}), "messages": conversation}
+            requests.append(build_request(**own, **chat))
+        return self._answer(requests, progress)
+
+    def stream(
+        self,
+        prompt: Text | wire.GenerateRequest,
+        sampling_params: SamplingParams | None = None,
+    ) -> Iterator[wire.GenerateResponse]:
+        """Yield an answer piece by piece as ``Client.generate`` does; leaving the loop cancels it.
+
+        A conversation is asked with ``build_request(messages=...)``. Errors are those of ``generate``.
+        """
+        request = build_request(prompt, **(sampling_params or {}))
+        responses = SimpleQueue[wire.GenerateResponse | None]()
+        answering = self._begin(request, responses.put)
+        answering.add_done_callback(lambda _: responses.put(None))
+        try:
+            while (response := responses.get()) is not None:
+                yield response
+            answering.result()
+        finally:
+            answering.cancel()
+
+    def info(self) -> wire.GetServerInfoResponse:
+        """Return what is served and within which limits, as a server does; nothing of the load."""
+        return describe(self._serving)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        return list(self._serving.codec.encode(text, add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        return self._serving.codec.decode(tuple(token_ids), skip_special_tokens)
+
+    def _answer(
+        self, requests: Sequence[wire.GenerateRequest], shows_progress: bool
+    ) -> list[RequestOutput]:
+        builders = [OutputBuilder(request) for request in requests]
+        answering = [
+            self._begin(request, builder.add)
+            for request, builder in zip(requests, builders, strict=True)
+        ]
+        console = Console(stderr=True, force_jupyter=False)
+        try:
+            with Progress(console=console, disable=not shows_progress) as bar:
+                task = bar.add_task("answers", total=len(answering))
+                for one in as_completed(answering):
+                    one.result()
+                    bar.advance(task)
+        finally:
+            for one in answering:
+                one.cancel()
+        return [builder.output() for builder in builders]
+
+    def _begin(self, request: wire.GenerateRequest, write: Write) -> Future[None]:
+        """Ask; ``write`` gets the pieces on the loop's thread. Cancelling the future cancels the request."""
+        if not self._close.alive:
+            raise RuntimeError("the LLM is closed")
+        data = request.SerializeToString()
+        call = GenerateCall(self._serving, data, _InProcess(write))
+        return asyncio.run_coroutine_threadsafe(self._frontend.complete(call), self._loop)
+
+
+class _InProcess:
+    """What a ``GenerateCall`` asks of its transport, where caller and server are one process."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        """Return nothing: the caller is the tenant of all who name none."""
+        return ()
+
+    def peer(self) -> str:
+        """Return an address of this machine."""
+        return "unix:"
+
+    def time_remaining(self) -> float | None:
+        """Return None: the caller waits."""
+        return None
+
+    async def write(self, data: bytes) -> None:
+        """Hand a response over."""
+        self._write(wire.GenerateResponse.FromString(data))
+
+
+class _Intake(NamedTuple):
+    """The intake of a served model, and who watches its worker."""
+
+    frontend: Frontend
+    watching: asyncio.Task[None]
+
+
+async def _open(serving: Serving) -> _Intake:
+    """Return the intake of a served model, whose worker runs from now on."""
+    frontend = Frontend(serving, Metrics())
+    serving.worker.start()
+    frontend.set_ready()
+    return _Intake(frontend, asyncio.create_task(_watch(serving, frontend)))
+
+
+async def _watch(serving: Serving, frontend: Frontend) -> None:
+    """End all requests where the worker hangs or is dead."""
+    watchdog = Watchdog(serving.worker.pulse, serving.config.hang_s, serving.clock)
+    while True:
+        await asyncio.sleep(WATCH_EVERY_S)
+        if watchdog.complaint() is not None:
+            frontend.fail()
+            return
+
+
+async def _end(intake: _Intake) -> None:
+    """Return once everybody is answered, or cancelled where the worker does not answer."""
+    intake.watching.cancel()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FLUSH_S):
+            await intake.frontend.wait_idle()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+def _close(
+    serving: Serving, intake: _Intake, loop: asyncio.AbstractEventLoop, thread: threading.Thread
+) -> None:
+    """End the worker and the loop, and free the engines, unless one is stuck in a step."""
+    has_stopped = serving.worker.stop(0.0)
+    asyncio.run_coroutine_threadsafe(_end(intake), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    if has_stopped:
+        serving.close()
+
+
+def _prompts(prompts: Text | Sequence[Text]) -> list[Text]:
+    """Return several prompts where there may be one alone."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    if messages and isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
+
+
+def _params(
+    given: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """Return the parameters of each prompt."""
+    if given is None or isinstance(given, Mapping):
+        own: SamplingParams = {} if given is None else given
+        return [own] * count
+    if len(given) != count:
+        raise ValueError(f"{len(given)} sampling_params for {count} prompts")
+    return list(given)

@@ -1,0 +1,90 @@
+"""What requests are built from, by keyword; ``tests/test_proto.py`` has the bytes."""
+
+import json
+from typing import get_type_hints
+
+import pytest
+from outrider import SamplingParams, build_request
+from outrider.options import ChatParams, RequestOptions, SpeculationParams
+from outrider.v1 import inference_pb2 as wire
+
+NAMED_OTHERWISE = {"text", "tokens", "chat", "sampling"}
+
+
+def names(message: type) -> set[str]:
+    return set(message.DESCRIPTOR.fields_by_name)
+
+
+def test_every_field_of_the_wire_has_a_typed_name_and_the_other_way_round():
+    of_chat = {name.removesuffix("_json") for name in names(wire.Chat)}
+    assert {*get_type_hints(ChatParams)} == of_chat
+    asked = names(wire.GenerateRequest) | names(wire.Sampling)
+    assert {*get_type_hints(RequestOptions)} == asked - NAMED_OTHERWISE | of_chat
+    assert {*get_type_hints(SpeculationParams)} == names(wire.Speculation)
+
+
+def test_a_conversation_is_built_of_messages_with_their_other_keys_as_json():
+    calls = [{"name": "f"}]
+    request = build_request(
+        messages=[
+            {"role": "user", "content": "Grüße", "name": "Ann"},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+        ],
+        tools=({"type": "function"},),
+        template_arguments={"enable_thinking": False},
+        continue_final_message=True,
+        temperature=0.0,
+    )
+    first, second = request.chat.messages
+    assert (first.role, first.content, first.fields_json) == ("user", "Grüße", '{"name": "Ann"}')
+    other = {"content": None, "tool_calls": calls}
+    assert (second.content, json.loads(second.fields_json)) == ("", other)
+    assert json.loads(request.chat.tools_json) == [{"type": "function"}]
+    assert json.loads(request.chat.template_arguments_json) == {"enable_thinking": False}
+    assert request.chat.continue_final_message
+    assert not request.chat.HasField("add_generation_prompt")
+    assert request.WhichOneof("prompt") == "chat"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "words"),
+    [
+        (None, {}, "one of prompt and messages"),
+        (None, {"tools": []}, "one of prompt and messages"),
+        ("a", {"tools": []}, "tools: only with messages"),
+        ("a", {"messages": []}, "one of prompt and messages"),
+        (None, {"messages": [{"content": "a"}]}, "must have a role"),
+        ("a", {"temprature": 1.0, "top_q": 1}, "no such option: temprature, top_q"),
+    ],
+)
+def test_what_makes_no_request_is_named(prompt, options, words):
+    with pytest.raises(TypeError, match=words):
+        build_request(prompt, **options)
+
+
+def test_a_stop_string_and_a_bad_word_may_stand_alone():
+    request = build_request("a", stop="end", bad_words="bad")
+    assert (list(request.stop), list(request.sampling.bad_words)) == (["end"], ["bad"])
+
+
+def test_a_schema_may_be_a_dict_or_text():
+    schema = {"type": "string"}
+    assert json.loads(build_request("a", json_schema=schema).json_schema) == schema
+    assert build_request("a", json_schema="{}").json_schema == "{}"
+
+
+def test_modes_have_names():
+    for mode in ("max_accept", "seed_stable", "lenient"):
+        request = build_request("a", speculation={"mode": mode, "gamma": 2})
+        assert wire.ExactnessMode.Name(request.speculation.mode).endswith(mode.upper())
+        assert request.speculation.gamma == 2
+    for mode in (2, "EXACTNESS_MODE_SEED_STABLE"):
+        assert build_request("a", speculation={"mode": mode}).speculation.mode == 2
+    with pytest.raises(ValueError, match="must be max_accept"):
+        build_request("a", speculation={"mode": "exact"})
+
+
+def test_parameters_are_not_changed_by_building():
+    params = SamplingParams(stop="end", speculation={"mode": "lenient"})
+    build_request("a", **params)
+    assert params == {"stop": "end", "speculation": {"mode": "lenient"}}

@@ -1,0 +1,186 @@
+"""A bundle in this process gives the answers, refusals and figures that its server gives."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from outrider import LLM, Client, SamplingParams, build_request
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.errors import (
+    DrainDeadline,
+    EngineRestart,
+    RequestError,
+    UnsupportedOption,
+)
+from outrider.runtime.offline import llm as llm_module
+from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.server import Server
+
+PROMPTS = ("the quick", "def add(", "once upon a time")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+ENDLESS = SamplingParams(max_tokens=240, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_bundle: Path) -> Iterator[LLM]:
+    with LLM(tiny_bundle, gamma=3, max_running=4) as opened:
+        yield opened
+
+
+async def test_answers_are_those_of_the_server(llm: LLM, tiny_bundle: Path):
+    params = SamplingParams(seed=5, max_tokens=12, logprobs=2, return_provenance=True)
+    config = ServerConfig(default_gamma=3, max_running=4, lb_delay_s=0.0, drain_timeout_s=0.0)
+    serving = open_serving(tiny_bundle, ServeOptions(config=config))
+    server = Server(serving)
+    port = await server.start("127.0.0.1:0")
+    async with Client(f"127.0.0.1:{port}") as client:
+        served = [await client.complete(one, **params, request_id="x") for one in PROMPTS]
+    await server.drain()
+    serving.close()
+    here = llm.generate(PROMPTS, params)
+    assert [one.outputs for one in here] == [one.outputs for one in served]
+    assert [one.usage for one in here] == [one.usage for one in served]
+
+
+def test_answers_are_in_the_order_of_the_prompts_and_as_if_asked_alone(llm: LLM):
+    prompts = [*PROMPTS, *PROMPTS]
+    together = llm.generate(prompts, GREEDY)
+    alone = [llm.generate(one, GREEDY)[0] for one in PROMPTS]
+    texts = [one.text for one in together]
+    assert texts == [one.text for one in alone] * 2
+    assert [one.prompt for one in together] == prompts
+    assert len({*texts}) == len(PROMPTS)
+
+
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM):
+    several = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (1, 2, 3)]
+    outputs = llm.generate(PROMPTS, several)
+    assert [one.usage.output_tokens for one in outputs] == [1, 2, 3]
+    with pytest.raises(ValueError, match="2 sampling_params for 3 prompts"):
+        llm.generate(PROMPTS, several[:2])
+
+
+def test_several_completions_of_a_prompt_are_outputs_and_the_first_is_the_one(llm: LLM):
+    params = SamplingParams(seed=4, max_tokens=8, ignore_eos=True)
+    (one,) = llm.generate(PROMPTS[0], params)
+    (several,) = llm.generate(PROMPTS[0], SamplingParams(**params, n=3))
+    assert [output.index for output in several.outputs] == [0, 1, 2]
+    assert several.outputs[0] == one.outputs[0]
+    assert len({output.text for output in several.outputs}) == 3
+    assert several.usage.output_tokens == 24
+    assert several.usage.prompt_tokens == one.usage.prompt_tokens
+
+
+def test_token_ids_are_a_prompt_and_lists_of_them_several(llm: LLM):
+    ids = llm.encode(PROMPTS[0])
+    (of_text,) = llm.generate(PROMPTS[0], GREEDY)
+    (of_ids,) = llm.generate(ids, GREEDY)
+    both = llm.generate([ids, ids], GREEDY)
+    assert {one.text for one in (of_text, of_ids, *both)} == {of_text.text}
+    assert of_ids.prompt_token_ids == ids
+    assert llm.decode(ids) == PROMPTS[0]
+    assert llm.generate([], GREEDY) == []
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(llm: LLM):
+    pieces = list(llm.stream(PROMPTS[0], GREEDY))
+    assert "".join(one.text for one in pieces) == llm.generate(PROMPTS[0], GREEDY)[0].text
+    assert pieces[-1].finish.usage.output_tokens == sum(len(one.tokens) for one in pieces)
+
+
+def test_leaving_a_stream_cancels_its_request(llm: LLM):
+    stream = llm.stream(build_request("a", request_id="x", **ENDLESS))
+    next(stream)
+    stream.close()
+    # The name is free again, and so are the slots.
+    assert len(llm.generate([PROMPTS[0]] * 4, GREEDY)) == 4
+    assert next(llm.stream(build_request("a", request_id="x", **GREEDY))).tokens
+
+
+@pytest.fixture
+def chat_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
+    """The bundle with a template that spells a conversation out."""
+    root = tmp_path / "chat"
+    shutil.copytree(tiny_bundle, root)
+    template = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
+    files = {
+        "chat/default.jinja": template + "{% if add_generation_prompt %}assistant:{% endif %}",
+        "chat/special_tokens.json": json.dumps({"special_tokens": {}, "control_tokens": []}),
+    }
+    manifest = json.loads((root / "manifest.json").read_text("utf-8"))
+    (root / "chat").mkdir()
+    for name, text in files.items():
+        data = text.encode()
+        (root / name).write_bytes(data)
+        entry = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        manifest["files"][name] = entry
+    (root / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    return root
+
+
+def test_a_conversation_is_rendered_and_answered(chat_bundle: Path):
+    hello = [{"role": "user", "content": "the quick"}]
+    more = [*hello, {"role": "assistant", "content": "brown"}]
+    with LLM(chat_bundle, gamma=0) as llm:
+        (one,) = llm.chat(hello, GREEDY)
+        both = llm.chat([hello, more], GREEDY)
+        (continued,) = llm.chat(more, GREEDY, chat_params={"continue_final_message": True})
+        rendered = llm.generate(
+            [
+                "user: the quick\nassistant:",
+                "user: the quick\nassistant: brown\nassistant:",
+                "user: the quick\nassistant: brown",
+            ],
+            GREEDY,
+        )
+    texts = [answer.text for answer in (*both, continued)]
+    assert texts == [answer.text for answer in rendered]
+    assert one.text == texts[0] and len({*texts}) == 3
+    assert one.prompt is None
+
+
+def test_refusals_name_field_and_rule_and_leave_nobody_behind(llm: LLM):
+    with pytest.raises(RequestError, match="temperature") as refused:
+        llm.generate(["a", "b"], [ENDLESS, SamplingParams(temperature=9.0)])
+    assert refused.value.field == "sampling.temperature"
+    with pytest.raises(TypeError, match="temprature"):
+        llm.generate("a", {"temprature": 1.0})
+    with pytest.raises(UnsupportedOption, match="chat"):
+        llm.chat([{"role": "user", "content": "Hello"}])
+    assert llm.generate("a", GREEDY)[0].usage.output_tokens == 12
+
+
+def test_what_is_served_and_a_bar_of_what_is_done(llm: LLM, capsys: pytest.CaptureFixture[str]):
+    assert (llm.info().vocab_size, llm.info().limits.max_context) == (512, 256)
+    llm.generate(PROMPTS, GREEDY, progress=True)
+    assert "100%" in capsys.readouterr().err
+
+
+def test_where_the_worker_is_dead_requests_end(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(llm_module, "WATCH_EVERY_S", 0.01)
+    with LLM(tiny_bundle, gamma=0, max_running=1) as llm:
+        pulse = llm._serving.worker.pulse
+        pulse.has_died = True
+        with pytest.raises(EngineRestart):
+            for _ in range(100_000):
+                llm.generate("a", SamplingParams(max_tokens=1))
+
+
+def test_closing_ends_what_is_under_way_and_all_threads(tiny_bundle: Path):
+    before = {*threading.enumerate()}
+    llm = LLM(tiny_bundle, gamma=0, max_running=1)
+    stream = llm.stream("a", ENDLESS)
+    next(stream)
+    llm.close()
+    with pytest.raises(DrainDeadline):
+        list(stream)
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("a")
+    llm.close()
+    assert not [one for one in {*threading.enumerate()} - before if "outrider" in one.name]

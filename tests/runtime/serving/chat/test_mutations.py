@@ -1,0 +1,59 @@
+"""Known mistakes in the rendering of chats, each caught by what Transformers makes of some conversation."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+from outrider.runtime.core.errors import RequestError
+from outrider.runtime.serving.chat import conversation, encoder, template
+
+from tests.mutants import assert_caught
+from tests.runtime.serving.chat.test_conversation import (
+    test_everything_but_the_models_own_words_is_marked as marks,
+)
+from tests.runtime.serving.chat.test_golden import (
+    test_texts_and_ids_are_those_of_transformers as golden,
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "name"),
+    [
+        (template, "trim_blocks=True, ", "", "chatml"),
+        (template, "lstrip_blocks=True, ", "", "chatml"),
+        (template, "ensure_ascii=ensure_ascii", "ensure_ascii=True", "qwen25"),
+        (template, "return json.dumps(\n", "return __import__('html').escape(json.dumps)(\n", "qwen25"),
+        (conversation, " if value is not None}", "}", "llama3"),
+        (conversation, '**message, "reasoning_content": given[0]}', "**message}", "qwen3"),
+        (conversation, "reverse=True", "reverse=False", "zephyr"),
+        (conversation, "if is_whole else rendered[:place].rstrip()", "", "mistral"),
+        (conversation, "return control.sub(", "return value or control.sub(", "phi"),
+        (encoder, "found[len(line) :] if", "found if", "phi"),
+        (encoder, "encode(_NEW_LINE + text)", "encode(text)", "granite"),
+        (encoder, "if piece:", "if piece and number % 2 == 0:", "gemma"),
+        (encoder, "is_marked = number % 2 == 1", "is_marked = False", "deepseek"),
+        (encoder, "if not one.isspace() and one", "if one", "gemma"),
+        (encoder, "(*files.control_tokens, *found)", "files.control_tokens", "zephyr"),
+        (encoder, "pieces[0], add_special_tokens=False", "pieces[0]", "command_r"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_seen(
+    module: ModuleType, old: str, new: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = (AssertionError, RequestError, AttributeError, TypeError)
+    assert_caught(monkeypatch, module, old, new, lambda: golden(name), errors)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{_mark(name, control): ", "{name: "),
+        ('{**one, "role": mark(one["role"])}', "one"),
+        ("documents=mark(conversation.documents)", "documents=conversation.documents"),
+        ("tools=mark(conversation.tools)", "tools=conversation.tools"),
+        ("arguments=mark(conversation.arguments)", "arguments=conversation.arguments"),
+    ],
+)
+def test_what_is_left_unmarked_is_seen(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_caught(monkeypatch, conversation, old, new, marks)
