@@ -140,6 +140,11 @@ class Engine(Protocol):
         """True if weights multiply a batch's own tokens alone, and no padding to its longest span."""
         ...
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in what ``read_slot`` returns; 0 where slots are neither read nor written."""
+        ...
+
     def read(self, sources: Sequence[Source]) -> None:
         """Read sources for consecutive slots, whose texts are empty afterwards.
 
@@ -196,6 +201,33 @@ class Engine(Protocol):
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the source of one slot, if it has one, and its first ``length`` cached tokens over another."""
+        ...
+
+    def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
+        """Return a copy of what a slot caches of its tokens ``start`` to ``end``.
+
+        Returns:
+            [..., end - start, D] float32 on the host; the first axes and D are the engine's.
+
+        Raises:
+            EngineError: the slot holds fewer tokens, or this engine's slots are not read.
+        """
+        ...
+
+    def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
+        """Make tokens that were read from a slot the text of a slot behind its first ``start`` tokens.
+
+        The slot goes on as if it had been extended by the tokens; with I2, in the same bits.
+
+        Args:
+            slot: holds ``start`` tokens at least.
+            start: place of the first of these tokens, the one at which it was read.
+            values: [..., n, D] float32 of n consecutive tokens, as ``read_slot`` returned them.
+
+        Raises:
+            EngineError: the slot holds fewer tokens or has no room, the values are no such (nothing changed), or this
+                engine's slots are not written.
+        """
         ...
 
     def trim(self, lengths: Sequence[int | None]) -> None:

@@ -199,9 +199,21 @@ class KvCache:
             self._values[:, slot, :, end : self._written[slot]] = 0.0
         self._written[slot] = end
 
-    def read(self, slot: int, num_tokens: int) -> FloatArray:
-        """[2 L, H, num_tokens, D] float32: a copy of what a slot holds first."""
-        return self._values[:, slot, :, :num_tokens].copy()
+    @property
+    def token_shape(self) -> tuple[int, int, int, int]:
+        """Shape of one token's keys and values, as ``read`` returns them."""
+        return (self._num_buffers, self._num_kv_heads, 1, self._head_size)
+
+    def read(self, slot: int, end: int, start: int = 0) -> FloatArray:
+        """[2 L, H, end - start, D] float32: a copy of what a slot holds of these tokens."""
+        return self._values[:, slot, :, start:end].copy()
+
+    def write(self, slot: int, start: int, values: FloatArray) -> None:
+        """Put keys and values [2 L, H, n, D] behind the first ``start`` tokens of a slot, which end it; S has room."""
+        end = start + values.shape[2]
+        self.begin_write(slot, start, values.shape[2])
+        self._values[:, slot, :, start:end] = values
+        self.lengths[slot] = end
 
     def clear(self, slot: int) -> None:
         """Forget all of a slot, and what was written of it."""

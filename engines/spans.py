@@ -8,10 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.base import EngineError, EngineLimits, Source, Span
+from outrider.engines.base import EngineError, EngineLimits, FloatArray, Source, Span
 from outrider.engines.trees import chain_length, check_parents, check_path, tree_layout
 
 NO_ENCODER = "this model has no encoder: it reads no sources"
+
+
+class WithoutCopies:
+    """A base of engines whose slots are neither read nor written."""
+
+    token_bytes = 0
+
+    def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
+        """Refuse; see ``Engine.read_slot``."""
+        raise EngineError("slots of this engine are not read")
+
+    def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
+        """Refuse; see ``Engine.write_slot``."""
+        raise EngineError("slots of this engine are not written")
 
 
 class WithoutSources:
@@ -167,6 +181,48 @@ def check_move(source: int, destination: int, length: int, lengths: Sequence[int
         raise EngineError(f"move {source} -> {destination}: slots are 0..{max_batch - 1}")
     if not 0 <= length <= lengths[source]:
         raise EngineError(f"move of {length} tokens: slot {source} holds {lengths[source]}")
+
+
+def check_read(slot: int, start: int, end: int, lengths: Sequence[int]) -> None:
+    """Refuse to read tokens that a slot does not hold.
+
+    Raises:
+        EngineError: naming the rule.
+    """
+    if not 0 <= slot < len(lengths):
+        raise EngineError(f"read of slot {slot}: slots are 0..{len(lengths) - 1}")
+    if not 0 <= start <= end <= lengths[slot]:
+        raise EngineError(f"read of tokens {start}..{end}: slot {slot} holds {lengths[slot]}")
+
+
+def check_write(
+    slot: int,
+    start: int,
+    values: FloatArray,
+    shape: Sequence[int],
+    limits: EngineLimits,
+    lengths: Sequence[int],
+) -> int:
+    """Refuse to write tokens that a slot cannot hold, or values that no slot holds; return the number of tokens.
+
+    ``shape`` is that of one token's values.
+
+    Raises:
+        EngineError: naming the rule; nothing was written.
+    """
+    if not 0 <= slot < len(lengths):
+        raise EngineError(f"write to slot {slot}: slots are 0..{len(lengths) - 1}")
+    if values.ndim != len(shape) or (*values.shape[:-2], 1, values.shape[-1]) != tuple(shape):
+        raise EngineError(
+            f"write to slot {slot}: values of shape {values.shape}, a token's is {tuple(shape)}"
+        )
+    if not 0 <= start <= lengths[slot]:
+        raise EngineError(f"slot {slot}: start {start} is beyond its {lengths[slot]} valid tokens")
+    num_tokens: int = values.shape[-2]
+    if start + num_tokens > limits.max_context:
+        rule = f"limit max_context = {limits.max_context}"
+        raise EngineError(f"slot {slot}: start {start} + {num_tokens} tokens, {rule}")
+    return num_tokens
 
 
 def _check_tree(span: Span, parents: tuple[int, ...], limits: EngineLimits) -> None:

@@ -240,6 +240,14 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         "runtime/drafters/phrases/test_phrases": ("test_the_hand_examples_of_matching_segments",),
         "runtime/drafters/phrases/test_lookahead": ("test_the_hand_example_of_a_window",),
     },
+    "what is kept changes no answer": {
+        "runtime/prefixes/test_reuse": (
+            "test_answers_are_the_same_wherever_a_prompt_parts",
+            "test_answers_of_a_bundle_are_the_same_at_every_split_point",
+            "test_of_a_text_with_trees_what_chains_wrote_is_kept",
+            "test_copies_that_fail_change_no_answer",
+        ),
+    },
     "prompts are scored by the model alone": {
         "runtime/loop/scores/test_scores": (
             "test_every_token_has_the_models_own_log_probability",

@@ -36,14 +36,20 @@ from outrider.engines.device.transfers import (
 )
 from outrider.engines.device.trees import PlanTrees, has_tree
 from outrider.engines.kv_cache import GROWTH_ROOM
-from outrider.engines.spans import WithoutSources, check_move, check_spans, num_valid
+from outrider.engines.spans import (
+    WithoutCopies,
+    WithoutSources,
+    check_move,
+    check_spans,
+    num_valid,
+)
 
 _FLOAT32 = np.dtype(np.float32)
 # A step is padded by less than half; on a GPU, where reading the weights takes the time, that is little.
 _ROW_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
-class PlanEngine(WithoutSources):
+class PlanEngine(WithoutSources, WithoutCopies):
     """One model with its KV cache on a device.
 
     ``plans`` have one precision and distinct capacities. Calls are padded to ``row_sizes``, if there are any.

@@ -24,6 +24,7 @@ columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -53,10 +54,13 @@ from outrider.engines.spans import (
     check_have_sources,
     check_kept_path,
     check_move,
+    check_read,
     check_spans,
+    check_write,
     num_valid,
 )
 
+_FLOAT_BYTES = 4
 # Logits of a call over all its rows.
 _MIN_WANTED = 2
 
@@ -114,6 +118,7 @@ class OnnxEngine:
             num_slots=self.limits.max_batch,
             capacities=capacities(self.limits),
         )
+        self.token_bytes = _FLOAT_BYTES * math.prod(self._cache.token_shape)
         self._sources: OnnxSources | None = None
         if entry.source is not None:
             shares = beside is not None and entry.source.shares_encoder
@@ -241,6 +246,31 @@ class OnnxEngine:
         if self._sources is not None:
             self._sources.move(source, destination)
         self._tree_spans.pop(destination, None)
+
+    def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
+        """Return [2 L, H, end - start, D] float32, a copy of the slot's keys and values; see ``Engine.read_slot``.
+
+        Raises:
+            EngineError: a slot is outside the engine, or holds fewer tokens.
+        """
+        self._require_open()
+        check_read(slot, start, end, self._cache.lengths)
+        return self._cache.read(slot, end, start)
+
+    def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
+        """Put keys and values into a slot behind its first ``start`` tokens; see ``Engine.write_slot``.
+
+        Raises:
+            EngineError: a slot is outside the engine, has no room or holds fewer tokens, the values are no such, or
+                more memory could not be had.
+        """
+        self._require_open()
+        cache = self._cache
+        count = check_write(slot, start, values, cache.token_shape, self.limits, cache.lengths)
+        if cache.reserve(start + count):
+            self._calls.clear()
+        cache.write(slot, start, values)
+        self._tree_spans.pop(slot, None)
 
     def trim(self, lengths: Sequence[int | None]) -> None:
         """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from outrider.engines.base import EngineLimits, FloatArray, Source, Span
+from outrider.engines.spans import WithoutCopies
 
 
-class NullEngine:
+class NullEngine(WithoutCopies):
     """An engine whose logits are the same row at every position.
 
     ``row`` is [V] float32; a span may want ``max_wanted`` logits at most.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.base import EngineLimits, Source, Span
+import numpy as np
+from outrider.engines.base import EngineLimits, FloatArray, Source, Span
 from outrider.engines.spans import (
     check_have_sources,
     check_kept_path,
     check_move,
+    check_read,
     check_share,
     check_sources,
     check_spans,
+    check_write,
     num_valid,
 )
 
@@ -25,6 +28,8 @@ class TokenSlots:
     """
 
     packs_rows = False
+    # A token's id, in place of its keys and values.
+    token_bytes = 4
 
     def __init__(self, limits: EngineLimits, source_vocab_size: int | None = None) -> None:
         self.limits = limits
@@ -75,6 +80,25 @@ class TokenSlots:
         text = self._slots[source][:length]
         self._restart(destination, self._sources[source])
         self._slots[destination] = text
+
+    def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
+        """Return [end - start, 1] float32: the tokens' ids.
+
+        Raises:
+            EngineError: a slot is outside the engine, or holds fewer tokens.
+        """
+        check_read(slot, start, end, [len(held) for held in self._slots])
+        return np.array(self._slots[slot][start:end], dtype=np.float32)[:, None]
+
+    def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
+        """Put tokens behind the first ``start`` of a slot.
+
+        Raises:
+            EngineError: a slot is outside the engine, has no room or holds fewer tokens, or these are no tokens' ids.
+        """
+        check_write(slot, start, values, (1, 1), self.limits, [len(held) for held in self._slots])
+        self._slots[slot] = self._slots[slot][:start] + tuple(values[:, 0].astype(int).tolist())
+        self._trees.pop(slot, None)
 
     def trim(self, lengths: Sequence[int | None]) -> None:
         """Cut every slot to its length; of one without a length the source goes too."""

@@ -17,7 +17,7 @@ from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import offline as cli_offline
 from outrider.runtime.cli.entry import version
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
-from outrider.runtime.core.config import MOST_COUNT
+from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES
 from outrider.runtime.core.drafting import (
     AUTO_DRAFTERS,
     DraftingConfig,
@@ -196,6 +196,12 @@ def serve(
         list[str] | None,
         typer.Option(help="Setting of the drafters, NAME=VALUE; repeat for several."),
     ] = None,
+    prefix_cache_bytes: Annotated[
+        int, typer.Option(help="Memory for caches of earlier prompts and answers; 0: none.")
+    ] = PREFIX_CACHE_BYTES,
+    prefix_cache_scope: Annotated[
+        str, typer.Option(help="Whose prompts and answers a request may find: tenant or server.")
+    ] = "tenant",
     drain_timeout_s: Annotated[float, typer.Option(help="For running requests.")] = 30.0,
     hang_s: Annotated[
         float, typer.Option(help="A step of at least this and 20 usual ones ends the process.")
@@ -248,6 +254,8 @@ def serve(
             num_threads=threads,
             sampler=sampler,
             provider_options=_pairs(provider_option or ()),
+            prefix_cache_bytes=prefix_cache_bytes,
+            prefix_cache_scope=_scope("prefix_cache_scope", prefix_cache_scope),
             drafting=_drafting(datastore, scope, drafting or []),
         )
         options = ServeOptions(
@@ -347,11 +355,15 @@ def _pairs(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((key.strip() if sign else "", value.strip()) for key, sign, value in parts)
 
 
-def _drafting(datastore: Path | None, scope: str, settings: Sequence[str]) -> DraftingConfig:
+def _scope(key: str, scope: str) -> HistoryScope:
     if scope not in set(HistoryScope):
-        raise ConfigError("scope", f"must be one of {', '.join(HistoryScope)}")
+        raise ConfigError(key, f"must be one of {', '.join(HistoryScope)}")
+    return HistoryScope(scope)
+
+
+def _drafting(datastore: Path | None, scope: str, settings: Sequence[str]) -> DraftingConfig:
     return DraftingConfig(
         datastore="" if datastore is None else str(datastore),
-        history_scope=HistoryScope(scope),
+        history_scope=_scope("scope", scope),
         **parse_settings(settings),  # type: ignore[arg-type]
     )

@@ -8,13 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from outrider.runtime.core.breaker import BreakerConfig
-from outrider.runtime.core.drafting import AUTO, AUTO_DRAFTERS, DraftingConfig
+from outrider.runtime.core.drafting import (
+    AUTO,
+    AUTO_DRAFTERS,
+    DraftingConfig,
+    HistoryScope,
+)
 from outrider.runtime.core.errors import ConfigError
 
 # A day; whoever wants more wants no limit, which these do not have.
 MOST_SECONDS = 86_400.0
 # Counts are 32 bits wide on the wire.
 MOST_COUNT = (1 << 31) - 1
+# More than any machine has.
+MOST_BYTES = 1 << 50
+PREFIX_CACHE_BYTES = 512 << 20
+"""Of a server that is told nothing else."""
 _COUNTS = (
     "max_running", "max_queued", "max_queued_tokens", "default_gamma", "prefill_chunk", "read_tokens",
     "max_unsent_chunks",
@@ -59,6 +68,8 @@ class ServerConfig:
         num_threads: threads of a CPU backend.
         sampler: where drafts are judged: "host", "device" (whole rounds stay on the engines'
             device), or "auto": the device, where it is an accelerator.
+        prefix_cache_bytes: memory of the caches of earlier texts, kept for requests that begin alike; 0 keeps none.
+        prefix_cache_scope: whose; REQUEST is refused.
         provider_options: of ONNX Runtime's CUDA provider, keys and values as it documents them, for
             example ("enable_cuda_graph", "1").
     """
@@ -82,6 +93,8 @@ class ServerConfig:
     retry_after_s: float = 1.0
     num_threads: int = 2
     sampler: str = "auto"
+    prefix_cache_bytes: int = 0
+    prefix_cache_scope: HistoryScope = HistoryScope.TENANT
     provider_options: tuple[tuple[str, str], ...] = ()
     drafting: DraftingConfig = field(default_factory=DraftingConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
@@ -108,6 +121,10 @@ class ServerConfig:
         _check(bool(self.auto_drafters), "auto_drafters", "must name a drafter")
         _check(AUTO not in self.auto_drafters, "auto_drafters", f"must not hold {AUTO} itself")
         _check(self.sampler in SAMPLERS, "sampler", f"must be one of {', '.join(SAMPLERS)}")
+        size, scope = self.prefix_cache_bytes, self.prefix_cache_scope
+        _check(0 <= size <= MOST_BYTES, "prefix_cache_bytes", f"must be in [0, {MOST_BYTES}]")
+        is_shared = scope in (HistoryScope.TENANT, HistoryScope.SERVER)
+        _check(is_shared, "prefix_cache_scope", "must be tenant or server")
         keys = [key for key, _ in self.provider_options]
         _check(all(keys), "provider_options", "must be KEY=VALUE")
         _check(len({*keys}) == len(keys), "provider_options", "must name every key once")

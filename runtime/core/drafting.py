@@ -322,7 +322,7 @@ def check_mode(params: SpeculationParams, *, can_adapt: bool) -> None:
 
 
 def scope_of(scope: HistoryScope, tenant: str | None) -> str | None:
-    """Return the name of what a request shares with others; None when it shares nothing.
+    """Return the name of those whom a request shares histories or caches with; None when it shares nothing.
 
     ``tenant`` is None for a caller whom nobody knows.
     """

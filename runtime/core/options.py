@@ -21,7 +21,6 @@ ONLY_VALUES: Mapping[str, object] = {
     "json_schema": "",
     "grammar": "",
     "disable_any_whitespace": False,
-    "cache_salt": "",
     "adapter": "",
     "best_of": None,
 }

@@ -209,7 +209,7 @@ class RequestSpec:
         grammar: what form the answer has; None for any.
         num_prompt_logprobs: top entries wanted beside each prompt token's logprob; None for no logprobs of the prompt.
         echoes_prompt: whether the text begins with the prompt's.
-        cache_scope: whose cached prefixes may serve it, and who may use its own.
+        cache_scope: name of those whose cached prefixes may serve it, and who may use its own; empty for nobody.
         sample: which of a group's completions it is; the group's first is 0.
         num_samples: completions of the group that are admitted together; 1 for a request alone.
     """
@@ -412,6 +412,7 @@ class Finished:
     Attributes:
         text: the held-back rest, to append.
         beams: what a beam search found, best first; reason, stop and text are then those of the best.
+        num_cached: leading tokens of the prompt that were not computed again.
     """
 
     reason: FinishReason
@@ -421,6 +422,7 @@ class Finished:
     num_output: int
     report: SpeculationReport
     beams: tuple[BeamAnswer, ...] = ()
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

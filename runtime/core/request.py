@@ -91,6 +91,8 @@ class Request:
         num_computed: leading tokens valid in the target's cache.
         draft_computed: leading tokens valid in the draft's cache; -1 while the draft model has a source to read.
         num_unread: tokens of a source that the target has yet to read.
+        num_cached: of ``num_computed``, leading tokens of the prompt that were computed for an earlier request.
+        num_exact: leading tokens whose cache has the bits of chains; those behind side branches of trees may not.
         group: names the completions of one prompt that were admitted together; empty for a request alone.
         leader: the request of the group that reads the prompt for this one, which waits; None where this one reads.
         followers: the requests that this one is the leader of.
@@ -117,6 +119,8 @@ class Request:
         self.num_prompt = num_prompt
         self.num_known = num_prompt
         self.num_computed = 0
+        self.num_cached = 0
+        self.num_exact = max_context
         self.num_unread = len(spec.source_tokens)
         self.draft_computed = -1 if spec.source_tokens else 0
         self.group = ""
@@ -242,6 +246,15 @@ class Request:
         self.num_computed = num_computed
         self._note_prompt_computed()
 
+    def commit_cached(self, num_tokens: int) -> None:
+        """Note that the row holds leading tokens of the prompt that it was not fed."""
+        self.num_cached = num_tokens
+        self.commit_prefill(num_tokens)
+
+    def note_path(self, num_leading: int) -> None:
+        """Note that a path of a tree is kept behind the next token, and how much of it is the tree's leading chain."""
+        self.num_exact = min(self.num_exact, self.num_computed + 1 + num_leading)
+
     def commit_scores(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Note the log-probabilities of prompt tokens from ``start + 1`` on; those noted from there on are replaced."""
         self._prompt_logprobs[start:] = logprobs
@@ -250,6 +263,7 @@ class Request:
         """The target's cache of a row that does not decode yet was lost: compute it again; a source is still there."""
         assert self.state in (State.READING, State.PREFILLING)
         self.num_computed = 0
+        self.num_cached = 0
 
     def commit_draft_cache(self, num_computed: int) -> None:
         """Move the draft's pointer; never beyond the token before the last known one (R2)."""

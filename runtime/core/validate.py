@@ -43,6 +43,7 @@ SMALLEST_DIVISOR = 0.01
 MAX_SEED = 2**64 - 1
 # Models ask for 2 to 4; a bound, since every position compares that many tokens.
 MAX_NGRAM_SIZE = 10
+MAX_SALT = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +191,7 @@ class Admission:
         is_known: likewise.
         source_tokens: the prompt, tokenised, where the model has an encoder.
         answer_prefix: the request's own part of the decoder prefix, tokenised.
+        cache_scope: name of those whom it shares cached prefixes with, but for its salt; None shares nothing.
     """
 
     internal_id: str
@@ -202,6 +204,7 @@ class Admission:
     is_known: bool = True
     source_tokens: tuple[int, ...] = ()
     answer_prefix: tuple[int, ...] = ()
+    cache_scope: str | None = None
 
 
 def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
@@ -218,6 +221,8 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     if fields.request_id and not REQUEST_ID.fullmatch(fields.request_id):
         raise RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
     _check_prompt(fields, limits, model)
+    if len(fields.cache_salt) > MAX_SALT:
+        raise RequestError("cache_salt", f"must be at most {MAX_SALT} characters")
     _check_stops(fields, limits, model)
     _check_law(fields.params, limits, model)
     check_texts("sampling.bad_words", fields.bad_words, limits.max_bad_words, limits.max_stop_bytes)
@@ -252,7 +257,7 @@ def build_spec(
         RequestError: the prompt is empty, the answer prefix has a banned token, min_tokens exceeds max_tokens, or no
             token could be drawn.
     """
-    prompt_tokens = _check_tokens(fields, admission, model)
+    prompt_tokens, scope = _check_tokens(fields, admission, model), admission.cache_scope
     max_tokens = _resolve_max_tokens(fields.max_tokens, len(prompt_tokens), limits, model)
     check_range("sampling.min_tokens", fields.params.min_tokens, 0, max_tokens)
     eos = () if fields.ignore_eos else model.eos_token_ids
@@ -284,6 +289,8 @@ def build_spec(
         deadline_s=admission.deadline_s,
         tenant=admission.tenant,
         is_known=admission.is_known,
+        # No name of a scope has a slash.
+        cache_scope="" if scope is None else f"{scope}/{fields.cache_salt}",
     )
 
 

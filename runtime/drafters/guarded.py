@@ -14,7 +14,7 @@ from operator import index
 from typing import Self
 
 from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Source, Span
-from outrider.engines.spans import num_valid
+from outrider.engines.spans import WithoutCopies, num_valid
 from outrider.runtime.drafters.base import (
     Draft,
     Drafter,
@@ -27,7 +27,7 @@ from outrider.runtime.drafters.base import (
 )
 
 
-class CountingEngine:
+class CountingEngine(WithoutCopies):
     """An engine that counts the tokens its slots hold after its calls. Only the worker moves, trims and frees slots.
 
     Attributes:

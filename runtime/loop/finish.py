@@ -139,6 +139,7 @@ def _finished(request: Request, ending: Ending) -> Finished:
         num_prompt=request.spec.num_prompt_tokens,
         num_output=request.num_output,
         report=request.report(),
+        num_cached=request.num_cached,
     )
 
 

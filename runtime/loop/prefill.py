@@ -1,7 +1,7 @@
 """What rows need before they decode: the target reads their sources, and is fed their prompts.
 
 A chunk of prompt is fed in this step, and ahead of time that of the next. It is of one prompt or of several that
-neighbour and miss about as much, in one call (``core.scheduler``).
+neighbour and miss about as much, in one call (``runtime.core.scheduler``).
 Where the host judges, a chunk that ends a prompt yields the answer's first token, drawn as in a step without drafts.
 Of a prompt that is scored, every chunk asks for all its logits, and leaves the log-probabilities of the tokens behind
 them with the request. Such a chunk is not fed ahead: its logits come to the host.
@@ -251,6 +251,7 @@ def fork(engine: Engine, leader: Request, end: int) -> None:
         assert follower.slot is not None
         try:
             engine.move_slot(leader.slot, follower.slot, end)
+            follower.num_cached = leader.num_cached
         except EngineError:
             logger.exception("a prompt could not be copied; it is read again")
             follower.leave_group()

@@ -21,6 +21,7 @@ from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.request import Request
 from outrider.runtime.loop.beams.search import BeamSearch
 from outrider.runtime.loop.slots import SlotAllocator
+from outrider.runtime.prefixes.reuse import Prefixes
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,14 @@ class LiveRows:
     Args:
         engines: the target and, where there is one, the draft.
         num_slots: rows in use at most.
+        prefixes: keeps the texts of those that end well; None where nothing is kept.
     """
 
-    def __init__(self, engines: Sequence[Engine], num_slots: int) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], num_slots: int, prefixes: Prefixes | None = None
+    ) -> None:
         self._engines = engines
+        self._prefixes = prefixes
         self._num_admitted = 0
         self.slots = SlotAllocator(num_slots)
         self.requests: list[Request] = []
@@ -71,6 +76,8 @@ class LiveRows:
         """
         if not requests:
             return []
+        if self._prefixes is not None:
+            self._prefixes.keep_finished(requests)
         lost = self._free_searches(requests)
         rows = [r.slot for r in requests if r.slot is not None]
         for slot in sorted(rows, reverse=True):

@@ -211,6 +211,8 @@ def _commit(
         try:
             if draft.parents is not None:
                 target.keep_path(slot, (0, *verdict.path))
+                if (num_exact := num_leading(verdict.path)) < len(verdict.path):
+                    request.note_path(num_exact)
             told, ending = request.commit(
                 tokens, verdict, num_drafted=len(draft.tokens), draft_computed=num_computed
             )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from outrider.runtime.core.stats import ControlReport
+from outrider.runtime.prefixes.reuse import PrefixCounts
 
 NUM_USUAL = 64
 """Steps of a kind that say how long such a step usually takes."""
@@ -42,6 +43,7 @@ class WorkerSnapshot:
         read_s: seconds of its reads together.
         reads_by_s: its reads by duration: entry i counts those of at most ``READ_BUCKETS_S[i]`` seconds that entry
             i - 1 does not; one more entry counts longer ones.
+        prefixes: of the cache of prefixes; zeros where there is none.
     """
 
     num_running: int
@@ -65,6 +67,7 @@ class WorkerSnapshot:
     num_source_tokens: int = 0
     read_s: float = 0.0
     reads_by_s: tuple[int, ...] = ()
+    prefixes: PrefixCounts = field(default_factory=PrefixCounts)
 
 
 @dataclass(slots=True)

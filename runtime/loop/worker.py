@@ -40,6 +40,7 @@ from outrider.runtime.loop.result import NOTHING_DONE, with_searches
 from outrider.runtime.loop.rows import LiveRows
 from outrider.runtime.loop.step import run_step
 from outrider.runtime.loop.totals import Pulse, Totals, WorkerSnapshot
+from outrider.runtime.prefixes.reuse import PrefixCounts, Prefixes
 
 __all__ = ["Worker", "WorkerSnapshot"]
 
@@ -122,7 +123,11 @@ class Worker:
             clock=clock,
         )
         num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
-        self._rows = LiveRows(engines, num_slots)
+        self._prefixes: Prefixes | None = None
+        if config.prefix_cache_bytes:
+            most_bytes, chunk = config.prefix_cache_bytes, self._limits.prefill_chunk
+            self._prefixes = Prefixes(engines, most_bytes, chunk)
+        self._rows = LiveRows(engines, num_slots, self._prefixes)
         self._totals = Totals()
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
@@ -306,6 +311,7 @@ class Worker:
             is_draining=self._inbox.is_draining,
             num_reading=sum(one.num_unread > 0 for one in self._rows.all_requests),
             control=None if self._parts.steering is None else self._parts.steering.report(),
+            prefixes=PrefixCounts() if self._prefixes is None else self._prefixes.counts,
         )
 
     def run_step(self) -> bool:
@@ -334,6 +340,8 @@ class Worker:
                 policy.pause(rows.all_requests, now)
             # Of its own: whoever is let in meanwhile has no part in this step.
             live = tuple(rows.requests)
+            if self._prefixes is not None:
+                self._prefixes.prepare(live)
             result = run_step(self._parts, live) if live else NOTHING_DONE
             if rows.searches:
                 result = with_searches(result, run_searches(self._searching, rows.searches))
@@ -359,6 +367,10 @@ class Worker:
         """End whoever was cancelled or has no time left."""
         with self._wake:
             overdue = self._inbox.take_overdue(now)
+        if self._prefixes is not None and not self._inbox.is_draining:
+            for request, _ in overdue:
+                # Between two steps its caches are sound.
+                self._prefixes.keep(request)
         self._finisher.end_with_errors(overdue)
 
     def _meanwhile(self) -> None:

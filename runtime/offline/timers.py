@@ -39,6 +39,11 @@ class TimedEngine:
         """True if the timed engine packs rows."""
         return self.engine.packs_rows
 
+    @property
+    def token_bytes(self) -> int:
+        """Return the timed engine's."""
+        return self.engine.token_bytes
+
     def read(self, sources: Sequence[Source]) -> None:
         """Read sources with the timed engine, and take the time."""
         began = time.perf_counter()
@@ -72,6 +77,19 @@ class TimedEngine:
         """Move a slot of the timed engine, and take the time."""
         began = time.perf_counter()
         self.engine.move_slot(source, destination, length)
+        self.total_s += time.perf_counter() - began
+
+    def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
+        """Read a slot of the timed engine, and take the time."""
+        began = time.perf_counter()
+        values = self.engine.read_slot(slot, start, end)
+        self.total_s += time.perf_counter() - began
+        return values
+
+    def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
+        """Write a slot of the timed engine, and take the time."""
+        began = time.perf_counter()
+        self.engine.write_slot(slot, start, values)
         self.total_s += time.perf_counter() - began
 
     def trim(self, lengths: Sequence[int | None]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from outrider.runtime.core import errors
+from outrider.runtime.core.drafting import scope_of
 from outrider.runtime.core.options import check_abort_ids
 from outrider.runtime.core.params import Failed, Finished, FinishReason, RequestSpec
 from outrider.runtime.core.validate import Admission, GenerateFields, build_spec, check_fields
@@ -245,6 +246,9 @@ class Frontend:
             deadline_s=deadline_s,
             tenant=caller.tenant,
             is_known=caller.is_known,
+            cache_scope=scope_of(
+                serving.config.prefix_cache_scope, caller.tenant if caller.is_known else None
+            ),
         )
         spec = build_spec(fields, admission, serving.limits, serving.model)
         return spec, encoder.echo(fields, prompt) if spec.echoes_prompt else ""

@@ -78,6 +78,13 @@ class Metrics:
         self.watch("num_requests_reading", "Source not yet read", lambda: read().num_reading)
         self.registry.register(_Reads(read))
 
+    def watch_prefixes(self, read: Callable[[], WorkerSnapshot]) -> None:
+        """Add what the worker's cache of prefixes counts."""
+        self.watch(
+            "prefix_cache_bytes", "Caches of earlier texts", lambda: read().prefixes.num_bytes
+        )
+        self.registry.register(_Prefixes(read))
+
     def count_speculation(self, report: SpeculationReport) -> None:
         """Add the figures of a completed request."""
         self.drafted.inc(report.num_drafted)
@@ -154,6 +161,22 @@ class _Reads(Collector):
             buckets=buckets or [("+Inf", 0)],
             sum_value=counts.read_s,
         )
+
+
+class _Prefixes(Collector):
+    """Counters of the cache of prefixes, likewise."""
+
+    def __init__(self, read: Callable[[], WorkerSnapshot]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        counts = self._read().prefixes
+        for name, text, value in (
+            ("queries", "Tokens of prompts that were looked for", counts.num_queried),
+            ("hits", "Tokens of prompts that were not computed again", counts.num_found),
+            ("evictions", "Pieces of texts that others have replaced", counts.num_evicted),
+        ):
+            yield CounterMetricFamily(f"outrider_prefix_cache_{name}", text, value=value)
 
 
 def _field(read: Callable[[], ControlReport | None], name: str) -> float:

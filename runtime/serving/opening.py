@@ -113,6 +113,7 @@ def open_serving(
         costs = bundle_costs(bundle, options, None, codec, max_batch)
     pair = open_engines(bundle, options, max_batch)
     log.info("sampling %s", pair.place)
+    config = _with_prefix_cache(config, pair)
     bit_equality, line = judge_bits(bundle, pair)
     if line:
         log.warning("%s", line)
@@ -159,6 +160,24 @@ def open_serving(
         chats=chats,
         generation_defaults=asked,
     )
+
+
+def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
+    """Return the settings without a cache of prefixes where these engines can have none; say what it holds."""
+    if not config.prefix_cache_bytes:
+        return config
+    engines = [engine for engine in (pair.target, pair.draft) if engine is not None]
+    if pair.target.limits.max_source or pair.rounds or not all(one.token_bytes for one in engines):
+        where = "with an encoder" if pair.target.limits.max_source else "on this device"
+        log.warning("no prefix cache: there is none for models %s", where)
+        return replace(config, prefix_cache_bytes=0)
+    token_bytes = sum(one.token_bytes for one in engines)
+    log.warning(
+        "prefix cache: %.0f MiB at most, %d tokens of target and draft; --prefix-cache-bytes 0 for none",
+        config.prefix_cache_bytes / 2**20,
+        config.prefix_cache_bytes // token_bytes,
+    )
+    return config
 
 
 def _open_chats(bundle: Bundle, codec: TokenizersCodec) -> ChatEncoder | None:

@@ -154,6 +154,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             max_beams=min(limits.max_beams, model.max_beams),
             max_n=min(limits.max_n, model.max_beams),
             max_source_tokens=model.max_source,
+            prefix_cache_bytes=config.prefix_cache_bytes,
         ),
         speculation=wire.SpeculationInfo(
             drafters=model.drafters,

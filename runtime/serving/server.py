@@ -243,6 +243,8 @@ class Server:
         watch("engine_steps", "Steps run", lambda: snapshot().step_count)
         if self._serving.model.max_source:
             self.metrics.watch_reads(snapshot)
+        if self._serving.config.prefix_cache_bytes:
+            self.metrics.watch_prefixes(snapshot)
         self.metrics.watch_control(lambda: snapshot().control)
         watch("streams", "Open streams", lambda: self._frontend.num_streams)
 

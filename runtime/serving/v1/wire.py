@@ -176,6 +176,7 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
         ),
         default_min_tokens=0 if "min_tokens" in sampling else defaults.min_tokens,
         has_default_beams=not request.HasField("num_beams"),
+        cache_salt=given.get("cache_salt", ""),
     )
 
 
@@ -230,7 +231,11 @@ def finish_of(end: Finished, seed: int, request_id: str) -> wire.Finish:
         reason=REASONS[end.reason],
         stop_string=end.stop if isinstance(end.stop, str) else None,
         stop_token=end.stop if isinstance(end.stop, int) else None,
-        usage=wire.Usage(prompt_tokens=end.num_prompt, output_tokens=end.num_output),
+        usage=wire.Usage(
+            prompt_tokens=end.num_prompt,
+            output_tokens=end.num_output,
+            cached_tokens=end.num_cached,
+        ),
         speculation=report_of(end.report),
         seed=seed,
         request_id=request_id,

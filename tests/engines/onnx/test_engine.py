@@ -14,7 +14,7 @@ from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_engine
 from outrider.export.pipeline import export_bundle
 
-from tests.engines.contract import extend_one, make_tokens, span, wanted_logits
+from tests.engines.contract import check_copies, extend_one, make_tokens, span, wanted_logits
 from tests.engines.handmade import HEADS, KV_HEADS, write_bundle
 
 NAN_TOKEN = 95
@@ -142,6 +142,7 @@ def test_int8_weights_give_a_row_the_same_bits_in_every_shape(
                 spans = [span(row, at, rows[row][at : at + num_tokens]) for row in range(batch)]
                 for row, found in enumerate(wanted_logits(engine, spans)):
                     np.testing.assert_array_equal(found, expected[row][at : at + num_tokens])
+    check_copies(engine, rows[0][:24])
 
 
 @pytest.mark.parametrize("which", ["target", "draft"])

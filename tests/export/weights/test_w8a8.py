@@ -11,6 +11,7 @@ import pytest
 import torch
 from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.opening import open_engine
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.reference import reference_logits
 from outrider.export.checkpoint import model_facts
@@ -21,6 +22,7 @@ from outrider.export.weights.written_text import WrittenText, observe, write_tex
 from transformers import PreTrainedModel
 
 from scripts.check_parity import random_model
+from tests.engines.contract import check_copies, make_tokens
 
 V = 131
 SIZES = {"vocab_size": V, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -199,6 +201,8 @@ def test_a_bundle_says_what_8_bit_activations_cost(export_small: Callable[..., B
     assert isinstance(certificate, dict)
     assert 1e-4 < certificate["w8a8"]["prefill"]["max_difference"] < 10
     assert any("products take 8-bit activations" in stage for stage in stages)
+    engine = open_engine(bundle, "target")
+    check_copies(engine, make_tokens(engine, 24, seed=1))
 
 
 def split(path: Path) -> ir.Model:

@@ -1,0 +1,1 @@
+"""Texts whose caches are kept, and how requests that begin alike are spared them."""
