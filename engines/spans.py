@@ -14,18 +14,6 @@ from outrider.engines.trees import chain_length, check_parents, check_path, tree
 NO_ENCODER = "this model has no encoder: it reads no sources"
 
 
-class WithoutSources:
-    """A base of engines whose models have no encoder."""
-
-    def read(self, sources: Sequence[Source]) -> None:
-        """Refuse; see ``Engine.read``."""
-        raise EngineError(NO_ENCODER)
-
-    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
-        """Refuse; see ``Engine.share_source``."""
-        raise EngineError(NO_ENCODER)
-
-
 def check_sources(sources: Sequence[Source], limits: EngineLimits, vocab_size: int) -> int:
     """Refuse sources that no engine with these limits may read; return the length of the longest.
 
