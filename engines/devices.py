@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.bundle import Bundle
-from outrider.engines.bundle.manifest import ModelEntry
 
 CPU, CUDA, TENSORRT, AUTO = "cpu", "cuda", "tensorrt", "auto"
 # Fastest first; the CPU is always there.
@@ -30,29 +28,6 @@ class Device:
     def __str__(self) -> str:
         """As a user writes it."""
         return self.kind if self.kind == CPU else f"{self.kind}:{self.index}"
-
-
-def check_has_no_encoder(model: ModelEntry) -> None:
-    """Refuse to serve a model with an encoder on an accelerator.
-
-    Raises:
-        EngineError: naming the model, and what to do.
-    """
-    if model.source is not None:
-        raise EngineError(
-            f"{model.path}: a model with an encoder, which is served on the CPU alone: device {CPU}"
-        )
-
-
-def why_host_alone(bundle: Bundle) -> str:
-    """Say why no accelerator serves a bundle; empty where one may."""
-    for model in (bundle.manifest.target, bundle.manifest.draft):
-        try:
-            if model is not None:
-                check_has_no_encoder(model)
-        except EngineError as error:
-            return str(error)
-    return ""
 
 
 @dataclass(frozen=True, slots=True)

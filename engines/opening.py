@@ -19,7 +19,6 @@ from outrider.engines.devices import (
     Device,
     choose,
     parse_device,
-    why_host_alone,
 )
 
 if TYPE_CHECKING:
@@ -283,10 +282,8 @@ def choose_device(text: str, bundle: Bundle) -> Choice:
         EngineError: it is no device, or the one asked for cannot serve this bundle.
     """
     probes = {
-        TENSORRT: lambda index: why_host_alone(bundle) or _why_no_tensorrt(bundle, index),
-        CUDA: lambda index: (
-            why_host_alone(bundle) or _why_no_cuda(index) or _why_no_device_graphs(bundle, index)
-        ),
+        TENSORRT: lambda index: _why_no_tensorrt(bundle, index),
+        CUDA: lambda index: _why_no_cuda(index) or _why_no_device_graphs(bundle, index),
     }
     return choose(text, probes)
 
@@ -295,14 +292,10 @@ def _parse_or_choose(text: str, bundle: Bundle) -> Device:
     """The device asked for, without a look whether it is there, or the best that is.
 
     Raises:
-        EngineError: it is no device, or none that serves such models.
+        EngineError: it is no device.
     """
     asked = parse_device(text)
-    if asked is None:
-        return choose_device(text, bundle).device
-    if asked.kind != CPU and (reason := why_host_alone(bundle)):
-        raise EngineError(f"device {asked}: {reason}")
-    return asked
+    return choose_device(text, bundle).device if asked is None else asked
 
 
 def _why_no_tensorrt(bundle: Bundle, index: int) -> str:

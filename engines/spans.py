@@ -28,18 +28,6 @@ class WithoutCopies:
         raise EngineError("slots of this engine are not written")
 
 
-class WithoutSources:
-    """A base of engines whose models have no encoder."""
-
-    def read(self, sources: Sequence[Source]) -> None:
-        """Refuse; see ``Engine.read``."""
-        raise EngineError(NO_ENCODER)
-
-    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
-        """Refuse; see ``Engine.share_source``."""
-        raise EngineError(NO_ENCODER)
-
-
 def check_sources(sources: Sequence[Source], limits: EngineLimits, vocab_size: int) -> int:
     """Refuse sources that no engine with these limits may read; return the length of the longest.
 

@@ -139,9 +139,7 @@ class _Part:
 
 def _part(name: str, checkpoint: Checkpoint, asked: str) -> _Part:
     weights = checkpoint.half_precision() if asked == HALF else asked
-    if checkpoint.facts.source is not None:
-        precision = ""
-    elif weights == W8A8:
+    if weights == W8A8:
         precision = ""  # accelerators would dequantise every weight in every call
     elif weights in INTEGER_KINDS:
         precision = checkpoint.half_precision()
@@ -211,7 +209,9 @@ def _export_part(
     halved: FloatArray | None = None
     if HALF_TYPES.keys() & {precision, weights}:
         half, halved = _half_logits(part, max_gamma)
-        precision = precision and half
+        if precision:
+            # Weights stored in 16 bits are read in no others.
+            precision = FLOAT32 if weights in HALF_TYPES and half != weights else half
     model = part.checkpoint.load()
 
     def certified(tolerance: float | None, *, device: str) -> dict[str, object]:
@@ -261,7 +261,7 @@ def _export_part(
     exact = float32_tolerance(reference, facts, max_gamma=max_gamma)
     if weights == FLOAT32:
         _share(part, path)
-    certificate = certified(exact, device=FLOAT32 if facts.source is None else "")
+    certificate = certified(exact, device=FLOAT32)
     if weights != FLOAT32:
         progress(f"{name}: storing the weights as {weights}")
         _store(part, path, progress)
@@ -306,6 +306,7 @@ def _half_logits(part: _Part, max_gamma: int) -> tuple[str, FloatArray]:
     """Return the 16-bit type of accelerators, and PyTorch's logits in it; without any, in that of the weights.
 
     Where float16 overflows it is bfloat16, unless accelerators were asked to compute in it: the CPU does in float32.
+    With an encoder they do too, then.
 
     Raises:
         BundleError: PyTorch overflows in float16, which was asked for.
@@ -314,7 +315,7 @@ def _half_logits(part: _Part, max_gamma: int) -> tuple[str, FloatArray]:
     try:
         return kind, half_logits(part.checkpoint, kind, max_gamma=max_gamma)
     except BundleError:
-        if part.weights == part.precision:
+        if part.weights == part.precision and part.checkpoint.facts.source is None:
             raise
     return BFLOAT16, half_logits(part.checkpoint, BFLOAT16, max_gamma=max_gamma)
 

@@ -279,6 +279,17 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_again",
         ),
     },
+    "sources on a device": {
+        "engines/source_contract": ("test_sources_read_together_answer_as_alone",),
+        "engines/onnx/test_device_sources": ("test_nan_left_by_a_longer_source_is_never_read",),
+        "engines/onnx/test_device_source_mutations": ("test_a_mistake_is_caught",),
+        "engines/device/test_emulated_sources": ("test_answers_are_those_of_the_cpu",),
+        "export/graph/test_device_encode": (
+            "test_they_lose_in_16_bits_at_most_twice_what_pytorch_does",
+            "test_lengths_of_sources_are_read_as_they_are_given",
+        ),
+        "scripts/gpu/test_placement": ("test_no_tensor_crosses_to_the_host",),
+    },
     "completions of one prompt are those of their own seeds": {
         "runtime/loop/samples/test_requests": (
             "test_each_is_the_answer_of_its_own_seed_asked_alone",

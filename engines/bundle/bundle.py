@@ -47,6 +47,7 @@ from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER
 from outrider.engines.bundle.text2text import (
     CROSS_FILE,
+    DEVICE_ENCODE_FILE,
     ENCODE_FILE,
     SOURCE_TOKENIZER_FILE,
     SourceEntry,
@@ -330,6 +331,7 @@ def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
         graphs += [TREE_FILE, KEEP_PATH_FILE]
     if entry.device_precision:
         graphs += DEVICE_FILES if entry.max_tree_nodes else [DEVICE_FILE]
+        graphs += [DEVICE_ENCODE_FILE] if entry.source is not None else []
     for name in graphs:
         _check_graph_file(root, folder / name, manifest)
     limits = {MODEL_FILE: ("max_context", manifest.max_context)}

@@ -56,7 +56,7 @@ class Profile:
 
     Attributes:
         batch: rows.
-        tokens: of a span; of a sampler graph, its positions; of a path that is kept, what moves.
+        tokens: of a span or a source; of a sampler graph, its positions; of a path that is kept, what moves.
         wanted: logits of a row.
         lists: further axes by name: the lengths of a sampler graph's lists.
     """
@@ -74,6 +74,7 @@ class Profile:
             "tokens": self.tokens,
             "positions": self.tokens,
             "kept": self.tokens,
+            "length": self.tokens,
             "wanted": self.wanted,
             **self.lists,
         }
@@ -101,14 +102,14 @@ class PlanEntry:
 
     Attributes:
         path: file inside the bundle, POSIX; its hash is in ``Manifest.files``.
-        part: what it runs: "target", "draft", one of their graphs for trees ("target/tree.onnx"), or
-            the file name of a sampler graph.
+        part: what it runs: "target", "draft", one of their graphs for trees or sources ("target/tree.onnx",
+            "target/encode.onnx"), or the file name of a sampler graph.
         flavour: "tensorrt" or "rtx".
         version: of the library that built it; another one does not load it.
         compute_capability: of the GPUs it runs on, for example "8.0".
         precision: type of weights, caches and matrix products; "float8" has weights of 8 bits and
             the rest in float16. Samplers compute in float32.
-        capacity: S of every cache tensor; 0 for a part without a cache.
+        capacity: S of every cache tensor that it writes; 0 for a part without a cache.
         profiles: in the order of the plan's profile indices.
     """
 
@@ -167,6 +168,11 @@ def derive_profiles(
 def plan_capacities(sizes: Sequence[int]) -> tuple[int, ...]:
     """Capacities of plans for caches of these sizes: whole blocks, so that every slot is aligned."""
     return tuple(sorted({-(-size // CAPACITY_BLOCK) * CAPACITY_BLOCK for size in sizes}))
+
+
+def source_capacity(max_source: int) -> int:
+    """Tokens of a source that every slot has room for on a device, whatever is read: the longest, in whole blocks."""
+    return plan_capacities([max_source])[0]
 
 
 def profile_for(profiles: Sequence[Profile], shape: Shape) -> int:

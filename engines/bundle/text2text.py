@@ -2,7 +2,8 @@
 
 ``encode.onnx`` reads a source and writes what each decoder layer attends to; ``model.onnx`` takes that as inputs
 without outputs. Both share one data file. A draft whose encoder is the target's has ``cross.onnx`` too: ``encode.onnx``
-without the encoder, over what the target's encoder answered.
+without the encoder, over what the target's encoder answered. ``device_encode.onnx`` stands beside ``device.onnx`` as
+``encode.onnx`` does beside ``model.onnx``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from functools import cache
 from outrider.engines.bundle.fields import FieldReader
 
 ENCODE_FILE = "encode.onnx"
+DEVICE_ENCODE_FILE = "device_encode.onnx"
 CROSS_FILE = "cross.onnx"
 SOURCE_TOKENIZER_FILE = "source_tokenizer.json"
 
-# Inputs of encode.onnx: [batch, length] and [batch] int64; model.onnx takes the second too.
+# Inputs of encode.onnx and device_encode.onnx: [batch, length] and [batch] int64; model.onnx takes the second too.
 SOURCE = "source"
 SOURCE_LENGTH = "source_length"
 # Output of the target's encode.onnx where a draft shares the encoder, and input of the draft's cross.onnx:

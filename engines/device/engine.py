@@ -8,7 +8,8 @@ the logits and one wait. A graph reads its inputs at one place whatever was uplo
 same shape over the same rows is the same run, and what was recorded of it stays good. Rows that no
 profile holds together run one by one. ``extend_on_device`` is the same without the download and the
 wait, so that several follow one another on the device. A call in which a row is a tree runs a plan of
-its own (``engines.device.trees``).
+its own (``engines.device.trees``), and so does a read of sources (``engines.device.sources``), which all
+calls then attend to.
 """
 
 from __future__ import annotations
@@ -18,13 +19,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from outrider.engines.base import BundleError, EngineError, EngineLimits, FloatArray, Span
+from outrider.engines.base import (
+    BundleError,
+    EngineError,
+    EngineLimits,
+    FloatArray,
+    Source,
+    Span,
+)
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.bundle.names import LOGITS, TOKENS
-from outrider.engines.bundle.plans import Profile, Shape, profile_for, rows_of_longest
+from outrider.engines.bundle.names import LOGITS, TOKENS, past_names, present_names
+from outrider.engines.bundle.plans import Shape, profile_for, rows_of_longest
 from outrider.engines.device.base import DeviceTensor, PlanDevice
 from outrider.engines.device.kv_cache import PlanCache
+from outrider.engines.device.padding import padding_rows
 from outrider.engines.device.plan import LoadedPlan
+from outrider.engines.device.sources import PlanSources
 from outrider.engines.device.tensors import CACHE_DTYPES, feeds_of
 from outrider.engines.device.transfers import (
     DeviceTokens,
@@ -37,22 +47,22 @@ from outrider.engines.device.transfers import (
 from outrider.engines.device.trees import PlanTrees, has_tree
 from outrider.engines.kv_cache import GROWTH_ROOM
 from outrider.engines.spans import (
+    NO_ENCODER,
     WithoutCopies,
-    WithoutSources,
+    check_have_sources,
     check_move,
     check_spans,
     num_valid,
 )
 
 _FLOAT32 = np.dtype(np.float32)
-# A step is padded by less than half; on a GPU, where reading the weights takes the time, that is little.
-_ROW_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
-class PlanEngine(WithoutSources, WithoutCopies):
+class PlanEngine(WithoutCopies):
     """One model with its KV cache on a device.
 
     ``plans`` have one precision and distinct capacities. Calls are padded to ``row_sizes``, if there are any.
+    ``trees`` and ``sources`` are for engines that take and read such.
 
     Raises:
         BundleError: no plan, none whose capacity holds every extend of the limits, or one without
@@ -73,9 +83,10 @@ class PlanEngine(WithoutSources, WithoutCopies):
         owns_device: bool = True,
         row_sizes: Sequence[int] = (),
         trees: PlanTrees | None = None,
+        sources: PlanSources | None = None,
     ) -> None:
         self._plans = sorted(plans, key=lambda plan: plan.entry.capacity)
-        self._trees = trees
+        self._trees, self._sources = trees, sources
         wanted = limits.max_context + limits.max_extend
         if not self._plans or self._plans[-1].entry.capacity < wanted:
             raise BundleError(f"no plan with a cache of {wanted} tokens; build the plans again")
@@ -88,7 +99,10 @@ class PlanEngine(WithoutSources, WithoutCopies):
         self.limits = replace(limits, max_prompt_rows=min(rows, limits.max_batch))
         self._cache: PlanCache | None = PlanCache(
             device,
-            model,
+            past_names(model.num_layers),
+            present_names(model.num_layers),
+            num_heads=model.num_kv_heads,
+            head_size=model.head_size,
             max_batch=limits.max_batch,
             item_bytes=CACHE_DTYPES[self.precision].itemsize,
             capacity=self._plans[0].entry.capacity,
@@ -106,6 +120,31 @@ class PlanEngine(WithoutSources, WithoutCopies):
     def capacity(self) -> int:
         """S, tokens a slot of the cache has room for at present."""
         return self._require_open().capacity
+
+    def read(self, sources: Sequence[Source]) -> None:
+        """Read sources; see ``Engine.read``.
+
+        Raises:
+            EngineError: the model has no encoder, or a source breaks a limit (nothing was computed), or the library
+                failed (the given slots have no source, and no text).
+        """
+        encoder = self._require_encoder()
+        num_tokens = encoder.check(sources)
+        for source in sources:
+            self._forget_text(source.slot)
+        encoder.read(sources, num_tokens)
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Copy a slot's source to other slots; see ``Engine.share_source``.
+
+        Raises:
+            EngineError: the model has no encoder, a slot is outside the engine, or this one has no source.
+        """
+        encoder = self._require_encoder()
+        encoder.check_share(slot, destinations)
+        for destination in destinations:
+            self._forget_text(destination)
+            encoder.move(slot, destination)
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         """Append spans and return the wanted logits; see ``Engine.extend``.
@@ -164,7 +203,7 @@ class PlanEngine(WithoutSources, WithoutCopies):
         self._trees.keep_path(cache, slot, path)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Copy the first ``length`` cached tokens of one slot over another.
+        """Copy the source and the first ``length`` cached tokens of one slot over another.
 
         Raises:
             EngineError: a slot is outside the engine, or the source holds fewer tokens.
@@ -172,6 +211,8 @@ class PlanEngine(WithoutSources, WithoutCopies):
         cache = self._require_open()
         check_move(source, destination, length, cache.lengths)
         cache.move(source, destination, length)
+        if self._sources is not None:
+            self._sources.move(source, destination)
         if self._trees is not None:
             self._trees.forget(destination)
 
@@ -180,6 +221,8 @@ class PlanEngine(WithoutSources, WithoutCopies):
         cache = self._require_open()
         if self._trees is not None:
             self._trees.forget()
+        if self._sources is not None:
+            self._sources.trim(lengths)
         room = GROWTH_ROOM * cache.trim(lengths)
         sizes = (plan.entry.capacity for plan in self._plans)
         capacity = next((size for size in sizes if size >= room), cache.capacity)
@@ -197,6 +240,8 @@ class PlanEngine(WithoutSources, WithoutCopies):
             plan.close()
         if self._trees is not None:
             self._trees.close()
+        if self._sources is not None:
+            self._sources.close()
         for piece in (self._uploads, self._inputs, self._downloads, self._logits, self._unread):
             piece.free()
         if self._owns_device:
@@ -206,6 +251,17 @@ class PlanEngine(WithoutSources, WithoutCopies):
         if self._cache is None:
             raise EngineError("this engine is closed")
         return self._cache
+
+    def _require_encoder(self) -> PlanSources:
+        self._require_open()
+        if self._sources is None:
+            raise EngineError(NO_ENCODER)
+        return self._sources
+
+    def _forget_text(self, slot: int) -> None:
+        self._require_open().lengths[slot] = 0
+        if self._trees is not None:
+            self._trees.forget(slot)
 
     def _plan(self, spans: Sequence[Span]) -> LoadedPlan:
         capacity = self._require_open().capacity
@@ -223,6 +279,8 @@ class PlanEngine(WithoutSources, WithoutCopies):
         """Shape of spans that keep the limits, in a cache that has room for them."""
         cache = self._require_open()
         longest, most_wanted = check_spans(spans, self.limits, cache.lengths)
+        if self._sources is not None:
+            check_have_sources(spans, self._sources.lengths)
         shape = self._padded(spans, longest, most_wanted)
         self._reserve(max(span.start for span in spans) + shape.tokens)
         return shape
@@ -257,6 +315,8 @@ class PlanEngine(WithoutSources, WithoutCopies):
         }
         if self._trees is not None and has_tree(spans):
             arrays |= self._trees.feeds(rows, shape)
+        if self._sources is not None:
+            arrays |= self._sources.feeds(rows)
         feeds = self._inputs.take(self._uploads.put(arrays))
         for tokens in given:
             tokens.write(self._device, feeds[TOKENS])
@@ -266,6 +326,8 @@ class PlanEngine(WithoutSources, WithoutCopies):
             cache.lengths[span.slot] = 0
         addresses = {name: tensor.pointer for name, tensor in feeds.items()}
         addresses |= cache.addresses(spans[0].slot)
+        if self._sources is not None:
+            addresses |= self._sources.addresses(spans[0].slot)
         row_logits = (shape.wanted, self.limits.vocab_size)
         num_bytes = shape.batch * math.prod(row_logits) * _FLOAT32.itemsize
         is_wanted = any(span.num_logits for span in spans)
@@ -282,33 +344,3 @@ class PlanEngine(WithoutSources, WithoutCopies):
             return np.zeros((logits.shape[0], 0, logits.shape[2]), dtype=np.float32)
         found: FloatArray = self._downloads.get([logits])[0]
         return found
-
-
-def row_sizes(max_batch: int) -> tuple[int, ...]:
-    """Ascending numbers of rows of an engine with so many slots; the last is all of them."""
-    return (*(size for size in _ROW_SIZES if size < max_batch), max_batch)
-
-
-def padding_rows(
-    spans: Sequence[Span],
-    shape: Shape,
-    *,
-    sizes: Sequence[int],
-    lengths: Sequence[int],
-    capacity: int,
-    profile: Profile,
-) -> list[Span]:
-    """Rows to run behind the spans; none where no size fits.
-
-    ``sizes`` ascend, and empty ones take any number. The profile must hold the padded shape too, and every padded row
-    needs room for it in its slot, whose valid tokens are ``lengths``.
-    """
-    size = next((size for size in sizes if size >= len(spans)), len(spans))
-    first = spans[0].slot + len(spans)
-    slots = range(first, spans[0].slot + size)
-    has_room = slots.stop <= len(lengths) and all(
-        lengths[slot] + shape.tokens <= capacity for slot in slots
-    )
-    if not has_room or profile.broken_limits(shape._replace(batch=size)):
-        return []
-    return [Span(slot=slot, start=lengths[slot], tokens=(), num_logits=0) for slot in slots]

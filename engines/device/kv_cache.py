@@ -11,19 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.bundle.names import past_names, present_names
 from outrider.engines.device.base import ALIGNMENT, PlanDevice, Rows
 
 
 class PlanCache:
-    """Buffers of one model's slots, and how many tokens of each slot are valid or written."""
+    """Buffers of one model's slots, of texts or of sources, and how many tokens of each slot are valid or written.
+
+    ``pasts`` are graphs' inputs of them, layer by layer: keys, then values. ``presents`` are the outputs.
+    """
 
     def __init__(
         self,
         device: PlanDevice,
-        entry: ModelEntry,
+        pasts: Sequence[str],
+        presents: Sequence[str],
         *,
+        num_heads: int,
+        head_size: int,
         max_batch: int,
         item_bytes: int,
         capacity: int,
@@ -31,13 +35,13 @@ class PlanCache:
         self.lengths = [0] * max_batch
         self.capacity = capacity
         self._device = device
-        self._num_heads = entry.num_kv_heads
-        self._token_bytes = entry.head_size * item_bytes
+        self._num_heads = num_heads
+        self._token_bytes = head_size * item_bytes
         self._written = [0] * max_batch
         size = self._buffer_bytes(capacity)
         # Key and value of layer 0, of layer 1, ...
-        self._buffers = [device.allocate(size) for _ in range(2 * entry.num_layers)]
-        self._names = past_names(entry.num_layers) + present_names(entry.num_layers)
+        self._buffers = [device.allocate(size) for _ in pasts]
+        self._pasts, self._presents = tuple(pasts), tuple(presents)
 
     def pointers(self, slot: int) -> list[int]:
         """[2 L] addresses of a slot's row: key.0, value.0, key.1, value.1 ...
@@ -52,7 +56,12 @@ class PlanCache:
 
     def addresses(self, slot: int) -> dict[str, int]:
         """Return where each cache tensor of a graph begins for rows from a slot on; past and present are one."""
-        return dict(zip(self._names, 2 * self.pointers(slot), strict=True))
+        names = self._pasts + self._presents
+        return dict(zip(names, 2 * self.pointers(slot), strict=True))
+
+    def past_addresses(self, slot: int) -> dict[str, int]:
+        """Return the same of a graph that writes nothing."""
+        return dict(zip(self._pasts, self.pointers(slot), strict=True))
 
     def resize(self, capacity: int) -> None:
         """Move all slots into buffers of another capacity, one by one; what has no room there is forgotten.
@@ -129,7 +138,7 @@ class PlanCache:
         if source != destination:
             pitch = self.capacity * self._token_bytes
             pairs = zip(self.pointers(source), self.pointers(destination), strict=True)
-            for from_pointer, to_pointer in pairs:
+            for from_pointer, to_pointer in pairs if length else ():
                 self._device.copy_rows(
                     Rows(to_pointer, pitch),
                     Rows(from_pointer, pitch),

@@ -20,7 +20,13 @@ from outrider.engines.bundle.names import (
     past_names,
     present_names,
 )
-from outrider.engines.bundle.plans import PlanEntry, Shape
+from outrider.engines.bundle.plans import PlanEntry, Shape, source_capacity
+from outrider.engines.bundle.text2text import (
+    SOURCE,
+    SOURCE_LENGTH,
+    cross_past_names,
+    cross_present_names,
+)
 from outrider.engines.device.base import Call, DeviceTensor
 
 # Of the caches. NumPy has no bfloat16; two bytes that nobody computes with stand for it.
@@ -34,7 +40,12 @@ _INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.
 
 
 class ModelTensors:
-    """Describes the calls of one plan."""
+    """Describes the calls of one plan.
+
+    Attributes:
+        pairs: inputs and outputs of the caches of texts that are one piece of memory.
+        source_pairs: of the caches of sources, likewise; none of a model without an encoder.
+    """
 
     def __init__(self, model: ModelEntry, entry: PlanEntry) -> None:
         self._vocab_size = model.vocab_size
@@ -43,6 +54,20 @@ class ModelTensors:
         pasts, presents = past_names(model.num_layers), present_names(model.num_layers)
         self.pairs = list(zip(pasts, presents, strict=True))
         self._caches = (*pasts, *presents)
+        self.source_pairs: list[tuple[str, str]] = []
+        self._source_caches: tuple[str, ...] = ()
+        self._source_row = (0, 0, 0)
+        if (source := model.source) is not None:
+            pasts, presents = (
+                names(model.num_layers) for names in (cross_past_names, cross_present_names)
+            )
+            self.source_pairs = list(zip(pasts, presents, strict=True))
+            self._source_caches = (*pasts, *presents)
+            self._source_row = (
+                source.num_heads,
+                source_capacity(source.max_source),
+                source.head_size,
+            )
 
     def call(self, shape: Shape, addresses: Mapping[str, int]) -> Call:
         """A call of the plan; addresses come in the same order every time."""
@@ -61,9 +86,13 @@ class ModelTensors:
             ANCESTORS: ((batch, tokens, tokens), _BOOL),
             # Of a path that is kept, its tokens.
             COLUMNS: ((tokens,), _INT64),
+            # Of sources, their tokens.
+            SOURCE: ((batch, tokens), _INT64),
+            SOURCE_LENGTH: ((batch,), _INT64),
             LOGITS: ((batch, wanted, self._vocab_size), _FLOAT32),
         }
         kinds |= dict.fromkeys(self._caches, ((batch, *self._row), self._dtype))
+        kinds |= dict.fromkeys(self._source_caches, ((batch, *self._source_row), self._dtype))
         return {name: DeviceTensor(pointer, *kinds[name]) for name, pointer in addresses.items()}
 
 

@@ -33,16 +33,25 @@ from outrider.engines.bundle.plans import (
     Range,
     Shape,
     plan_capacities,
+    source_capacity,
 )
+from outrider.engines.bundle.text2text import DEVICE_ENCODE_FILE, ENCODE_FILE
 from outrider.engines.device.base import PlanDevice
-from outrider.engines.device.engine import PlanEngine, row_sizes
+from outrider.engines.device.engine import PlanEngine
+from outrider.engines.device.padding import row_sizes
+from outrider.engines.device.sources import PlanSources, read_profile
 from outrider.engines.device.tensors import ModelTensors
 from outrider.engines.device.tree_plans import keep_profile, tree_profile
 from outrider.engines.device.trees import PlanTrees
-from outrider.engines.devices import CPU, check_has_no_encoder
+from outrider.engines.devices import CPU
 from outrider.engines.kv_cache import MIN_SPAN, coarse_capacities
 from outrider.engines.onnx.bound_session import BoundSession
-from outrider.engines.onnx.session import check_graph, open_session, records_graphs
+from outrider.engines.onnx.session import (
+    check_encode_graph,
+    check_graph,
+    open_session,
+    records_graphs,
+)
 
 _ANY = "any"
 _FLOAT32 = "float32"
@@ -50,16 +59,17 @@ _FLOAT32 = "float32"
 
 @dataclass(frozen=True, slots=True)
 class _Graphs:
-    """Files of a model's graphs for chains and trees, the inputs that all but the last have more, and their type."""
+    """Files of a model's graphs, the inputs that those for chains and trees have more, and their type."""
 
     chains: str
     trees: str
     keep_path: str
+    encode: str
     extra_inputs: frozenset[str]
     precision: str
 
 
-_OF_HOST = _Graphs(MODEL_FILE, TREE_FILE, KEEP_PATH_FILE, frozenset(), _FLOAT32)
+_OF_HOST = _Graphs(MODEL_FILE, TREE_FILE, KEEP_PATH_FILE, ENCODE_FILE, frozenset(), _FLOAT32)
 
 
 class OnnxPlan:
@@ -110,14 +120,14 @@ def open_on_device(
     """Engine of a bundle's model over a device.
 
     The host's graphs pad spans as ``OnnxEngine`` does, so that they have its bits. With trees the weights are on
-    the device twice. Where ``runs_device_graphs`` is None, an accelerator does.
+    the device twice. Where ``runs_device_graphs`` is None, an accelerator does. A draft that shares the target's
+    encoder has it on the device for itself too.
 
     Raises:
         BundleError: the graph does not fit its entry, there is none for accelerators, or ``max_batch``
             does not fit the bundle.
-        EngineError: the library cannot load it, or the model has an encoder.
+        EngineError: the library cannot load it.
     """
-    check_has_no_encoder(model)
     is_host = device.kind == CPU if runs_device_graphs is None else not runs_device_graphs
     graphs = _OF_HOST if is_host else _device_graphs(bundle, model, device)
     limits = bundle.limits(model, max_batch, with_trees=with_trees)
@@ -146,13 +156,14 @@ def open_on_device(
         owns_device=owns_device,
         row_sizes=row_sizes(limits.max_batch) if opener.records else (),
         trees=opener.trees() if limits.max_tree_nodes else None,
+        sources=opener.sources(),
     )
 
 
 def _device_graphs(bundle: Bundle, model: ModelEntry, device: PlanDevice) -> _Graphs:
     if reason := bundle.why_no_device(model, device.compute_capability):
         raise BundleError(reason)
-    files = (DEVICE_FILE, DEVICE_TREE_FILE, DEVICE_KEEP_PATH_FILE)
+    files = (DEVICE_FILE, DEVICE_TREE_FILE, DEVICE_KEEP_PATH_FILE, DEVICE_ENCODE_FILE)
     return _Graphs(*files, frozenset({LENGTHS}), model.device_precision)
 
 
@@ -192,6 +203,19 @@ class _Opener:
             self.device,
             last_position=self.limits.max_context - 1,
         )
+
+    def sources(self) -> PlanSources | None:
+        """The plan of the graph that reads sources, with their cache; None for a model without an encoder."""
+        source = self.model.source
+        if source is None:
+            return None
+        session = self._open(self.graphs.encode)
+        check_encode_graph(session, self.model, source, file=self.graphs.encode)
+        profile = read_profile(source, max_batch=self.limits.max_batch)
+        entry = _entry(profile, self.graphs.precision, source_capacity(source.max_source))
+        bound = BoundSession(session, self.device, records=self.records)
+        plan = OnnxPlan(bound, self.model, entry, max_recorded=0)
+        return PlanSources(plan, self.device, self.model, source, self.limits)
 
     def _open(self, file: str) -> Any:
         path = self.bundle.model_path(self.model).with_name(file)

@@ -298,11 +298,11 @@ def check_encode_graph(
     entry: ModelEntry,
     source: SourceEntry,
     *,
-    reads_hidden: bool = False,
+    file: str = ENCODE_FILE,
 ) -> None:
     """Refuse a graph whose tensors are not those its manifest entry declares.
 
-    An encoder may answer HIDDEN too; with ``reads_hidden`` it is ``cross.onnx``, which reads that instead of tokens.
+    An encoder may answer HIDDEN too; ``cross.onnx`` reads that instead of tokens.
 
     Raises:
         BundleError: naming the graph and the tensor.
@@ -310,9 +310,9 @@ def check_encode_graph(
     past, present = cross_past_names(entry.num_layers), cross_present_names(entry.num_layers)
     inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
     outputs = {tensor.name for tensor in session.get_outputs()}
-    graph = f"{entry.path}/{CROSS_FILE if reads_hidden else ENCODE_FILE}"
+    graph = f"{entry.path}/{file}"
     for found, declared in (
-        (set(inputs), {HIDDEN if reads_hidden else SOURCE, SOURCE_LENGTH, *past}),
+        (set(inputs), {HIDDEN if file == CROSS_FILE else SOURCE, SOURCE_LENGTH, *past}),
         (outputs - {HIDDEN}, set(present)),
     ):
         if found != declared:

@@ -88,7 +88,7 @@ class OnnxSources:
     ) -> None:
         path = bundle.cross_path(entry) if encoder else bundle.encode_path(entry)
         self._session = open_session(path, num_threads=num_threads)
-        check_encode_graph(self._session, entry, source, reads_hidden=encoder is not None)
+        check_encode_graph(self._session, entry, source, file=path.name)
         self._limits, self._vocab_size = limits, source.vocab_size
         self._encoder, self._width = encoder, source.hidden_size
         # By slot, of an encoder that answers for a draft's too.

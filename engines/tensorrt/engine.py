@@ -16,12 +16,14 @@ from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.plans import PREFILL, Machine, PlanEntry, Shape, why_unfit
+from outrider.engines.bundle.text2text import SOURCE
 from outrider.engines.device.cuda import CudaDevice, compute_capability
-from outrider.engines.device.engine import PlanEngine, row_sizes
+from outrider.engines.device.engine import PlanEngine
+from outrider.engines.device.padding import row_sizes
+from outrider.engines.device.sources import READ, PlanSources, choose_read_plan
 from outrider.engines.device.tensors import CACHE_DTYPES, ModelTensors
 from outrider.engines.device.tree_plans import tree_entries
 from outrider.engines.device.trees import PlanTrees
-from outrider.engines.devices import check_has_no_encoder
 from outrider.engines.tensorrt.api import TensorRtApi, installed_apis
 from outrider.engines.tensorrt.program import TensorRtProgram
 
@@ -29,6 +31,8 @@ log = logging.getLogger(__name__)
 
 # A machine with plans of several precisions takes the first of these.
 PRECISIONS = ("float16", "bfloat16", "float8", "float32")
+# Profiles whose runs are too many or too long to record.
+_UNRECORDED = (PREFILL, READ)
 
 
 def open_tensorrt(
@@ -47,10 +51,8 @@ def open_tensorrt(
 
     Raises:
         BundleError: a plan is not what the manifest says of it.
-        EngineError: the model has an encoder, or there is no TensorRT, no such device, or no plan that fits them;
-            says why for each plan.
+        EngineError: there is no TensorRT, no such device, or no plan that fits them; says why for each plan.
     """
-    check_has_no_encoder(model)
     manifest = bundle.manifest
     api = serving_api(installed_apis(), manifest, device.compute_capability)
     machine = api.machine(device.compute_capability)
@@ -65,6 +67,11 @@ def open_tensorrt(
         last = limits.max_context - 1
         verify, keep = map(load, chosen.verify), map(load, chosen.keep)
         trees = PlanTrees([*verify], [*keep], device, last_position=last)
+    sources = None
+    if model.source is not None:
+        precision = chosen.chains[0].precision
+        entry = choose_read_plan(manifest.plans, part, precision=precision, machine=machine)
+        sources = PlanSources(load(entry), device, model, model.source, limits)
     return PlanEngine(
         [load(entry) for entry in chosen.chains],
         device,
@@ -73,6 +80,7 @@ def open_tensorrt(
         owns_device=owns_device,
         row_sizes=row_sizes(limits.max_batch),
         trees=trees,
+        sources=sources,
     )
 
 
@@ -157,7 +165,10 @@ def serving_api(
     for api in apis:
         try:
             for part in ("target",) if manifest.draft is None else ("target", "draft"):
-                choose_plans(manifest.plans, part, api.machine(compute_capability))
+                machine = api.machine(compute_capability)
+                precision = choose_plans(manifest.plans, part, machine)[0].precision
+                if manifest.text2text is not None:
+                    choose_read_plan(manifest.plans, part, precision=precision, machine=machine)
         except EngineError as error:
             reasons.append(str(error))
         else:
@@ -201,7 +212,8 @@ class TensorRtPlan:
         self._device = device
         self._tensors = ModelTensors(model, entry)
         self._program = TensorRtProgram(api, device, bundle, entry)
-        self._program.check_aliases(self._tensors.pairs)
+        reads = SOURCE in self._program.inputs
+        self._program.check_aliases(self._tensors.source_pairs if reads else self._tensors.pairs)
         num_bytes = self._program.scratch_bytes
         self._scratch = device.allocate(num_bytes)
         self._program.prepare(self._scratch, num_bytes)
@@ -218,7 +230,7 @@ class TensorRtPlan:
         Raises:
             EngineError: the library refuses, in its own words.
         """
-        repeats = self.entry.profiles[profile].name != PREFILL
+        repeats = self.entry.profiles[profile].name not in _UNRECORDED
         self._program.run(profile, self._tensors.call(shape, addresses), may_record=repeats)
 
     def close(self) -> None:

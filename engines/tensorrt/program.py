@@ -17,6 +17,7 @@ from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.names import ANCESTORS, COLUMNS, TOKENS
 from outrider.engines.bundle.plans import PlanEntry
+from outrider.engines.bundle.text2text import SOURCE
 from outrider.engines.device.base import Call, DeviceTensor
 from outrider.engines.device.cuda import CudaDevice, RecordedWork
 from outrider.engines.device.recordings import Recordings
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 # Recordings kept per plan.
 _MAX_RECORDINGS = 128
 # Inputs whose second axis is a profile's tokens.
-_SPANS = (TOKENS, ANCESTORS, *COUNTED)
+_SPANS = (TOKENS, ANCESTORS, SOURCE, *COUNTED)
 
 
 class TensorRtProgram:

@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import names
-from outrider.engines.bundle.text2text import ENCODE_FILE, SOURCE_LENGTH
+from outrider.engines.bundle.text2text import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
 from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.twin import HALF_KINDS, twin_of
@@ -46,8 +46,11 @@ class GraphRunner:
         self._session = open_graph(path, maps_weights=maps_weights, exact_blocks=exact_blocks)
         self._encoder: Any = None
         if facts.source is not None:
+            is_device = path.name in names.DEVICE_FILES
             self._encoder = open_graph(
-                path.with_name(ENCODE_FILE), maps_weights=maps_weights, exact_blocks=exact_blocks
+                path.with_name(DEVICE_ENCODE_FILE if is_device else ENCODE_FILE),
+                maps_weights=maps_weights,
+                exact_blocks=exact_blocks,
             )
         self._feeds = GraphFeeds(self._session, facts)
         self._sizes = batch, capacity, source_capacity

@@ -9,12 +9,17 @@ equal bits for spans of every length.
 ``device_tree.onnx`` verifies trees under a mask, ``device_keep_path.onnx`` moves a kept path; see
 ``export.graph.trees``. Heads are not grouped: that is for the CPU.
 
+``device_encode.onnx`` is ``encode.onnx`` for the same provider, where the model has an encoder. It writes sources from
+column ``source_length - source_length`` on, a zero of each row that is computed on the device.
+
 With a 16-bit precision caches and products have that type; norms, rotations and the residual stay float32. Fused
 attention kernels take 16 bits alone. Matrices are read as ``export.weights.half_weights`` or ``blocks`` stores them;
-what of them needs another type, such as the scales of blocks, is stored in ``device.onnx.data``.
+what of them needs another type, such as the scales of blocks, is stored in ``device.onnx.data``, and in
+``device_encode.onnx.data``.
 
-Requires Attention that is causal over its cache. Ensures the same function up to rounding; no weight is stored twice
-but blocks of integers where the precision is bfloat16 (``export.weights.block_products``).
+Requires Attention that is causal over its cache, or reads a source by its length. Ensures the same function up to
+rounding; no weight is stored twice but blocks of integers where the precision is bfloat16
+(``export.weights.block_products``).
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import names
+from outrider.engines.bundle.text2text import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
 from outrider.export.graph.attention_kinds import (
     LENGTHS,
     AttentionKind,
@@ -41,7 +47,10 @@ from outrider.export.weights.half_weights import HALF_TYPES
 
 FLOAT32 = "float32"
 _KINDS = {FLOAT32: ir.DataType.FLOAT, **HALF_TYPES}
-_DATA_FILE = f"{names.DEVICE_FILE}.data"
+# Input of TensorScatter-24: the columns that rows are written from.
+_WRITE_INDICES = 2
+# Constants of a model's graphs, in a file beside the first of them.
+_WITH_DATA = (names.DEVICE_FILE, DEVICE_ENCODE_FILE)
 
 
 def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> None:
@@ -57,25 +66,30 @@ def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> Non
             graph without positions.
     """
     drop_device_graphs(path)
-    kind, stored = _KINDS[precision], _Constants(path.with_name(_DATA_FILE))
-    _derive(path, path.with_name(names.DEVICE_FILE), kind, stored, takes_trees=False)
+    kind = _KINDS[precision]
+    out, encode_out = (path.with_name(name) for name in _WITH_DATA)
+    constants = _Constants(out)
+    _derive(path, out, kind, constants)
     if with_trees:
-        _derive(path, path.with_name(names.DEVICE_TREE_FILE), kind, stored, takes_trees=True)
+        tree_out = path.with_name(names.DEVICE_TREE_FILE)
+        _derive(path, tree_out, kind, constants, takes_trees=True)
         keeper = keep_path_graph(ir.load(path).graph, kind)
         ir.save(keeper, path.with_name(names.DEVICE_KEEP_PATH_FILE))
+    if (encode_path := path.with_name(ENCODE_FILE)).exists():
+        _derive(encode_path, encode_out, kind, _Constants(encode_out))
 
 
 def drop_device_graphs(path: Path) -> None:
     """Remove the graphs of accelerators beside the canonical graph at ``path``, where there are any."""
-    for name in (*names.DEVICE_FILES, _DATA_FILE):
+    for name in (*names.DEVICE_FILES, DEVICE_ENCODE_FILE, *(f"{one}.data" for one in _WITH_DATA)):
         path.with_name(name).unlink(missing_ok=True)
 
 
 class _Constants:
-    """The constants of a model's graphs that are not among the canonical graph's, in one file."""
+    """The constants of graphs that are not among their canonical graph's, in one file beside the first of them."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, first: Path) -> None:
+        self._path = first.with_name(f"{first.name}.data")
         self._tensors: dict[str | None, ir.ExternalTensor] = {}
 
     def store(self, values: Sequence[ir.Value]) -> None:
@@ -91,12 +105,14 @@ class _Constants:
 
 
 def _derive(
-    path: Path, out: Path, kind: ir.DataType, stored: _Constants, *, takes_trees: bool
+    path: Path, out: Path, kind: ir.DataType, stored: _Constants, *, takes_trees: bool = False
 ) -> None:
     model = ir.load(path)
     graph = model.graph
     drop_query_padding(graph)
     _give_lengths(graph, path.parent.name)
+    if path.name == ENCODE_FILE:
+        _write_from_zero(graph)
     if takes_trees:
         give_tree_inputs(graph, path.parent.name)
     if kind is not ir.DataType.FLOAT:
@@ -112,12 +128,34 @@ def _derive(
 
 
 def _give_lengths(graph: ir.Graph, where: str) -> None:
-    """Add lengths as an input, and replace those that attention computes from ``start``."""
-    lengths = put_input(graph, names.LENGTHS, ir.DataType.INT64, ["batch"])
+    """Let attention read lengths that are inputs: those of texts are added, those of sources are there.
+
+    Raises:
+        BundleError: attention reads neither a text nor a source by its length.
+    """
+    inputs = {value.name: value for value in graph.inputs}
+    given: dict[AttentionKind | None, ir.Value] = {}
+    if names.START in inputs:
+        lengths = put_input(graph, names.LENGTHS, ir.DataType.INT64, ["batch"])
+        given[AttentionKind.SELF] = lengths
+    if SOURCE_LENGTH in inputs:
+        given |= dict.fromkeys((AttentionKind.SOURCE, AttentionKind.ENCODER), inputs[SOURCE_LENGTH])
     for node in attention_nodes(graph):
-        if attention_kind(node) is not AttentionKind.SELF:
+        kind = attention_kind(node)
+        if kind not in given:
             raise BundleError(f"{where}: an Attention node is not causal over a cache by lengths")
-        node.replace_input_with(LENGTHS, lengths)
+        node.replace_input_with(LENGTHS, given[kind])
+
+
+def _write_from_zero(graph: ir.Graph) -> None:
+    """Compute the column that sources are written from, zero, on the device: the canonical graph does with a shape."""
+    length = next(value for value in graph.inputs if value.name == SOURCE_LENGTH)
+    zero = ir.node("Sub", [length, length])
+    zero.outputs[0].name, zero.outputs[0].type = "first_column", length.type
+    graph.insert_before(graph[0], zero)
+    for node in graph:
+        if node.op_type == "TensorScatter":
+            node.replace_input_with(_WRITE_INDICES, zero.outputs[0])
 
 
 def _slice_unequal_parts(graph: ir.Graph) -> None:

@@ -87,7 +87,7 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
     with scratch_folder(root.parent, f".{root.name}.plans-") as building:
         entries: list[PlanEntry] = []
         for part, capability in product(parts, capabilities):
-            for size in sizes if part.has_cache else (0,):
+            for size in part.capacities(sizes):
                 entry = _plan_entry(api, part, options, capability, size)
                 file = building / f"{len(entries)}.plan"
                 file.write_bytes(_build(api, part, entry, options, building, report))
@@ -125,7 +125,7 @@ def _build(
     derived = part.derive(folder, entry.precision, entry.capacity)
     job = PlanJob(
         graph=derived.graph,
-        num_layers=derived.num_attentions,
+        num_attentions=derived.num_attentions,
         profiles=entry.profiles,
         precision=entry.precision,
         compute_capability=entry.compute_capability,

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.names import key_name, new_key_name, new_value_name, value_name
+from outrider.engines.bundle.names import past_names, present_names
 from outrider.engines.bundle.plans import Profile, Range
+from outrider.engines.bundle.text2text import cross_past_names, cross_present_names
 from outrider.engines.tensorrt.api import TensorRtApi, make_logger
 
 if TYPE_CHECKING:
@@ -29,17 +30,17 @@ class PlanJob:
 
     Attributes:
         graph: file that ``export.tensorrt.graph`` wrote.
-        num_layers: of the model; 0 for a sampler graph.
+        num_attentions: attention layers of the graph.
         profiles: in the order of the plan's profile indices.
         precision: of weights, caches and matrix products.
         compute_capability: of the GPUs to build for, for example "8.0".
         timing_cache: file of measured kernel choices, read and renewed where the flavour has them;
             None for none.
-        updates: names of further tensors read and written in place.
+        updates: names of tensors read and written in place, such as caches.
     """
 
     graph: Path
-    num_layers: int
+    num_attentions: int
     profiles: tuple[Profile, ...]
     precision: str
     compute_capability: str
@@ -80,7 +81,7 @@ def build_plan(api: TensorRtApi, job: PlanJob, report: Report) -> bytes:
     # No flag for types: both flavours have strongly typed networks only.
     network: trt.INetworkDefinition = builder.create_network(0)
     parse_graph(api, network, logger, job.graph)
-    check_network(read_network(api, network), job.num_layers, job.updates)
+    check_network(read_network(api, network), job.num_attentions, job.updates)
     config: trt.IBuilderConfig = builder.create_builder_config()
     if api.builds_ahead_of_time:
         api.set_compute_capability(config, job.compute_capability)
@@ -151,19 +152,19 @@ def _read_attention(attention: trt.IAttention) -> AttentionFacts:
 
 
 def check_network(
-    facts: NetworkFacts, num_layers: int, updates: frozenset[tuple[str, str]] = frozenset()
+    facts: NetworkFacts, num_attentions: int, updates: frozenset[tuple[str, str]]
 ) -> None:
     """Refuse a network that does not compute what its graph does.
 
-    ``updates`` are in-place tensors beside the caches of the model's ``num_layers`` layers.
+    ``updates`` are the tensors that are to be updated in place.
 
     Raises:
         EngineError: naming the layer and what is wrong with it.
     """
-    if len(facts.attentions) != num_layers:
+    if len(facts.attentions) != num_attentions:
         raise EngineError(
-            f"the parsed network has {len(facts.attentions)} ATTENTION layers, the model "
-            f"{num_layers} layers: attention was taken apart, or is not attention"
+            f"the parsed network has {len(facts.attentions)} ATTENTION layers, the graph "
+            f"{num_attentions}: attention was taken apart, or is not attention"
         )
     for attention in facts.attentions:
         if attention.causal_kind != "NONE" or attention.has_lengths:
@@ -173,9 +174,8 @@ def check_network(
             )
         if attention.mask_shape is None or len(attention.mask_shape) != 4:
             raise EngineError(f"{attention.name}: the parser lost the mask of this attention")
-    wanted = cache_updates(num_layers) | updates
-    if facts.cache_updates != wanted:
-        names = sorted(name for pair in facts.cache_updates ^ wanted for name in pair)
+    if facts.cache_updates != updates:
+        names = sorted(name for pair in facts.cache_updates ^ updates for name in pair)
         raise EngineError(
             "caches without a KV_CACHE_UPDATE layer from input to output, which would be copied "
             f"in every step: {', '.join(names)}"
@@ -184,9 +184,14 @@ def check_network(
 
 def cache_updates(num_layers: int) -> frozenset[tuple[str, str]]:
     """Return the names of the layers' caches before and after an update in place."""
-    names = [(key_name(layer), new_key_name(layer)) for layer in range(num_layers)]
-    names += [(value_name(layer), new_value_name(layer)) for layer in range(num_layers)]
-    return frozenset(names)
+    return frozenset(zip(past_names(num_layers), present_names(num_layers), strict=True))
+
+
+def source_updates(num_layers: int) -> frozenset[tuple[str, str]]:
+    """Return the same of the caches of sources, which a graph that reads them writes."""
+    return frozenset(
+        zip(cross_past_names(num_layers), cross_present_names(num_layers), strict=True)
+    )
 
 
 def _add_profile(

@@ -10,7 +10,8 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import KEEP_PATH_FILE, MODEL_FILE, TREE_FILE
-from outrider.engines.bundle.plans import Profile, derive_profiles
+from outrider.engines.bundle.plans import Profile, derive_profiles, source_capacity
+from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
 from outrider.engines.device.sampling.plans import SAMPLER_PRECISION, sampler_parts, sampler_profile
 from outrider.engines.device.sampling.tensors import (
     KEPT_ROWS,
@@ -18,9 +19,10 @@ from outrider.engines.device.sampling.tensors import (
     SAMPLER_FOLDER,
     keeps_rows,
 )
+from outrider.engines.device.sources import read_part, read_profile
 from outrider.engines.device.tree_plans import keep_part, keep_profile, tree_part, tree_profile
-from outrider.export.tensorrt.graph import derive_graph
-from outrider.export.tensorrt.network import cache_updates
+from outrider.export.tensorrt.graph import derive_graph, derive_read_graph
+from outrider.export.tensorrt.network import cache_updates, source_updates
 from outrider.export.tensorrt.trees import derive_keep_graph, derive_tree_graph
 
 TARGET, DRAFT = MODELS = ("target", "draft")
@@ -34,8 +36,8 @@ class Derived:
 
     Attributes:
         graph: the file.
-        num_attentions: attention layers, each with two caches updated in place.
-        updates: names of further tensors read and written in place.
+        num_attentions: attention layers.
+        updates: names of tensors read and written in place.
     """
 
     graph: Path
@@ -60,6 +62,7 @@ class PlanPart:
         derive: its graph for TensorRT's parser; raises BundleError where it cannot be derived.
         weights: storage of its weights in the bundle; empty where it has none.
         has_cache: whether there is a plan per capacity of the cache, in the precision asked for.
+        own_capacity: of a cache that has one capacity, whatever is asked for.
     """
 
     name: str
@@ -68,6 +71,13 @@ class PlanPart:
     derive: Derive
     weights: str = ""
     has_cache: bool = True
+    own_capacity: int = 0
+
+    def capacities(self, asked: Sequence[int]) -> Sequence[int]:
+        """Return the capacities of its plans; 0 of one without a cache."""
+        if self.own_capacity:
+            return (self.own_capacity,)
+        return asked if self.has_cache else (0,)
 
     def precision(self, asked: str) -> str:
         """Return the precision of its plans where one is asked for; samplers have their own."""
@@ -97,8 +107,19 @@ def _model_part(
         )
 
     def derive(folder: Path, precision: str, capacity: int) -> Derived:
-        write(bundle.model_path(model), folder / file, capacity=capacity, precision=precision)
-        return Derived(graph=folder / file, num_attentions=model.num_layers)
+        sources = 0 if model.source is None else source_capacity(model.source.max_source)
+        write(
+            bundle.model_path(model),
+            folder / file,
+            capacity=capacity,
+            precision=precision,
+            source_capacity=sources,
+        )
+        return Derived(
+            graph=folder / file,
+            num_attentions=(2 if sources else 1) * model.num_layers,
+            updates=cache_updates(model.num_layers),
+        )
 
     return PlanPart(
         name=tree_part(part) if has_trees else part,
@@ -106,6 +127,29 @@ def _model_part(
         profiles=profiles,
         derive=derive,
         weights=model.weights,
+    )
+
+
+def _read_part(bundle: Bundle, model: ModelEntry, source: SourceEntry, part: str) -> PlanPart:
+    """Return the part that reads sources of a model."""
+
+    def profiles(gamma: int, opt_batch: int) -> tuple[Profile, ...]:
+        return (read_profile(source, max_batch=bundle.manifest.max_batch, opt_batch=opt_batch),)
+
+    def derive(folder: Path, precision: str, capacity: int) -> Derived:
+        graph = folder / ENCODE_FILE
+        path = bundle.encode_path(model)
+        num_attentions = derive_read_graph(path, graph, capacity=capacity, precision=precision)
+        updates = source_updates(model.num_layers)
+        return Derived(graph=graph, num_attentions=num_attentions, updates=updates)
+
+    return PlanPart(
+        name=read_part(part),
+        label=f"{part}-{PurePosixPath(ENCODE_FILE).stem}",
+        profiles=profiles,
+        derive=derive,
+        weights=model.weights,
+        own_capacity=source_capacity(source.max_source),
     )
 
 
@@ -151,13 +195,9 @@ def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
         wanted: of ``PARTS``; empty for all that the bundle has but trees.
 
     Raises:
-        BundleError: there is no such part, the bundle lacks it, or its models have encoders.
+        BundleError: there is no such part, or the bundle lacks it.
     """
     manifest = bundle.manifest
-    if manifest.text2text is not None:
-        raise BundleError(
-            "no plans are built of models with an encoder; ONNX Runtime serves them on the CPU"
-        )
     for part in wanted:
         if part not in PARTS:
             raise BundleError(f"part {part!r}: must be one of {', '.join(PARTS)}")
@@ -171,6 +211,11 @@ def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
         raise BundleError(f"part {TREES!r}: no model of the bundle takes trees; export it again")
     chosen = wanted or (*MODELS, SAMPLER_FOLDER)
     parts = [_model_part(bundle, model, part) for part, model in models.items() if part in chosen]
+    parts += [
+        _read_part(bundle, model, model.source, part)
+        for part, model in models.items()
+        if part in chosen and model.source is not None
+    ]
     if SAMPLER_FOLDER in chosen:
         parts += [_sampler_part(bundle, file) for file in sampler_parts(manifest)]
     for part, model in with_trees.items() if TREES in chosen else ():

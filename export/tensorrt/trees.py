@@ -15,7 +15,9 @@ from outrider.export.tensorrt.graph import DATA_TYPES, derive_graph, fix_capacit
 from outrider.export.weights.half_products import is_cache
 
 
-def derive_tree_graph(source: Path, out: Path, *, capacity: int, precision: str) -> None:
+def derive_tree_graph(
+    source: Path, out: Path, *, capacity: int, precision: str, source_capacity: int = 0
+) -> None:
     """Write the graph that verifies trees to ``out``; arguments are those of ``derive_graph``.
 
     Raises:
@@ -25,7 +27,14 @@ def derive_tree_graph(source: Path, out: Path, *, capacity: int, precision: str)
     def mask(graph: ir.Graph) -> None:
         give_tree_inputs(graph, source.parent.name)
 
-    derive_graph(source, out, capacity=capacity, precision=precision, mask=mask)
+    derive_graph(
+        source,
+        out,
+        capacity=capacity,
+        precision=precision,
+        source_capacity=source_capacity,
+        mask=mask,
+    )
 
 
 def derive_keep_graph(source: Path, out: Path, *, capacity: int, precision: str) -> None:

@@ -6,11 +6,12 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import names
+from outrider.engines.bundle.text2text import SOURCE
 
 # Operators that move values without computing: their result keeps the 16 bits.
 _MOVING = frozenset({"Transpose", "Reshape", "Gather", "DequantizeLinear", "Identity"})
-# How many leading inputs of an operator are to be of the 16-bit type.
-_COMPUTING = {"MatMul": 2, "Gemm": 3, "MatMulNBits": 1, "Attention": 3, "TensorScatter": 2}
+# How many leading inputs of an operator are to be of the 16-bit type; of Attention, a bias of the scores too.
+_COMPUTING = {"MatMul": 2, "Gemm": 3, "MatMulNBits": 1, "Attention": 4, "TensorScatter": 2}
 
 
 def is_cache(name: str) -> bool:
@@ -46,13 +47,15 @@ class HalfPass:
             BundleError: a weight is beyond float16.
         """
         for value in (*self._graph.inputs, *self._graph.outputs):
-            if is_cache(value.name or ""):
+            if is_cache(value.name or "") or is_source_cache(value.name or ""):
                 value.type = ir.TensorType(self._kind)
         weights = self._weights()
         for weight in weights:
             self._narrow(weight)
         for node in list(self._graph):
-            if node.op_type in _COMPUTING and self._has_half(node):
+            # That of an encoder may read what was split, in float32.
+            is_attention = node.op_type == "Attention"
+            if is_attention or (node.op_type in _COMPUTING and self._has_half(node)):
                 self._cast_inputs(node, _COMPUTING[node.op_type], self._kind)
             elif node.op_type in _MOVING and self._has_half(node):
                 pass
@@ -116,13 +119,16 @@ class HalfPass:
         return self._casts[key]
 
     def _widen_logits(self) -> None:
-        """Cast the logits to float32."""
+        """Cast the logits, if there are any, to float32."""
         index, old = next(
-            (index, value)
-            for index, value in enumerate(self._graph.outputs)
-            if value.name == names.LOGITS
+            (
+                (index, value)
+                for index, value in enumerate(self._graph.outputs)
+                if value.name == names.LOGITS
+            ),
+            (0, None),
         )
-        if old.dtype is not self._kind:
+        if old is None or old.dtype is not self._kind:
             return
         old.name = f"{names.LOGITS}.half"
         node = ir.node("Cast", [old], attributes={"to": ir.DataType.FLOAT.value})
@@ -147,4 +153,4 @@ def _root(value: ir.Value | None) -> ir.Value | None:
 
 
 def _is_tokens(value: ir.Value | None) -> bool:
-    return value is not None and value.name == names.TOKENS
+    return value is not None and value.name in (names.TOKENS, SOURCE)

@@ -160,7 +160,8 @@ def _round(
     return Round(
         rows=rows,
         starts=[request.num_computed for request in live[:num_rows]],
-        draft_starts=[] if ready is None else ready.computed[:num_rows],
+        # A row whose source the draft model has not read takes no part.
+        draft_starts=[] if ready is None else [max(0, n) for n in ready.computed[:num_rows]],
     )
 
 

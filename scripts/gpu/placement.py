@@ -38,6 +38,8 @@ _POSITIONS = 5
 _SIZES = {
     "wanted": 1,
     "capacity": 256,
+    "length": 64,
+    "memory": 128,
     "positions": _POSITIONS,
     "answers": NUM_ANSWERS + _POSITIONS,
     "kept": 2,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.files import hash_files
+from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.bundle.text2text import TEXT, SourceEntry
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.pipeline import WEIGHT_KINDS, _half_logits, _part, export_bundle
@@ -32,7 +35,8 @@ def test_bundle_describes_both_encoders(tiny_text2text_bundle: Path) -> None:
     assert bundle.limits(target).max_source == 96
     for model in ("target", "draft"):
         graphs = {name for name in manifest.files if name.startswith(f"{model}/")}
-        assert {f"{model}/{one}.onnx" for one in ("encode", "model", "grouped", "tree")} <= graphs
+        files = ("encode", "model", "grouped", "tree", "device", "device_tree", "device_encode")
+        assert {f"{model}/{one}.onnx" for one in files} <= graphs
         assert {one for one in graphs if one.endswith(".data")} == {f"{model}/model.onnx.data"}
         assert manifest.certificate[model]["tolerance"] >= 1e-4
 
@@ -46,21 +50,34 @@ def test_texts_begin_as_the_checkpoint_says(tiny_text2text_bundle: Path) -> None
     assert manifest.eos_token_ids == (1,)
 
 
-def test_no_graphs_for_accelerators_are_promised(tiny_text2text_bundle: Path) -> None:
-    bundle = load_bundle(tiny_text2text_bundle)
-    target = bundle.manifest.target
-    assert target.device_precision == ""
-    assert not [name for name in bundle.manifest.files if name.startswith("target/device")]
+def test_graphs_for_accelerators_are_certified(tiny_text2text_bundle: Path) -> None:
+    manifest = load_bundle(tiny_text2text_bundle).manifest
+    assert manifest.target.device_precision == "float32"
+    found = manifest.certificate["target"]["device"]
+    for case in ("verify", "read_longest", "source_reused", "tree_masks", "tree_paths"):
+        assert found[case]["num_greedy_equal"] == found[case]["num_compared"] > 0
 
 
-def test_nothing_is_computed_in_16_bits_that_no_cpu_serves(tmp_path: Path) -> None:
+def test_a_bundle_without_the_encoder_of_accelerators_is_refused(
+    tiny_text2text_bundle: Path, tmp_path: Path
+) -> None:
+    root = shutil.copytree(tiny_text2text_bundle, tmp_path / "bundle")
+    (root / "target" / "device_encode.onnx").unlink()
+    manifest = load_bundle(tiny_text2text_bundle).manifest
+    write_manifest(root, replace(manifest, files=hash_files(root)))
+    with pytest.raises(BundleError, match=r"target/device_encode\.onnx: the graph .* is missing"):
+        load_bundle(root)
+
+
+def test_accelerators_compute_in_the_type_of_the_weights_or_in_float32(tmp_path: Path) -> None:
     """Where weights have 16 bits PyTorch's logits in 16 bits are the tolerance; overflow in float16 refuses nothing."""
     model = random_text2text("bart")
     model.final_logits_bias[0, 5] = 1e6
     model.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path, max_context=64)
+    halves = dict.fromkeys(("half", "float16", "int8", "int4"), "float16")
     assert {kind: _part("target", checkpoint, kind).precision for kind in WEIGHT_KINDS} == (
-        dict.fromkeys(WEIGHT_KINDS, "")
+        {**halves, "float32": "float32", "bfloat16": "bfloat16", "w8a8": ""}
     )
     kind, logits = _half_logits(_part("target", checkpoint, "float16"), max_gamma=3)
     assert kind == "bfloat16"

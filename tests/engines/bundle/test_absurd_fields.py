@@ -19,6 +19,7 @@ from outrider.engines.bundle.names import DEVICE_FILES, KEEP_PATH_FILE, MODEL_FI
 from outrider.engines.bundle.plans import PlanEntry, derive_profiles, rows_of_longest
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.bundle.text2text import (
+    DEVICE_ENCODE_FILE,
     ENCODE_FILE,
     LANGUAGE,
     SOURCE_TOKENIZER_FILE,
@@ -66,7 +67,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with a draft model, trees, graphs for accelerators, a plan and serving defaults; of empty graphs."""
     root = tmp_path_factory.mktemp("absurd") / "bundle"
     graph = helper.make_model(helper.make_graph([], "g", [], [])).SerializeToString()
-    names = (ENCODE_FILE, TREE_FILE, KEEP_PATH_FILE, *DEVICE_FILES)
+    names = (ENCODE_FILE, TREE_FILE, KEEP_PATH_FILE, DEVICE_ENCODE_FILE, *DEVICE_FILES)
     graphs = [f"target/{name}" for name in names]
     for part in ("target", "draft"):
         (root / part).mkdir(parents=True)

@@ -9,7 +9,8 @@ from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.plans import Shape
 from outrider.engines.device.base import ALIGNMENT, HostDevice
-from outrider.engines.device.engine import PlanEngine, row_sizes
+from outrider.engines.device.engine import PlanEngine
+from outrider.engines.device.padding import row_sizes
 from outrider.engines.device.trees import PlanTrees
 
 from tests.engines.contract import EngineContract, MakeEngine, extend_one, make_tokens, span

@@ -1,6 +1,5 @@
 """What the ONNX Runtime engine promises of sources beside the contract: bits, isolation, memory, translated errors."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from outrider.engines.device.base import HostDevice
 from outrider.engines.kv_cache import source_capacities, zeros
 from outrider.engines.onnx.device_plan import open_on_device
 from outrider.engines.onnx.engine import OnnxEngine
-from outrider.engines.opening import choose_device, open_engine, open_pair
+from outrider.engines.opening import open_engine
 from outrider.engines.pair import source_memory
 
 from tests.engines import handmade_sources
@@ -332,24 +331,7 @@ def test_a_decoder_alone_reads_nothing(tmp_path: Path) -> None:
             refused()
 
 
-OPENERS: dict[str, Callable[[Bundle], object]] = {
-    "engine": lambda bundle: open_engine(bundle, "target", device="cuda"),
-    "pair": lambda bundle: open_pair(bundle, device="tensorrt:1"),
-    "asked for": lambda bundle: choose_device("cuda:1", bundle),
-    "plan": lambda bundle: open_on_device(bundle, bundle.manifest.target, HostDevice()),
-}
-
-
-@pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
-def test_accelerators_refuse_a_model_with_an_encoder(
-    bundle: Bundle, opener: Callable[[Bundle], object]
-) -> None:
-    with pytest.raises(EngineError, match=r"target: .* encoder.* CPU alone: device cpu"):
-        opener(bundle)
-
-
-def test_auto_serves_a_model_with_an_encoder_on_the_cpu(bundle: Bundle) -> None:
-    choice = choose_device("auto", bundle)
-    assert choice.device.kind == "cpu"
-    assert "encoder" in choice.reason
-    assert open_engine(bundle, "target", device="auto").limits.max_source == MAX_SOURCE
+def test_a_bundle_of_before_accelerators_read_sources_is_refused_there(bundle: Bundle) -> None:
+    reason = r"target: no device\.onnx; export the bundle again"
+    with pytest.raises(BundleError, match=reason):
+        open_on_device(bundle, bundle.manifest.target, HostDevice(), runs_device_graphs=True)

@@ -14,6 +14,7 @@ from outrider.engines.bundle.manifest import Manifest, write_manifest
 from outrider.engines.bundle.plans import Machine
 from outrider.engines.device.cuda import compute_capability
 from outrider.engines.device.sampling.plans import sampler_profile
+from outrider.engines.device.sources import choose_read_plan
 from outrider.engines.devices import Device
 from outrider.engines.tensorrt.api import RTX, find_api
 from outrider.engines.tensorrt.engine import choose_engine_plans, smallest_plan
@@ -279,8 +280,22 @@ def test_the_demo_pair_becomes_plans(tmp_path: Path) -> None:
     assert weights / 2 < sizes["target"] < weights
 
 
-def test_plans_of_models_with_an_encoder_are_refused(tiny_text2text_bundle: Path) -> None:
-    before = (tiny_text2text_bundle / "manifest.json").read_bytes()
-    with pytest.raises(BundleError, match="no plans are built of models with an encoder"):
-        build(tiny_text2text_bundle)
-    assert (tiny_text2text_bundle / "manifest.json").read_bytes() == before
+def test_a_model_with_an_encoder_has_a_plan_that_reads_sources(
+    tiny_text2text_bundle: Path, tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(tiny_text2text_bundle, tmp_path / "bundle"))
+    manifest = build(root)
+    plans = {plan.part: plan for plan in manifest.plans}
+    assert plans.keys() == {*MODELS, *(f"{part}/encode.onnx" for part in MODELS)}
+    reads = plans["target/encode.onnx"]
+    assert (reads.capacity, reads.precision) == (128, "float16")
+    (profile,) = reads.profiles
+    assert (profile.batch, profile.tokens) == ((1, 8, 8), (2, 64, 96))
+    machine = Machine(RTX, VERSION, "8.0")
+    found = choose_read_plan(manifest.plans, "target", precision="float16", machine=machine)
+    assert found == reads
+    for other in ({"precision": "float32"}, {"machine": machine._replace(version="1")}):
+        with pytest.raises(EngineError, match=r"no TensorRT plan of target/encode\.onnx in float"):
+            choose_read_plan(
+                manifest.plans, "target", **{"precision": "float16", "machine": machine} | other
+            )

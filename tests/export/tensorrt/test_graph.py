@@ -24,6 +24,7 @@ from outrider.export.tensorrt.network import (
     NetworkFacts,
     PlanJob,
     build_plan,
+    cache_updates,
     check_network,
     parse_graph,
     read_network,
@@ -180,7 +181,8 @@ def test_a_weight_beyond_float16_names_the_way_out(graphs: dict[str, Path], tmp_
 def job(graph: Path, precision: str = "float16", compute_capability: str = "8.0") -> PlanJob:
     return PlanJob(
         graph=graph,
-        num_layers=NUM_LAYERS,
+        num_attentions=NUM_LAYERS,
+        updates=cache_updates(NUM_LAYERS),
         profiles=derive_profiles(max_batch=4, max_extend=16, max_gamma=4, gamma=2),
         precision=precision,
         compute_capability=compute_capability,
@@ -255,7 +257,7 @@ def test_the_demo_pair_has_a_native_cache_in_every_layer(part: str, tmp_path: Pa
     facts = facts_of(out)
     assert num_layers >= 2
     assert (len(facts.attentions), len(facts.cache_updates)) == (num_layers, 2 * num_layers)
-    check_network(facts, num_layers)
+    check_network(facts, num_layers, cache_updates(num_layers))
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -271,7 +273,7 @@ def test_every_layer_has_one_attention_and_a_pair_of_cache_updates(
         assert attention.causal_kind == "NONE"
         assert attention.mask_shape == (-1, 1, -1, CAPACITY)
         assert not attention.has_lengths
-    check_network(facts, NUM_LAYERS)
+    check_network(facts, NUM_LAYERS, cache_updates(NUM_LAYERS))
 
 
 def test_what_the_parser_makes_of_lengths_is_refused(
@@ -298,8 +300,8 @@ PAIRS = frozenset({("key.0", "new_key.0"), ("value.0", "new_value.0")})
 @pytest.mark.parametrize(
     ("attentions", "updates", "reason"),
     [
-        ((), PAIRS, "0 ATTENTION layers, the model 1"),
-        ((GOOD, GOOD), PAIRS, "2 ATTENTION layers, the model 1"),
+        ((), PAIRS, "0 ATTENTION layers, the graph 1"),
+        ((GOOD, GOOD), PAIRS, "2 ATTENTION layers, the graph 1"),
         ((replace(GOOD, causal_kind="LOWER_RIGHT"),), PAIRS, "a: the parser set causal_kind LOWER"),
         ((replace(GOOD, has_lengths=True),), PAIRS, "a: the parser set causal_kind NONE"),
         ((replace(GOOD, mask_shape=None),), PAIRS, "a: the parser lost the mask"),
@@ -311,7 +313,7 @@ def test_a_misunderstood_network_is_refused_by_layer(
     attentions: tuple[AttentionFacts, ...], updates: frozenset[tuple[str, str]], reason: str
 ) -> None:
     with pytest.raises(EngineError, match=reason):
-        check_network(NetworkFacts(attentions=attentions, cache_updates=updates), 1)
+        check_network(NetworkFacts(attentions=attentions, cache_updates=updates), 1, PAIRS)
 
 
 class KeepingApi(TensorRtApi):
@@ -338,7 +340,7 @@ def test_measured_kernel_choices_are_given_back_to_the_next_build(
     )
     asked = PlanJob(
         graph=tiny_bundle / "sampler" / "propose_greedy.onnx",
-        num_layers=0,
+        num_attentions=0,
         profiles=(sampler_profile(bundle.manifest, gamma=2, opt_batch=2),),
         precision="float32",
         compute_capability="8.0",

@@ -12,7 +12,7 @@ from outrider.engines.bundle.names import past_names
 from outrider.engines.bundle.plans import Profile, Range
 from outrider.engines.device.tree_plans import keep_profile, tree_profile
 from outrider.engines.tensorrt.api import RTX, find_api
-from outrider.export.tensorrt.network import PlanJob, build_plan, check_network
+from outrider.export.tensorrt.network import PlanJob, build_plan, cache_updates, check_network
 from outrider.export.tensorrt.trees import derive_keep_graph, derive_tree_graph
 
 from tests.export.tensorrt.test_graph import facts_of
@@ -101,7 +101,7 @@ def test_every_layer_has_one_masked_attention_and_a_pair_of_cache_updates(
     for attention in facts.attentions:
         assert (attention.causal_kind, attention.has_lengths) == ("NONE", False)
         assert attention.mask_shape == (-1, 1, -1, CAPACITY)
-    check_network(facts, model.num_layers)
+    check_network(facts, model.num_layers, cache_updates(model.num_layers))
 
 
 def test_a_kept_path_updates_every_cache_in_place_and_computes_nothing(
@@ -119,7 +119,7 @@ def test_a_kept_path_updates_every_cache_in_place_and_computes_nothing(
     assert facts.cache_updates == pairs
     check_network(facts, 0, frozenset(pairs))
     with pytest.raises(EngineError, match="KV_CACHE_UPDATE"):
-        check_network(facts, 0)
+        check_network(facts, 0, frozenset())
 
 
 def test_the_host_s_tree_graph_is_not_what_is_built(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -150,7 +150,8 @@ def test_a_tree_graph_in_bfloat16_becomes_a_plan(tiny_bundle: Path, tmp_path: Pa
     derive_tree_graph(bundle.model_path(model), out, capacity=CAPACITY, precision="bfloat16")
     job = PlanJob(
         graph=out,
-        num_layers=model.num_layers,
+        num_attentions=model.num_layers,
+        updates=cache_updates(model.num_layers),
         profiles=(tree_profile(bundle.manifest, model),),
         precision="bfloat16",
         compute_capability="8.0",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,11 +26,15 @@ WEIGHTS = {
     "int8-bfloat16": ("int8", "bfloat16"),
     "int4-bfloat16": ("int4", "bfloat16"),
 }
+# The same of a pair with encoders.
+SOURCES = {"text2text": ("float32", "float32"), "text2text-float16": ("float32", "float16")}
 MUTANT = "mutant"
 MODEL_GRAPHS = ("device.onnx", "device_tree.onnx", "device_keep_path.onnx")
 # All of it computes shapes: nothing of it reads what is on the device, or a node would copy it.
 ON_HOST = {
     "device.onnx": ["Squeeze"],
+    "text2text/device.onnx": ["Squeeze", "Squeeze"],
+    "text2text/device_encode.onnx": ["Squeeze", "Squeeze"],
     "device_tree.onnx": ["Concat", "Squeeze"],
     "device_keep_path.onnx": [],
     "logprobs.onnx": [],
@@ -82,22 +87,34 @@ def draw_start_to_the_host(path: Path) -> None:
     onnx.save(model, path)
 
 
+def drop_sampler(path: Path) -> None:
+    """Drop the sampler's graphs from the bundle of a model's graph: another vocabulary makes others of them."""
+    shutil.rmtree(path.parents[1] / "sampler", ignore_errors=True)
+
+
 @pytest.fixture(scope="module")
 def found(
     run_on_stubs: Callable[..., subprocess.CompletedProcess[str]],
     tiny_bundle: Path,
     tiny_checkpoints: tuple[Path, Path],
+    tiny_text2text_bundle: Path,
+    tiny_text2text_checkpoints: tuple[Path, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Found:
     """Everything found of every graph, by "bundle/model/file"; one of the bundles is a mutant."""
     root = tmp_path_factory.mktemp("placed")
     for name, kinds in WEIGHTS.items():
         store_bundle(tiny_bundle, root / name, tiny_checkpoints, *kinds)
+    for name, kinds in SOURCES.items():
+        store_bundle(
+            tiny_text2text_bundle, root / name, tiny_text2text_checkpoints, *kinds,
+            change=drop_sampler,
+        )  # fmt: skip
     store_bundle(
         tiny_bundle, root / MUTANT, tiny_checkpoints, "float16", "float16",
         change=draw_start_to_the_host,
     )  # fmt: skip
-    bundles = [str(root / name) for name in (*WEIGHTS, MUTANT)]
+    bundles = [str(root / name) for name in (*WEIGHTS, *SOURCES, MUTANT)]
     out = root / "found.json"
     done = run_on_stubs("-m", "scripts.gpu.placement", *bundles, "--json", str(out))
     assert done.stdout.startswith("| graph |")
@@ -116,6 +133,12 @@ def test_every_graph_is_opened(placed: Found) -> None:
         for part in ("target", "draft")
         for file in MODEL_GRAPHS
     }
+    models |= {
+        f"{name}/{part}/{file}"
+        for name in SOURCES
+        for part in ("target", "draft")
+        for file in (*MODEL_GRAPHS, "device_encode.onnx")
+    }
     # The same for all weights, so opened once.
     samplers = {f"float32/sampler/{file}" for file in SAMPLER_SUBMISSIONS}
     assert set(placed) == models | samplers
@@ -131,7 +154,9 @@ def test_no_tensor_crosses_to_the_host(placed: Found) -> None:
 def test_only_arithmetic_of_shapes_is_on_the_host(placed: Found) -> None:
     for graph, one in placed.items():
         operators = sorted(node.split()[0] for node in one["on_host"])
-        assert operators == ON_HOST[graph.rpartition("/")[2]], graph
+        bundle, _, file = graph.split("/")
+        of_sources = f"text2text/{file}" if bundle in SOURCES else file
+        assert operators == ON_HOST.get(of_sources, ON_HOST.get(file)), graph
         assert one["on_device"] > 0
 
 
@@ -147,6 +172,19 @@ def test_16_bits_attend_by_one_fused_kernel_whatever_the_span(placed: Found) -> 
         for file, kind in zip(LAYER_SUBMISSIONS, wanted, strict=True):
             runs = placed[f"{weights}/target/{file}"]["runs"]
             assert [run["attention"] for run in runs] == [kind] * len(_SHAPES), (weights, file)
+
+
+def test_a_source_is_attended_to_without_a_mask(placed: Found) -> None:
+    """A text's own biases are a mask to the library; within a source they are too."""
+    kinds = {
+        "text2text": ("memory-efficient",) * 2,
+        "text2text-float16": ("Flash", "memory-efficient"),
+    }
+    for name, wanted in kinds.items():
+        for file, kind in zip(("device.onnx", "device_encode.onnx"), wanted, strict=True):
+            runs = placed[f"{name}/target/{file}"]["runs"]
+            assert [run["attention"] for run in runs] == [kind] * len(_SHAPES), (name, file)
+            assert [run["num_uploads"] for run in runs] == [0] * len(_SHAPES), (name, file)
 
 
 def test_a_layer_keeps_its_number_of_launches(placed: Found) -> None:
