@@ -16,6 +16,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.validate import RequestLimits, ServedModel
+from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
 from outrider.runtime.serving.chat.conversation import PLAIN_ROLES
@@ -112,6 +113,7 @@ class Serving:
         weights_are_private: whether engines compute from memory that nobody else can write to.
         mapped: the bundle, if engines of this process compute from its files, so that these must be watched; else None.
         file_watch_s: seconds between two looks at them.
+        grammars: tries the grammars of requests; None where the model serves no ``constraints``.
         chats: renders conversations; None where the bundle has no template.
         generation_defaults: what the checkpoint asks for in generation, applied or not; JSON values.
     """
@@ -129,6 +131,7 @@ class Serving:
     weights_are_private: bool = True
     mapped: Bundle | None = None
     file_watch_s: float = 5.0
+    grammars: GrammarCompiler | None = None
     chats: ChatEncoder | None = None
     generation_defaults: Mapping[str, object] = field(default_factory=dict)
 
@@ -166,6 +169,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             bit_equality=f"BIT_EQUALITY_{serving.bit_equality.name}",
         ),
         text_to_text=_text_to_text(serving),
+        constraints=model.constraints,
         chat=_chat(serving),
         generation_defaults_json=_generation_defaults(serving),
         applies_generation_defaults=serving.defaults != NO_DEFAULTS,
