@@ -14,7 +14,7 @@ ENGINES = (
     "engines.bit_equality"
 )
 DEVICE = f"{ENGINES} engines.device engines.sampling"
-CORE = f"numpy {CONTRACTS} runtime.core"
+CORE = f"numpy {CONTRACTS} runtime.core runtime.grammar.base"
 GRPC = "grpc_status grpc_health grpc_reflection google outrider.v1"
 
 # What a package may import beside the standard library and itself; names without "outrider." are ours, and the longest
@@ -78,11 +78,11 @@ HEAVY = {
     "llguidance": "runtime.grammar",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
-LAZY = "engines.opening engines.tensorrt.api export runtime.cli outrider"
+LAZY = "engines.opening engines.tensorrt.api export runtime.cli runtime.grammar.library outrider"
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"
-# Imported for annotations only: which module it is at run time, tensorrt.api decides.
-TYPING_ONLY = {"tensorrt"}
+# Imported for annotations only: which module it is at run time, or whether it is there, is decided elsewhere.
+TYPING_ONLY = {"tensorrt", "llguidance"}
 
 
 def is_under(module: str, prefixes: str) -> bool:

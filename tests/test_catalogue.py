@@ -307,6 +307,19 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "export/test_chat_golden": ("test_what_is_stored_is_what_transformers_renders",),
     },
+    "answers with a form have the masked law, and what is forced is what it would have given": {
+        "runtime/grammar/test_answers": (
+            "test_answers_have_the_masked_law",
+            "test_sampled_trees_have_the_masked_law",
+            "test_no_drafter_and_no_neighbour_changes_a_token",
+            "test_a_failed_pass_changes_no_token",
+            "test_what_a_form_forces_against_the_request_is_a_conflict",
+        ),
+        "runtime/grammar/test_form": (
+            "test_masks_are_those_of_a_fresh_form_after_any_drafts",
+            "test_forced_tokens_are_all_that_the_masks_allow",
+        ),
+    },
     "the law of served answers, by drafter": {
         "runtime/drafters/test_laws": ("test_answers_have_the_targets_law",)
     },

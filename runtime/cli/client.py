@@ -68,6 +68,14 @@ def generate(
     length_penalty: Annotated[float | None, typer.Option(help="Of a beam's score.")] = None,
     early_stopping: Annotated[bool, typer.Option(help="End at num_beams ends.")] = False,
     exhaustive_search: Annotated[bool, typer.Option(help="End when nothing can win.")] = False,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File of a JSON schema that the answer has.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="Expression of the whole answer.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(help="File of a Lark grammar that the answer has.")
+    ] = None,
+    compact: Annotated[bool, typer.Option(help="With --json-schema: no white space.")] = False,
     beam_width: Annotated[int | None, typer.Option(help="Beams drafted per step.")] = None,
     speculate: Annotated[bool, typer.Option(help="Draft at all.")] = True,
     drafter: Annotated[str | None, typer.Option(help="Name; see outrider info.")] = None,
@@ -95,7 +103,10 @@ def generate(
     if (mode_name := f"EXACTNESS_MODE_{mode.upper()}") not in names:
         raise typer.BadParameter("must be max_accept, seed_stable or lenient", param_hint="--mode")
     with refusals():
-        quoted = None if reference is None else reference.read_text(encoding="utf-8")
+        quoted, schema, lark = (
+            None if path is None else path.read_text(encoding="utf-8")
+            for path in (reference, json_schema, grammar)
+        )
     speculation = {
         "enabled": speculate,
         "drafter": drafter,
@@ -128,6 +139,10 @@ def generate(
         "length_penalty": length_penalty,
         "early_stopping": early_stopping or None,
         "exhaustive_search": exhaustive_search or None,
+        "json_schema": schema,
+        "regex": regex,
+        "grammar": lark,
+        "disable_any_whitespace": compact or None,
     }
     options = {name: value for name, value in given.items() if value is not None}
     options["speculation"] = {k: v for k, v in speculation.items() if v is not None}

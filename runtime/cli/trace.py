@@ -1,7 +1,8 @@
 """Prints a completion like figure 1 of the paper: one line per pass of the target.
 
-Accepted draft tokens green, the rejected one red, the token that the target put in its place blue;
-without a terminal the same by marks: ``+accepted``, ``-rejected``, ``=target's``.
+Accepted draft tokens green, the rejected one red, the token that the target put in its place blue, those that the
+answer's form forced behind it dim; without a terminal the same by marks: ``+accepted``, ``-rejected``, ``=target's``,
+``~forced``.
 
 Source: Leviathan et al. 2023 (arXiv:2211.17192), figure 1.
 """
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-STYLES = {"+": "green", "-": "red strike", "=": "bold blue"}
+STYLES = {"+": "green", "-": "red strike", "=": "bold blue", "~": "dim"}
 
 
 def whole_text(prompt: str, text: str, info: wire.GetServerInfoResponse) -> str:
@@ -29,7 +30,8 @@ def step_line(step: wire.Step) -> list[tuple[str, str]]:
     if not step.HasField("next_token"):
         return accepted
     rejected = [("-", text) for text in step.drafted_text[step.num_accepted :][:1]]
-    return [*accepted, *rejected, ("=", step.next_text)]
+    forced = [("~", text) for text in step.forced_text]
+    return [*accepted, *rejected, ("=", step.next_text), *forced]
 
 
 def print_step(console: Console, number: int, step: wire.Step) -> None:
@@ -96,6 +98,8 @@ def _figures(finish: wire.Finish) -> list[tuple[str, str]]:
         ("target passes", str(report.num_steps)),
         ("drafted / accepted", f"{report.num_drafted} / {report.num_accepted}"),
     ]
+    if report.num_forced:
+        figures.append(("forced", str(report.num_forced)))
     figures.extend(
         (name, f"{getattr(report, name):.3f}")
         for name in ("alpha_hat", "draft_utilization", "tokens_per_step")

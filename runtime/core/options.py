@@ -17,10 +17,6 @@ from outrider.runtime.core.params import BeamParams, ChatParams, SpeculationPara
 
 # The caller may leave these out or say the only value that is served.
 ONLY_VALUES: Mapping[str, object] = {
-    "regex": "",
-    "json_schema": "",
-    "grammar": "",
-    "disable_any_whitespace": False,
     "adapter": "",
     "best_of": None,
 }

@@ -326,12 +326,14 @@ class StepTrace:
         num_accepted: leading draft tokens that the answer has.
         next_token: what the target added; None where the answer ended before it.
         is_prompt: whether the pass read the prompt's end, had nothing to verify, and counts as no target pass.
+        forced: what the form forced behind ``next_token``; the next pass reads it.
     """
 
     draft_tokens: tuple[int, ...]
     num_accepted: int
     next_token: int | None
     is_prompt: bool = False
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,13 +345,15 @@ class SpeculationReport:
             were judged; None without trials.
         draft_utilization: accepted / drafted (not alpha); None without drafts.
         num_steps: target passes that verified; one that read a prompt and gave the first token is none.
-        num_emitted: tokens that they emitted: the answer's, less a first token that came with the prompt.
+        num_emitted: tokens that they emitted: the answer's, less a first token that came with the prompt, and less
+            ``num_forced``.
         tokens_per_step: mean emitted tokens per target pass; None without passes.
         accepted_by_position: entry i counts rounds whose draft token i was accepted.
         drafted_by_position: entry i counts rounds that drafted at least i + 1 tokens.
         off_reason: why speculation was off or degraded for (part of) the request; None when it was on throughout.
         num_off: target passes without a draft because none was expected to gain anything.
         verifies_block: whether sampled drafts were judged as whole blocks.
+        num_forced: tokens that the form of the answer forced.
     """
 
     is_on: bool
@@ -369,6 +373,7 @@ class SpeculationReport:
     num_fallbacks: int
     num_off: int = 0
     verifies_block: bool = False
+    num_forced: int = 0
 
 
 @step_value

@@ -2,8 +2,9 @@
 
 Invariants between steps, where n is ``num_known``:
 
-* R1  A decoding request has ``num_computed == n - 1``: the last committed token has no keys yet. The first token of an
-  answer may come out of the pass over the prompt's end: its commit takes the request from prefilling to decoding.
+* R1  A decoding request has ``num_computed == n - 1 - num_pending``: the last judged token has no keys yet, nor have
+  those that its form forced behind it, which are known without being judged. The first token of an answer may come out
+  of the pass over the prompt's end: its commit takes the request from prefilling to decoding.
 * R2  ``draft_computed <= n - 1``.
 * R3  A request holds a slot exactly while it is reading, prefilling or decoding.
 * R4  Of a request with a source, nothing is computed before the target has read it, and ``draft_computed`` is -1 until
@@ -36,6 +37,7 @@ from outrider.runtime.core.params import (
 )
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.core.text import CompletionText, Decoder, IncrementalDecoder, StopScanner
+from outrider.runtime.grammar.base import MOST_FORCED, Form
 
 SEPARATOR = -1
 """Stands between source and answer in the text that drafts are found in; no token of any vocabulary."""
@@ -90,13 +92,18 @@ class Request:
         gamma: draft tokens per step wanted now, at most.
         num_computed: leading tokens valid in the target's cache.
         draft_computed: leading tokens valid in the draft's cache; -1 while the draft model has a source to read.
+        num_pending: last tokens that the form forced behind the last judged one; no pass has read them yet.
         num_unread: tokens of a source that the target has yet to read.
         num_cached: of ``num_computed``, leading tokens of the prompt that were computed for an earlier request.
         num_exact: leading tokens whose cache has the bits of chains; those behind side branches of trees may not.
+        form: what the answer's text has the form of; None for any.
         group: names the completions of one prompt that were admitted together; empty for a request alone.
         leader: the request of the group that reads the prompt for this one, which waits; None where this one reads.
         followers: the requests that this one is the leader of.
         is_scored: whether log-probabilities of the prompt are told; of a group's samples the first one's are.
+
+    Args:
+        max_forced: tokens that the form may force behind a judged one.
     """
 
     def __init__(
@@ -107,6 +114,8 @@ class Request:
         max_context: int,
         decoder: Decoder,
         submitted_at: float,
+        form: Form | None = None,
+        max_forced: int = MOST_FORCED,
     ) -> None:
         num_prompt = len(spec.prompt_tokens)
         self.spec = spec
@@ -121,8 +130,12 @@ class Request:
         self.num_computed = 0
         self.num_cached = 0
         self.num_exact = max_context
+        self.num_pending = 0
         self.num_unread = len(spec.source_tokens)
         self.draft_computed = -1 if spec.source_tokens else 0
+        self.form = form
+        # What passes gave of forced tokens is told too, where log-probabilities are: then they are judged.
+        self._max_forced = max_forced if spec.num_logprobs is None else 0
         self.group = ""
         self.leader: Request | None = None
         self.followers: Sequence[Request] = ()
@@ -253,7 +266,7 @@ class Request:
 
     def note_path(self, num_leading: int) -> None:
         """Note that a path of a tree is kept behind the next token, and how much of it is the tree's leading chain."""
-        self.num_exact = min(self.num_exact, self.num_computed + 1 + num_leading)
+        self.num_exact = min(self.num_exact, self.num_known + num_leading)
 
     def commit_scores(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Note the log-probabilities of prompt tokens from ``start + 1`` on; those noted from there on are replaced."""
@@ -315,10 +328,18 @@ class Request:
         is_prompt = self.state is State.PREFILLING
         if is_prompt:
             self.transition(RequestEvent.PROMPT_COMPUTED)
-        run, is_over = self._append(draft_tokens, verdict)
-        text, num_kept, ending = self._cut(run, is_over=is_over)
-        if num_kept < len(run):
-            self._take_back(len(run) - num_kept)
+        assert verdict.next_token is not None
+        run, is_over = self._append((*draft_tokens[: verdict.num_accepted], verdict.next_token))
+        said = run
+        if self.form is not None and not is_over:
+            forced, is_over = self._force(self.form, run)
+            said = run + forced
+        text, num_kept, ending = self._cut(said, is_over=is_over)
+        if num_kept < len(said):
+            self._take_back(len(said) - num_kept)
+            said = said[:num_kept]
+        forced = said[len(run) :]
+        run = run[:num_kept]
         if ending is not None:
             self.transition(RequestEvent.STOPPED)
         if draft_computed is not None:
@@ -327,7 +348,7 @@ class Request:
             self.stats.record(
                 gamma=len(draft_tokens),
                 num_accepted=verdict.num_accepted,
-                num_emitted=num_kept,
+                num_emitted=len(run),
                 num_fallbacks=verdict.num_fallbacks,
                 num_drafted=num_drafted,
             )
@@ -336,8 +357,12 @@ class Request:
             num_accepted=min(verdict.num_accepted, num_kept),
             next_token=verdict.next_token if num_kept > verdict.num_accepted else None,
             is_prompt=is_prompt,
+            forced=forced,
         )
-        tokens = _emitted(run[:num_kept], verdict, len(draft_tokens))
+        tokens = _emitted(run, verdict, len(draft_tokens))
+        if forced:
+            self.stats.num_forced += len(forced)
+            tokens += tuple(EmittedToken(token=t, provenance=Provenance.FORCED) for t in forced)
         prompt = self._scored_prompt() if self._owes_prompt else ()
         return Progressed(tokens=tokens, text=text, trace=trace, prompt=prompt), ending
 
@@ -376,12 +401,8 @@ class Request:
             if self.num_computed:
                 one.commit_prefill(self.num_computed)
 
-    def _append(
-        self, draft_tokens: tuple[int, ...], verdict: Verdict
-    ) -> tuple[tuple[int, ...], bool]:
-        """Append tokens up to the first end token or the limit, and say whether one of these was met."""
-        assert verdict.next_token is not None
-        run = (*draft_tokens[: verdict.num_accepted], verdict.next_token)
+    def _append(self, run: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """Append tokens, at least one, up to the first end token or the limit; say whether one of these was met."""
         cells, ends, start = self._cells, self._end_tokens, self.num_known
         end, is_over = start, False
         for token in run:
@@ -393,12 +414,42 @@ class Request:
         self.num_known, self.num_computed = end, end - 1
         return run[: end - start], is_over
 
+    def _force(self, form: Form, run: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """Append what the form forces behind a run that is appended; say whether the answer ends with it.
+
+        Raises:
+            RequestError: the form cannot be held any longer.
+        """
+        form.commit(run)
+        forced: tuple[int, ...] = ()
+        num_computed, is_over = self.num_computed, False
+        while not is_over:
+            tokens = self._uncontested(form.forced(self._max_forced - len(forced)))
+            if not tokens:
+                break
+            tokens, is_over = self._append(tokens)
+            forced += tokens
+            if not is_over:
+                form.commit(tokens)
+        self.num_computed, self.num_pending = num_computed, len(forced)
+        return forced, is_over
+
+    def _uncontested(self, forced: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the leading tokens that nothing else the request asks for may forbid; the next is judged."""
+        params = self.spec.params
+        allowed, banned = params.allowed_token_ids, {words[-1] for words in params.bad_words}
+        for index, token in enumerate(forced):
+            if token in banned or (allowed and token not in allowed):
+                return forced[:index]
+        return forced
+
     def _take_back(self, num_tokens: int) -> None:
         """Remove tokens behind a stop string, which ends the request; they were never said."""
         self.num_known -= num_tokens
-        self.num_computed -= num_tokens
+        self.num_computed = min(self.num_computed, self.num_known - 1)
+        self.num_pending = self.num_known - 1 - self.num_computed
         self.draft_computed = min(self.draft_computed, self.num_computed)
-        self.last_token = int(self.tokens[self.num_computed])
+        self.last_token = int(self.tokens[self.num_known - 1])
 
     def _cut(self, run: tuple[int, ...], *, is_over: bool) -> tuple[str, int, Ending | None]:
         """Return text to show, tokens to keep, and the ending: a stop string, or one that is known already."""

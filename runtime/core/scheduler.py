@@ -1,6 +1,7 @@
 """What one step runs: a pure function of where every row stands.
 
-A row with more than one uncomputed token is prefilling, with exactly one it is decoding. Each step
+A row with more than one uncomputed token is prefilling, with exactly one it is decoding. Tokens that a form has forced
+behind that one do not count: they are fed with it. Each step
 feeds at most one chunk of prompt, so that running streams wait for one chunk at most, and nobody's
 first token waits longer for prompts beside its own: of the row admitted first, and of neighbours that
 miss about as much and fit into the chunk with it. Prompts that are scored, for which a call computes logits of every
@@ -38,6 +39,7 @@ class Progress(Protocol):
         order: admission number; smaller was admitted earlier.
         num_known: tokens that exist.
         num_computed: leading tokens whose keys and values are in the target's cache.
+        num_pending: last tokens that a form has forced since; a row that decodes feeds them behind the one before.
         num_remaining: tokens it may still emit, at least 1.
         gamma: draft tokens per step it asks for.
         num_unread: tokens of its source, while the target has yet to read it; else 0.
@@ -51,6 +53,8 @@ class Progress(Protocol):
     def num_known(self) -> int: ...  # noqa: D102
     @property
     def num_computed(self) -> int: ...  # noqa: D102
+    @property
+    def num_pending(self) -> int: ...  # noqa: D102
     @property
     def num_remaining(self) -> int: ...  # noqa: D102
     @property
@@ -175,7 +179,9 @@ def plan_read(rows: Sequence[Progress], limits: StepLimits) -> range:
     }
     if not lengths:
         return range(0)
-    fed = [slot for slot, row in enumerate(rows) if row.num_known - row.num_computed > 1]
+    fed = [
+        s for s, row in enumerate(rows) if row.num_known - row.num_pending - row.num_computed > 1
+    ]
     oldest = min({*fed, *lengths}, key=lambda slot: rows[slot].order)
     if oldest not in lengths:
         return range(0)
@@ -195,7 +201,7 @@ def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None
         for slot, row in enumerate(rows)
         if not row.num_unread
         and row.leader is None
-        and (missing := row.num_known - 1 - row.num_computed) > 0
+        and (missing := row.num_known - 1 - row.num_pending - row.num_computed) > 0
     }
     if not missing:
         return None
@@ -258,7 +264,7 @@ def _gammas(
     for slot, row in enumerate(rows):
         fed = 0 if prefill is None else prefill.length_of(slot)
         is_unread = row.num_unread and slot not in read
-        if is_unread or row.num_known - row.num_computed - fed != 1:
+        if is_unread or row.num_known - row.num_pending - row.num_computed - fed != 1:
             gammas.append(None)
         elif row.gamma == 0:
             gammas.append(0)

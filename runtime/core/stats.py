@@ -33,6 +33,7 @@ class SpeculationStats:
         self.num_accepted = 0
         self.num_fallbacks = 0
         self.num_off = 0
+        self.num_forced = 0
 
     def record(
         self,
@@ -93,6 +94,7 @@ class SpeculationStats:
             drafted_by_position=tuple(drafted),
             num_fallbacks=self.num_fallbacks,
             num_off=self.num_off,
+            num_forced=self.num_forced,
         )
 
 

@@ -58,6 +58,7 @@ class RequestLimits:
         max_request_s: seconds a request may take in all, whatever the client's deadline.
         max_message_bytes: bytes of a request message.
         max_reference_bytes: UTF-8 bytes of a reference text.
+        max_grammar_bytes: UTF-8 bytes of a regular expression, schema or grammar.
     """
 
     max_prompt_bytes: int = 1 << 20
@@ -77,6 +78,7 @@ class RequestLimits:
     max_request_s: float = 600.0
     max_message_bytes: int = 4 << 20
     max_reference_bytes: int = 1 << 16
+    max_grammar_bytes: int = 8192
     max_messages: int = 1024
 
 
@@ -96,6 +98,8 @@ class ServedModel:
         source_vocab_size: of the sources' tokens; 0 for a model without an encoder.
         shares_vocabulary: whether ids of sources and answers stand for the same tokens.
         banned_token_ids: never drawn, and never part of a request's own answer prefix.
+        constraints: names of the fields that ask for a form of the answer and are served.
+        no_constraints: the rule that a request breaks which asks for another one.
         chat_templates: names of the templates for chats; empty where there are none.
     """
 
@@ -113,6 +117,8 @@ class ServedModel:
     source_vocab_size: int = 0
     shares_vocabulary: bool = True
     banned_token_ids: tuple[int, ...] = ()
+    constraints: tuple[str, ...] = ()
+    no_constraints: str = "is not supported by this server; leave it out"
     chat_templates: tuple[str, ...] = ()
 
 
@@ -232,6 +238,8 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
         check_range("logprobs", fields.num_logprobs, 0, most)
     _check_scoring(fields, limits, model)
     _check_speculation(fields.speculation, limits, model)
+    if fields.grammar is not None:
+        _check_grammar(fields, fields.grammar, limits, model)
     if fields.beams is not None:
         check_beams(fields.beams, min(limits.max_beams, model.max_beams))
         given = {
@@ -291,6 +299,7 @@ def build_spec(
         is_known=admission.is_known,
         # No name of a scope has a slash.
         cache_scope="" if scope is None else f"{scope}/{fields.cache_salt}",
+        grammar=fields.grammar,
     )
 
 
@@ -380,6 +389,19 @@ def _check_speculation(
     if params.gamma is not None:
         check_range("speculation.gamma", params.gamma, 0, model.max_gamma)
     check_mode(params, can_adapt=model.can_adapt or model.max_gamma == 0)
+
+
+def _check_grammar(
+    fields: GenerateFields, grammar: GrammarParams, limits: RequestLimits, model: ServedModel
+) -> None:
+    name = grammar.kind
+    if name not in model.constraints:
+        raise UnsupportedOption(name, model.no_constraints)
+    check_text(name, grammar.text, limits.max_grammar_bytes)
+    if fields.beams is not None:
+        raise RequestError(name, f"must be left out with {fields.search_name}")
+    if fields.ignore_eos:
+        raise RequestError("ignore_eos", f"must be left out with {name}, whose end is the answer's")
 
 
 def _check_tokens(

@@ -183,7 +183,7 @@ def tell(
 def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
     """Return the request's row as a sampler sees it, with a draft to judge or none."""
     row = request.undrafted
-    if draft is NO_DRAFT and not num_choices:
+    if draft is NO_DRAFT and not num_choices and request.form is None:
         return row
     return replace(
         row,
@@ -193,6 +193,7 @@ def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
         is_without_replacement=draft.is_without_replacement,
         is_sampled_draft=draft.is_sampled,
         num_choices=num_choices,
+        masks=None if request.form is None else request.form.masks(draft.tokens, draft.parents),
     )
 
 
@@ -215,6 +216,8 @@ def draft_rows(
     for request, gamma in zip(live, gammas, strict=True):
         spec, is_adaptive = request.spec, request.speculation.is_adaptive
         max_nodes = rules.max_nodes_of(spec) if takes_trees else 0
+        # Forced tokens stand between the last judged one and the tree.
+        max_nodes = max_nodes and max(0, max_nodes - request.num_pending)
         node_cost = rules.node_cost
         if is_adaptive and price is not None:
             max_nodes, node_cost = affordable_nodes(max_nodes, gamma or 0, price), price
@@ -231,6 +234,7 @@ def draft_rows(
                 max_nodes=max_nodes,
                 node_cost=node_cost,
                 is_adaptive=is_adaptive,
+                form=request.form,
                 group=request.group,
             )
         )
@@ -270,6 +274,8 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
         if not 0 <= token < vocab_size:
             tokens = tokens[:index]
             break
+    if row.form is not None and not draft.is_sampled:
+        tokens = tokens[: row.form.fits(tokens)]
     return draft if len(tokens) == len(draft.tokens) else replace(draft, tokens=tokens)
 
 

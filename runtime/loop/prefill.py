@@ -42,6 +42,7 @@ from outrider.engines.sampling.draws import in_place, raw_logprobs
 from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import Prefill, StepLimits, plan_prefill
+from outrider.runtime.loop.drafting import NO_DRAFT, row_to_judge
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,10 @@ class PromptFeeder:
             if leader.followers:
                 fork(self._target, leader, end)
         rows = [
-            replace(request.undrafted, index=index)
+            replace(
+                request.undrafted if request.form is None else row_to_judge(request, NO_DRAFT),
+                index=index,
+            )
             for index, (leader, end) in enumerate(ends)
             if end == leader.num_known
             for request in (leader, *leader.followers)

@@ -116,15 +116,14 @@ def _verify(
         request, draft = live[slot], drafted.drafts[slot]
         # The last committed token, whose keys are missing, and the draft.
         tokens = () if draft is None else (request.last_token, *draft.tokens)
-        spans.append(
-            Span(
-                slot=slot,
-                start=request.num_computed,
-                tokens=tokens,
-                num_logits=len(tokens),
-                parents=None if draft is None else draft.parents,
-            )
+        span = Span(
+            slot=slot,
+            start=request.num_computed,
+            tokens=tokens,
+            num_logits=len(tokens),
+            parents=None if draft is None else draft.parents,
         )
+        spans.append(behind_forced(span, request) if request.num_pending and tokens else span)
         if draft is not None:
             num_spans = index + 1
             name = request.speculation.drafter
@@ -136,6 +135,16 @@ def _verify(
     has_trees = drafted.has_trees
     verdicts = judge_trees(sampler, logits, rows) if has_trees else sampler.judge(logits, rows)
     return [(row.slot, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
+
+
+def behind_forced(span: Span, request: Request) -> Span:
+    """Return a span whose draft stands behind the tokens that the form forced since the last judged one."""
+    num_pending = request.num_pending
+    before = request.tokens[request.num_computed : request.num_known - 1].tolist()
+    parents = span.parents
+    if parents is not None:
+        parents = (*range(num_pending), *(num_pending + parent for parent in parents))
+    return replace(span, tokens=(*before, *span.tokens), parents=parents)
 
 
 def _verify_in_halves(
@@ -210,7 +219,9 @@ def _commit(
                 num_computed = min(num_computed, request.num_known + num_leading(verdict.path))
         try:
             if draft.parents is not None:
-                target.keep_path(slot, (0, *verdict.path))
+                num_pending = request.num_pending
+                path = [num_pending + node for node in verdict.path]
+                target.keep_path(slot, (*range(num_pending + 1), *path))
                 if (num_exact := num_leading(verdict.path)) < len(verdict.path):
                     request.note_path(num_exact)
             told, ending = request.commit(

@@ -24,12 +24,19 @@ from outrider.engines.base import Engine
 from outrider.engines.device.rounds import Rounds, do_nothing
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.errors import ContextTooLong, InternalError, RequestError, ServingError
+from outrider.runtime.core.errors import (
+    ContextTooLong,
+    InternalError,
+    RequestError,
+    ServingError,
+    UnsupportedOption,
+)
 from outrider.runtime.core.lifecycle import State
-from outrider.runtime.core.params import RequestSpec, SpeculationParams
+from outrider.runtime.core.params import GrammarParams, RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.grammar.base import MOST_FORCED, Form, Forms
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
 from outrider.runtime.loop.finish import Finisher, new_error_id
@@ -61,6 +68,7 @@ class Worker:
         costs: of these engines on this machine; None keeps every gamma fixed.
         clock: monotonic seconds; deadlines are on it.
         on_beat: called on the worker's thread as a step does what makes it longer than its like.
+        forms: makes the forms of answers; None where none are served.
 
     Attributes:
         pulse: signs of life of the thread.
@@ -86,6 +94,7 @@ class Worker:
         costs: CostTable | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_beat: Callable[[], None] = do_nothing,
+        forms: Forms | None = None,
     ) -> None:
         engines = [target] if draft is None else [target, draft]
         self._config = config
@@ -107,6 +116,10 @@ class Worker:
             beat=self._beat,
         )
         self._limits = self._parts.limits
+        self._forms = forms
+        # A span has room for the last judged token, those forced behind it, and a draft.
+        max_behind = target.limits.max_extend - 1 - self._limits.max_gamma
+        self._max_forced = min(MOST_FORCED, max_behind)
         self._policy = SpeculationPolicy(
             self._parts.drafters,
             config,
@@ -172,7 +185,7 @@ class Worker:
 
         Raises:
             ContextTooLong: the prompt leaves no room for a token.
-            RequestError: more slots are needed than there are.
+            RequestError: more slots are needed than there are, or the form cannot be had.
             Draining: the server is shutting down.
             DuplicateRequestId: a request of this name is queued or running.
             Overloaded: the queue is full.
@@ -233,7 +246,14 @@ class Worker:
             max_context=max_context,
             decoder=self._decoder,
             submitted_at=now,
+            form=None if spec.grammar is None else self._form(spec.grammar),
+            max_forced=self._max_forced,
         )
+
+    def _form(self, params: GrammarParams) -> Form:
+        if self._forms is None:
+            raise UnsupportedOption(params.kind, "is not supported by this server; leave it out")
+        return self._forms.form(params)
 
     def _check_source(self, spec: RequestSpec) -> None:
         """Refuse a source where none is read, none where one is, and one that is too long."""

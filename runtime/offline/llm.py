@@ -299,6 +299,8 @@ def _close(
     loop.close()
     if has_stopped:
         serving.close()
+    if serving.grammars is not None:
+        serving.grammars.close()
 
 
 def _prompts(prompts: Text | Sequence[Text]) -> list[Text]:

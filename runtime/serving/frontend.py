@@ -20,6 +20,7 @@ from outrider.runtime.core.drafting import scope_of
 from outrider.runtime.core.options import check_abort_ids
 from outrider.runtime.core.params import Failed, Finished, FinishReason, RequestSpec
 from outrider.runtime.core.validate import Admission, GenerateFields, build_spec, check_fields
+from outrider.runtime.grammar.lane import GrammarLane
 from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.metrics import Metrics, StreamCounts
 from outrider.runtime.serving.outbox import Batch, GroupOutbox, Outbox, Post
@@ -110,6 +111,7 @@ class Frontend:
         )
         max_bytes = serving.limits.max_prompt_bytes
         self.encoder = RequestEncoder(serving.codec, self._texts, serving.chats, max_bytes)
+        self._grammars = GrammarLane(serving.grammars, serving.config.retry_after_s)
         self._post = Post(asyncio.get_running_loop())
         serving.worker.after_step(self._post.send)
 
@@ -229,6 +231,8 @@ class Frontend:
             # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
             num_ahead, num_tokens = self._texts.prompts
             serving.worker.check_room(fields.num_samples, num_tokens + 1, num_ahead)
+        if fields.grammar is not None:
+            await self._grammars.prepare(fields.grammar)
         encoder = self.encoder
         prefix = encoder.decoder_prefix(fields)
         fields = await encoder.with_reference(fields)

@@ -45,6 +45,7 @@ class Metrics:
         self.accepted_at = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted", "position"
         )
+        self.forced = self._counter("forced_tokens", "Tokens that the form of an answer forced")
         self.first_token_s = self._histogram(
             "time_to_first_token_seconds", "Admission to first token", LATENCY_BUCKETS
         )
@@ -89,6 +90,7 @@ class Metrics:
         """Add the figures of a completed request."""
         self.drafted.inc(report.num_drafted)
         self.accepted.inc(report.num_accepted)
+        self.forced.inc(report.num_forced)
         if report.drafted_by_position:
             self.drafts.inc(report.drafted_by_position[0])
         for position, count in enumerate(report.accepted_by_position):

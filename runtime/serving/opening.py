@@ -28,10 +28,14 @@ from outrider.runtime.calibration.store import load_or_measure, table_name
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.core.params import GrammarKind
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.drafters.registry import any_proposes_trees
 from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.grammar.compile import GrammarCompiler
+from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.grammar.library import INSTALL, is_installed
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
@@ -119,6 +123,7 @@ def open_serving(
         log.warning("%s", line)
     is_mapped = bundle.is_mapped()
     log.warning("serving from %s", MAPPED if is_mapped else PRIVATE)
+    forms, no_constraints = open_forms(manifest, codec)
     worker = Worker(
         target=pair.target,
         draft=pair.draft,
@@ -129,6 +134,7 @@ def open_serving(
         decoder=codec,
         costs=costs,
         on_beat=on_beat,
+        forms=forms,
     )
     model = ServedModel(
         name=options.model_name or root.resolve().name,
@@ -140,6 +146,8 @@ def open_serving(
         guessers=worker.guesser_names,
         can_adapt=costs is not None,
         max_beams=worker.max_beams,
+        constraints=() if forms is None else tuple(GrammarKind),
+        no_constraints=no_constraints,
         chat_templates=() if chats is None else chats.names,
         **_of_sources(manifest, codec),
     )
@@ -157,6 +165,7 @@ def open_serving(
         weights_are_private=not is_mapped,
         mapped=bundle if is_mapped else None,
         close=pair.close,
+        grammars=grammar_compiler(model, codec, forms),
         chats=chats,
         generation_defaults=asked,
     )
@@ -178,6 +187,29 @@ def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
         config.prefix_cache_bytes // token_bytes,
     )
     return config
+
+
+def open_forms(manifest: Manifest, codec: TokenizersCodec) -> tuple[GrammarForms | None, str]:
+    """Return what makes forms of answers, or None and the rule that requests for one break."""
+    if not is_installed():
+        return None, INSTALL
+    if not manifest.eos_token_ids:
+        return None, "needs a model with an end token"
+    vocab_size = manifest.target.vocab_size
+    try:
+        return GrammarForms(codec.source, vocab_size, manifest.eos_token_ids), ""
+    except ValueError as error:
+        log.warning("no forms of answers are served: %s", error)
+        return None, "needs a tokenizer that llguidance can read"
+
+
+def grammar_compiler(
+    model: ServedModel, codec: TokenizersCodec, forms: GrammarForms | None = None
+) -> GrammarCompiler | None:
+    """Return what tries grammars of requests; None where no forms are served. ``forms`` are this process's."""
+    if not model.constraints:
+        return None
+    return GrammarCompiler(codec.source, model.vocab_size, model.eos_token_ids, forms=forms)
 
 
 def _open_chats(bundle: Bundle, codec: TokenizersCodec) -> ChatEncoder | None:

@@ -17,6 +17,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.validate import RequestLimits, ServedModel
+from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
 from outrider.runtime.serving.chat.conversation import PLAIN_ROLES
@@ -114,6 +115,7 @@ class Serving:
         mapped: the bundle, if engines of this process compute from its files, so that these must be watched; else None.
         file_watch_s: seconds between two looks at them.
         close: frees the engines of this process, after ``worker.stop``.
+        grammars: tries the grammars of requests; None where the model serves no ``constraints``.
         chats: renders conversations; None where the bundle has no template.
         generation_defaults: what the checkpoint asks for in generation, applied or not; JSON values.
     """
@@ -132,6 +134,7 @@ class Serving:
     mapped: Bundle | None = None
     file_watch_s: float = 5.0
     close: Callable[[], None] = do_nothing
+    grammars: GrammarCompiler | None = None
     chats: ChatEncoder | None = None
     generation_defaults: Mapping[str, object] = field(default_factory=dict)
 
@@ -170,6 +173,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             bit_equality=f"BIT_EQUALITY_{serving.bit_equality.name}",
         ),
         text_to_text=_text_to_text(serving),
+        constraints=model.constraints,
         chat=_chat(serving),
         generation_defaults_json=_generation_defaults(serving),
         applies_generation_defaults=serving.defaults != NO_DEFAULTS,

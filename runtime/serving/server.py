@@ -202,6 +202,8 @@ class Server:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._server.stop(CLOSE_GRACE_S)
+        if self._serving.grammars is not None:
+            await asyncio.to_thread(self._serving.grammars.close)
         if self._giving_back is not None:
             self._giving_back.cancel()
         return self._frontend.num_cut + (not has_stopped) + self.has_failed.is_set()

@@ -14,14 +14,17 @@ from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO
+from outrider.runtime.core.params import GrammarKind
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.grammar.compile import GrammarCompiler
+from outrider.runtime.grammar.form import GrammarForms
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
-from outrider.runtime.serving.tokenizer import TextCodec
+from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
 from outrider.v1 import inference_pb2 as wire
 
 ALPHABET = string.ascii_lowercase + " é"
@@ -106,6 +109,7 @@ async def running(
     costs: CostTable | None = None,
     host: str = "127.0.0.1",
     codec: TextCodec | None = None,
+    tokenizer: bytes | None = None,
     chats: ChatEncoder | None = None,
     generation_defaults: Mapping[str, object] | None = None,
 ) -> AsyncIterator[Running]:
@@ -117,6 +121,11 @@ async def running(
         max_tree_nodes=max_tree_nodes,
         max_source=max_source,
     )
+    forms = grammars = None
+    if tokenizer is not None:
+        codec = TokenizersCodec(tokenizer)
+        forms = GrammarForms(tokenizer, vocab_size, (EOS,))
+        grammars = GrammarCompiler(tokenizer, vocab_size, (EOS,), forms=forms)
     codec = codec or LetterCodec()
     worker = Worker(
         target=ScriptedEngine(target, engine_limits, failing_extends=failing_extends),
@@ -127,6 +136,7 @@ async def running(
         decoder=codec,
         costs=costs,
         clock=clock,
+        forms=forms,
     )
     model = ServedModel(
         name="letters",
@@ -141,6 +151,7 @@ async def running(
         max_source=max_source,
         source_vocab_size=vocab_size if max_source else 0,
         banned_token_ids=banned_token_ids,
+        constraints=() if forms is None else tuple(GrammarKind),
         chat_templates=() if chats is None else chats.names,
     )
     serving = Serving(
@@ -152,6 +163,7 @@ async def running(
         defaults=defaults,
         stall_timeout_s=stall_timeout_s,
         clock=clock,
+        grammars=grammars,
         chats=chats,
         generation_defaults=generation_defaults or {},
     )

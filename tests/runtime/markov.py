@@ -21,7 +21,9 @@ from outrider.runtime.core.params import (
     SpeculationParams,
 )
 from outrider.runtime.core.request import Request
+from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.grammar.base import Forms
 from outrider.runtime.loop.beams.cache import BeamCache
 from outrider.runtime.loop.prefill import PromptFeeder
 from outrider.runtime.loop.worker import Worker
@@ -79,6 +81,8 @@ def markov_logits(seed: int, vocab_size: int = 4, *, like: int | None = None):
 PAIRS = {
     "F3": (10, counting_logits, erring_logits),
     "F4": (4, markov_logits(1), markov_logits(2, like=1)),
+    # The vocabulary of ``tests.runtime.grammar.letters``.
+    "F6": (6, markov_logits(3, 6), markov_logits(4, 6, like=3)),
 }
 
 
@@ -104,6 +108,8 @@ class Harness:
         costs: CostTable | None = None,
         clock: Clock | None = None,
         on_beat: Callable[[], None] = do_nothing,
+        decoder: Decoder | None = None,
+        forms: Forms | None = None,
         **settings: object,
     ) -> None:
         vocab_size, target_logits, draft_logits = PAIRS[pair]
@@ -119,10 +125,11 @@ class Harness:
             ),
             config=ServerConfig(**{"prefill_chunk": 4, **settings}),
             max_gamma=MAX_GAMMA,
-            decoder=LetterDecoder(),
+            decoder=decoder or LetterDecoder(),
             costs=costs,
             clock=self.clock,
             on_beat=on_beat,
+            forms=forms,
         )
         self.events: dict[str, list[Event]] = {}
 
@@ -171,7 +178,7 @@ class Harness:
             self._check_group(request)
             assert request.num_computed <= request.num_known - 1
             if request.num_output:
-                assert request.num_computed == request.num_known - 1
+                assert request.num_computed == request.num_known - 1 - request.num_pending
             assert request.draft_computed <= request.num_known - 1
             self._check_cache(self.target, slot, known, request.num_computed)
             source = request.spec.source_tokens

@@ -49,7 +49,7 @@ class CascadeDrafter(ModelDrafter):
             }
             logits = self._engine.extend(with_idle_slots(spans, computed))
             following: dict[int, tuple[int, ...]] = {}
-            num_matched = self._draw(rows, logits, guesses, drafted)
+            num_matched = self._draw(live, rows, logits, guesses, drafted)
             for slot, fed in missing.items():
                 computed[slot] += len(fed) + num_matched[slot]
                 last = drafted[slot][-1]
@@ -72,6 +72,7 @@ class CascadeDrafter(ModelDrafter):
 
     def _draw(
         self,
+        live: Sequence[DraftRow],
         rows: Mapping[int, SamplingRow],
         logits: FloatArray,
         guesses: dict[int, tuple[int, ...]],
@@ -90,6 +91,8 @@ class CascadeDrafter(ModelDrafter):
             agreed = []
             for slot, token in zip(going, tokens, strict=True):
                 drafted[slot].append(token)
+                if (form := live[slot].form) is not None:
+                    form.follow(drafted[slot])
                 guess = guesses[slot]
                 if column < len(guess) and guess[column] == token:
                     num_matched[slot] += 1

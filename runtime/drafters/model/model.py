@@ -2,8 +2,8 @@
 
 Between steps the draft's cache of a row holds ``num_computed <= n - 1`` of its n committed tokens.
 Before drafting the missing ones are fed: one after a rejection, two after a full acceptance, more
-after steps without a draft. A row that misses more than a round can leave behind is lagging: it is fed
-by at most one chunk per step, together with neighbours that miss about as much, so that it pads
+after steps without a draft and after forced tokens. A row that misses more than a round can leave behind is lagging: it
+is fed by at most one chunk per step, together with neighbours that miss about as much, so that it pads
 nobody. Rows whose gamma is chosen share one chunk. A row of a fixed gamma has one of its own: when
 its drafts begin decides which noise its draws use, so it must not depend on its neighbours. Those
 that enter come one chunk of the target's per step.
@@ -205,6 +205,8 @@ class ModelDrafter:
                 is_end = token in live[slot].sampling.params.end_token_ids
                 if len(drafted[slot]) < gammas[slot] and not is_end:
                     following[slot] = (token,)
+                    if (form := live[slot].form) is not None:
+                        form.follow(drafted[slot])
             fed = following
         return drafted
 
@@ -214,8 +216,11 @@ def begun(
 ) -> tuple[dict[int, list[int]], dict[int, SamplingRow], dict[int, tuple[int, ...]]]:
     """Return by slot the empty draft, the row that sees it grow, and the committed tokens to feed first."""
     drafted: dict[int, list[int]] = {slot: [] for slot in gammas}
-    # The lists grow under the rows: building a row anew for every token costs 2 % of a step.
+    # The lists grow under the rows, and so do masks: building a row anew for every token costs 2 % of a step.
     rows = {slot: replace(live[slot].sampling, draft_tokens=drafted[slot]) for slot in gammas}
+    for slot in gammas:
+        if (form := live[slot].form) is not None:
+            rows[slot] = replace(rows[slot], masks=form.begin(gammas[slot]))
     fed = {slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas}
     return drafted, rows, fed
 

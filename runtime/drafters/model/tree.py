@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 from outrider.engines.base import FloatArray, Span
-from outrider.engines.sampling.base import CandidateNode, CandidateSampler
+from outrider.engines.sampling.base import CandidateNode, CandidateSampler, IntArray32
 from outrider.engines.trees import chain_length
 from outrider.runtime.core.tree import DraftTree, preorder, preorder_places, preordered
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Traits
@@ -27,6 +28,7 @@ from outrider.runtime.drafters.model.model import (
     is_sampled,
     with_idle_slots,
 )
+from outrider.runtime.grammar.base import Form
 
 
 class Growth:
@@ -198,10 +200,17 @@ class TreeDrafter(ModelDrafter):
         for slot, growth in growths.items():
             row, counts = live[slot], self._counts(live[slot])
             count = counts[depth] if depth < len(counts) else 1
-            sampling = replace(row.sampling, is_without_replacement=self._is_without_replacement)
+            columns = growth.columns()
+            sampling = replace(
+                row.sampling,
+                is_without_replacement=self._is_without_replacement,
+                masks=None
+                if row.form is None
+                else masks_of_level(row.form, growth.newest, columns),
+            )
             drawn: list[tuple[int, ...]] = []
             num_left = growth.num_left
-            for (node, path), column in zip(growth.newest, growth.columns(), strict=True):
+            for (node, path), column in zip(growth.newest, columns, strict=True):
                 if num_left < 1:
                     break
                 point = CandidateNode(
@@ -215,3 +224,16 @@ class TreeDrafter(ModelDrafter):
                 )
                 num_left -= len(set(drawn[-1]))
             growth.add_level(drawn, row.sampling.params.end_token_ids)
+
+
+def masks_of_level(
+    form: Form, nodes: Sequence[tuple[int, tuple[int, ...]]], columns: Sequence[int]
+) -> IntArray32:
+    """Return masks of which those of these nodes lie in the rows of their columns; the others are not read.
+
+    ``nodes`` are as in ``Growth.newest``.
+    """
+    rows = [form.follow(path).copy() for _, path in nodes]
+    masks = np.empty((max(columns) + 1, len(rows[0])), dtype=np.int32)
+    masks[list(columns)] = rows
+    return masks

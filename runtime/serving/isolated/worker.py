@@ -36,7 +36,7 @@ from outrider.runtime.serving.isolated.messages import (
     Submit,
 )
 from outrider.runtime.serving.isolated.process import Engines
-from outrider.runtime.serving.opening import ServeOptions
+from outrider.runtime.serving.opening import ServeOptions, grammar_compiler
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec
 
@@ -371,6 +371,7 @@ def open_isolated(root: Path, options: ServeOptions) -> Serving:
         certificate=opened.certificate,
         bit_equality=opened.bit_equality,
         weights_are_private=opened.weights_are_private,
+        grammars=grammar_compiler(opened.model, codec),
         chats=None if opened.chat is None else ChatEncoder(opened.chat, codec),
         generation_defaults=opened.generation_defaults,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import grpc.aio
-from outrider.runtime.core.params import Finished, RequestSpec, StepTrace, sample_seed
+from outrider.runtime.core.params import Finished, RequestSpec, sample_seed
 from outrider.runtime.core.tenant import is_known, tenant_of
 from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.frontend import Caller
@@ -69,7 +69,7 @@ class GenerateCall:
         response = wire.GenerateResponse(text=batch.text, index=batch.index)
         add_tokens(response.tokens, batch.tokens, self._request.return_provenance)
         if self._request.return_trace:
-            response.steps.extend(self._step(step) for step in batch.steps)
+            response.steps.extend(step_of(step, self._text) for step in batch.steps)
         if isinstance(batch.end, Finished):
             response.text += batch.end.text
             if batch.end.beams:
@@ -80,11 +80,6 @@ class GenerateCall:
             seed = sample_seed(spec.seed, batch.index)
             response.finish.CopyFrom(finish_of(batch.end, seed, spec.request_id))
         return response
-
-    def _step(self, step: StepTrace) -> wire.Step:
-        drafted_text = [self._text(token) for token in step.draft_tokens]
-        next_text = "" if step.next_token is None else self._text(step.next_token)
-        return step_of(step, drafted_text, next_text)
 
     def _text(self, token: int) -> str:
         return self._serving.codec.decode((token,), skip_special_tokens=False)

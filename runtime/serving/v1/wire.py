@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
@@ -33,6 +33,7 @@ from outrider.runtime.core.validate import (
     check_prefix_size,
     check_prompt_size,
 )
+from outrider.runtime.grammar.base import grammar_params
 from outrider.runtime.serving.generation_defaults import RequestDefaults
 from outrider.v1 import inference_pb2 as wire
 
@@ -64,6 +65,8 @@ OFF_REASONS = {
     OffReason.DRAFTER_PAUSED: wire.OFF_REASON_DRAFTER_PAUSED,
     OffReason.NO_EXPECTED_GAIN: wire.OFF_REASON_NO_EXPECTED_GAIN,
 }
+# What the answer's text has the form of.
+_FORM = ("regex", "json_schema", "grammar", "disable_any_whitespace")
 # Fields of the same name and value on both sides.
 _SAMPLING = (
     "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
@@ -74,7 +77,7 @@ _SPECULATION = (
 )  # fmt: skip
 _FIGURES = (
     "is_on", "drafter", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization",
-    "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "num_off",
+    "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "num_off", "num_forced",
 )  # fmt: skip
 
 
@@ -139,7 +142,7 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
     """Return the request's values with defaults filled in, unchecked.
 
     Raises:
-        RequestError: this version does not know the exactness mode.
+        RequestError: this version does not know the exactness mode, or two forms are asked for.
     """
     given = defaults.search_of(_given(request))
     speculation = _given(request.speculation)
@@ -177,6 +180,7 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
         default_min_tokens=0 if "min_tokens" in sampling else defaults.min_tokens,
         has_default_beams=not request.HasField("num_beams"),
         cache_salt=given.get("cache_salt", ""),
+        grammar=grammar_params(**{name: getattr(request, name) for name in _FORM}),
     )
 
 
@@ -214,14 +218,16 @@ def add_tokens(
                 message.top.add(id=i, logprob=value)
 
 
-def step_of(step: StepTrace, drafted_text: list[str], next_text: str) -> wire.Step:
-    """Return the message of one pass of the target."""
+def step_of(step: StepTrace, text_of: Callable[[int], str]) -> wire.Step:
+    """Return the message of one pass of the target; ``text_of`` shows a token."""
     return wire.Step(
         drafted=step.draft_tokens,
         num_accepted=step.num_accepted,
         next_token=step.next_token,
-        drafted_text=drafted_text,
-        next_text=next_text,
+        drafted_text=map(text_of, step.draft_tokens),
+        next_text="" if step.next_token is None else text_of(step.next_token),
+        forced=step.forced,
+        forced_text=map(text_of, step.forced),
     )
 
 

@@ -26,6 +26,7 @@ class Row:
     gamma: int = 3
     order: int = 0
     num_unread: int = 0
+    num_pending: int = 0
     leader: Row | None = None
     is_scored: bool = False
 
@@ -285,3 +286,13 @@ def test_sources_alike_are_read_together(lengths: list[int], read: range) -> Non
 def test_an_unread_row_is_fed_nothing() -> None:
     rows = [Row(9, 0, order=1), unread(5, order=2, num_known=9), Row(9, 0, order=3)]
     assert plan_prefill(rows, READING) == Prefill(slot=0, lengths=(4,))
+
+
+def test_forced_tokens_are_fed_with_the_token_before_them() -> None:
+    """Tokens that a form has forced are no prompt: the row decodes, and nobody's prompt or source waits for it."""
+    forced = Row(num_known=15, num_computed=9, num_pending=5)
+    prompt = Row(num_known=9, num_computed=0, order=1)
+    unread = Row(num_known=1, num_computed=0, num_unread=7, order=2)
+    plan = plan_step([forced, prompt], LIMITS)
+    assert (plan.prefill, plan.gammas) == (Prefill(slot=1, lengths=(4,)), (3, None))
+    assert plan_step([forced, unread], LIMITS).read == range(1, 2)

@@ -57,8 +57,8 @@ def logits_of(table: np.ndarray):
 class Trailing(CpuSampler):
     """Leaves what was drawn in the trail, so that the walk of the noise tells branches apart."""
 
-    def __init__(self, noise) -> None:
-        super().__init__(max_batch=1, max_gamma=8, vocab_size=V, noise=noise)
+    def __init__(self, noise, vocab_size: int = V) -> None:
+        super().__init__(max_batch=1, max_gamma=8, vocab_size=vocab_size, noise=noise)
         self._trail = noise.trail
 
     def propose(self, logits, rows, *, vocab_size):

@@ -165,14 +165,14 @@ MUTANTS = {
     ),
     "a first token is drawn from another row's logits": (
         prompts,
-        "replace(request.undrafted, index=index)",
-        "replace(request.undrafted, index=0)",
+        "                index=index,\n",
+        "                index=0,\n",
         "first_tokens_equal",
     ),
     "a first token is looked for at its slot": (
         prompts,
-        "replace(request.undrafted, index=index)",
-        "replace(request.undrafted, index=request.slot)",
+        "                index=index,\n",
+        "                index=request.slot,\n",
         "first_tokens_beside_a_stream",
     ),
     "the chunk of a prompt is not counted as computed": (

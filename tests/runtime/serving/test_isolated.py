@@ -122,6 +122,7 @@ async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
         {"num_beams": 2, "temperature": 0.0, "max_tokens": 8},
         {"logprobs": 2, "stop": ["e"]},
         {"n": 3, "max_tokens": 8},
+        {"regex": "[a-e]+( [0-9]{4})?", "temperature": 1.0, "max_tokens": 12},
     ]
     async with served(Server(open_serving(tiny_bundle, OPTIONS))) as client:
         assert [await answer(isolated.client, **one) for one in calls] == [

@@ -58,8 +58,8 @@ MUTANTS = {
     ),
     "a forced token is sampled": (
         scheduler,
-        "is_unread or row.num_known - row.num_computed - fed != 1",
-        "is_unread or row.num_known - row.num_computed - fed not in (1, 2)",
+        "is_unread or row.num_known - row.num_pending - row.num_computed - fed != 1",
+        "is_unread or row.num_known - row.num_pending - row.num_computed - fed not in (1, 2)",
         "prefixes",
     ),
     "what parts source and answer is left out": (

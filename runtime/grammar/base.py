@@ -1,0 +1,101 @@
+"""What a form of answers tells the loop: which tokens may follow, and which must.
+
+The contract alone; ``runtime.grammar`` implements it over grammars. A form is a function of the tokens that were
+committed: whatever was asked in between, it says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from outrider.engines.sampling.base import IntArray32
+from outrider.runtime.core.errors import RequestError
+from outrider.runtime.core.params import GrammarKind, GrammarParams
+
+MOST_FORCED = 64
+"""Tokens that a form may force behind one judged token; the rest of a longer run is forced behind the next."""
+
+
+class Form(Protocol):
+    """The form of one answer, on the worker's thread.
+
+    Masks are rows of bits over the target's vocabulary, as ``SamplingRow.masks`` has them. Behind an end token, and
+    behind a token that the form does not allow, nothing is masked: no sampler draws there.
+    """
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take note of tokens of the answer, none of them an end token.
+
+        Raises:
+            RequestError: they do not have the form, or it became too complex to go on.
+        """
+        ...
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """Return the tokens behind the committed ones that the form leaves no choice about, at most ``most``.
+
+        An end token stands in the last place only. The masks at these places have one bit each.
+        """
+        ...
+
+    def fits(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens the form allows behind the committed ones; an end token is the last."""
+        ...
+
+    def masks(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> IntArray32:
+        """Return the masks of a draft, [1 + len(tokens), words] int32, valid until the form is asked again.
+
+        Args:
+            tokens: of the draft, behind the committed ones.
+            parents: None for a chain; of a tree as in ``SamplingRow.parents``, and row n is node n's.
+        """
+        ...
+
+    def begin(self, num_tokens: int) -> IntArray32:
+        """Return masks of a draft that is yet to be made, [at least 1 + num_tokens, words] int32.
+
+        Row 0 is there; ``follow`` fills the others in place, until ``masks``, ``fits`` or ``commit`` are called.
+        """
+        ...
+
+    def follow(self, tokens: Sequence[int]) -> IntArray32:
+        """Return the mask behind a draft's tokens, [words] int32, row ``len(tokens)`` of what ``begin`` gave."""
+        ...
+
+
+class Forms(Protocol):
+    """Makes forms for the requests of one model; callable from any thread."""
+
+    def form(self, params: GrammarParams) -> Form:
+        """Return the form of an answer that has not begun.
+
+        Raises:
+            RequestError: the grammar cannot be read; names its field.
+        """
+        ...
+
+
+def grammar_params(
+    *, regex: str, json_schema: str, grammar: str, disable_any_whitespace: bool
+) -> GrammarParams | None:
+    """Return the form that a request asks for by fields of these names; None where all are empty.
+
+    Raises:
+        RequestError: two are given, or one that belongs to another.
+    """
+    given = {
+        GrammarKind.REGEX: regex,
+        GrammarKind.JSON_SCHEMA: json_schema,
+        GrammarKind.LARK: grammar,
+    }
+    kinds = [kind for kind, text in given.items() if text]
+    if len(kinds) > 1:
+        raise RequestError(kinds[1], f"must be left out with {kinds[0]}: an answer has one form")
+    if disable_any_whitespace and kinds != [GrammarKind.JSON_SCHEMA]:
+        raise RequestError("disable_any_whitespace", "needs json_schema")
+    if not kinds:
+        return None
+    return GrammarParams(
+        kind=kinds[0], text=given[kinds[0]], allows_whitespace=not disable_any_whitespace
+    )

@@ -1,0 +1,112 @@
+"""llguidance, an optional library: a tokenizer and a grammar in, a matcher out.
+
+Loads nothing else, so that the process that compiles strangers' grammars stays small. The library never raises for a
+grammar that is wrong: whatever it is asked, ``is_error`` has to be looked at afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+INSTALL = "llguidance is not installed at the server: pip install 'outrider-server[grammar]'"
+MOST_RULE = 160
+"""Characters of the library's own words in a refusal: they may quote the whole grammar."""
+# One to two KiB each: with the library's own bound of 250,000 a request could take half a GiB.
+_MOST_LEXER_STATES = 20_000
+_MOST_SYMBOLS = 100_000
+
+
+class GrammarError(ValueError):
+    """A grammar cannot be used; the text says why, short enough for a caller."""
+
+
+def is_installed() -> bool:
+    """Return whether grammars can be served at all."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+def open_tokenizer(description: str, vocab_size: int, end_ids: Sequence[int]) -> LLTokenizer:
+    """Return the library's view of a tokenizer; holds the interpreter for up to seconds.
+
+    Args:
+        description: the contents of a ``tokenizer.json``.
+        vocab_size: V of the model, at least the tokenizer's.
+        end_ids: tokens that end an answer, at least one.
+
+    Raises:
+        ValueError: the library cannot read it.
+    """
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(without_special_texts(description), n_vocab=vocab_size, eos_token=[*end_ids])
+
+
+def without_special_texts(description: str) -> str:
+    """Return a ``tokenizer.json`` whose special tokens no text spells.
+
+    Else a grammar's text that happens to spell one, such as "<|endoftext|>", would force the token in its place.
+    """
+    contents: dict[str, Any] = json.loads(description)
+    names = {
+        token["content"]: f"\ufdd0{token['id']}\ufdd0"
+        for token in contents.get("added_tokens") or ()
+        if token["special"]
+    }
+    for token in contents.get("added_tokens") or ():
+        token["content"] = names.get(token["content"], token["content"])
+    model = contents["model"]
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(text, text): number for text, number in vocab.items()}
+    elif vocab is not None:
+        model["vocab"] = [[names.get(text, text), score] for text, score in vocab]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return json.dumps(contents)
+
+
+def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace: bool) -> LLMatcher:
+    """Return a matcher that has consumed nothing; other threads run meanwhile.
+
+    Args:
+        tokenizer: of the model.
+        kind: value of a ``GrammarKind``.
+        text: the schema, expression or grammar.
+        allows_whitespace: of a schema.
+
+    Raises:
+        GrammarError: the grammar cannot be used.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    try:
+        if kind == "json_schema":
+            overrides: Any = None if allows_whitespace else {"whitespace_flexible": False}
+            grammar = LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+        elif kind == "regex":
+            grammar = LLMatcher.grammar_from_regex(text)
+        else:
+            grammar = LLMatcher.grammar_from_lark(text)
+    except ValueError as error:
+        raise GrammarError(_short(str(error))) from error
+    limits = LLParserLimits(
+        max_lexer_states=_MOST_LEXER_STATES, max_grammar_size=_MOST_SYMBOLS, verbose_errors=False
+    )
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise GrammarError(_short(matcher.get_error()))
+    return matcher
+
+
+def _short(message: str) -> str:
+    """Return what a message of the library says is wrong, without the grammar that it quotes."""
+    lines = [line.strip() for line in message.splitlines()] or [""]
+    told = next((line for line in lines if line.startswith("error: ")), lines[0])
+    told = told.removeprefix("error: ")
+    return told if len(told) <= MOST_RULE else told[: MOST_RULE - 3] + "..."
