@@ -18,9 +18,14 @@ from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.opening import open_engine
 from outrider.export.certificate.certify import certify_bundle, most_different
 from outrider.export.certificate.feeds import Sources
-from outrider.export.certificate.parity import FLOAT32_TOLERANCE, compare_logits, judged
+from outrider.export.certificate.parity import (
+    FLOAT32_TOLERANCE,
+    compare_logits,
+    float32_tolerance,
+    judged,
+)
 from outrider.export.certificate.parity_cases import certified_prompts, certified_sources
-from outrider.export.certificate.reference import reference_logits
+from outrider.export.certificate.reference import Reference, reference_logits
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.weights.mapped import widened
 
@@ -34,7 +39,8 @@ def check_bundle(
 ) -> dict[str, dict[str, object]]:
     """Return the certificate by part of a bundle, made again, with a case ``engine`` each.
 
-    An engine may be half as far again from the checkpoint as the graphs are, and 1e-4.
+    An engine of float32 weights may be as far from the checkpoint as the graphs may be; of others half as far again as
+    the graphs are, and 1e-4.
 
     Args:
         root: folder of the bundle.
@@ -47,9 +53,9 @@ def check_bundle(
     bundle = load_bundle(root)
     certificate = certify_bundle(bundle, checkpoints)
     for part in (one for one in _PARTS if one in checkpoints):
-        tolerance = _MOST_FARTHER * most_different(certificate[part]) + FLOAT32_TOLERANCE
+        farthest = _MOST_FARTHER * most_different(certificate[part])
         certificate[part]["engine"] = _check_engine(
-            bundle, part, checkpoints[part], device, tolerance
+            bundle, part, checkpoints[part], device, farthest
         )
     return certificate
 
@@ -59,7 +65,7 @@ def _check_engine(
     part: Literal["target", "draft"],
     path: Path,
     device: str,
-    tolerance: float,
+    farthest: float,
 ) -> Mapping[str, object]:
     """Return the case of an engine: sequences in slots side by side, as a prompt and as what is verified behind it."""
     manifest = bundle.manifest
@@ -77,6 +83,11 @@ def _check_engine(
             tokens=sources.tokens[: len(prompts)], lengths=sources.lengths[: len(prompts)]
         )
     model = checkpoint.load()
+    tolerance = farthest + FLOAT32_TOLERANCE
+    if entry.weights == "float32":
+        tolerance = float32_tolerance(
+            Reference(model), checkpoint.facts, max_gamma=manifest.max_gamma
+        )
     with widened(model):
         expected = reference_logits(model, prompts, sources)
     with closing(open_engine(bundle, part, device=device, max_batch=len(prompts))) as engine:

@@ -7,6 +7,7 @@ that has begun is never retried silently.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -57,6 +58,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
 )
 
 _TENANT_KEY = "outrider-tenant"
+_METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
+_METADATA_TEXT = re.compile(r"[ -~]*")
 
 
 def merged_options(
@@ -67,9 +70,43 @@ def merged_options(
 
 
 def metadata_of(tenant: str | None, more: Metadata | None) -> tuple[tuple[str, str | bytes], ...]:
-    """Return a call's metadata: the client's tenant, unless ``more`` names another one, and ``more``."""
+    """Return a call's metadata: the client's tenant, unless ``more`` names another one, and ``more``.
+
+    Raises:
+        ValueError: gRPC can send no such key or value.
+    """
     own: Metadata = {} if tenant is None else {_TENANT_KEY: tenant}
-    return tuple({**own, **(more or {})}.items())
+    merged = {**own, **(more or {})}
+    for key, value in merged.items():
+        if not isinstance(key, str) or not _METADATA_KEY.fullmatch(key):
+            raise ValueError(
+                f"metadata: key {key!r} must be of lower case letters, digits, _ - and ."
+            )
+        if key.endswith("-bin"):
+            if not isinstance(value, bytes):
+                raise ValueError(f"metadata: value of {key!r} must be bytes")
+        elif not _is_text(value):
+            raise ValueError(f"metadata: value of {key!r} must be printable ASCII text")
+    return tuple(merged.items())
+
+
+def check_open(is_closed: bool) -> None:
+    """Raise RuntimeError for a call of a client that is closed."""
+    if is_closed:
+        raise RuntimeError("the client is closed")
+
+
+def end_call(call: Any) -> None:
+    """Cancel a stream; where an interceptor made a generator of it, close that."""
+    end = getattr(call, "cancel", None) or getattr(call, "close", None)
+    if end is not None:
+        end()
+
+
+def _is_text(value: object) -> bool:
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    return isinstance(value, str) and _METADATA_TEXT.fullmatch(value) is not None
 
 
 @contextmanager

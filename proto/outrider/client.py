@@ -15,6 +15,7 @@ from outrider.channel import (
     HEALTH_SERVING,
     HEALTH_WATCH,
     Metadata,
+    check_open,
     decoded_errors,
     merged_options,
     metadata_of,
@@ -69,6 +70,7 @@ class Client:
         self._options = merged_options(options)
         self._tenant = tenant
         self._interceptors = tuple(interceptors)
+        self._is_closed = False
         self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
 
     async def __aenter__(self) -> Self:
@@ -83,7 +85,11 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the running loop's connection; its calls in flight end cancelled."""
+        """Close the running loop's connection; its calls in flight end cancelled.
+
+        Further calls raise RuntimeError, in any loop; what other loops have in flight goes on.
+        """
+        self._is_closed = True
         connection = self._connections.pop(asyncio.get_running_loop(), None)
         if connection is not None:
             await connection.channel.close()
@@ -204,11 +210,12 @@ class Client:
 
     def _connection(self) -> _Connection:
         """Return the running loop's connection; channels of grpc.aio belong to the loop they are made in."""
+        check_open(self._is_closed)
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
-            # Those of loops that are over, which nobody closed.
-            for other in [one for one in self._connections if one.is_closed()]:
-                del self._connections[other]
+            # Those of loops that are over, which nobody closed; other threads tidy up, too.
+            for other in [one for one in list(self._connections) if one.is_closed()]:
+                self._connections.pop(other, None)
             self._connections[loop] = self._connect()
         return self._connections[loop]
 

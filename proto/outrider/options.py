@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 from outrider.chat import build_chat
@@ -116,11 +117,13 @@ def build_request(
 ) -> wire.GenerateRequest:
     """Return a request made from a prompt, or from ``messages``, and options.
 
+    Options replace those of a whole request, but for ``speculation``, of which those given do; None is as not given.
+
     Raises:
         TypeError: there is no such option, not one of prompt and messages, or a value has another type.
         ValueError: a value does not fit its field.
     """
-    given: dict[str, Any] = dict(options)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     of_chat = {name: given.pop(name) for name in ChatParams.__annotations__ if name in given}
     request = wire.GenerateRequest()
     if (prompt is None) == ("messages" not in of_chat):
@@ -134,10 +137,19 @@ def build_request(
     elif isinstance(prompt, str):
         request.text = prompt
     elif prompt is not None:
-        request.tokens.ids.extend(prompt)
-        request.tokens.SetInParent()
+        request.tokens.CopyFrom(_token_ids(prompt))
     _add_options(request, given)
     return request
+
+
+def _token_ids(prompt: Any) -> wire.TokenIds:
+    # A dict and bytes are iterables of something else.
+    if not isinstance(prompt, Mapping | bytes | bytearray | memoryview):
+        with suppress(TypeError):
+            return wire.TokenIds(ids=prompt)
+    raise TypeError(
+        f"prompt must be a text, a list of token ids or a GenerateRequest, not {type(prompt).__name__}"
+    )
 
 
 def build_tokenize(
@@ -152,22 +164,24 @@ def build_tokenize(
     Raises:
         TypeError: as ``build_request``.
     """
-    if chat and "messages" not in chat:
-        raise TypeError(f"{', '.join(chat)}: only with messages")
+    of_chat: Any = {name: value for name, value in chat.items() if value is not None}
+    if of_chat and "messages" not in of_chat:
+        raise TypeError(f"{', '.join(of_chat)}: only with messages")
     return wire.TokenizeRequest(
         text=text,
         add_special_tokens=add_special_tokens,
         target=target,
         source_language=source_language,
-        chat=build_chat(**chat) if chat else None,
+        chat=build_chat(**of_chat) if of_chat else None,
     )
 
 
 def _add_options(request: wire.GenerateRequest, given: dict[str, Any]) -> None:
-    """Add options to a request, each where its field is."""
+    """Set options of a request, each where its field is."""
     in_sampling = wire.Sampling.DESCRIPTOR.fields_by_name
-    in_request = wire.GenerateRequest.DESCRIPTOR.fields_by_name
-    if unknown := set(given) - set(in_sampling) - set(in_request):
+    descriptor = wire.GenerateRequest.DESCRIPTOR
+    prompts = {one.name for one in descriptor.oneofs_by_name["prompt"].fields}
+    if unknown := set(given) - set(in_sampling) - (set(descriptor.fields_by_name) - prompts):
         raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
     for name in ("stop", "bad_words"):
         # A string is a sequence of strings, too: its letters.
@@ -178,18 +192,28 @@ def _add_options(request: wire.GenerateRequest, given: dict[str, Any]) -> None:
     if isinstance(given.get("answer_prefix_tokens"), Sequence):
         given["answer_prefix_tokens"] = wire.TokenIds(ids=given["answer_prefix_tokens"])
     if isinstance(given.get("speculation"), Mapping):
-        given["speculation"] = _speculation(given["speculation"])
-    sampling = {name: value for name, value in given.items() if name in in_sampling}
-    request.sampling.MergeFrom(wire.Sampling(**sampling))
-    others = {name: value for name, value in given.items() if name not in in_sampling}
-    request.MergeFrom(wire.GenerateRequest(**others))
+        request.speculation.SetInParent()
+        _set(request.speculation, _speculation(given.pop("speculation")))
+    sampling = {name: given.pop(name) for name in [*given] if name in in_sampling}
+    _set(request, given)
+    _set(request.sampling, sampling)
 
 
-def _speculation(given: Mapping[str, Any]) -> wire.Speculation:
+def _set(message: Any, values: Mapping[str, Any]) -> None:
+    """Set fields of a message; lists are replaced, too."""
+    new = type(message)(**values)
+    for name in values:
+        message.ClearField(name)
+    message.MergeFrom(new)
+
+
+def _speculation(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is given of ``Speculation``, the mode by number."""
+    given = {name: value for name, value in given.items() if value is not None}
     if isinstance(mode := given.get("mode"), str):
         names = wire.ExactnessMode.DESCRIPTOR.values_by_name
         name = _MODE_PREFIX + mode.upper().removeprefix(_MODE_PREFIX)
         if name not in names:
             raise ValueError("speculation.mode must be max_accept, seed_stable or lenient")
-        given = {**given, "mode": names[name].number}
-    return wire.Speculation(**given)
+        given["mode"] = names[name].number
+    return given

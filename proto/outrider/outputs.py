@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import grpc
+
+from outrider.errors import ServerFailed
 from outrider.v1 import inference_pb2 as wire
 
 # vLLM's words; ``stop_reason`` says which stop it was.
@@ -133,6 +136,7 @@ class _Pieces:
     tokens: list[wire.Token] = field(default_factory=list)
     steps: list[wire.Step] = field(default_factory=list)
     finish: wire.Finish = field(default_factory=wire.Finish)
+    has_ended: bool = False
 
 
 class OutputBuilder:
@@ -151,11 +155,17 @@ class OutputBuilder:
         pieces.steps.extend(response.steps)
         self._prompt.extend(response.prompt)
         if response.HasField("finish"):
-            pieces.finish = response.finish
+            pieces.finish, pieces.has_ended = response.finish, True
 
     def output(self) -> RequestOutput:
-        """Return the answer; the stream has ended."""
+        """Return the answer; the stream has ended.
+
+        Raises:
+            ServerFailed: a completion, or all of it, has no end.
+        """
         request, pieces = self._request, sorted(self._pieces.items())
+        if not pieces or not all(one.has_ended for _, one in pieces):
+            raise ServerFailed(grpc.StatusCode.DATA_LOSS, "the stream ended before the answer did")
         ids = [token.id for token in self._prompt] or list(request.tokens.ids)
         usages = [one.finish.usage for _, one in pieces]
         return RequestOutput(

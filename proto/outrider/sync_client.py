@@ -13,7 +13,9 @@ from outrider.channel import (
     HEALTH_SERVING,
     HEALTH_WATCH,
     Metadata,
+    check_open,
     decoded_errors,
+    end_call,
     merged_options,
     metadata_of,
 )
@@ -52,13 +54,14 @@ class SyncClient:
         interceptors: Sequence[Any] = (),
     ) -> None:
         self._tenant = tenant
+        self._is_closed = False
         merged = merged_options(options)
         if credentials is None:
             self._opened = grpc.insecure_channel(address, options=merged)
         else:
             self._opened = grpc.secure_channel(address, credentials, options=merged)
         self._channel = grpc.intercept_channel(self._opened, *interceptors)
-        self._stub: Any = inference_pb2_grpc.InferenceStub(self._channel)
+        self._open_stub: Any = inference_pb2_grpc.InferenceStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +75,8 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; calls in flight end cancelled."""
+        """Close the connection; calls in flight end cancelled, further ones raise RuntimeError."""
+        self._is_closed = True
         self._opened.close()
 
     def generate(
@@ -90,7 +94,7 @@ class SyncClient:
             with decoded_errors():
                 yield from call
         finally:
-            call.cancel()
+            end_call(call)
 
     def complete(
         self,
@@ -145,6 +149,7 @@ class SyncClient:
         Raises:
             DeadlineExceeded: it did not within ``timeout_s``.
         """
+        check_open(self._is_closed)
         watch = self._channel.unary_stream(HEALTH_WATCH)
         call = watch(HEALTH_REQUEST, timeout=timeout_s, wait_for_ready=True)
         try:
@@ -153,7 +158,12 @@ class SyncClient:
                     if status == HEALTH_SERVING:
                         return
         finally:
-            call.cancel()
+            end_call(call)
 
     def _call(self, timeout_s: float | None, metadata: Metadata | None) -> dict[str, Any]:
         return {"timeout": timeout_s, "metadata": metadata_of(self._tenant, metadata)}
+
+    @property
+    def _stub(self) -> Any:
+        check_open(self._is_closed)
+        return self._open_stub

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import defaultdict
 
 from outrider.runtime.offline.results import Analysis, SpeedRow
@@ -16,14 +17,15 @@ def recommendation(analysis: Analysis) -> str:
         for one in temperatures
     ]
     sentences = [_of_fastest(row) for row in fastest]
+    command = f"outrider serve {shlex.quote(analysis.folder)}"
     drafter, mean = _best_drafter(analysis)
     if mean > 1.0:
-        serve = f"Recommended: outrider serve {analysis.bundle} --drafter {drafter}"
+        serve = f"Recommended: {command} --drafter {drafter}"
         if len(temperatures) > 1:
             serve += f", {mean:.2f} times plain decoding over these temperatures (geometric mean)"
         sentences.append(f"{serve}. The server chooses each step's draft tokens by itself.")
     else:
-        sentences.append(f"Recommended: outrider serve {analysis.bundle} --drafter none.")
+        sentences.append(f"Recommended: {command} --drafter none.")
     return " ".join([*sentences, _how_sure(analysis, fastest)])
 
 

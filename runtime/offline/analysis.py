@@ -71,6 +71,7 @@ class _Bench:
             speeds += rows
         return Analysis(
             bundle=rig.bundle.root.name,
+            folder=str(rig.bundle.root),
             device=rig.device,
             weights=rig.bundle.manifest.target.weights,
             num_prompts=len(self._prompts),

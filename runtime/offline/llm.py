@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -21,20 +23,20 @@ from typing import NamedTuple, Self, TypeAlias
 
 from outrider.options import ChatParams, Message, SamplingParams, build_request
 from outrider.outputs import OutputBuilder, RequestOutput
-from outrider.runtime.core.config import MOST_COUNT, ServerConfig
+from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES, ServerConfig
 from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.served_model import Serving, describe
+from outrider.runtime.serving.tokenizer import TextToTextCodec
 from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.runtime.serving.watchdog import Watchdog
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 from rich.progress import Progress
 
-Text: TypeAlias = str | Sequence[int]
-"""A prompt: text, or token ids."""
 Write: TypeAlias = Callable[[wire.GenerateResponse], None]
 
 # Seconds between two looks at the worker, and that answers under way get at the end.
@@ -57,6 +59,7 @@ class LLM:
             For that the first use of a bundle on a machine measures what steps cost, some seconds.
         max_running: requests that are answered side by side; the bundle's slots bound it too.
         num_threads: of the CPU.
+        prefix_cache_bytes: memory of the caches of earlier prompts and answers; 0 for none.
         generation_defaults: whether requests get the checkpoint's generation settings for what they leave open.
 
     Raises:
@@ -73,11 +76,13 @@ class LLM:
         gamma: int | None = None,
         max_running: int = 64,
         num_threads: int = 2,
+        prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         generation_defaults: bool = False,
     ) -> None:
         config = ServerConfig(
             max_running=max_running,
             num_threads=num_threads,
+            prefix_cache_bytes=prefix_cache_bytes,
             default_drafter="model" if drafter is None else drafter,
             default_gamma=gamma,
             max_queued=MOST_COUNT,
@@ -92,6 +97,7 @@ class LLM:
             config=config,
             limits=RequestLimits(max_request_s=math.inf),
         )
+        self._pid = os.getpid()
         self._serving = open_serving(Path(bundle), options)
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, name="outrider-llm", daemon=True)
@@ -99,7 +105,9 @@ class LLM:
         intake = asyncio.run_coroutine_threadsafe(_open(self._serving), self._loop).result()
         self._frontend = intake.frontend
         # Also at the end of the interpreter, while its threads still run.
-        self._close = weakref.finalize(self, _close, self._serving, intake, self._loop, thread)
+        self._close = weakref.finalize(
+            self, _close, self._serving, intake, self._loop, thread, self._pid
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +126,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Text | Sequence[Text],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
@@ -126,19 +134,20 @@ class LLM:
         """Return the answers to prompts, in their order.
 
         Args:
-            prompts: a text or the token ids of one, or several of them.
+            prompts: a text or the token ids of one, or several of them; ``{"prompt": ...}`` and
+                ``{"prompt_token_ids": ...}`` say the same.
             sampling_params: of all prompts, or of each; None for the defaults.
             progress: whether a bar on standard error counts answers.
 
         Raises:
             ServingError: a prompt was refused or failed; the others are cancelled.
-            TypeError: no field has the name of an option.
+            TypeError: no field has the name of an option, or a prompt is none.
             ValueError: there are not as many sampling_params as prompts.
         """
-        several = _prompts(prompts)
+        several = _prompts(checked(prompts))
         params = _params(sampling_params, len(several))
         requests = [
-            build_request(prompt, **own) for prompt, own in zip(several, params, strict=True)
+            build_request(plain(prompt), **own) for prompt, own in zip(several, params, strict=True)
         ]
         return self._answer(requests, progress)
 
@@ -168,18 +177,18 @@ class LLM:
 
     def stream(
         self,
-        prompt: Text | wire.GenerateRequest,
+        prompt: AnyPrompt | wire.GenerateRequest,
         sampling_params: SamplingParams | None = None,
     ) -> Iterator[wire.GenerateResponse]:
         """Yield an answer piece by piece as ``Client.generate`` does; leaving the loop cancels it.
 
         A conversation is asked with ``build_request(messages=...)``. Errors are those of ``generate``.
         """
-        request = build_request(prompt, **(sampling_params or {}))
+        request = build_request(plain(prompt), **(sampling_params or {}))
         responses = SimpleQueue[wire.GenerateResponse | None]()
         answering = self._begin(request, responses.put)
-        answering.add_done_callback(lambda _: responses.put(None))
         try:
+            answering.add_done_callback(lambda _: responses.put(None))
             while (response := responses.get()) is not None:
                 yield response
             answering.result()
@@ -202,12 +211,12 @@ class LLM:
         self, requests: Sequence[wire.GenerateRequest], shows_progress: bool
     ) -> list[RequestOutput]:
         builders = [OutputBuilder(request) for request in requests]
-        answering = [
-            self._begin(request, builder.add)
-            for request, builder in zip(requests, builders, strict=True)
-        ]
+        answering: list[Future[None]] = []
         console = Console(stderr=True, force_jupyter=False)
         try:
+            # Who interrupts this leaves nothing running.
+            for request, builder in zip(requests, builders, strict=True):
+                answering.append(self._begin(request, builder.add))
             with Progress(console=console, disable=not shows_progress) as bar:
                 task = bar.add_task("answers", total=len(answering))
                 for one in as_completed(answering):
@@ -216,10 +225,26 @@ class LLM:
         finally:
             for one in answering:
                 one.cancel()
-        return [builder.output() for builder in builders]
+        return [
+            self._with_prompt(builder.output(), request)
+            for request, builder in zip(requests, builders, strict=True)
+        ]
+
+    def _with_prompt(self, output: RequestOutput, request: wire.GenerateRequest) -> RequestOutput:
+        """Return an answer with the token ids of its prompt, where that is a text and not a source."""
+        codec = self._serving.codec
+        if output.prompt_token_ids or not request.HasField("text"):
+            return output
+        if isinstance(codec, TextToTextCodec):
+            return output
+        return replace(output, prompt_token_ids=list(codec.encode(request.text)))
 
     def _begin(self, request: wire.GenerateRequest, write: Write) -> Future[None]:
         """Ask; ``write`` gets the pieces on the loop's thread. Cancelling the future cancels the request."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "the LLM was made in another process; a forked one must make its own"
+            )
         if not self._close.alive:
             raise RuntimeError("the LLM is closed")
         data = request.SerializeToString()
@@ -289,9 +314,24 @@ async def _end(intake: _Intake) -> None:
 
 
 def _close(
-    serving: Serving, intake: _Intake, loop: asyncio.AbstractEventLoop, thread: threading.Thread
+    serving: Serving,
+    intake: _Intake,
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    pid: int,
 ) -> None:
-    """End the worker and the loop, and free the engines, unless one is stuck in a step."""
+    """End the worker and the loop, and free the engines, unless one is stuck in a step.
+
+    In a forked process there is nothing to end: threads stay behind.
+    """
+    if os.getpid() != pid:
+        return
+    if threading.current_thread() is thread:
+        # The collector came by on the loop's thread, which cannot wait for itself.
+        threading.Thread(
+            target=_close, args=(serving, intake, loop, thread, pid), name="outrider-llm-end"
+        ).start()
+        return
     has_stopped = serving.worker.stop(0.0)
     asyncio.run_coroutine_threadsafe(_end(intake), loop).result()
     loop.call_soon_threadsafe(loop.stop)

@@ -96,11 +96,13 @@ class Analysis:
     """Results of one run of ``outrider analyze``.
 
     Attributes:
+        folder: of the bundle, as it was given; ``bundle`` is its name.
         seconds: "wall" or "processor".
         plain_tokens_per_s: temperature -> plain decoding.
     """
 
     bundle: str
+    folder: str
     device: str
     weights: str
     num_prompts: int

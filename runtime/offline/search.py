@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.engines.bundle.serving_defaults import ServingDefaults
-from outrider.runtime.core.drafting import check_drafter_params
+from outrider.runtime.core.drafting import DraftingConfig, check_drafter_params
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.offline.speed import Interval, Measured
@@ -150,27 +150,36 @@ def serving_defaults(trial: Trial, source: str) -> ServingDefaults:
 
 
 def keep_best(trials: Sequence[Trial], measured: Sequence[Measured]) -> list[Trial]:
-    """Return one stage's trials with the fastest marked as kept; the adaptive gamma unless clearly beaten.
+    """Return one stage's trials with the fastest marked as kept; the default unless clearly beaten.
+
+    Defaults are the adaptive gamma, and the window and the length of phrases that servers take.
 
     Args:
         trials: of the stage.
         measured: of each of them, in the same rounds.
     """
-    adaptive = next((i for i, one in enumerate(trials) if _is_adaptive(one)), None)
+    default = next((i for i, one in enumerate(trials) if _is_default(one)), None)
+    is_gamma = trials[0].stage == GAMMA
 
     def worth(index: int) -> float:
-        return trials[index].speedup * (FIXED_MARGIN if index == adaptive else 1.0)
+        return trials[index].speedup * (FIXED_MARGIN if is_gamma and index == default else 1.0)
 
     best = max(range(len(trials)), key=worth)
-    if adaptive is not None:
-        lead = measured[best].interval_over(measured[adaptive])
-        if lead is not None and lead[0] <= 1.0:
-            best = adaptive
+    if default is not None:
+        lead = measured[best].interval_over(measured[default])
+        if not is_gamma if lead is None else lead[0] <= 1.0:
+            best = default
     return [replace(trial, is_kept=index == best) for index, trial in enumerate(trials)]
 
 
-def _is_adaptive(trial: Trial) -> bool:
-    return trial.stage == GAMMA and trial.gamma is None
+def _is_default(trial: Trial) -> bool:
+    """Return whether servers take what a stage tries where nobody says."""
+    if trial.stage == GAMMA:
+        return trial.gamma is None
+    usual = DraftingConfig()
+    if trial.stage == PHRASES:
+        return trial.phrase_length == usual.phrase_length
+    return trial.window == (usual.window if "lookahead" in trial.drafter else usual.draft_window)
 
 
 def _most(trial: Trial) -> float:

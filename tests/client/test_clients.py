@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,6 +113,81 @@ async def test_interceptors_are_around_calls_of_the_sync_client(start_endless):
     async with start_endless() as run:
         assert await called(run.address, program, interceptors=[SyncTenant()]) == []
         await wait_until_idle(run.client)
+
+
+class Generator(grpc.UnaryStreamClientInterceptor):
+    """Gives a stream that is no call."""
+
+    def intercept_unary_stream(self, continuation, details, request):
+        yield from continuation(details, request)
+
+
+async def test_an_interceptor_may_give_a_generator(start_endless):
+    def program(client: SyncClient) -> str:
+        client.wait_ready(timeout_s=PATIENCE_S)
+        stream = client.generate("a", request_id="x", **ENDLESS)
+        next(stream)
+        stream.close()
+        return client.complete("abc", max_tokens=2, temperature=0.0).text
+
+    async with start_endless() as run:
+        assert await called(run.address, program, interceptors=[Generator()])
+        await wait_until_idle(run.client)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"Upper": "v"}, "key 'Upper' must be of lower case letters"),
+        ({"a b": "v"}, "key 'a b' must"),
+        ({"": "v"}, "key '' must"),
+        ({"x": 5}, "value of 'x' must be printable ASCII text"),
+        ({"x": "ü"}, "value of 'x' must be printable ASCII text"),
+        ({"x-bin": "v"}, "value of 'x-bin' must be bytes"),
+    ],
+)
+async def test_metadata_that_cannot_be_sent_is_named(metadata: Any, words: str):
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(ValueError, match=words):
+            await client.info(metadata=metadata)
+        with pytest.raises(ValueError, match=words):
+            await client.complete("a", metadata=metadata)
+    with SyncClient("127.0.0.1:1") as blocking:
+        with pytest.raises(ValueError, match=words):
+            blocking.info(metadata=metadata)
+        with pytest.raises(ValueError, match=words):
+            blocking.complete("a", metadata=metadata)
+
+
+async def test_a_closed_client_refuses_calls():
+    client, blocking = Client("127.0.0.1:1"), SyncClient("127.0.0.1:1")
+    await client.close()
+    await client.close()
+    blocking.close()
+    blocking.close()
+    for call in (client.info, client.wait_ready, lambda: client.complete("a")):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            await call()
+    for program in (blocking.info, blocking.wait_ready, lambda: blocking.complete("a")):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            program()
+
+
+def test_threads_with_loops_of_their_own_may_share_a_client():
+    client, before = Client("127.0.0.1:1"), sys.getswitchinterval()
+
+    async def connect() -> None:
+        client._connection()
+
+    def program(_: int) -> None:
+        asyncio.run(connect())
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(program, range(200)))
+    finally:
+        sys.setswitchinterval(before)
 
 
 async def test_the_sync_client_has_the_same_calls(start):

@@ -5,7 +5,7 @@ from typing import get_type_hints
 
 import pytest
 from outrider import SamplingParams, build_request
-from outrider.options import ChatParams, RequestOptions, SpeculationParams
+from outrider.options import ChatParams, RequestOptions, SpeculationParams, build_tokenize
 from outrider.v1 import inference_pb2 as wire
 
 NAMED_OTHERWISE = {"text", "tokens", "chat", "sampling"}
@@ -51,10 +51,16 @@ def test_a_conversation_is_built_of_messages_with_their_other_keys_as_json():
     [
         (None, {}, "one of prompt and messages"),
         (None, {"tools": []}, "one of prompt and messages"),
+        (None, {"messages": None}, "one of prompt and messages"),
         ("a", {"tools": []}, "tools: only with messages"),
         ("a", {"messages": []}, "one of prompt and messages"),
         (None, {"messages": [{"content": "a"}]}, "must have a role"),
         ("a", {"temprature": 1.0, "top_q": 1}, "no such option: temprature, top_q"),
+        ("a", {"text": "b", "tokens": wire.TokenIds(), "chat": wire.Chat()}, "chat, text, tokens"),
+        (b"a", {}, "must be a text, a list of token ids or a GenerateRequest, not bytes"),
+        (5, {}, "not int"),
+        (["a"], {}, "not list"),
+        ({}, {}, "not dict"),
     ],
 )
 def test_what_makes_no_request_is_named(prompt, options, words):
@@ -88,3 +94,31 @@ def test_parameters_are_not_changed_by_building():
     params = SamplingParams(stop="end", speculation={"mode": "lenient"})
     build_request("a", **params)
     assert params == {"stop": "end", "speculation": {"mode": "lenient"}}
+
+
+def test_options_of_a_whole_request_are_replaced_lists_too():
+    first = build_request(
+        "a",
+        stop=["x"],
+        logit_bias={1: 2.0},
+        answer_prefix_tokens=[1],
+        ignore_eos=True,
+        temperature=0.5,
+        speculation={"gamma": 2, "branching": [2, 1]},
+    )
+    more = {"logit_bias": {2: 1.0}, "answer_prefix_tokens": [2], "ignore_eos": False}
+    second = build_request(first, stop=["y"], speculation={"branching": [1]}, **more)
+    assert (list(second.stop), list(second.answer_prefix_tokens.ids)) == (["y"], [2])
+    assert (dict(second.sampling.logit_bias), second.sampling.temperature) == ({2: 1.0}, 0.5)
+    assert (second.speculation.gamma, list(second.speculation.branching)) == (2, [1])
+    assert not second.ignore_eos and second.text == "a"
+    assert build_request(first, stop=None, temperature=None, speculation=None) == first
+    assert list(build_request(first, stop=[]).stop) == []
+
+
+def test_none_is_as_not_given():
+    options = {"messages": None, "tools": None, "template": None, "speculation": {"gamma": None}}
+    assert build_request("a", **options) == build_request("a", speculation={})
+    assert build_tokenize("a", None, False, "", {"messages": None, "tools": None}).text == "a"
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert build_request(**chat, continue_final_message=None) == build_request(**chat)

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 import pytest
-from outrider import build_request
+from outrider import ServerFailed, build_request
 from outrider.outputs import OutputBuilder, RequestOutput, SpeculationReport, Step, Usage
 from outrider.v1 import inference_pb2 as wire
 
@@ -85,6 +85,22 @@ def test_completions_are_told_apart_and_the_prompt_counts_once():
     assert (output.prompt, output.outputs[0].stop_reason) == ("abc", 9)
 
 
+@pytest.mark.parametrize(
+    "responses",
+    [
+        [],
+        [wire.GenerateResponse(text="x")],
+        [
+            wire.GenerateResponse(text="x", finish=wire.Finish()),
+            wire.GenerateResponse(index=1, text="y"),
+        ],
+    ],
+)
+def test_a_stream_that_ends_too_early_is_no_answer(responses: list[wire.GenerateResponse]):
+    with pytest.raises(ServerFailed, match="ended before the answer did"):
+        built(build_request("a", n=2), *responses)
+
+
 def test_beams_are_the_outputs():
     beams = [
         wire.Beam(text=text, token_ids=[3], logprob=-1.0, score=score, stop_token=1)
@@ -105,6 +121,7 @@ def test_log_probabilities_of_a_prompt_begin_with_none():
     output = built(
         build_request("ab", prompt_logprobs=1),
         wire.GenerateResponse(prompt=[wire.Token(id=4), token(5, -2.0, {6: -1.0})]),
+        wire.GenerateResponse(finish=wire.Finish()),
     )
     assert output.prompt_token_ids == [4, 5]
     assert output.prompt_logprobs == [None, {5: -2.0, 6: -1.0}]

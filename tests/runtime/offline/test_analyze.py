@@ -46,7 +46,10 @@ def analysed(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     )
     assert result.exit_code == 0, result.output
     page, advice = result.stdout.strip().splitlines()
-    assert page.endswith("index.html") and "Recommended: outrider serve tiny --drafter" in advice
+    assert (
+        page.endswith("index.html")
+        and f"Recommended: outrider serve {tiny_bundle} --drafter" in advice
+    )
     # Off a terminal every phase says how far it is.
     for phase in ("texts at temperature 0", "speed at temperature 1"):
         assert re.search(rf"^outrider: {phase}: (\d+) of \1$", result.stderr, re.M)
@@ -240,8 +243,8 @@ def speed_row(drafter: str, speedup: float, temperature: float = 0.0, **fields: 
 
 def analysis_of(*rows: SpeedRow) -> Analysis:
     return Analysis(
-        bundle="b", device="cpu", weights="float32", num_prompts=7, max_tokens=9, batch=1, rounds=3,
-        seconds="wall", alphas=(), costs=(), speeds=rows, plain_tokens_per_s={}, traces=(),
+        bundle="b", folder="my models/b", device="cpu", weights="float32", num_prompts=7, max_tokens=9, batch=1,
+        rounds=3, seconds="wall", alphas=(), costs=(), speeds=rows, plain_tokens_per_s={}, traces=(),
     )  # fmt: skip
 
 
@@ -260,8 +263,8 @@ def test_a_recommendation_names_the_drafter_what_it_gains_and_why():
         "keeps 78 % of the drafts, a draft token costs 0.05 plain steps, and a pass over 5 tokens 1.30. "
         "At temperature 1 the fastest is model with 1 draft token: 1.44 times plain decoding. There a draft token "
         "costs 0.05 plain steps, and a pass over 2 tokens 1.30. "
-        "Recommended: outrider serve b --drafter model, 1.47 times plain decoding over these temperatures (geometric "
-        "mean). The server chooses each step's draft tokens by itself. "
+        "Recommended: outrider serve 'my models/b' --drafter model, 1.47 times plain decoding over these temperatures "
+        "(geometric mean). The server chooses each step's draft tokens by itself. "
         "Measured over 7 prompts in rounds of every setting: 3, at batch 1. Differences of a few percent may be "
         "chance. outrider tune compares settings until they are apart and writes its choice into the bundle."
     )
@@ -273,7 +276,7 @@ def test_where_nothing_gains_plain_decoding_is_recommended():
         "nothing is faster than plain decoding; model with 4 draft tokens comes closest: 0.80 times plain decoding "
         "(0.70 to 0.90)" in advice
     )
-    assert "Recommended: outrider serve b --drafter none." in advice
+    assert "Recommended: outrider serve 'my models/b' --drafter none." in advice
     assert "chance" not in advice
 
 

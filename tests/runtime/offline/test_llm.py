@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import select
 import shutil
+import signal
 import threading
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outrider import LLM, Client, SamplingParams, build_request
-from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.config import PREFIX_CACHE_BYTES, ServerConfig
 from outrider.runtime.core.errors import (
     DrainDeadline,
     EngineRestart,
@@ -92,6 +97,63 @@ def test_a_stream_is_the_whole_answer_in_pieces(llm: LLM):
     pieces = list(llm.stream(PROMPTS[0], GREEDY))
     assert "".join(one.text for one in pieces) == llm.generate(PROMPTS[0], GREEDY)[0].text
     assert pieces[-1].finish.usage.output_tokens == sum(len(one.tokens) for one in pieces)
+
+
+def test_prompts_have_the_forms_of_vllm(llm: LLM):
+    ids = llm.encode(PROMPTS[0])
+    expected = llm.generate(PROMPTS[0], GREEDY)[0]
+    dicts = [{"prompt": PROMPTS[0]}, {"prompt_token_ids": ids}]
+    answers = [*llm.generate(dicts, GREEDY), *llm.generate(dicts[0], GREEDY)]
+    assert [one.text for one in answers] == [expected.text] * 3
+    assert [one.prompt_token_ids for one in (expected, *answers)] == [ids] * 4
+    assert next(llm.stream(dicts[1], GREEDY)).tokens
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        (None, "prompts must be a text, a list of token ids, or a list of either, not NoneType"),
+        (b"a", "not bytes"),
+        (iter(["a"]), "not list_iterator"),
+        ([b"a"], "not bytes"),
+        ([None], "one of prompt and messages is required"),
+        ([["a"]], "prompt must be a text, a list of token ids or a GenerateRequest"),
+        ({"text": "a"}, "must have prompt or prompt_token_ids, not text"),
+        ([{}], "must have prompt or prompt_token_ids, not nothing"),
+        ({"prompt": 5}, "not int"),
+    ],
+)
+def test_what_is_no_prompt_is_said_in_plain_words(llm: LLM, prompts: Any, words: str):
+    with pytest.raises(TypeError, match=words):
+        llm.generate(prompts, GREEDY)
+
+
+def test_an_interrupt_while_requests_are_handed_over_cancels_them(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    begin, begun = llm._begin, []
+
+    def interrupted(*asked: Any) -> Any:
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        begun.append(begin(*asked))
+        return begun[-1]
+
+    monkeypatch.setattr(llm, "_begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c"], ENDLESS)
+    assert all(one.cancelled() for one in begun)
+
+
+def test_prompts_that_begin_alike_are_computed_once(tiny_bundle: Path):
+    prompt = "the quick brown fox jumps over the lazy dog " * 3
+    cached = {}
+    for size in (0, PREFIX_CACHE_BYTES):
+        with LLM(tiny_bundle, gamma=0, prefix_cache_bytes=size) as llm:
+            llm.generate(prompt, GREEDY)
+            cached[size] = llm.generate(prompt, GREEDY)[0].usage.cached_tokens
+    assert cached[0] == 0 < cached[PREFIX_CACHE_BYTES]
+    assert signature(LLM).parameters["prefix_cache_bytes"].default == PREFIX_CACHE_BYTES
 
 
 def test_leaving_a_stream_cancels_its_request(llm: LLM):
@@ -184,3 +246,32 @@ def test_closing_ends_what_is_under_way_and_all_threads(tiny_bundle: Path):
         llm.generate("a")
     llm.close()
     assert not [one for one in {*threading.enumerate()} - before if "outrider" in one.name]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_told_to_make_its_own(llm: LLM):
+    """Threads do not come along: whoever waits for one waits for ever."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with pytest.raises(RuntimeError, match="made in another process"):
+                llm.generate("a")
+            llm.close()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    ended, _, _ = select.select([os.pidfd_open(pid)], [], [], 30)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert llm.generate("a", GREEDY)[0].text
+
+
+def test_one_that_is_collected_on_its_own_thread_is_closed_by_another(tiny_bundle: Path):
+    before = {*threading.enumerate()}
+    box = [LLM(tiny_bundle, gamma=0, max_running=1)]
+    box[0]._loop.call_soon_threadsafe(box.clear)
+    for _ in range(2):
+        for one in {*threading.enumerate()} - before:
+            one.join(30)
+    assert not {*threading.enumerate()} - before

@@ -220,6 +220,30 @@ def test_a_fixed_gamma_must_be_faster_in_its_whole_interval(unlucky: int, kept: 
     assert [one.gamma for one in found if one.is_kept] == [kept]
 
 
+@pytest.mark.parametrize(
+    ("drafter", "stage", "name", "usual"),
+    [
+        ("ouroboros", "window", "window", 0),
+        ("lookahead", "window", "window", 4),
+        ("ouroboros", "phrase_length", "phrase_length", 4),
+    ],
+)
+@pytest.mark.parametrize(("num_unlucky", "wins"), [(0, True), (2, False)])
+def test_other_settings_must_be_faster_than_the_default_in_their_whole_interval(
+    drafter: str, stage: str, name: str, usual: int, num_unlucky: int, wins: bool
+):
+    tried = [
+        replace(trial(drafter, speedup), stage=stage, **{name: value})
+        for speedup, value in ((1.01, 8), (1.0, usual))
+    ]
+    rates = [1.01] * (9 - num_unlucky) + [0.9] * num_unlucky
+    found = keep_best(tried, [measured(*rates), measured(*[1.0] * 9)])
+    assert [getattr(one, name) for one in found if one.is_kept] == [8 if wins else usual]
+    # Of too few rounds nothing follows.
+    found = keep_best(tried, [measured(1.01), measured(1.0)])
+    assert found[1].is_kept
+
+
 def test_the_search_descends_one_coordinate_after_the_other():
     speed = {(2, None): 3.0, (4, None): 5.0, (4, 1): 6.0, (4, 6): 4.0}
     asked = []

@@ -32,8 +32,8 @@ def analysis(*drafters: str) -> Analysis:
         for gamma, predicted, measured in ((1, 1.1, 1.4), (3, 1.3, 1.2))
     ]
     return Analysis(
-        bundle="b", device="cpu", weights="float32", num_prompts=1, max_tokens=8, batch=1, rounds=1, seconds="wall",
-        alphas=alphas, costs=(), speeds=tuple(speeds), plain_tokens_per_s={1.0: 100.0}, traces=(),
+        bundle="b", folder="b", device="cpu", weights="float32", num_prompts=1, max_tokens=8, batch=1, rounds=1,
+        seconds="wall", alphas=alphas, costs=(), speeds=tuple(speeds), plain_tokens_per_s={1.0: 100.0}, traces=(),
     )  # fmt: skip
 
 
