@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import suppress
+from numbers import Integral
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -99,7 +100,9 @@ class LLM:
         intake = asyncio.run_coroutine_threadsafe(_open(self._serving), self._loop).result()
         self._frontend = intake.frontend
         # Also at the end of the interpreter, while its threads still run.
-        self._close = weakref.finalize(self, _close, self._serving, intake, self._loop, thread)
+        self._handing_over = threading.Lock()
+        ends = (self._serving, intake, self._loop, thread, self._handing_over)
+        self._close = weakref.finalize(self, _close, *ends)
 
     def __enter__(self) -> Self:
         return self
@@ -220,11 +223,12 @@ class LLM:
 
     def _begin(self, request: wire.GenerateRequest, write: Write) -> Future[None]:
         """Ask; ``write`` gets the pieces on the loop's thread. Cancelling the future cancels the request."""
-        if not self._close.alive:
-            raise RuntimeError("the LLM is closed")
         data = request.SerializeToString()
         call = GenerateCall(self._serving, data, _InProcess(write))
-        return asyncio.run_coroutine_threadsafe(self._frontend.complete(call), self._loop)
+        with self._handing_over:
+            if not self._close.alive:
+                raise RuntimeError("the LLM is closed")
+            return asyncio.run_coroutine_threadsafe(self._frontend.complete(call), self._loop)
 
 
 class _InProcess:
@@ -289,11 +293,18 @@ async def _end(intake: _Intake) -> None:
 
 
 def _close(
-    serving: Serving, intake: _Intake, loop: asyncio.AbstractEventLoop, thread: threading.Thread
+    serving: Serving,
+    intake: _Intake,
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    handing_over: threading.Lock,
 ) -> None:
     """End the worker and the loop, and free the engines, unless one is stuck in a step."""
     has_stopped = serving.worker.stop(0.0)
-    asyncio.run_coroutine_threadsafe(_end(intake), loop).result()
+    # Whoever looked before this began is on the loop by now, and others see that it has begun.
+    with handing_over:
+        ending = asyncio.run_coroutine_threadsafe(_end(intake), loop)
+    ending.result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
@@ -305,7 +316,7 @@ def _close(
 
 def _prompts(prompts: Text | Sequence[Text]) -> list[Text]:
     """Return several prompts where there may be one alone."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
+import numpy as np
 import pytest
 from outrider import LLM, Client, SamplingParams, build_request
 from outrider.runtime.core.config import ServerConfig
@@ -86,6 +89,8 @@ def test_token_ids_are_a_prompt_and_lists_of_them_several(llm: LLM):
     assert of_ids.prompt_token_ids == ids
     assert llm.decode(ids) == PROMPTS[0]
     assert llm.generate([], GREEDY) == []
+    for same in (list(np.array(ids)), np.array(ids)):
+        assert [one.text for one in llm.generate(same, GREEDY)] == [of_text.text]
 
 
 def test_a_stream_is_the_whole_answer_in_pieces(llm: LLM):
@@ -184,3 +189,23 @@ def test_closing_ends_what_is_under_way_and_all_threads(tiny_bundle: Path):
         llm.generate("a")
     llm.close()
     assert not [one for one in {*threading.enumerate()} - before if "outrider" in one.name]
+
+
+def test_whoever_asks_while_another_thread_closes_is_answered_or_refused(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
+    llm = LLM(tiny_bundle, gamma=0, max_running=1)
+    closing = threading.Thread(target=llm.close)
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def delayed(coroutine, loop):
+        if threading.current_thread() is threading.main_thread():
+            closing.start()
+            # What closing does meanwhile: without a lock everything, to the loop's end.
+            closing.join(0.5)
+        return hand_over(coroutine, loop)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", delayed)
+    answering = llm._begin(build_request("a", **GREEDY), lambda _: None)
+    closing.join()
+    assert wait([answering], timeout=10.0).done
