@@ -5,7 +5,7 @@ Pure values; validation against the bundle's limits is in ``runtime.core.validat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -15,6 +15,9 @@ from outrider.engines.sampling.base import ExactnessMode, SamplingParams, TokenL
 
 # What a message of a chat takes to be rendered beside its text, in bytes of text that take as long to be tokenised.
 MESSAGE_OVERHEAD = 200
+
+MOST_PROMPT_TOKENS = 1024
+"""Tokens of a scored prompt in one message: with all their alternatives 100 KiB, which take the event loop 5 ms."""
 
 SAMPLE_STREAM = 9
 """Half of the key that seeds of completions are drawn under; ``engines.sampling.noise`` has the other streams."""
@@ -305,6 +308,12 @@ class PromptToken:
 
     token: int
     logprobs: TokenLogprobs | None
+
+
+def pieces_of(prompt: tuple[PromptToken, ...]) -> Sequence[tuple[PromptToken, ...]]:
+    """Return a scored prompt in pieces of at most ``MOST_PROMPT_TOKENS``, at least one."""
+    size = MOST_PROMPT_TOKENS
+    return [prompt[start : start + size] for start in range(0, max(1, len(prompt)), size)]
 
 
 @step_value

@@ -19,7 +19,7 @@ Of the completions of one prompt one row, their leader, is fed; the others wait,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -129,21 +129,24 @@ class StepPlan:
         return self.gammas.count(None) < len(self.gammas)
 
 
-def num_to_admit(queued: Sequence[int], num_free: int) -> int:
+def num_to_admit(queued: Iterable[int], num_free: int) -> int:
     """How many queued requests, oldest first, get their slots now.
 
     A request gets all its slots at once or none, and nobody overtakes the one that waits: what it waits for, the
     running ones give back, so it never waits for ever.
 
     Args:
-        queued: slots that each queued request needs, and each group for all of its completions, oldest first.
+        queued: slots that each queued request needs, at least 1, and each group for all of its completions, oldest
+            first. Not read behind the first that waits.
         num_free: slots that are free.
     """
-    for num_admitted, num_slots in enumerate(queued):
+    num_admitted = 0
+    for num_slots in queued:
         if num_slots > num_free:
-            return num_admitted
+            break
         num_free -= num_slots
-    return len(queued)
+        num_admitted += 1
+    return num_admitted
 
 
 def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = False) -> StepPlan:

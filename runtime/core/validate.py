@@ -275,6 +275,9 @@ def build_spec(
         end_token_ids=tuple(dict.fromkeys((*eos, *fields.stop_token_ids))),
         min_tokens=max(fields.params.min_tokens, min(fields.default_min_tokens, max_tokens)),
     )
+    if max_tokens == 0:
+        # One is drawn all the same, and discarded: nothing that is asked of answers is to stand in its way.
+        params = SamplingParams(temperature=0.0)
     _check_drawable(params, model.vocab_size)
     return RequestSpec(
         internal_id=admission.internal_id,
@@ -299,7 +302,7 @@ def build_spec(
         is_known=admission.is_known,
         # No name of a scope has a slash.
         cache_scope="" if scope is None else f"{scope}/{fields.cache_salt}",
-        grammar=fields.grammar,
+        grammar=fields.grammar if max_tokens else None,
     )
 
 

@@ -1,9 +1,11 @@
 """The orders given to the worker: requests, cancellations, the end.
 
 Runs nothing, knows no thread and no clock; the worker guards it with its lock and asks it, between
-two steps, what is to be admitted and what must end. Invariant:
+two steps, what is to be admitted and what must end. Queueing a group and looking for room take a time that does not
+depend on how many are queued: a caller may queue a whole data set. Invariants:
 
 * B1  Nothing is overdue before ``due_at``.
+* B2  ``_num_slots`` and ``_num_tokens`` are the sums over the queue.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class Inbox:
         self._config = config
         self._slots = slots
         self._queue: deque[Group] = deque()
+        self._num_slots = self._num_tokens = 0
         self._taken: dict[str, Request] = {}
         # How many requests have the name: those of a group share it.
         self._request_ids: Counter[tuple[str, str]] = Counter()
@@ -63,7 +66,7 @@ class Inbox:
 
     def queued(self) -> tuple[int, int]:
         """Groups that wait for their slots, and their prompts' tokens together."""
-        return len(self._queue), self._num_queued_tokens()
+        return len(self._queue), self._num_tokens
 
     def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
         """Refuse a request of so many slots and prompt tokens where ``put`` would, behind so many others yet to come.
@@ -75,12 +78,13 @@ class Inbox:
         if self._is_draining:
             raise Draining
         # Free slots that the queue leaves take those ahead of this request first.
-        num_left = self._slots.num_free - sum(self._num_slots())
+        num_left = self._slots.num_free - self._num_slots
         if num_ahead + num_slots <= num_left:
             return  # free slots await it
-        waiting = list(islice(self._queue, self._num_fitting(), None))
-        num_waiting = len(waiting) + max(0, num_ahead - max(0, num_left))
-        num_tokens += sum(group[0].spec.num_queued_tokens for group in waiting)
+        num_fitting = self._num_fitting()
+        num_waiting = len(self._queue) - num_fitting + max(0, num_ahead - max(0, num_left))
+        num_tokens += self._num_tokens
+        num_tokens -= sum(map(_num_tokens, islice(self._queue, num_fitting)))
         if num_waiting >= self._config.max_queued or num_tokens > self._config.max_queued_tokens:
             raise Overloaded(self._config.retry_after_s)
 
@@ -95,8 +99,10 @@ class Inbox:
         spec = group[0].spec
         if (spec.tenant, spec.request_id) in self._request_ids or spec.internal_id in self._taken:
             raise DuplicateRequestId
-        self.check_room(spec.num_slots * len(group), spec.num_queued_tokens)
+        self.check_room(_num_slots(group), _num_tokens(group))
         self._queue.append(group)
+        self._num_slots += _num_slots(group)
+        self._num_tokens += _num_tokens(group)
         self.has_queued = True
         self.due_at = min(self.due_at, self._overdue_at(group[0]))
         self._request_ids[spec.tenant, spec.request_id] = len(group)
@@ -123,7 +129,10 @@ class Inbox:
     def admit(self, admit: Callable[[Group], None]) -> None:
         """Hand over queued groups, oldest first, as long as slots are free; while draining none."""
         for _ in range(self._num_fitting() if self._queue and not self._is_draining else 0):
-            admit(self._queue.popleft())
+            group = self._queue.popleft()
+            self._num_slots -= _num_slots(group)
+            self._num_tokens -= _num_tokens(group)
+            admit(group)
         self.has_queued = bool(self._queue)
 
     def take_overdue(self, now: float) -> list[tuple[Request, Exception]]:
@@ -134,6 +143,8 @@ class Inbox:
         ended = {id(request) for request, _ in endings}
         left_of = ([r for r in group if id(r) not in ended] for group in self._queue)
         self._queue = deque(group for group in left_of if group)
+        self._num_slots = sum(map(_num_slots, self._queue))
+        self._num_tokens = sum(map(_num_tokens, self._queue))
         self.has_queued = bool(self._queue)
         left = [self._overdue_at(request) for request in requests if id(request) not in ended]
         self.due_at = min(left, default=math.inf)
@@ -169,13 +180,7 @@ class Inbox:
 
     def _num_fitting(self) -> int:
         """How many queued groups the free slots are enough for."""
-        return num_to_admit(self._num_slots(), self._slots.num_free)
-
-    def _num_slots(self) -> list[int]:
-        return [group[0].spec.num_slots * len(group) for group in self._queue]
-
-    def _num_queued_tokens(self) -> int:
-        return sum(group[0].spec.num_queued_tokens for group in self._queue)
+        return num_to_admit(map(_num_slots, self._queue), self._slots.num_free)
 
     def _overdue_at(self, request: Request) -> float:
         """Return seconds before which only a cancellation can end a request here."""
@@ -200,3 +205,13 @@ class Inbox:
         if self._stop_at is not None and now >= self._stop_at:
             return DrainDeadline(request.num_output)
         return None
+
+
+def _num_slots(group: Group) -> int:
+    """Return the slots of all completions."""
+    return group[0].spec.num_slots * len(group)
+
+
+def _num_tokens(group: Group) -> int:
+    """Return the tokens that the queue counts: the completions have one prompt."""
+    return group[0].spec.num_queued_tokens

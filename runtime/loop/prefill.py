@@ -232,9 +232,11 @@ class SourceReader:
         began = self._clock()
         self._target.read([source_of(request) for request in requests])
         took_s = self._clock() - began
+        # Where a copy raises, nobody has moved on, and all are read again.
         for request in requests:
             if request.followers:
                 fork(self._target, request, 0)
+        for request in requests:
             request.commit_read()
         return sum(len(request.spec.source_tokens) for request in requests), took_s
 

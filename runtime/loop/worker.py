@@ -194,7 +194,9 @@ class Worker:
             rule = f"must be at most {self._rows.slots.num_slots}, the slots of this server"
             raise RequestError("n", rule)
         now = self._clock()
-        group = [self._new_request(spec, now) for spec in specs]
+        group: list[Request] = []
+        for spec in specs:
+            group.append(self._new_request(spec, now, *group[:1]))
         try:
             with self._wake:
                 self._inbox.put(group)
@@ -221,7 +223,7 @@ class Worker:
         with self._wake:
             self._inbox.check_room(num_slots, num_tokens, num_ahead)
 
-    def _new_request(self, spec: RequestSpec, now: float) -> Request:
+    def _new_request(self, spec: RequestSpec, now: float, first: Request | None = None) -> Request:
         """Return a request with its speculation resolved, or refuse what no step could ever serve."""
         max_context, num_slots = self._limits.max_context, self._rows.slots.num_slots
         self._check_source(spec)
@@ -248,6 +250,7 @@ class Worker:
             submitted_at=now,
             form=None if spec.grammar is None else self._form(spec.grammar),
             max_forced=self._max_forced,
+            first=first,
         )
 
     def _form(self, params: GrammarParams) -> Form:

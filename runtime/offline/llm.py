@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -105,9 +106,9 @@ class LLM:
         intake = asyncio.run_coroutine_threadsafe(_open(self._serving), self._loop).result()
         self._frontend = intake.frontend
         # Also at the end of the interpreter, while its threads still run.
-        self._close = weakref.finalize(
-            self, _close, self._serving, intake, self._loop, thread, self._pid
-        )
+        self._handing_over = threading.Lock()
+        ends = (self._serving, intake, self._loop, thread, self._handing_over, self._pid)
+        self._close = weakref.finalize(self, _close, *ends)
 
     def __enter__(self) -> Self:
         return self
@@ -245,11 +246,12 @@ class LLM:
             raise RuntimeError(
                 "the LLM was made in another process; a forked one must make its own"
             )
-        if not self._close.alive:
-            raise RuntimeError("the LLM is closed")
         data = request.SerializeToString()
         call = GenerateCall(self._serving, data, _InProcess(write))
-        return asyncio.run_coroutine_threadsafe(self._frontend.complete(call), self._loop)
+        with self._handing_over:
+            if not self._close.alive:
+                raise RuntimeError("the LLM is closed")
+            return asyncio.run_coroutine_threadsafe(self._frontend.complete(call), self._loop)
 
 
 class _InProcess:
@@ -318,6 +320,7 @@ def _close(
     intake: _Intake,
     loop: asyncio.AbstractEventLoop,
     thread: threading.Thread,
+    handing_over: threading.Lock,
     pid: int,
 ) -> None:
     """End the worker and the loop, and free the engines, unless one is stuck in a step.
@@ -329,11 +332,16 @@ def _close(
     if threading.current_thread() is thread:
         # The collector came by on the loop's thread, which cannot wait for itself.
         threading.Thread(
-            target=_close, args=(serving, intake, loop, thread, pid), name="outrider-llm-end"
+            target=_close,
+            args=(serving, intake, loop, thread, handing_over, pid),
+            name="outrider-llm-end",
         ).start()
         return
     has_stopped = serving.worker.stop(0.0)
-    asyncio.run_coroutine_threadsafe(_end(intake), loop).result()
+    # Whoever looked before this began is on the loop by now, and others see that it has begun.
+    with handing_over:
+        ending = asyncio.run_coroutine_threadsafe(_end(intake), loop)
+    ending.result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
@@ -345,7 +353,7 @@ def _close(
 
 def _prompts(prompts: Text | Sequence[Text]) -> list[Text]:
     """Return several prompts where there may be one alone."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

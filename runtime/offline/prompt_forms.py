@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
+import numpy as np
+
 
 class TextPrompt(TypedDict):
     """A text, as vLLM writes it."""
@@ -31,6 +33,7 @@ def checked(prompts: Any) -> Any:
     """
     if isinstance(prompts, Mapping):
         return [prompts]
+    prompts = listed(prompts)
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray | memoryview):
         raise TypeError(
             f"prompts must be a text, a list of token ids, or a list of either, not {type(prompts).__name__}"
@@ -45,10 +48,15 @@ def plain(prompt: Any) -> Any:
         TypeError: the dict has other keys.
     """
     if not isinstance(prompt, Mapping):
-        return prompt
+        return listed(prompt)
     if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
         raise TypeError(
             f"a prompt's dict must have prompt or prompt_token_ids, not {', '.join(map(str, prompt)) or 'nothing'}"
         )
     (plain,) = prompt.values()
-    return plain
+    return listed(plain)
+
+
+def listed(values: Any) -> Any:
+    """Return an array of numpy as a list, and anything else as it is."""
+    return values.tolist() if isinstance(values, np.ndarray) else values

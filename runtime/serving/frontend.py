@@ -74,7 +74,7 @@ class Call(Protocol):
         ...
 
     async def write(self, batch: Batch) -> None:
-        """Send what was answered; the last batch of each completion has a ``Finished`` end.
+        """Send what was answered, as one message; the last batch of each completion has a ``Finished`` end.
 
         ``complete`` raises failures instead: where one completion fails, all end.
         """
@@ -261,8 +261,8 @@ class Frontend:
         """Queue a request and register the caller's id; both happen or neither."""
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
-        if self._has_failed:
-            raise errors.EngineRestart
+        # Since it was admitted, its texts were on their way.
+        self._check_open()
         samples, has_events = spec.samples(), asyncio.Event()
         outboxes = [self._outbox(sample, has_events, lead) for sample in samples]
         self._serving.worker.submit_group(samples, [one.deliver for one in outboxes])
@@ -310,8 +310,9 @@ class Frontend:
             if batch.tokens or not isinstance(end, Failed):
                 # Counted while the message is on its way.
                 loop.call_soon(count, batch)
-                stall.reschedule(loop.time() + stall_s)
-                await call.write(batch)
+                for part in batch.parts() if batch.prompt else (batch,):
+                    stall.reschedule(loop.time() + stall_s)
+                    await call.write(part)
                 stall.reschedule(None)
             if isinstance(end, Failed):
                 raise end.error

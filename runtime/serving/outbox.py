@@ -17,8 +17,8 @@ import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from outrider.runtime.core.params import (
     EmittedToken,
@@ -28,6 +28,7 @@ from outrider.runtime.core.params import (
     Progressed,
     PromptToken,
     StepTrace,
+    pieces_of,
 )
 
 
@@ -38,7 +39,7 @@ class Batch:
     Attributes:
         end: the terminal event, once it has come.
         index: of the completion, among those of its prompt.
-        prompt: of the first batch, where its log-probabilities were asked for: all of it.
+        prompt: of the first batch, where its log-probabilities were asked for: all of it, or a part.
     """
 
     tokens: tuple[EmittedToken, ...]
@@ -47,6 +48,13 @@ class Batch:
     end: Finished | Failed | None
     index: int = 0
     prompt: tuple[PromptToken, ...] = ()
+
+    def parts(self) -> Iterator[Batch]:
+        """Yield batches of at most ``MOST_PROMPT_TOKENS`` of the prompt; the last one has the tokens and all else."""
+        *pieces, last = pieces_of(self.prompt)
+        for piece in pieces:
+            yield Batch(tokens=(), text="", steps=(), end=None, index=self.index, prompt=piece)
+        yield replace(self, prompt=last)
 
 
 class Post:

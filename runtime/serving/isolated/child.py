@@ -15,12 +15,18 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from outrider.engines.base import BundleError, SpeculativeError
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.core.params import Event, Progressed, RequestSpec
+from outrider.runtime.core.params import (
+    Event,
+    Progressed,
+    RequestSpec,
+    pieces_of,
+)
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.isolated.messages import (
@@ -33,6 +39,7 @@ from outrider.runtime.serving.isolated.messages import (
     Open,
     Opened,
     Refused,
+    ScoredPiece,
     Start,
     StepEvents,
     Stop,
@@ -156,7 +163,17 @@ class PipedWorker:
             self._sent_s = now_s
             snapshot = self._worker.snapshot()
         self._beat_s = 0.0
+        events = [self._without_prompt(*one) for one in events]
         self._send(StepEvents(events, snapshot, self._worker.pulse.is_stepping))
+
+    def _without_prompt(self, internal_id: str, event: Event) -> tuple[str, Event]:
+        """Return an event with the end of its scored prompt at most; send what is before."""
+        if not isinstance(event, Progressed) or not event.prompt:
+            return internal_id, event
+        *pieces, last = pieces_of(event.prompt)
+        for piece in pieces:
+            self._send(ScoredPiece(internal_id, piece))
+        return internal_id, replace(event, prompt=last)
 
     def _beat(self) -> None:
         """Say that a step goes on, unless that was said just now; on the worker's thread."""

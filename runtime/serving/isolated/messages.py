@@ -12,7 +12,7 @@ from pathlib import Path
 from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.text2text import TextToText
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import Event, RequestSpec
+from outrider.runtime.core.params import Event, PromptToken, RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.loop.totals import WorkerSnapshot
@@ -92,6 +92,17 @@ class StepEvents:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredPiece:
+    """From the child, before a request's first event: the next tokens of its scored prompt, which that event lacks.
+
+    A long prompt in one message would hold the server's interpreter for as long as it takes to read.
+    """
+
+    internal_id: str
+    prompt: tuple[PromptToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """From the child, now and then: the step does what makes it longer than its like."""
 
@@ -136,5 +147,5 @@ class Stop:
     timeout_s: float
 
 
-FromChild = Opened | Refused | Changed | StepEvents | Beat | Declined
+FromChild = Opened | Refused | Changed | StepEvents | ScoredPiece | Beat | Declined
 ToChild = Open | Start | Submit | Cancel | Drain | Stop

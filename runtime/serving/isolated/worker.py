@@ -12,13 +12,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
 
 from outrider.runtime.core.errors import Draining, EngineRestart, Overloaded
-from outrider.runtime.core.params import Event, Failed, Finished, Progressed, RequestSpec
+from outrider.runtime.core.params import (
+    Event,
+    Failed,
+    Finished,
+    Progressed,
+    PromptToken,
+    RequestSpec,
+)
 from outrider.runtime.core.request import Speculation
+from outrider.runtime.core.scheduler import num_to_admit
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
 from outrider.runtime.serving.chat.encoder import ChatEncoder
@@ -30,6 +38,7 @@ from outrider.runtime.serving.isolated.messages import (
     Drain,
     FromChild,
     Opened,
+    ScoredPiece,
     Start,
     StepEvents,
     Stop,
@@ -50,13 +59,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A request that awaits its terminal event; ``cancelled`` is the error that somebody wants it to end with."""
+    """A request that awaits its terminal event.
+
+    Attributes:
+        cancelled: the error that somebody wants it to end with.
+        scored: pieces of its prompt that came ahead of its first event, and are told with that.
+    """
 
     spec: RequestSpec
     deliver: Deliver
     num_output: int = 0
     num_tries: int = 1
     cancelled: Exception | None = None
+    scored: list[PromptToken] = field(default_factory=list)
 
     def end(self, error: Exception) -> None:
         """Deliver the terminal event of a request that fails."""
@@ -151,16 +166,23 @@ class IsolatedWorker:
         config = self.opened.config
         with self._lock:
             self._check_open()
-            num_running = self.opened.snapshot.num_slots
-            num_waiting = len(self._unfinished) + num_ahead - num_running
-            queued = [one.spec for one in islice(self._unfinished.values(), num_running, None)]
-            # The engine's queue counts a group as one request.
-            num_waiting -= sum(spec.sample > 0 for spec in queued)
-            num_tokens += sum(spec.num_queued_tokens for spec in queued if spec.sample == 0)
-        if num_waiting < 0:
-            return  # a slot awaits it
+            groups = self._groups()
+        # As the engine's inbox counts: a group needs its slots at once, and is one request of the queue.
+        num_needed = [sum(spec.num_slots for spec in group) for group in groups]
+        num_left = self.opened.snapshot.num_slots - sum(num_needed)
+        if num_ahead + num_slots <= num_left:
+            return  # free slots await it
+        waiting = groups[num_to_admit(num_needed, self.opened.snapshot.num_slots) :]
+        num_waiting = len(waiting) + max(0, num_ahead - max(0, num_left))
+        num_tokens += sum(group[0].num_queued_tokens for group in waiting)
         if num_waiting >= config.max_queued or num_tokens > config.max_queued_tokens:
             raise Overloaded(config.retry_after_s)
+
+    def _groups(self) -> list[tuple[RequestSpec, ...]]:
+        """Return what is left of every group, oldest first."""
+        specs = [one.spec for one in self._unfinished.values()]
+        groups = groupby(specs, key=lambda spec: (spec.tenant, spec.request_id))
+        return [tuple(group) for _, group in groups]
 
     def _check_open(self) -> None:
         if self._is_draining:
@@ -267,6 +289,10 @@ class IsolatedWorker:
             match told:
                 case StepEvents():
                     self._take_step(told)
+                case ScoredPiece(internal_id, prompt):
+                    if (one := self._unfinished.get(internal_id)) is not None:
+                        one.scored += prompt
+                    return
                 case Beat() if self._unfinished:
                     self.pulse.begin()
                 case Declined(internal_id, error):
@@ -290,6 +316,9 @@ class IsolatedWorker:
                 continue
             if isinstance(event, Progressed):
                 one.num_output += len(event.tokens)
+                if one.scored:
+                    event = replace(event, prompt=(*one.scored, *event.prompt))
+                    one.scored.clear()
             else:
                 del self._unfinished[internal_id]
             if isinstance(event, (Progressed, Finished)):
@@ -314,6 +343,7 @@ class IsolatedWorker:
                     one.end(one.cancelled or one.lost())
                 else:
                     one.num_tries += 1
+                    one.scored.clear()
         self._call_after_step()
 
     def _replace(self) -> bool:
@@ -330,9 +360,8 @@ class IsolatedWorker:
             self.pulse.took_s = Pulse().took_s
             self.num_restarts += 1
             engine.send(Start())
-            waiting = [one.spec for one in self._unfinished.values()]
-            for _, group in groupby(waiting, key=lambda spec: (spec.tenant, spec.request_id)):
-                engine.send(Submit(tuple(group)))
+            for group in self._groups():
+                engine.send(Submit(group))
             if self._unfinished:
                 self.pulse.begin()
             self._heard_s = time.monotonic()

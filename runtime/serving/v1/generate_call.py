@@ -23,9 +23,6 @@ from outrider.v1 import inference_pb2 as wire
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
-# Tokens of a prompt in one response: with all their alternatives 100 KiB, which take the loop 5 ms.
-MOST_PROMPT_TOKENS = 1024
-
 
 class GenerateCall:
     """A call of ``runtime.serving.frontend``, parsed from bytes and answered in ``context``."""
@@ -53,16 +50,10 @@ class GenerateCall:
         self._spec = spec
 
     async def write(self, batch: Batch) -> None:
-        """Send a response, and before it the beginning of a long prompt in responses of its own."""
-        prompt = batch.prompt
-        while len(prompt) > MOST_PROMPT_TOKENS:
-            response = wire.GenerateResponse()
-            add_tokens(response.prompt, prompt[:MOST_PROMPT_TOKENS], has_provenance=False)
-            await self._context.write(response.SerializeToString())
-            prompt = prompt[MOST_PROMPT_TOKENS:]
+        """Send a response."""
         response = self._response(batch)
-        if prompt:
-            add_tokens(response.prompt, prompt, has_provenance=False)
+        if batch.prompt:
+            add_tokens(response.prompt, batch.prompt, has_provenance=False)
         await self._context.write(response.SerializeToString())
 
     def _response(self, batch: Batch) -> wire.GenerateResponse:

@@ -42,6 +42,9 @@ def test_as_many_are_admitted_as_slots_are_free(
 
 def test_nobody_overtakes_a_request_that_waits_for_several_slots() -> None:
     assert num_to_admit([1, 4, 1, 1], 4) == 1
+    behind = iter([1, 4, 1, 1])
+    assert num_to_admit(behind, 4) == 1
+    assert list(behind) == [1, 1]
 
 
 def test_a_long_prompt_is_fed_by_one_chunk_and_does_not_decode() -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
-import select
 import shutil
-import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from outrider import LLM, Client, SamplingParams, build_request
 from outrider.runtime.core.config import PREFIX_CACHE_BYTES, ServerConfig
@@ -91,6 +92,8 @@ def test_token_ids_are_a_prompt_and_lists_of_them_several(llm: LLM):
     assert of_ids.prompt_token_ids == ids
     assert llm.decode(ids) == PROMPTS[0]
     assert llm.generate([], GREEDY) == []
+    for same in (list(np.array(ids)), np.array(ids)):
+        assert [one.text for one in llm.generate(same, GREEDY)] == [of_text.text]
 
 
 def test_a_stream_is_the_whole_answer_in_pieces(llm: LLM):
@@ -248,22 +251,16 @@ def test_closing_ends_what_is_under_way_and_all_threads(tiny_bundle: Path):
     assert not [one for one in {*threading.enumerate()} - before if "outrider" in one.name]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_is_told_to_make_its_own(llm: LLM):
-    """Threads do not come along: whoever waits for one waits for ever."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with pytest.raises(RuntimeError, match="made in another process"):
-                llm.generate("a")
-            llm.close()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    ended, _, _ = select.select([os.pidfd_open(pid)], [], [], 30)
-    if not ended:
-        os.kill(pid, signal.SIGKILL)
-    assert os.waitpid(pid, 0)[1] == 0
+def test_a_forked_process_is_told_to_make_its_own(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    """Threads do not come along: whoever waits for one waits for ever. A fork shows by its number."""
+    found = llm._close.peek()
+    assert found is not None
+    _, end, ends, _ = found
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(RuntimeError, match="made in another process"):
+            llm.generate("a")
+        end(*ends)
     assert llm.generate("a", GREEDY)[0].text
 
 
@@ -275,3 +272,23 @@ def test_one_that_is_collected_on_its_own_thread_is_closed_by_another(tiny_bundl
         for one in {*threading.enumerate()} - before:
             one.join(30)
     assert not {*threading.enumerate()} - before
+
+
+def test_whoever_asks_while_another_thread_closes_is_answered_or_refused(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
+    llm = LLM(tiny_bundle, gamma=0, max_running=1)
+    closing = threading.Thread(target=llm.close)
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def delayed(coroutine, loop):
+        if threading.current_thread() is threading.main_thread():
+            closing.start()
+            # What closing does meanwhile: without a lock everything, to the loop's end.
+            closing.join(0.5)
+        return hand_over(coroutine, loop)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", delayed)
+    answering = llm._begin(build_request("a", **GREEDY), lambda _: None)
+    closing.join()
+    assert wait([answering], timeout=10.0).done

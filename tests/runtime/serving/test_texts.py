@@ -25,6 +25,7 @@ from outrider.runtime.serving.v1 import generate_call
 from outrider.v1 import inference_pb2 as wire
 
 from tests.conftest import CORPUS, write_tokenizer
+from tests.runtime.conftest import LetterCodec, running
 
 KIB = 1 << 10
 
@@ -346,3 +347,19 @@ def test_a_drafter_of_a_million_parts_is_not_parsed(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RequestError, match="at most 4 distinct parts"):
         parse_drafter("+".join(f"a{number}" for number in range(1_000_000)))
     assert len(parsed) == MAX_PARTS + 1
+
+
+async def test_a_model_that_changes_while_a_text_is_on_its_way_answers_it_no_more() -> None:
+    class Changing(LetterCodec):
+        then: Callable[[], None]
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+            self.then()
+            return super().encode(text, add_special_tokens)
+
+    codec = Changing()
+    async with running(codec=codec) as run:
+        codec.then = run.server._frontend.refuse_changed_model
+        with pytest.raises(CallError) as caught:
+            await anext(run.client.generate("abc", max_tokens=1))
+    assert caught.value.reason == "MODEL_INTEGRITY"

@@ -143,7 +143,12 @@ MUTANTS = {
         "text",
     ),
     "engines forget what searches hold": (rows, "rows[slot] = length", "pass", "crowded"),
-    "whoever fits overtakes": (scheduler, "return num_admitted", "continue", "queue"),
+    "whoever fits overtakes": (
+        scheduler,
+        "break\n        num_free",
+        "num_admitted += 1; continue\n        num_free",
+        "queue",
+    ),
     "bans are not read": (
         continuations,
         "process_logits(logits, params, history, num_prompt)",

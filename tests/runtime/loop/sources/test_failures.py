@@ -146,3 +146,24 @@ def test_a_request_that_ends_while_its_source_waits_harms_nobody(how: str) -> No
         assert harness.tokens(str(index)) == answer("S4", index, *SHARED_NOISE)
     assert harness.finished("first").num_output == 12
     harness.check_is_idle()
+
+
+def test_a_copy_that_raises_behind_another_source_ends_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = sourced(max_batch=4)
+    move, raised = harness.target.move_slot, []
+
+    def moving(source: int, destination: int, num_tokens: int) -> None:
+        if not raised:
+            raised.append(destination)
+            raise RuntimeError("a bug")
+        move(source, destination, num_tokens)
+
+    monkeypatch.setattr(harness.target, "move_slot", moving)
+    harness.submit("a", (0,), source_tokens=(1, 2, 3), max_tokens=4)
+    harness.submit_group("g", (0,), 2, source_tokens=(1, 2, 3), max_tokens=4)
+    harness.run()
+    assert raised
+    for name in ("a", "g.0", "g.1"):
+        assert harness.finished(name).num_output == 4

@@ -20,6 +20,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.text2text import TEXT, TextToText
 from outrider.engines.reference.scripted import ScriptedEngine
+from outrider.runtime.core import params
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
     Cancelled,
@@ -41,6 +42,7 @@ from outrider.runtime.serving.isolated.messages import (
     FromChild,
     Opened,
     Refused,
+    ScoredPiece,
     Start,
     StepEvents,
     Submit,
@@ -550,3 +552,67 @@ def test_an_engine_with_chat_templates_brings_them(scripts: Scripts, tmp_path: P
     assert info.generation_defaults_json == '{"top_p": 0.5}'
     assert not info.applies_generation_defaults
     assert serving.worker.stop(0.0)
+
+
+def test_a_group_that_does_not_fit_waits_as_a_whole(scripts: Scripts, answers: Answers) -> None:
+    """Two slots: one request runs, and a group of two waits behind it with its prompt."""
+    two = Harness("F3", max_batch=2).worker.snapshot()
+    config = replace(CONFIG, max_queued=2)
+    scripts.answer = replace(opened(), snapshot=two, config=config)
+    worker = IsolatedWorker(Engines(Path("bundle"), ServeOptions()))
+    worker.start()
+    worker.check_room(2, 1)
+    submit(worker, answers, "runs")
+    worker.check_room(1, config.max_queued_tokens + 1)
+    with pytest.raises(Overloaded):
+        worker.check_room(2, config.max_queued_tokens + 1)
+    submit_group(worker, answers, "g")
+    num_prompt = len(spec("g").prompt_tokens)
+    worker.check_room(1, config.max_queued_tokens - num_prompt)
+    with pytest.raises(Overloaded):
+        worker.check_room(1, config.max_queued_tokens - num_prompt + 1)
+    submit_group(worker, answers, "h")
+    with pytest.raises(Overloaded):
+        worker.check_room(1, 1)
+    scripts.next().kill()
+    assert worker.stop(0.0)
+
+
+def scored_messages(monkeypatch: pytest.MonkeyPatch) -> list[FromChild]:
+    """What a child says of a request whose prompt of eight tokens is scored, three at most in a message."""
+    monkeypatch.setattr(params, "MOST_PROMPT_TOKENS", 3)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        piped = PipedWorker(theirs)
+        piped._worker = Harness("F3", max_batch=1).worker
+        piped._worker.after_step(piped._tell)
+        piped._submit([spec("a", (1, 2, 3, 4) * 2, num_prompt_logprobs=1, max_tokens=2)])
+        while piped._worker.run_step():
+            pass
+        messages = []
+        while ours.poll(0.0):
+            messages.append(ours.recv())
+    return messages
+
+
+def test_a_scored_prompt_comes_in_pieces_and_is_told_as_one(
+    worker: IsolatedWorker, scripts: Scripts, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = scored_messages(monkeypatch)
+    pieces = [one for one in messages if isinstance(one, ScoredPiece)]
+    assert [len(one.prompt) for one in pieces] == [3, 3]
+    first = scripts.next()
+    submit(worker, answers, "a")
+    # The first engine ends between two pieces: nothing was told, and the next one tells all.
+    first.tell(pieces[0])
+    first.kill()
+    second = scripts.next()
+    second.until(Submit)
+    for message in messages:
+        second.tell(message)
+    name, event = answers.next()
+    assert name == "a" and isinstance(event, Progressed) and len(event.tokens) == 1
+    assert [one.token for one in event.prompt] == [1, 2, 3, 4] * 2
+    assert [one.logprobs is None for one in event.prompt] == [True] + [False] * 7
+    _, event = answers.next()
+    assert isinstance(event, Progressed) and not event.prompt

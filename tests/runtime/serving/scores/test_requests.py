@@ -6,10 +6,11 @@ import asyncio
 
 import numpy as np
 import pytest
-from outrider import CallError
+from outrider import CallError, build_request
 from outrider.engines.sampling.draws import raw_logprobs
 from outrider.runtime.cli.main import app
-from outrider.runtime.serving.v1 import generate_call
+from outrider.runtime.core import params
+from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.v1 import inference_pb2 as wire
 from typer.testing import CliRunner
 
@@ -70,7 +71,7 @@ async def test_a_prompt_is_echoed_once_in_front_of_its_answer(start):
 
 
 async def test_a_long_prompt_comes_in_several_responses(start, monkeypatch):
-    monkeypatch.setattr(generate_call, "MOST_PROMPT_TOKENS", 5)
+    monkeypatch.setattr(params, "MOST_PROMPT_TOKENS", 5)
     async with start() as run:
         ids = [int(one) for one in np.random.default_rng(1).integers(0, 26, 17)]
         responses = await collect(run.client.generate(ids, max_tokens=1, prompt_logprobs=1))
@@ -78,6 +79,59 @@ async def test_a_long_prompt_comes_in_several_responses(start, monkeypatch):
     assert [token.id for token in prompt_of(responses)] == ids
     assert [token.HasField("logprob") for token in prompt_of(responses)] == [False] + [True] * 16
     assert not any(response.tokens for response in responses[:3])
+
+
+class SteadyReader:
+    """A connection whose client reads each response before long."""
+
+    def __init__(self) -> None:
+        self.left_s: list[float] = []
+
+    def invocation_metadata(self):
+        return ()
+
+    def peer(self):
+        return "unix:"
+
+    def time_remaining(self):
+        return None
+
+    async def write(self, data):
+        # When the timeout around this write would end it.
+        task = asyncio.current_task()
+        self.left_s.append(task.stall.when())
+        await asyncio.sleep(0)
+
+
+async def test_each_response_of_a_long_prompt_has_a_stall_limit_of_its_own(start, monkeypatch):
+    monkeypatch.setattr(params, "MOST_PROMPT_TOKENS", 10)
+    timeout = asyncio.timeout
+
+    def kept(when):
+        asyncio.current_task().stall = timeout(when)
+        return asyncio.current_task().stall
+
+    async with start(stall_timeout_s=5.0) as run:
+        reader = SteadyReader()
+        data = build_request([0] * 50, max_tokens=0, prompt_logprobs=0).SerializeToString()
+        call = GenerateCall(run.serving, data, reader)
+        monkeypatch.setattr(asyncio, "timeout", kept)
+        await asyncio.create_task(run.server._frontend.complete(call))
+    assert len(reader.left_s) == 5
+    assert sorted({*reader.left_s}) == reader.left_s
+
+
+async def test_an_answer_of_no_token_needs_none_that_could_be_drawn(start):
+    def banned(prefix):
+        row = next_letter(prefix).copy()
+        row[5] = -np.inf
+        return row
+
+    async with start(target=banned, draft=banned) as run:
+        asked = {"allowed_token_ids": [5], "max_tokens": 0, "prompt_logprobs": 0}
+        responses = await collect(run.client.generate("abc", **asked))
+    assert [token.id for token in prompt_of(responses)] == [0, 1, 2]
+    assert responses[-1].finish.reason == wire.FINISH_REASON_LENGTH
 
 
 @pytest.mark.parametrize(
