@@ -59,7 +59,8 @@ class Marks:
         return pieces
 
     def _mark(self, text: str) -> str:
-        inner = self._control.sub(f"{MARK_START}\\g<0>{MARK_END}", _guard(text))
+        # With a text in the function's place every call hashes the whole pattern.
+        inner = self._control.sub(_between_marks, _guard(text))
         if _WORD.fullmatch(text):
             return inner
         front, back = self._has_edges(text)
@@ -126,6 +127,10 @@ def _any_of(words: Sequence[str]) -> str:
         found.append(re.escape(shared) + (_any_of(rest) if len(rest) > 1 else ""))
     end = "?" if words[0] == "" else ""  # greedy: the longer ones first
     return f"(?:{'|'.join(found)}){end}"
+
+
+def _between_marks(found: re.Match[str]) -> str:
+    return f"{MARK_START}{found[0]}{MARK_END}"
 
 
 def _guard(text: str) -> str:

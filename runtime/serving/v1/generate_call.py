@@ -25,6 +25,8 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 # Tokens of a prompt in one response: with all their alternatives 100 KiB, which take the loop 5 ms.
 MOST_PROMPT_TOKENS = 1024
+# Characters of one response: at most 2 MiB of the 4 MiB that gRPC clients take.
+MOST_TEXT = 1 << 19
 
 
 class GenerateCall:
@@ -53,20 +55,25 @@ class GenerateCall:
         self._spec = spec
 
     async def write(self, batch: Batch) -> None:
-        """Send a response, and before it the beginning of a long prompt in responses of its own."""
+        """Send a response, and before it the beginning of a long prompt or text in responses of its own."""
         prompt = batch.prompt
         while len(prompt) > MOST_PROMPT_TOKENS:
             response = wire.GenerateResponse()
             add_tokens(response.prompt, prompt[:MOST_PROMPT_TOKENS], has_provenance=False)
             await self._context.write(response.SerializeToString())
             prompt = prompt[MOST_PROMPT_TOKENS:]
-        response = self._response(batch)
+        text = batch.text
+        while len(text) > MOST_TEXT:
+            part = wire.GenerateResponse(text=text[:MOST_TEXT], index=batch.index)
+            await self._context.write(part.SerializeToString())
+            text = text[MOST_TEXT:]
+        response = self._response(batch, text)
         if prompt:
             add_tokens(response.prompt, prompt, has_provenance=False)
         await self._context.write(response.SerializeToString())
 
-    def _response(self, batch: Batch) -> wire.GenerateResponse:
-        response = wire.GenerateResponse(text=batch.text, index=batch.index)
+    def _response(self, batch: Batch, text: str) -> wire.GenerateResponse:
+        response = wire.GenerateResponse(text=text, index=batch.index)
         add_tokens(response.tokens, batch.tokens, self._request.return_provenance)
         if self._request.return_trace:
             response.steps.extend(step_of(step, self._text) for step in batch.steps)
