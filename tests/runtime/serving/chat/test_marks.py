@@ -105,8 +105,8 @@ def test_the_pattern_finds_what_one_alternative_after_the_other_finds() -> None:
 
 @pytest.mark.parametrize("near", ["<", "<SPECIAL_", "<SPECIAL_99"])
 def test_near_matches_take_no_longer_than_other_text(near: str) -> None:
-    """One alternative after the other takes a hundred times the bound."""
+    """One alternative after the other takes 1 to 4 s, and this .04 s at most."""
     pattern = control_pattern(("</s>", *(f"<SPECIAL_{i}>" for i in range(1000))))
     begin = time.process_time()
-    assert pattern.findall(near * (100_000 // len(near))) == []
-    assert time.process_time() - begin < 0.2
+    assert pattern.findall(near * ((1 << 20) // len(near))) == []
+    assert time.process_time() - begin < 0.5
