@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from outrider.runtime.cli.refusals import refusals
+from outrider.runtime.cli.refusals import refusals, say
 
 if TYPE_CHECKING:
     from outrider import Client
@@ -33,7 +33,10 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="Of every answer; default: random.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Deadline of an answer, seconds.")] = None,
 ) -> None:
-    """Talk with a model: a line is a message, /new begins anew, /quit or the input's end ends."""
+    """Talk with a model: a line is a message, /new begins anew, /quit or the input's end ends.
+
+    What gets no answer is forgotten; the exit code is that of the last answer.
+    """
     given: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -45,7 +48,9 @@ def chat(
     }
     options = {name: value for name, value in given.items() if value is not None}
     with refusals():
-        _chat(address, system, options)
+        code = _chat(address, system, options)
+    if code:
+        raise typer.Exit(code)
 
 
 def template_arguments(texts: list[str]) -> dict[str, Any] | None:
@@ -72,13 +77,14 @@ def opening_messages(system: str | None) -> list[dict[str, Any]]:
     return [] if system is None else [{"role": "system", "content": system}]
 
 
-def _chat(address: str, system: str | None, options: Mapping[str, Any]) -> None:
-    from outrider import Client
+def _chat(address: str, system: str | None, options: Mapping[str, Any]) -> int:
+    """Hold a conversation; return the exit code of its last answer."""
+    from outrider import CallError, Client
 
     async def connect() -> Client:
         return Client(address)
 
-    messages = opening_messages(system)
+    messages, code = opening_messages(system), 0
     # The loop stands still while somebody types, so that an interrupt ends that at once.
     with asyncio.Runner() as runner:
         client = runner.run(connect())
@@ -88,10 +94,17 @@ def _chat(address: str, system: str | None, options: Mapping[str, Any]) -> None:
                     messages = opening_messages(system)
                 elif line:
                     messages.append({"role": "user", "content": line})
-                    answer = runner.run(_answer(client, messages, options))
-                    messages.append({"role": "assistant", "content": answer})
+                    try:
+                        answer = runner.run(_answer(client, messages, options))
+                    except CallError as error:
+                        del messages[-1]
+                        code = say(error)
+                    else:
+                        messages.append({"role": "assistant", "content": answer})
+                        code = 0
         finally:
             runner.run(client.close())
+    return code
 
 
 def _read_line() -> str | None:
@@ -106,9 +119,12 @@ def _read_line() -> str | None:
 async def _answer(
     client: Client, messages: list[dict[str, Any]], options: Mapping[str, Any]
 ) -> str:
-    parts = []
-    async for response in client.generate(messages=messages, **options):
-        typer.echo(response.text, nl=False)
-        parts.append(response.text)
-    typer.echo()
+    parts: list[str] = []
+    try:
+        async for response in client.generate(messages=messages, **options):
+            typer.echo(response.text, nl=False)
+            parts.append(response.text)
+    finally:
+        if parts:
+            typer.echo()
     return "".join(parts)

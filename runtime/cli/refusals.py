@@ -5,8 +5,12 @@ from __future__ import annotations
 import signal
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from outrider import CallError
 
 # The command ran and found a fault: an exactness test that fails, streams that were cut, a server's own error.
 EXIT_FAILED = 1
@@ -45,17 +49,29 @@ class refusals:  # noqa: N801  (reads as a phrase in a with statement)
 
         if isinstance(error, Terminated):
             raise typer.Exit(EXIT_TERMINATED) from error
+        if isinstance(error, CallError):
+            raise typer.Exit(say(error)) from error
         if isinstance(error, ModuleNotFoundError):
             line = _missing(error.name or "")
         elif isinstance(error, MemoryError):
             line = f"too little memory: {error or 'an allocation failed'}"
-        elif isinstance(error, (SpeculativeError, CallError, OSError)):
+        elif isinstance(error, (SpeculativeError, OSError)):
             line = str(error)
         else:
             return
         if line:
-            typer.echo(f"outrider: {_one_line(line)}", err=True)
-            raise typer.Exit(_exit_code(error)) from error
+            _say_line(line)
+            raise typer.Exit(EXIT_REFUSED) from error
+
+
+def say(error: CallError) -> int:
+    """Say a server's answer in a line on standard error, and return the exit code for it."""
+    _say_line(str(error))
+    return _exit_code(error)
+
+
+def _say_line(line: str) -> None:
+    typer.echo(f"outrider: {_one_line(line)}", err=True)
 
 
 def _missing(module: str) -> str:
@@ -75,7 +91,7 @@ def _one_line(text: str) -> str:
     )
 
 
-def _exit_code(error: BaseException) -> int:
+def _exit_code(error: CallError) -> int:
     from outrider import (
         CallCancelled,
         CallError,

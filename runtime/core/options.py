@@ -15,7 +15,7 @@ from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.core.params import BeamParams, ChatParams, SpeculationParams
 
-# The caller may leave these out or say the only value that is served.
+# The caller may leave these out or say the only value that is served; of best_of that is n, which dialects leave out.
 ONLY_VALUES: Mapping[str, object] = {
     "adapter": "",
     "best_of": None,
@@ -61,10 +61,13 @@ def check_options(options: Mapping[str, object], *, search: str, has_encoder: bo
             raise UnsupportedOption(name, "needs a model with an encoder; leave it out")
 
 
-def check_beams(beams: BeamParams, most: int) -> None:
-    """Raise RequestError, naming the field, for a search that no server of ``most`` slots for it could run."""
+def check_beams(beams: BeamParams, most: int, search: str) -> None:
+    """Raise RequestError, naming the field, for a search that no server of ``most`` slots for it could run.
+
+    ``search`` is what a refusal calls the search.
+    """
     check_range("num_beams", beams.num_beams, 1, most)
-    check_range("n", beams.num_results, 1, beams.num_beams)
+    check_range("n", beams.num_results, 1, beams.num_beams, f"must be in {{}} with {search}")
     if beams.width:
         check_range("speculation.beam_width", beams.width, beams.num_beams, most)
     if beams.stops_early and beams.is_exhaustive:

@@ -241,7 +241,8 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     if fields.grammar is not None:
         _check_grammar(fields, fields.grammar, limits, model)
     if fields.beams is not None:
-        check_beams(fields.beams, min(limits.max_beams, model.max_beams))
+        most = min(limits.max_beams, model.max_beams)
+        check_beams(fields.beams, most, fields.search_name)
         given = {
             "stop": bool(fields.stop_strings),
             "logprobs": fields.num_logprobs is not None,

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatParams
-from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.core.validate import GenerateFields, ServedModel, check_prompt_size
 from outrider.runtime.serving.chat.encoder import ChatEncoder
-from outrider.runtime.serving.texts import TextLane
+from outrider.runtime.serving.texts import BYTES_PER_TOKEN, TextLane
 from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec, tokenize_bad_words
 from outrider.v1 import inference_pb2 as wire
 
@@ -28,6 +28,7 @@ class RequestEncoder:
         codec: of the model.
         texts: where long texts wait.
         chats: of the bundle's templates; None where it has none.
+        model: that prompts are for.
         max_bytes: of a rendered conversation, in UTF-8.
     """
 
@@ -35,12 +36,14 @@ class RequestEncoder:
         self,
         codec: TextCodec,
         texts: TextLane,
-        chats: ChatEncoder | None = None,
-        max_bytes: int = 0,
+        chats: ChatEncoder | None,
+        model: ServedModel,
+        max_bytes: int,
     ) -> None:
         self._codec = codec
         self._texts = texts
         self._chats = chats
+        self._model = model
         self._max_bytes = max_bytes
 
     def decoder_prefix(self, fields: GenerateFields) -> tuple[int, ...] | None:
@@ -65,7 +68,7 @@ class RequestEncoder:
             return fields.tokens
         if (chat := fields.chat) is not None:
             return await self._texts.run_sized(
-                chat.size, lambda: self._encode_chat(chat), is_prompt=True
+                chat.size, lambda: self._encode_prompt(chat), is_prompt=True
             )
         codec, text = self._codec, fields.text or ""
         if isinstance(codec, TextToTextCodec):
@@ -73,11 +76,19 @@ class RequestEncoder:
             return await self._texts.run(text, lambda: encode(text, language), is_prompt=True)
         return await self._texts.run(text, lambda: codec.encode(text), is_prompt=True)
 
-    def echo(self, fields: GenerateFields, prompt_tokens: tuple[int, ...]) -> str:
-        """Return the prompt's text: as it was given, else that of its tokens."""
+    async def echo(self, fields: GenerateFields, prompt_tokens: tuple[int, ...]) -> str:
+        """Return the prompt's text: as it was given, else that of its tokens.
+
+        Raises:
+            Overloaded: too many texts wait.
+        """
         if fields.text is not None:
             return fields.text
-        return self._codec.decode(prompt_tokens, skip_special_tokens=fields.skip_special_tokens)
+        codec, skips_special = self._codec, fields.skip_special_tokens
+        return await self._texts.run_sized(
+            BYTES_PER_TOKEN * len(prompt_tokens),
+            lambda: codec.decode(prompt_tokens, skip_special_tokens=skips_special),
+        )
 
     async def answer_prefix(self, fields: GenerateFields) -> tuple[int, ...]:
         """Return the tokens that the answer begins with behind the decoder prefix."""
@@ -115,7 +126,8 @@ class RequestEncoder:
             RequestError: clients would not take an answer of its length; or it cannot be rendered.
         """
         return await self._texts.run_sized(
-            chat.size, lambda: _answer(self._codec, self._encode_chat(chat), max_context)
+            chat.size,
+            lambda: _answer("chat", self._codec, self._encode_chat(chat), max_context),
         )
 
     def _spelled(self, request: wire.TokenizeRequest, max_context: int) -> bytes:
@@ -130,19 +142,31 @@ class RequestEncoder:
             ids, codec = codec.encode_source(text, request.source_language), codec.sources
         else:
             ids, codec = codec.sources.encode(text, False), codec.sources
-        return _answer(codec, ids, max_context)
+        return _answer("text", codec, ids, max_context)
 
-    def _encode_chat(self, chat: ChatParams) -> tuple[int, ...]:
+    def _encode_prompt(self, chat: ChatParams) -> tuple[int, ...]:
+        """Return the prompt of a conversation, which no slot holds where its text is too long for that."""
+        model, token_bytes = self._model, self._model.max_token_bytes
+        if token_bytes is None or model.max_context * token_bytes >= self._max_bytes:
+            return self._encode_chat(chat)
+        try:
+            return self._encode_chat(chat, model.max_context * token_bytes)
+        except RequestError as error:
+            if error.field == "chat":  # the rendered text as a whole
+                check_prompt_size(model.max_context + 1, model)
+            raise
+
+    def _encode_chat(self, chat: ChatParams, max_bytes: int | None = None) -> tuple[int, ...]:
         assert self._chats is not None  # requests were refused otherwise
-        return self._chats.encode(chat, self._max_bytes)
+        return self._chats.encode(chat, self._max_bytes if max_bytes is None else max_bytes)
 
 
-def _answer(codec: TextCodec, ids: Sequence[int], max_context: int) -> bytes:
-    """Return the answer to Tokenize of these ids."""
+def _answer(field: str, codec: TextCodec, ids: Sequence[int], max_context: int) -> bytes:
+    """Return the answer to Tokenize of these ids, which came in ``field``."""
     response = wire.TokenizeResponse(
         ids=ids, tokens=[codec.spell(token) for token in ids], max_context=max_context
     )
     if response.ByteSize() > MAX_ANSWER_BYTES:
         rule = f"must have an answer of at most {MAX_ANSWER_BYTES} bytes; ask for it in pieces"
-        raise RequestError("text", rule)
+        raise RequestError(field, rule)
     return response.SerializeToString()

@@ -109,8 +109,13 @@ class Frontend:
             max_queued_tokens=serving.config.max_queued_tokens,
             retry_after_s=serving.config.retry_after_s,
         )
-        max_bytes = serving.limits.max_prompt_bytes
-        self.encoder = RequestEncoder(serving.codec, self._texts, serving.chats, max_bytes)
+        self.encoder = RequestEncoder(
+            serving.codec,
+            self._texts,
+            serving.chats,
+            serving.model,
+            serving.limits.max_prompt_bytes,
+        )
         self._grammars = GrammarLane(serving.grammars, serving.config.retry_after_s)
         self._post = Post(asyncio.get_running_loop())
         serving.worker.after_step(self._post.send)
@@ -255,7 +260,7 @@ class Frontend:
             ),
         )
         spec = build_spec(fields, admission, serving.limits, serving.model)
-        return spec, encoder.echo(fields, prompt) if spec.echoes_prompt else ""
+        return spec, await encoder.echo(fields, prompt) if spec.echoes_prompt else ""
 
     def _submit(self, spec: RequestSpec, lead: str) -> _Live:
         """Queue a request and register the caller's id; both happen or neither."""

@@ -3,8 +3,7 @@
 What Transformers does to messages before it renders them is done here too: keys without a value are dropped, reasoning
 is given under its three names, and a last message to go on with gets a tag where the text is cut.
 
-Texts of people, tools and documents must not steer the model: where they spell a control token, it gets marks around
-it, and what stands between marks is tokenised as text. The marks are lone surrogates, which no text of a request has.
+Texts of people, tools and documents must not steer the model: they get the marks of ``runtime.serving.chat.marks``.
 
 Source: transformers 5.23.0, ``tokenization_utils_base.py`` (``apply_chat_template``) and
 ``utils/chat_template_utils.py`` (``render_jinja_template``, ``mark_control_tokens``).
@@ -14,17 +13,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatMessage, ChatParams
+from outrider.runtime.serving.chat.marks import Marks, guarded
 
 # Roles that the model's maker or its caller does not speak in.
 PLAIN_ROLES = ("user", "tool", "function", "ipython")
-MARK_START, MARK_END = "\ud800", "\udfff"
 TOOLS_FIELD = "chat.tools_json"
 ARGUMENTS_FIELD = "chat.template_arguments_json"
 FIELDS_FIELD = "chat.messages.fields_json"
@@ -98,37 +96,19 @@ def read_conversation(chat: ChatParams) -> Conversation:
     )
 
 
-def marked(conversation: Conversation, control: re.Pattern[str]) -> Conversation:
-    """Return the conversation with marks around control tokens that must stay text."""
-
-    def mark(value: T) -> T:
-        found: T = _mark(value, control)
-        return found
-
+def marked(conversation: Conversation, marks: Marks) -> Conversation:
+    """Return the conversation with marks where its texts must not steer the model."""
+    mark = marks.mark
     return replace(
         conversation,
         messages=[
-            mark(one) if one["role"] in PLAIN_ROLES else {**one, "role": mark(one["role"])}
+            mark(one) if one["role"] in PLAIN_ROLES else {**guarded(one), "role": mark(one["role"])}
             for one in conversation.messages
         ],
         tools=mark(conversation.tools),
         documents=mark(conversation.documents),
         arguments=mark(conversation.arguments),
     )
-
-
-def control_pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what finds the longest of these tokens at a place."""
-    longest_first = sorted(tokens, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-
-
-def marks_pattern(control: re.Pattern[str]) -> re.Pattern[str]:
-    """Return what splits a rendered text into text, marked token, text, marked token, ..., text.
-
-    A template may have parted the marks of a token: such a mark splits too, with None for the token.
-    """
-    return re.compile(f"{MARK_START}({control.pattern}){MARK_END}|[{MARK_START}{MARK_END}]")
 
 
 def reasoning_named(conversation: Conversation) -> Conversation:
@@ -187,16 +167,6 @@ def _message(message: ChatMessage) -> dict[str, Any]:
         raise RequestError(FIELDS_FIELD, "must not have content where chat.messages.content is set")
     whole = {"role": message.role, "content": message.content, **fields}
     return {name: value for name, value in whole.items() if value is not None}
-
-
-def _mark(value: Any, control: re.Pattern[str]) -> Any:
-    if isinstance(value, str):
-        return control.sub(f"{MARK_START}\\g<0>{MARK_END}", value)
-    if isinstance(value, dict):
-        return {_mark(name, control): _mark(one, control) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_mark(one, control) for one in value]
-    return value
 
 
 def _objects(field: str, values: list[Any] | None) -> list[dict[str, Any]] | None:

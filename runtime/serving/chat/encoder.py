@@ -10,15 +10,14 @@ from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatParams
 from outrider.runtime.serving.chat.conversation import (
     ARGUMENTS_FIELD,
-    control_pattern,
     cut_at_tag,
     marked,
-    marks_pattern,
     read_conversation,
     reasoning_named,
     tag_final,
 )
 from outrider.runtime.serving.chat.files import ChatFiles
+from outrider.runtime.serving.chat.marks import Marks
 from outrider.runtime.serving.chat.template import MESSAGES_FIELD, ChatTemplate
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -78,9 +77,9 @@ class ChatEncoder:
         ids = [*self._codec.encode(pieces[0], add_special_tokens=False)]
         for number, piece in enumerate(pieces[1:], start=1):
             if piece:
-                # Texts and marked tokens stand in turns.
-                is_marked = number % 2 == 1
-                ids += self._plain_ids(piece, rendering) if is_marked else self._ids(piece)
+                # Texts and tokens that are text stand in turns.
+                is_token = number % 2 == 1
+                ids += self._plain_ids(piece, rendering) if is_token else self._ids(piece)
         return tuple(ids)
 
     def render(self, chat: ChatParams, max_bytes: int) -> str:
@@ -90,8 +89,7 @@ class ChatEncoder:
             RequestError: as ``encode``.
         """
         rendering = self._rendering(chat)
-        text = rendering.render(chat, max_bytes)
-        return "".join(piece or "" for piece in rendering.marks.split(text))
+        return "".join(rendering.marks.split(rendering.render(chat, max_bytes)))
 
     def _rendering(self, chat: ChatParams) -> _Rendering:
         """Return the template that Transformers would take.
@@ -133,7 +131,7 @@ class _Rendering:
     """A template with the tokens that have a meaning in it.
 
     Attributes:
-        marks: splits what ``render`` returns into texts and, between them, tokens that are text.
+        marks: splits what ``render`` returns.
         control_ids: of the tokens that have a meaning.
     """
 
@@ -146,12 +144,11 @@ class _Rendering:
         tokens = tuple(dict.fromkeys((*files.control_tokens, *found)))
         ids = codec.added_tokens
         self.control_ids = frozenset(ids[one] for one in tokens if one in ids)
-        self._control = control_pattern(tokens)
-        self.marks = marks_pattern(self._control)
+        self.marks = Marks(tokens)
 
     def render(self, chat: ChatParams, max_bytes: int) -> str:
-        """Return the text of a conversation, with marks around tokens that are text."""
-        conversation = reasoning_named(marked(read_conversation(chat), self._control))
+        """Return the text of a conversation, with its marks."""
+        conversation = reasoning_named(marked(read_conversation(chat), self.marks))
         final = tag_final(conversation, self._template.source) if chat.continues_final else None
         rendered = self._template.render(
             conversation.variables(self._special_tokens),

@@ -23,6 +23,9 @@ from outrider.v1 import inference_pb2 as wire
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
+# Characters of one response: at most 2 MiB of the 4 MiB that gRPC clients take.
+MOST_TEXT = 1 << 19
+
 
 class GenerateCall:
     """A call of ``runtime.serving.frontend``, parsed from bytes and answered in ``context``."""
@@ -50,14 +53,19 @@ class GenerateCall:
         self._spec = spec
 
     async def write(self, batch: Batch) -> None:
-        """Send a response."""
-        response = self._response(batch)
+        """Send a response, and before it the beginning of a long text in responses of its own."""
+        text = batch.text
+        while len(text) > MOST_TEXT:
+            part = wire.GenerateResponse(text=text[:MOST_TEXT], index=batch.index)
+            await self._context.write(part.SerializeToString())
+            text = text[MOST_TEXT:]
+        response = self._response(batch, text)
         if batch.prompt:
             add_tokens(response.prompt, batch.prompt, has_provenance=False)
         await self._context.write(response.SerializeToString())
 
-    def _response(self, batch: Batch) -> wire.GenerateResponse:
-        response = wire.GenerateResponse(text=batch.text, index=batch.index)
+    def _response(self, batch: Batch, text: str) -> wire.GenerateResponse:
+        response = wire.GenerateResponse(text=text, index=batch.index)
         add_tokens(response.tokens, batch.tokens, self._request.return_provenance)
         if self._request.return_trace:
             response.steps.extend(step_of(step, self._text) for step in batch.steps)

@@ -52,7 +52,7 @@ class InferenceService:
         )
 
     async def generate(self, data: bytes, context: Context) -> None:
-        """Stream one completion."""
+        """Stream the completions of a prompt."""
         await self._answer("Generate", context, self._generate(data, context))
 
     async def abort(self, data: bytes, context: Context) -> bytes:

@@ -308,6 +308,8 @@ def _speculation(given: Mapping[str, Any]) -> SpeculationParams:
 def _options(given: dict[str, Any], speculation: dict[str, Any]) -> dict[str, object]:
     """Return those of ``ALL_VALUES`` that were given, by name."""
     named = given | {f"speculation.{name}": value for name, value in speculation.items()}
+    if named.get("best_of") == named.get("n", 1):
+        del named["best_of"]  # its default
     return {path: named[path] for path in ALL_VALUES if path in named}
 
 

@@ -13,6 +13,7 @@ from click.testing import Result
 from outrider.engines.base import FloatArray
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.refusals import EXIT_REFUSED, EXIT_UNAVAILABLE
+from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.tokenizer import TokenizersCodec
@@ -90,6 +91,19 @@ async def test_a_conversation_goes_on_until_it_is_quit(
         "<s>S<u>again<a>a",
         "<u>x<a>a",
     ]
+
+
+async def test_a_conversation_goes_on_behind_a_refused_answer(
+    start_chat: Start, prompts: list[str]
+) -> None:
+    limits = RequestLimits(max_prompt_bytes=100)
+    async with start_chat(limits=limits) as running:
+        found = await run(running, "chat", text=f"hi\n{'x' * 101}\nyou\n")
+        ended = await run(running, "chat", text=f"hi\n{'x' * 101}\n/quit\n")
+    assert (found.exit_code, found.stdout) == (0, "bcd\n" * 2)
+    assert found.stderr.count("outrider: ") == 1
+    assert prompts[:2] == ["<u>hi<a>a", "<u>hi<a>bcd<u>you<a>a"]
+    assert (ended.exit_code, ended.stdout) == (EXIT_REFUSED, "bcd\n")
 
 
 async def test_what_cannot_be_is_said_in_a_line(start: Start) -> None:

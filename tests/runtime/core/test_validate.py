@@ -291,6 +291,14 @@ def test_what_a_beam_search_cannot_do_is_refused_by_name(change, field):
     assert caught.value.field == field
 
 
+def test_more_results_than_a_default_search_has_name_that_default():
+    given = replace(BEAMS, beams=BeamParams(num_beams=2, num_results=3), has_default_beams=True)
+    with pytest.raises(
+        RequestError, match=r"^n: must be in \[1, 2\] with num_beams \(the server's"
+    ):
+        check_fields(given, LIMITS, MODEL)
+
+
 @pytest.mark.parametrize(("num_prompt", "asked"), [(100, None), (101, None), (60, 41)])
 def test_what_does_not_fit_the_context(num_prompt, asked):
     admission = replace(ADMISSION, prompt_tokens=(1,) * num_prompt)

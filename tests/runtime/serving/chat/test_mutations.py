@@ -6,14 +6,18 @@ from types import ModuleType
 
 import pytest
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.serving.chat import conversation, encoder, template
+from outrider.runtime.serving.chat import conversation, encoder, marks, template
 
 from tests.mutants import assert_caught
 from tests.runtime.serving.chat.test_conversation import (
-    test_everything_but_the_models_own_words_is_marked as marks,
+    test_everything_but_the_models_own_words_is_marked as all_marked,
 )
 from tests.runtime.serving.chat.test_golden import (
     test_texts_and_ids_are_those_of_transformers as golden,
+)
+from tests.runtime.serving.chat.test_marks import HOSTILE
+from tests.runtime.serving.chat.test_marks import (
+    test_no_template_makes_a_control_token_of_what_people_write as hostile,
 )
 
 
@@ -26,13 +30,13 @@ from tests.runtime.serving.chat.test_golden import (
         (template, "return json.dumps(\n", "return __import__('html').escape(json.dumps)(\n", "qwen25"),
         (conversation, " if value is not None}", "}", "llama3"),
         (conversation, '**message, "reasoning_content": given[0]}', "**message}", "qwen3"),
-        (conversation, "reverse=True", "reverse=False", "zephyr"),
+        (marks, '"?" if words', '"??" if words', "zephyr"),
         (conversation, "if is_whole else rendered[:place].rstrip()", "", "mistral"),
-        (conversation, "return control.sub(", "return value or control.sub(", "phi"),
+        (marks, "inner = self._control.sub(", "inner = text or self._control.sub(", "phi"),
         (encoder, "found[len(line) :] if", "found if", "phi"),
         (encoder, "encode(_NEW_LINE + text)", "encode(text)", "granite"),
         (encoder, "if piece:", "if piece and number % 2 == 0:", "gemma"),
-        (encoder, "is_marked = number % 2 == 1", "is_marked = False", "deepseek"),
+        (encoder, "is_token = number % 2 == 1", "is_token = False", "deepseek"),
         (encoder, "if not one.isspace() and one", "if one", "gemma"),
         (encoder, "(*files.control_tokens, *found)", "files.control_tokens", "zephyr"),
         (encoder, "pieces[0], add_special_tokens=False", "pieces[0]", "command_r"),
@@ -48,12 +52,38 @@ def test_a_mistake_is_seen(
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("{_mark(name, control): ", "{name: "),
-        ('{**one, "role": mark(one["role"])}', "one"),
+        ('{**guarded(one), "role": mark(one["role"])}', "one"),
         ("documents=mark(conversation.documents)", "documents=conversation.documents"),
         ("tools=mark(conversation.tools)", "tools=conversation.tools"),
         ("arguments=mark(conversation.arguments)", "arguments=conversation.arguments"),
     ],
 )
 def test_what_is_left_unmarked_is_seen(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_caught(monkeypatch, conversation, old, new, marks)
+    assert_caught(monkeypatch, conversation, old, new, all_marked)
+
+
+def test_unmarked_names_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_caught(monkeypatch, marks, "{_map_texts(name, change): ", "{name: ", all_marked)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{MARK_EDGE * front}", ""),
+        ("{MARK_EDGE * back}", ""),
+        ("is_part or any(", "any("),
+        ("is_parted or ", ""),
+        (" or start in starts", ""),
+        (" or end in ends", ""),
+        ("split(_unescaped(rendered))", "split(rendered)"),
+        ('if "\\\\ud" in text else text', "if False else text"),
+    ],
+)
+def test_a_way_around_the_marks_is_seen(
+    old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check() -> None:
+        for source, chat, text in HOSTILE:
+            hostile(source, chat, text)
+
+    assert_caught(monkeypatch, marks, old, new, check)

@@ -14,6 +14,7 @@ from outrider import RequestRefused, build_request
 from outrider.engines.base import FloatArray
 from outrider.errors import decode_error
 from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.serving import encoding
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.generation_defaults import RequestDefaults
 from outrider.runtime.serving.texts import INLINE_TEXT
@@ -153,6 +154,32 @@ async def test_refusals_name_their_field(start_chat: Start) -> None:
         with pytest.raises(RequestRefused, match="add_special_tokens: must be left out with chat"):
             chat = build_request(messages=HELLO).chat
             await tokenize(running, wire.TokenizeRequest(chat=chat, add_special_tokens=False))
+
+
+async def test_a_text_that_fits_no_slot_is_not_rendered_to_its_end(start_chat: Start) -> None:
+    most = TokenizersCodec(TOKENIZER.to_str().encode()).max_token_bytes
+    assert most is not None
+    async with start_chat(max_context=50, max_token_bytes=most) as running:
+        long = [{"role": "user", "content": "x" * 51 * most}]
+        assert await refused(running, build_request(messages=long)) == (
+            "CONTEXT_LENGTH_EXCEEDED",
+            "prompt",
+        )
+        # That asks how long it is.
+        assert len(await ids_of(running, long)) > 50 * most
+
+
+async def test_an_answer_that_clients_would_not_take_is_refused(
+    start_chat: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding, "MAX_ANSWER_BYTES", 30)
+    async with start_chat() as running:
+        with pytest.raises(RequestRefused) as refusal:
+            await ids_of(running, HELLO)
+        assert refusal.value.violations[0].field == "chat"
+        with pytest.raises(RequestRefused) as refusal:
+            await running.client.tokenize("Hello, you")
+        assert refusal.value.violations[0].field == "text"
 
 
 async def test_long_chats_are_rendered_beside_the_event_loop(

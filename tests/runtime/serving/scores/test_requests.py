@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.v1 import inference_pb2 as wire
 from typer.testing import CliRunner
 
-from tests.runtime.conftest import next_letter
+from tests.runtime.conftest import LetterCodec, next_letter
 
 
 async def collect(stream):
@@ -68,6 +69,32 @@ async def test_a_prompt_is_echoed_once_in_front_of_its_answer(start):
     assert "".join(response.text for response in of_tokens) == "ab "
     assert "".join(response.text for response in whole).startswith("dé</s>")
     assert of_tokens[-1].finish.stop_string == "b"
+
+
+async def test_a_long_echo_comes_in_several_responses(start, monkeypatch):
+    monkeypatch.setattr(generate_call, "MOST_TEXT", 5)
+    async with start() as run:
+        asked = {"n": 2, "echo": True, "max_tokens": 1, "temperature": 0}
+        responses = await collect(run.client.generate([0, 1, 2, 3] * 4, **asked))
+    for index in range(2):
+        own = [response for response in responses if response.index == index]
+        assert "".join(response.text for response in own) == "abcd" * 4 + "e"
+        assert all(len(response.text) <= 5 for response in own)
+        assert own[-1].HasField("finish")
+
+
+async def test_token_ids_are_decoded_beside_the_event_loop(start):
+    class Noting(LetterCodec):
+        def decode(self, ids, skip_special_tokens=True):
+            if len(ids) > 1000:
+                threads.append(threading.current_thread())
+            return super().decode(ids, skip_special_tokens)
+
+    threads = []
+    async with start(codec=Noting(), max_context=2000) as run:
+        await collect(run.client.generate([0] * 1024, echo=True, max_tokens=0))
+    assert threads != []
+    assert threading.main_thread() not in threads
 
 
 async def test_a_long_prompt_comes_in_several_responses(start, monkeypatch):

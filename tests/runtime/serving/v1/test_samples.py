@@ -120,6 +120,7 @@ async def test_where_one_fails_the_call_fails(start):
 async def test_the_server_says_how_many_it_serves(start):
     async with start(max_batch=3) as run:
         info = await run.client.info()
+        assert len(await by_index(run.client.generate("a", n=2, best_of=2, max_tokens=1))) == 2
         refused = []
         for options in ({"n": 4}, {"n": 0}, {"n": 2, "best_of": 3}):
             with pytest.raises(CallError) as caught:
