@@ -39,6 +39,13 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Name ``LLM``, too, where the server's distribution is installed."""
+    from outrider.absent import has_server
+
+    return sorted({*globals(), *(["LLM"] if has_server() else [])})
+
+
 def __getattr__(name: str) -> Any:
     """Import ``LLM`` when it is asked for: the client is installed without it.
 

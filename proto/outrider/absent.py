@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import Any
+
+
+def has_server() -> bool:
+    """Return whether the server's distribution is installed; imports nothing of it."""
+    return find_spec("outrider.runtime") is not None
 
 
 def import_of_server(module: str, name: str, *, extra: str) -> Any:

@@ -13,9 +13,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from queue import SimpleQueue
@@ -43,6 +44,8 @@ Write: TypeAlias = Callable[[wire.GenerateResponse], None]
 # Seconds between two looks at the worker, and that answers under way get at the end.
 WATCH_EVERY_S = 0.5
 FLUSH_S = 5.0
+# Requests under way for each one that is answered: the loop takes no longer to cancel them than to begin them.
+MOST_AHEAD = 4
 
 
 class LLM:
@@ -212,15 +215,21 @@ class LLM:
         self, requests: Sequence[wire.GenerateRequest], shows_progress: bool
     ) -> list[RequestOutput]:
         builders = [OutputBuilder(request) for request in requests]
-        answering: list[Future[None]] = []
+        answering: set[Future[None]] = set()
+        ended = SimpleQueue[Future[None]]()
+        most = MOST_AHEAD * self._serving.config.max_running
         console = Console(stderr=True, force_jupyter=False)
         try:
-            # Who interrupts this leaves nothing running.
-            for request, builder in zip(requests, builders, strict=True):
-                answering.append(self._begin(request, builder.add))
             with Progress(console=console, disable=not shows_progress) as bar:
-                task = bar.add_task("answers", total=len(answering))
-                for one in as_completed(answering):
+                task = bar.add_task("answers", total=len(requests))
+                waiting = zip(requests, builders, strict=True)
+                for _ in requests:
+                    for request, builder in islice(waiting, most - len(answering)):
+                        one = self._begin(request, builder.add)
+                        answering.add(one)
+                        one.add_done_callback(ended.put)
+                    one = ended.get()
+                    answering.discard(one)
                     one.result()
                     bar.advance(task)
         finally:

@@ -19,6 +19,9 @@ class NoServer(MetaPathFinder):
         if name.split(".")[:2] in (["outrider", "runtime"], ["outrider", "export"], ["outrider", "engines"]):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
+import outrider
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in repr(one)]
+assert "LLM" not in dir(outrider)
 sys.meta_path.insert(0, NoServer())
 from outrider import Client, SamplingParams, SyncClient
 assert not {"numpy", "torch", "onnxruntime", "pytest"} & {*sys.modules}
@@ -46,6 +49,11 @@ def test_the_client_alone_says_which_distribution_is_missing():
     assert "LLM needs the distribution 'outrider-server' (outrider.runtime is missing)" in first
     assert first.endswith("pip install 'outrider-server[cpu]'")
     assert second.endswith("pip install 'outrider-server[cpu,export]'")
+
+
+def test_names_of_the_server_are_listed_where_it_is_installed():
+    assert {"LLM", "Client", "build_request"} <= {*dir(outrider)}
+    assert hasattr(outrider, "LLM")
 
 
 def test_other_names_are_no_attributes():

@@ -148,6 +148,24 @@ def test_an_interrupt_while_requests_are_handed_over_cancels_them(
     assert all(one.cancelled() for one in begun)
 
 
+def test_no_more_requests_are_under_way_than_keep_the_slots_busy(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    """Thousands that wait in the queue would all have to be begun before an interrupt could end them."""
+    begin, begun, most = llm._begin, [], 0
+
+    def counted(*asked: Any) -> Any:
+        nonlocal most
+        begun.append(begin(*asked))
+        most = max(most, sum(not one.done() for one in begun))
+        return begun[-1]
+
+    monkeypatch.setattr(llm, "_begin", counted)
+    outputs = llm.generate([PROMPTS[0]] * 40, SamplingParams(max_tokens=2, ignore_eos=True))
+    assert [one.usage.output_tokens for one in outputs] == [2] * 40
+    assert len(begun) == 40 and most <= 16
+
+
 def test_prompts_that_begin_alike_are_computed_once(tiny_bundle: Path):
     prompt = "the quick brown fox jumps over the lazy dog " * 3
     cached = {}

@@ -11,6 +11,7 @@ from outrider import CallError, build_request
 from outrider.engines.sampling.draws import raw_logprobs
 from outrider.runtime.cli.main import app
 from outrider.runtime.core import params
+from outrider.runtime.serving.v1 import generate_call
 from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.v1 import inference_pb2 as wire
 from typer.testing import CliRunner
