@@ -20,7 +20,7 @@ from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
-from outrider.runtime.serving.chat.conversation import PLAIN_ROLES
+from outrider.runtime.serving.chat.conversation import TRUSTED_ROLES
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec
@@ -183,7 +183,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
 def _chat(serving: Serving) -> wire.ChatInfo | None:
     if serving.chats is None:
         return None
-    return wire.ChatInfo(templates=serving.chats.names, plain_text_roles=PLAIN_ROLES)
+    return wire.ChatInfo(templates=serving.chats.names, control_token_roles=TRUSTED_ROLES)
 
 
 def _generation_defaults(serving: Serving) -> str:

@@ -456,12 +456,12 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., text_to_text: _Optional[_Union[TextToTextInfo, _Mapping]] = ..., chat: _Optional[_Union[ChatInfo, _Mapping]] = ..., generation_defaults_json: _Optional[str] = ..., applies_generation_defaults: _Optional[bool] = ..., constraints: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChatInfo(_message.Message):
-    __slots__ = ("templates", "plain_text_roles")
+    __slots__ = ("templates", "control_token_roles")
     TEMPLATES_FIELD_NUMBER: _ClassVar[int]
-    PLAIN_TEXT_ROLES_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_TOKEN_ROLES_FIELD_NUMBER: _ClassVar[int]
     templates: _containers.RepeatedScalarFieldContainer[str]
-    plain_text_roles: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, templates: _Optional[_Iterable[str]] = ..., plain_text_roles: _Optional[_Iterable[str]] = ...) -> None: ...
+    control_token_roles: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, templates: _Optional[_Iterable[str]] = ..., control_token_roles: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TextToTextInfo(_message.Message):
     __slots__ = ("languages", "default_source_language", "default_target_language", "has_source_language", "has_target_language", "decoder_prefix", "banned_token_ids", "generation_defaults_json", "applies_generation_defaults")

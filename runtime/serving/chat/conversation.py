@@ -21,8 +21,8 @@ from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatMessage, ChatParams
 from outrider.runtime.serving.chat.marks import Marks, guarded
 
-# Roles that the model's maker or its caller does not speak in.
-PLAIN_ROLES = ("user", "tool", "function", "ipython")
+# Roles that the model, its maker or its caller speaks in; whatever else a template knows is somebody else's word.
+TRUSTED_ROLES = ("system", "developer", "assistant", "model")
 TOOLS_FIELD = "chat.tools_json"
 ARGUMENTS_FIELD = "chat.template_arguments_json"
 FIELDS_FIELD = "chat.messages.fields_json"
@@ -102,7 +102,7 @@ def marked(conversation: Conversation, marks: Marks) -> Conversation:
     return replace(
         conversation,
         messages=[
-            mark(one) if one["role"] in PLAIN_ROLES else {**guarded(one), "role": mark(one["role"])}
+            guarded(one) if one["role"] in TRUSTED_ROLES else mark(one)
             for one in conversation.messages
         ],
         tools=mark(conversation.tools),

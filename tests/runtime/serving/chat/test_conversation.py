@@ -177,7 +177,7 @@ def test_everything_but_the_models_own_words_is_marked() -> None:
     )
     found = marked(read_conversation(chat), Marks(("</s>",)))
     counts = [json.dumps(one, ensure_ascii=False).count(MARK_START) for one in found.messages]
-    assert counts == [0, 3, 0, 3, 1]
+    assert counts == [0, 3, 0, 3, 4]
     for part in (found.tools, found.arguments, found.documents):
         assert json.dumps(part, ensure_ascii=False).count(MARK_START) == 1
 

@@ -52,7 +52,8 @@ def test_a_mistake_is_seen(
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('{**guarded(one), "role": mark(one["role"])}', "one"),
+        ('one["role"] in TRUSTED_ROLES', "True"),
+        ('one["role"] in TRUSTED_ROLES', 'one["role"] not in ("user", "tool")'),
         ("documents=mark(conversation.documents)", "documents=conversation.documents"),
         ("tools=mark(conversation.tools)", "tools=conversation.tools"),
         ("arguments=mark(conversation.arguments)", "arguments=conversation.arguments"),

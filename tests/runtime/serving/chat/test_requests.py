@@ -103,7 +103,7 @@ async def test_what_is_served_is_told(start_chat: Start, start: Start) -> None:
     async with start_chat(generation_defaults={"top_p": 0.8}) as running:
         info = await running.client.info()
         assert info.chat.templates == ["default"]
-        assert {"user", "tool"} <= set(info.chat.plain_text_roles)
+        assert {"user", "tool"}.isdisjoint(info.chat.control_token_roles)
         assert info.limits.max_messages == 1024
         assert info.generation_defaults_json == '{"top_p": 0.8}'
         assert not info.applies_generation_defaults
