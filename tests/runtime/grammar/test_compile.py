@@ -55,7 +55,7 @@ def test_a_grammar_beyond_its_time_is_refused_and_the_next_one_served(compiler) 
 
 
 def test_a_grammar_beyond_its_memory_is_refused_and_the_next_one_served(compiler) -> None:
-    small = GrammarCompiler(tokenizer(), V, (END,), limit_bytes=1 << 20)
+    small = GrammarCompiler(tokenizer(), V, (END,), limit_bytes=32 << 20)
     assert rule_of(small, regex(HEAVY)) == TOO_LARGE
     small.prepare(regex("a"))
     small.close()

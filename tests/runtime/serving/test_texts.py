@@ -317,7 +317,7 @@ def test_a_text_of_too_many_bytes_is_refused_before_it_is_tokenised() -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"tokens": {"ids": [1] * 4200}}, "prompt"),
+        ({"prompt": [1] * 4200}, "prompt"),
         ({"answer_prefix_tokens": {"ids": [1] * 4201}}, "answer_prefix_tokens.ids"),
         ({"stop": ["a"] * 9}, "stop"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
@@ -334,7 +334,7 @@ async def test_lists_are_refused_before_they_are_turned_into_values(
     monkeypatch.setattr(generate_call, "fields_of", None)
     async with start() as run:
         with pytest.raises(CallError) as caught:
-            await anext(run.client.generate(wire.GenerateRequest(), **options))
+            await anext(run.client.generate(**{"prompt": wire.GenerateRequest(), **options}))
     assert [violation.field for violation in caught.value.violations] == [field]
 
 
