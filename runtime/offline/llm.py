@@ -32,7 +32,6 @@ from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.served_model import Serving, describe
-from outrider.runtime.serving.tokenizer import TextToTextCodec
 from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.runtime.serving.watchdog import Watchdog
 from outrider.v1 import inference_pb2 as wire
@@ -190,7 +189,7 @@ class LLM:
         """
         request = build_request(plain(prompt), **(sampling_params or {}))
         responses = SimpleQueue[wire.GenerateResponse | None]()
-        answering = self._begin(request, responses.put)
+        answering = self._begin(self._call(request, responses.put))
         try:
             answering.add_done_callback(lambda _: responses.put(None))
             while (response := responses.get()) is not None:
@@ -215,6 +214,7 @@ class LLM:
         self, requests: Sequence[wire.GenerateRequest], shows_progress: bool
     ) -> list[RequestOutput]:
         builders = [OutputBuilder(request) for request in requests]
+        calls: list[GenerateCall] = []
         answering: set[Future[None]] = set()
         ended = SimpleQueue[Future[None]]()
         most = MOST_AHEAD * self._serving.config.max_running
@@ -225,7 +225,9 @@ class LLM:
                 waiting = zip(requests, builders, strict=True)
                 for _ in requests:
                     for request, builder in islice(waiting, most - len(answering)):
-                        one = self._begin(request, builder.add)
+                        call = self._call(request, builder.add)
+                        calls.append(call)
+                        one = self._begin(call)
                         answering.add(one)
                         one.add_done_callback(ended.put)
                     one = ended.get()
@@ -236,27 +238,20 @@ class LLM:
             for one in answering:
                 one.cancel()
         return [
-            self._with_prompt(builder.output(), request)
-            for request, builder in zip(requests, builders, strict=True)
+            replace(builder.output(), prompt_token_ids=list(call.prompt_tokens))
+            for builder, call in zip(builders, calls, strict=True)
         ]
 
-    def _with_prompt(self, output: RequestOutput, request: wire.GenerateRequest) -> RequestOutput:
-        """Return an answer with the token ids of its prompt, where that is a text and not a source."""
-        codec = self._serving.codec
-        if output.prompt_token_ids or not request.HasField("text"):
-            return output
-        if isinstance(codec, TextToTextCodec):
-            return output
-        return replace(output, prompt_token_ids=list(codec.encode(request.text)))
+    def _call(self, request: wire.GenerateRequest, write: Write) -> GenerateCall:
+        """Return a call of this process; ``write`` gets the pieces on the loop's thread."""
+        return GenerateCall(self._serving, request.SerializeToString(), _InProcess(write))
 
-    def _begin(self, request: wire.GenerateRequest, write: Write) -> Future[None]:
-        """Ask; ``write`` gets the pieces on the loop's thread. Cancelling the future cancels the request."""
+    def _begin(self, call: GenerateCall) -> Future[None]:
+        """Ask. Cancelling the future cancels the request."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "the LLM was made in another process; a forked one must make its own"
             )
-        data = request.SerializeToString()
-        call = GenerateCall(self._serving, data, _InProcess(write))
         with self._handing_over:
             if not self._close.alive:
                 raise RuntimeError("the LLM is closed")

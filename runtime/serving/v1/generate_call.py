@@ -52,6 +52,12 @@ class GenerateCall:
         """Note the seed and the name of the request in the queue."""
         self._spec = spec
 
+    @property
+    def prompt_tokens(self) -> tuple[int, ...]:
+        """The prompt as callers count it, once it is in the queue: with an encoder, the source."""
+        assert self._spec is not None
+        return self._spec.source_tokens or self._spec.prompt_tokens
+
     async def write(self, batch: Batch) -> None:
         """Send a response, and before it the beginning of a long text in responses of its own."""
         text = batch.text

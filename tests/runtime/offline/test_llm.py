@@ -212,6 +212,7 @@ def test_a_conversation_is_rendered_and_answered(chat_bundle: Path):
     more = [*hello, {"role": "assistant", "content": "brown"}]
     with LLM(chat_bundle, gamma=0) as llm:
         (one,) = llm.chat(hello, GREEDY)
+        assert one.prompt_token_ids
         both = llm.chat([hello, more], GREEDY)
         (continued,) = llm.chat(more, GREEDY, chat_params={"continue_final_message": True})
         rendered = llm.generate(
@@ -307,6 +308,6 @@ def test_whoever_asks_while_another_thread_closes_is_answered_or_refused(
         return hand_over(coroutine, loop)
 
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", delayed)
-    answering = llm._begin(build_request("a", **GREEDY), lambda _: None)
+    answering = llm._begin(llm._call(build_request("a", **GREEDY), lambda _: None))
     closing.join()
     assert wait([answering], timeout=10.0).done
