@@ -1,6 +1,5 @@
-"""Checkpoints in Hugging Face form: their sizes, and refusals before any work is done.
+"""Checkpoints in Hugging Face form: opened by their configurations, and refused before any work is done.
 
-Sizes come from optimum's normalised configurations where it knows the architecture, else from the configuration.
 Every refusal names its reason, so that nobody waits for an export that cannot succeed.
 """
 
@@ -11,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from optimum.exporters.tasks import TasksManager
-from optimum.utils import NormalizedConfigManager
 from outrider.engines.base import BundleError
+from outrider.export.facts import ModelFacts, SourceFacts, model_facts
 from outrider.export.kinds import task_of
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
@@ -28,55 +26,6 @@ from transformers.utils import logging as transformers_logging
 DEFAULT_MAX_SOURCE = 512
 # Types of 16 bits, by their names in safetensors.
 _HALVES = {"F16": torch.float16, "BF16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFacts:
-    """Sizes of a model's encoder.
-
-    Attributes:
-        num_layers: of the encoder.
-        num_heads: H of the cache of sources.
-        head_size: D of the cache of sources.
-        max_source: tokens of a source at most: positions that the encoder knows, or fewer where so opened.
-        vocab_size: of the sources' tokens.
-        hidden_size: width of what the encoder answers.
-    """
-
-    num_layers: int
-    num_heads: int
-    head_size: int
-    max_source: int
-    vocab_size: int
-    hidden_size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """Sizes and special tokens of a decoder, and sizes of its encoder if it has one.
-
-    Attributes:
-        num_kv_heads: H of the cache.
-        head_size: D of the cache.
-        vocab_size: V of the logits.
-        max_position: positions that the model knows, in tokens.
-        window: tokens the narrowest attention layer sees; None where all see everything.
-        pad_token_id: what texts of a batch are padded with in training; None where unknown.
-        decoder_start_token_id: the first token of every answer to a source; None where unknown.
-        source: of its encoder; None for a decoder-only model.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
-    max_position: int
-    window: int | None
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
-    pad_token_id: int | None = None
-    decoder_start_token_id: int | None = None
-    source: SourceFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,71 +139,6 @@ def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = No
     return Checkpoint(path=path, config=config, facts=facts, task=task)
 
 
-def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
-    """Return the sizes of a model; generation settings override its special tokens."""
-    sizes: Any = config
-    if config.is_encoder_decoder:
-        sizes = config.get_text_config(decoder=True)
-    elif config.model_type in NormalizedConfigManager._conf:
-        sizes = NormalizedConfigManager.get_normalized_config_class(config.model_type)(config)
-    num_heads = int(sizes.num_attention_heads)
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
-    vocab_size = int(getattr(config, "decoder_vocab_size", None) or sizes.vocab_size)
-    source = config if generation is None or generation.eos_token_id is None else generation
-    eos = source.eos_token_id
-    eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
-    return ModelFacts(
-        num_layers=_num_layers(config, sizes),
-        num_kv_heads=int(num_kv_heads),
-        head_size=_head_size(config, sizes),
-        vocab_size=vocab_size,
-        max_position=_max_position(config),
-        window=_window(config),
-        # Default ids of an architecture may lie outside a smaller vocabulary.
-        eos_token_ids=tuple(sorted(i for i in eos_ids if 0 <= i < vocab_size)),
-        bos_token_id=_token_id(config, "bos_token_id", vocab_size),
-        pad_token_id=_token_id(config, "pad_token_id", vocab_size),
-        decoder_start_token_id=_token_id(config, "decoder_start_token_id", vocab_size),
-        source=_source_facts(config, num_heads) if config.is_encoder_decoder else None,
-    )
-
-
-def _source_facts(config: PretrainedConfig, num_heads: int) -> SourceFacts:
-    """Return the sizes of an encoder, what it answers being kept in so many heads of the decoder."""
-    sizes = config.get_text_config(encoder=True)
-    decoder = config.get_text_config(decoder=True)
-    return SourceFacts(
-        num_layers=int(sizes.num_hidden_layers),
-        num_heads=num_heads,
-        head_size=_head_size(config, decoder),
-        max_source=_max_position(config),
-        vocab_size=int(config.vocab_size),
-        hidden_size=int(sizes.hidden_size),
-    )
-
-
-def _token_id(config: PretrainedConfig, name: str, vocab_size: int) -> int | None:
-    found = getattr(config, name, None)
-    return found if found in range(vocab_size) else None
-
-
-def _num_layers(config: PretrainedConfig, sizes: Any) -> int:
-    # T5's, whose decoder may have another depth; in other configurations "decoder_layers" became the sizes' own.
-    found = getattr(config, "num_decoder_layers", None) or getattr(sizes, "num_layers", None)
-    return int(found or sizes.num_hidden_layers)
-
-
-def _head_size(config: PretrainedConfig, sizes: Any) -> int:
-    return int(
-        getattr(config, "head_dim", None)
-        or int(sizes.hidden_size) // int(sizes.num_attention_heads)
-    )
-
-
-def _max_position(config: PretrainedConfig) -> int:
-    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
-
-
 def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
     if facts.max_position < max_context:
         raise BundleError(
@@ -277,16 +161,6 @@ def _max_source(name: str, source: SourceFacts, asked: int | None) -> int:
             f"{name}: max_source {asked} is above the encoder's {source.max_source} positions"
         )
     return asked
-
-
-def _window(config: PretrainedConfig) -> int | None:
-    window = getattr(config, "sliding_window", None)
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is not None:
-        is_used = "sliding_attention" in layer_types
-    else:
-        is_used = getattr(config, "use_sliding_window", True)
-    return int(window) if window and is_used else None
 
 
 def _generation_config(path: Path) -> GenerationConfig | None:

@@ -8,39 +8,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from outrider.engines.base import BundleError, FloatArray
+from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import hash_files
-from outrider.engines.bundle.manifest import W8A8, Manifest, ModelEntry, write_manifest
-from outrider.engines.bundle.names import MODEL_FILE
-from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
+from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
+from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
-from outrider.export.certificate.certify import certify, prepare
-from outrider.export.certificate.half_loss import half_logits, half_tolerance
-from outrider.export.certificate.parity import check_rounding, float32_tolerance
-from outrider.export.checkpoint import Checkpoint, ModelFacts, open_checkpoint
-from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
-from outrider.export.graph.grouped_heads import derive_grouped_graph
-from outrider.export.graph.narrow_spans import NARROWEST_SPAN
+from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.graph.shared_encoder import share_encoder
-from outrider.export.graph.to_onnx import export_model
-from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
 from outrider.export.sampler_graphs import write_sampler_graphs
 from outrider.export.scratch import scratch_folder
 from outrider.export.vocabulary import check_tokens, write_texts
-from outrider.export.weights.blocks import quantize_file
-from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
-from outrider.export.weights.shared_data import share_data
-from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
 
-HALF = "half"
-"""The 16-bit type that suits a checkpoint; see ``Checkpoint.half_precision``."""
-WEIGHT_KINDS = (FLOAT32, HALF, *HALF_TYPES, *INTEGER_KINDS)
-MAX_EXTEND = 512
 # Weights are written as the checkpoint has them, then as the bundle wants them. Of a checkpoint that has 16 bits and
 # float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
 _DISK_COPIES = 3.0
@@ -83,7 +67,7 @@ def export_bundle(
         BundleError: refused before any work (see ``open_checkpoint``), ``out`` exists, the disk is
             too full, or a graph does not answer as the checkpoint does or takes no tree mask.
     """
-    sizes = _Sizes(
+    sizes = Sizes(
         max_context=max_context,
         max_batch=max_batch,
         max_gamma=max_gamma,
@@ -99,7 +83,7 @@ def export_bundle(
     }
     _check_sources(checkpoints, max_source)
     check_tokens(checkpoints)
-    parts = {name: _part(name, checkpoints[name], kind) for name, (_, kind) in wanted.items()}
+    parts = {name: make_part(name, checkpoints[name], kind) for name, (_, kind) in wanted.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_disk(out.parent, checkpoints.values())
     with scratch_folder(out.parent, f".{out.name}.export-") as building:
@@ -109,53 +93,14 @@ def export_bundle(
     return load_bundle(out)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """Limits of a bundle; see ``export_bundle``."""
-
-    max_context: int
-    max_batch: int
-    max_gamma: int
-    max_tree_nodes: int
-
-    @property
-    def max_extend(self) -> int:
-        """Return the tokens of the longest span."""
-        return max(MAX_EXTEND, self.max_gamma + 1, self.max_tree_nodes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A model to export: "target" or "draft", its checkpoint, its weights and what accelerators compute in.
-
-    That is empty where there are no graphs for them.
-    """
-
-    name: str
-    checkpoint: Checkpoint
-    weights: str
-    precision: str
-
-
-def _part(name: str, checkpoint: Checkpoint, asked: str) -> _Part:
-    weights = checkpoint.half_precision() if asked == HALF else asked
-    if weights == W8A8:
-        precision = ""  # accelerators would dequantise every weight in every call
-    elif weights in INTEGER_KINDS:
-        precision = checkpoint.half_precision()
-    else:
-        precision = weights
-    return _Part(name, checkpoint, weights, precision)
-
-
 def _write(
-    root: Path, parts: Mapping[str, _Part], sizes: _Sizes, progress: Callable[[str], None]
+    root: Path, parts: Mapping[str, Part], sizes: Sizes, progress: Callable[[str], None]
 ) -> None:
     """Write tokenizers, graphs, samplers and, last, the manifest to ``root``."""
     text2text = write_texts(parts["target"].checkpoint, root)
     entries, certificate = {}, {}
     for name, part in parts.items():
-        entries[name], certificate[name] = _export_part(part, root, sizes, progress)
+        entries[name], certificate[name] = export_part(part, root, sizes, progress)
     target, draft = entries["target"], _beside(root, entries, progress)
     progress("sampler: writing its graphs")
     write_sampler_graphs(
@@ -199,145 +144,7 @@ def _beside(
     return replace(draft, source=replace(draft.source, shares_encoder=True))
 
 
-def _export_part(
-    part: _Part, root: Path, sizes: _Sizes, progress: Callable[[str], None]
-) -> tuple[ModelEntry, dict[str, object]]:
-    name, weights, facts = part.name, part.weights, part.checkpoint.facts
-    path, precision, max_gamma = root / name / MODEL_FILE, part.precision, sizes.max_gamma
-    progress(f"{name}: loading {part.checkpoint.config.model_type}")
-    halves_tolerance = None
-    halved: FloatArray | None = None
-    if HALF_TYPES.keys() & {precision, weights}:
-        half, halved = _half_logits(part, max_gamma)
-        if precision:
-            # Weights stored in 16 bits are read in no others.
-            precision = FLOAT32 if weights in HALF_TYPES and half != weights else half
-    model = part.checkpoint.load()
-
-    def certified(tolerance: float | None, *, device: str) -> dict[str, object]:
-        derive_grouped_graph(path)
-        has_trees = sizes.max_tree_nodes > 0
-        if has_trees:
-            derive_tree_graphs(path)
-        if device:
-            derive_device_graphs(path, device, with_trees=has_trees)
-        else:
-            drop_device_graphs(path)
-        return certify(
-            reference,
-            path,
-            facts,
-            max_gamma=max_gamma,
-            max_tree_nodes=sizes.max_tree_nodes,
-            tolerance=tolerance,
-        )
-
-    def certified_as_stored(device: str) -> dict[str, object]:
-        if weights in HALF_TYPES:
-            return certified(halves_tolerance, device=device)
-        # The float32 graph was judged before; here the change by coarser weights is recorded.
-        found = certified(None, device=device)
-        if device in HALF_TYPES:
-            found["device_rounding"] = check_rounding(
-                path, facts, max_gamma=max_gamma, tolerance=halves_tolerance
-            )
-        return found
-
-    progress(f"{name}: writing the graph ({facts.num_layers} layers)")
-    num_positions = sizes.max_context + sizes.max_extend
-    # What is stored otherwise is made of the checkpoint's own bits, which take half the disk.
-    export_model(
-        model,
-        path,
-        num_positions=num_positions,
-        num_source_positions=facts.source.max_source if facts.source else None,
-        keeps_halves=weights != FLOAT32,
-    )
-    progress(f"{name}: comparing with the checkpoint")
-    reference = prepare(model, facts, max_gamma=max_gamma, max_tree_nodes=sizes.max_tree_nodes)
-    del model  # and its pages, which would stand beside those of the graphs
-    if halved is not None:
-        halves_tolerance = half_tolerance(reference, halved, part.checkpoint, max_gamma=max_gamma)
-    exact = float32_tolerance(reference, facts, max_gamma=max_gamma)
-    if weights == FLOAT32:
-        _share(part, path)
-    certificate = certified(exact, device=FLOAT32)
-    if weights != FLOAT32:
-        progress(f"{name}: storing the weights as {weights}")
-        _store(part, path, progress)
-        _share(part, path)
-        try:
-            certificate[weights] = certified_as_stored(precision)
-        except BundleError as error:
-            if precision not in HALF_TYPES:
-                raise
-            # Activations beyond 16 bits, for example.
-            precision = FLOAT32
-            certificate[weights] = certified_as_stored(precision)
-            progress(f"{name}: accelerators compute in float32: {error}")
-    entry = ModelEntry(
-        path=name,
-        num_layers=facts.num_layers,
-        num_kv_heads=facts.num_kv_heads,
-        head_size=facts.head_size,
-        vocab_size=facts.vocab_size,
-        weights=weights,
-        max_tree_nodes=sizes.max_tree_nodes,
-        narrowest_span=NARROWEST_SPAN,
-        device_precision=precision,
-        source=_source_entry(facts),
-    )
-    return entry, certificate
-
-
-def _source_entry(facts: ModelFacts) -> SourceEntry | None:
-    if facts.source is None:
-        return None
-    return SourceEntry(
-        num_heads=facts.source.num_heads,
-        head_size=facts.source.head_size,
-        max_source=facts.source.max_source,
-        vocab_size=facts.source.vocab_size,
-        hidden_size=facts.source.hidden_size,
-    )
-
-
-def _half_logits(part: _Part, max_gamma: int) -> tuple[str, FloatArray]:
-    """Return the 16-bit type of accelerators, and PyTorch's logits in it; without any, in that of the weights.
-
-    Where float16 overflows it is bfloat16, unless accelerators were asked to compute in it: the CPU does in float32.
-    With an encoder they do too, then.
-
-    Raises:
-        BundleError: PyTorch overflows in float16, which was asked for.
-    """
-    kind = part.precision or part.weights
-    try:
-        return kind, half_logits(part.checkpoint, kind, max_gamma=max_gamma)
-    except BundleError:
-        if part.weights == part.precision and part.checkpoint.facts.source is None:
-            raise
-    return BFLOAT16, half_logits(part.checkpoint, BFLOAT16, max_gamma=max_gamma)
-
-
-def _store(part: _Part, path: Path, progress: Callable[[str], None]) -> None:
-    """Rewrite the canonical graph with the weights that were asked for."""
-    if part.weights == W8A8:
-        count = quantize_static(path, part.checkpoint.facts)
-        progress(f"{part.name}: {count} products take 8-bit activations")
-    elif part.weights in INTEGER_KINDS:
-        quantize_file(path, part.weights, part.checkpoint.facts)
-    else:
-        store_halves(path, part.weights)
-
-
-def _share(part: _Part, path: Path) -> None:
-    """Have the data file of the graphs as they are served, where there are two canonical ones."""
-    if part.checkpoint.facts.source is not None:
-        share_data(path, path.with_name(ENCODE_FILE))
-
-
-def _check_arguments(out: Path, kinds: Iterable[str], sizes: _Sizes) -> None:
+def _check_arguments(out: Path, kinds: Iterable[str], sizes: Sizes) -> None:
     if out.exists():
         raise BundleError(f"{out.name}: exists already; remove it or name another folder")
     for kind in kinds:

@@ -16,7 +16,7 @@ from outrider.export.certificate.parity import (
     compare_logits,
 )
 from outrider.export.certificate.reference import reference_logits
-from outrider.export.checkpoint import model_facts
+from outrider.export.facts import model_facts
 from outrider.export.graph.to_onnx import export_model
 from rich.console import Console
 from rich.table import Table

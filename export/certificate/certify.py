@@ -22,7 +22,8 @@ from outrider.export.certificate.tree_parity import (
     check_tree_parity,
     prepare_tree_parity,
 )
-from outrider.export.checkpoint import ModelFacts, open_checkpoint
+from outrider.export.checkpoint import open_checkpoint
+from outrider.export.facts import ModelFacts
 from outrider.export.weights.blocks import BITS
 from outrider.export.weights.half_weights import HALF_TYPES
 from transformers import PreTrainedModel

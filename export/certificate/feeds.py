@@ -16,7 +16,7 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import names
 from outrider.engines.bundle.text2text import SOURCE, SOURCE_LENGTH
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
-from outrider.export.checkpoint import ModelFacts
+from outrider.export.facts import ModelFacts
 from outrider.export.weights.half_products import is_cache, is_source_cache
 
 # Of caches beyond what was written.

@@ -12,7 +12,7 @@ from outrider.engines.bundle.text2text import DEVICE_ENCODE_FILE, ENCODE_FILE, S
 from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.twin import HALF_KINDS, twin_of
-from outrider.export.checkpoint import ModelFacts
+from outrider.export.facts import ModelFacts
 
 # Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened
 # in every call, which is slower and by other kernels: bits differ from those served.

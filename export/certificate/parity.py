@@ -25,7 +25,7 @@ from outrider.export.certificate.parity_cases import (
     parity_cases,
 )
 from outrider.export.certificate.reference import LogitsOfSequences, Reference
-from outrider.export.checkpoint import ModelFacts
+from outrider.export.facts import ModelFacts
 from transformers import PreTrainedModel
 
 # Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.

@@ -15,7 +15,7 @@ from outrider.engines.kv_cache import MIN_SPAN
 from outrider.export.certificate.feeds import Sources
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.reference import LogitsOfSequences
-from outrider.export.checkpoint import ModelFacts
+from outrider.export.facts import ModelFacts
 
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
 # Of the rows of a batch.

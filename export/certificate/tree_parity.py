@@ -28,7 +28,7 @@ from outrider.export.certificate.parity_cases import (
     most_source_columns,
 )
 from outrider.export.certificate.reference import Reference
-from outrider.export.checkpoint import ModelFacts
+from outrider.export.facts import ModelFacts
 from transformers import PreTrainedModel
 
 # Cached tokens of each row before its tree: ragged, one row without any.

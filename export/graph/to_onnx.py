@@ -19,7 +19,7 @@ import onnx_ir as ir
 import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.text2text import ENCODE_FILE
-from outrider.export.checkpoint import ModelFacts, SourceFacts, model_facts
+from outrider.export.facts import ModelFacts, SourceFacts, model_facts
 from outrider.export.graph.attention_kinds import AttentionKind, check_attention
 from outrider.export.graph.fuse import fuse
 from outrider.export.graph.narrow_spans import pad_single_queries

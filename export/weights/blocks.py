@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
-from outrider.export.checkpoint import ModelFacts
+from outrider.export.facts import ModelFacts
 from outrider.export.graph.edits import drop_unused, put, put_tensor
 from outrider.export.weights.rounding import round_by_activations, round_to_nearest
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.manifest import W8A8
-from outrider.export.checkpoint import ModelFacts
+from outrider.export.facts import ModelFacts
 from outrider.export.graph.edits import constant, put
 from outrider.export.weights.blocks import (
     BITS,

@@ -19,7 +19,7 @@ from outrider.engines.bundle.names import MODEL_FILE
 from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.graph_runner import GraphRunner, open_graph
-from outrider.export.checkpoint import ModelFacts, SourceFacts
+from outrider.export.facts import ModelFacts, SourceFacts
 
 _NUM_ROWS, _NUM_TOKENS = 16, 128
 _OBSERVED_FILE = "observed.onnx"

@@ -88,6 +88,7 @@ class SamplingParams(TypedDict, total=False):
     return_provenance: bool
     return_trace: bool
     cache_salt: str
+    priority: int
     adapter: str
 
 

@@ -125,6 +125,38 @@ class Overloaded(ServingError):
         self.retry_after_s = retry_after_s
 
 
+class Unauthenticated(ServingError):
+    """Nobody known asks. The answer is the same whatever was wrong with the credentials, or if there were none."""
+
+    reason: str = "UNAUTHENTICATED"
+    message: str = "valid credentials are required"
+
+
+class PermissionDenied(ServingError):
+    """Who asks is known, and may not ask for this."""
+
+    reason: str = "PERMISSION_DENIED"
+    message: str = "these credentials do not allow the call"
+
+
+class QuotaExceeded(ServingError):
+    """The tenant has used its share; ``retry_after_s`` seconds from now it has some again."""
+
+    reason: str = "QUOTA_EXCEEDED"
+
+    def __init__(self, quota: str, retry_after_s: float) -> None:
+        super().__init__(f"{quota}: the tenant's quota is used up; try again later")
+        self.quota = quota
+        self.retry_after_s = retry_after_s
+
+
+class Hopeless(ServingError):
+    """The caller's deadline is nearer than the first token could be; nothing was done."""
+
+    reason: str = "HOPELESS"
+    message: str = "the deadline would pass before a first token; try another replica"
+
+
 class QueueTimeout(ServingError):
     """The request waited for a slot for too long, ``waited_s`` seconds."""
 

@@ -215,6 +215,7 @@ class RequestSpec:
         cache_scope: name of those whose cached prefixes may serve it, and who may use its own; empty for nobody.
         sample: which of a group's completions it is; the group's first is 0.
         num_samples: completions of the group that are admitted together; 1 for a request alone.
+        priority: of waiting requests the lowest goes first.
     """
 
     internal_id: str
@@ -240,6 +241,7 @@ class RequestSpec:
     cache_scope: str = ""
     sample: int = 0
     num_samples: int = 1
+    priority: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:

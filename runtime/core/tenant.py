@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from outrider.runtime.core.errors import RequestError
 
@@ -18,6 +19,52 @@ TENANT_KEY = "outrider-tenant"
 """Key of the metadata."""
 NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _LOCAL_SCHEMES = ("unix", "unix-abstract")
+PRIORITIES = (-100, 100)
+"""The lowest and the highest that any request may ask for; lower goes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRules:
+    """A tenant's share of a server; None is no limit.
+
+    Attributes:
+        requests_per_s: requests that the tenant may begin, on average.
+        burst_requests: requests at once, behind a pause; None for those of a second.
+        tokens_per_s: tokens of prompts and answers together, on average.
+        burst_tokens: likewise.
+        max_slots: slots that the tenant's requests hold at once; those that want more wait.
+        max_queued: requests of the tenant that wait at once.
+        priorities: the lowest and the highest that its requests may ask for.
+    """
+
+    requests_per_s: float | None = None
+    burst_requests: float | None = None
+    tokens_per_s: float | None = None
+    burst_tokens: float | None = None
+    max_slots: int | None = None
+    max_queued: int | None = None
+    priorities: tuple[int, int] = PRIORITIES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who calls, as far as a server that asks for credentials knows.
+
+    Attributes:
+        tenant: whose requests these are.
+        key: what proved it, for logs: "key:NAME", "jwt:SUBJECT" or "tls:NAME"; empty where nobody was asked.
+        scopes: what it may do, of ``SCOPES``.
+        rules: the tenant's share.
+    """
+
+    tenant: str = ""
+    key: str = ""
+    scopes: frozenset[str] = frozenset()
+    rules: TenantRules = field(default_factory=TenantRules)
+
+
+SCOPES = ("generate", "info", "metrics")
+"""Generate, Abort and Tokenize; GetServerInfo, health and reflection; the admin listener."""
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:

@@ -37,6 +37,7 @@ from outrider.runtime.core.params import (
     RequestSpec,
     SpeculationParams,
 )
+from outrider.runtime.core.tenant import PRIORITIES
 
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
 SMALLEST_DIVISOR = 0.01
@@ -138,6 +139,7 @@ class GenerateFields:
         has_default_beams: whether the beam search is a server's default, and the request did not ask for it.
         grammar: as in ``RequestSpec``, and likewise below.
         cache_salt: makes a scope of cached prefixes of its own within the tenant.
+        priority: as in ``RequestSpec``.
         num_samples: completions of the prompt, drawn apart; 1 with a beam search.
     """
 
@@ -169,6 +171,7 @@ class GenerateFields:
     num_prompt_logprobs: int | None = None
     echoes_prompt: bool = False
     cache_salt: str = ""
+    priority: int = 0
     num_samples: int = 1
 
     @property
@@ -229,6 +232,7 @@ def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedMod
     _check_prompt(fields, limits, model)
     if len(fields.cache_salt) > MAX_SALT:
         raise RequestError("cache_salt", f"must be at most {MAX_SALT} characters")
+    check_range("priority", fields.priority, *PRIORITIES)
     _check_stops(fields, limits, model)
     _check_law(fields.params, limits, model)
     check_texts("sampling.bad_words", fields.bad_words, limits.max_bad_words, limits.max_stop_bytes)
@@ -304,6 +308,7 @@ def build_spec(
         # No name of a scope has a slash.
         cache_scope="" if scope is None else f"{scope}/{fields.cache_salt}",
         grammar=fields.grammar if max_tokens else None,
+        priority=fields.priority,
     )
 
 

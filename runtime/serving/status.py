@@ -27,6 +27,10 @@ STATUS: Mapping[type[errors.ServingError], grpc.StatusCode] = {
     errors.ModelNotFound: grpc.StatusCode.NOT_FOUND,
     errors.DuplicateRequestId: grpc.StatusCode.ALREADY_EXISTS,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.Hopeless: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.SlowConsumer: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -48,10 +52,12 @@ _METADATA: Mapping[str, str] = {
     "waited_s": "waited_s",
     "num_output": "emitted",
     "error_id": "error_id",
+    "quota": "quota",
 }
 _NEVER_RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
 _RETRYABLE = (
     errors.Overloaded,
+    errors.QuotaExceeded,
     errors.NotReady,
     errors.ModelChanged,
     errors.Draining,
@@ -85,7 +91,9 @@ def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, t
 def _retry_after_s(error: errors.ServingError) -> float | None:
     if not isinstance(error, _RETRYABLE):
         return None
-    return error.retry_after_s if isinstance(error, errors.Overloaded) else RETRY_ELSEWHERE_S
+    if isinstance(error, (errors.Overloaded, errors.QuotaExceeded)):
+        return error.retry_after_s
+    return RETRY_ELSEWHERE_S
 
 
 def _details(error: errors.ServingError, retry_after_s: float | None) -> list[Any]:

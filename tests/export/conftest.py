@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from outrider.engines.bundle.names import MODEL_FILE
-from outrider.export.checkpoint import ModelFacts, model_facts
+from outrider.export.facts import ModelFacts, model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs

@@ -8,7 +8,7 @@ from outrider.engines.bundle.names import GROUPED_FILE
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
-from outrider.export.checkpoint import ModelFacts, model_facts
+from outrider.export.facts import ModelFacts, model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs

@@ -12,7 +12,7 @@ from outrider.engines.bundle import text2text
 from outrider.engines.bundle.names import past_names
 from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.parity import FLOAT32_TOLERANCE
-from outrider.export.checkpoint import ModelFacts, model_facts
+from outrider.export.facts import ModelFacts, model_facts
 from outrider.export.graph.to_onnx import export_model
 from transformers import PreTrainedModel
 

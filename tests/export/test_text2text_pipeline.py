@@ -15,7 +15,8 @@ from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.bundle.text2text import TEXT, SourceEntry
 from outrider.export.checkpoint import open_checkpoint
-from outrider.export.pipeline import WEIGHT_KINDS, _half_logits, _part, export_bundle
+from outrider.export.part import WEIGHT_KINDS, halved_logits, make_part
+from outrider.export.pipeline import export_bundle
 from transformers import BartConfig
 
 from tests.export.text2text_models import random_text2text
@@ -76,10 +77,10 @@ def test_accelerators_compute_in_the_type_of_the_weights_or_in_float32(tmp_path:
     model.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path, max_context=64)
     halves = dict.fromkeys(("half", "float16", "int8", "int4"), "float16")
-    assert {kind: _part("target", checkpoint, kind).precision for kind in WEIGHT_KINDS} == (
+    assert {kind: make_part("target", checkpoint, kind).precision for kind in WEIGHT_KINDS} == (
         {**halves, "float32": "float32", "bfloat16": "bfloat16", "w8a8": ""}
     )
-    kind, logits = _half_logits(_part("target", checkpoint, "float16"), max_gamma=3)
+    kind, logits = halved_logits(make_part("target", checkpoint, "float16"), max_gamma=3)
     assert kind == "bfloat16"
     assert np.isfinite(logits).all()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from outrider.engines.bundle import names, text2text
-from outrider.export.checkpoint import ModelFacts, SourceFacts
+from outrider.export.facts import ModelFacts, SourceFacts
 from torch import Tensor
 
 _BATCH, _TOKENS, _CAPACITY, _WANTED, _LENGTH, _MEMORY = (

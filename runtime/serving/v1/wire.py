@@ -180,6 +180,7 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
         default_min_tokens=0 if "min_tokens" in sampling else defaults.min_tokens,
         has_default_beams=not request.HasField("num_beams"),
         cache_salt=given.get("cache_salt", ""),
+        priority=given.get("priority", 0),
         grammar=grammar_params(**{name: getattr(request, name) for name in _FORM}),
     )
 

@@ -11,7 +11,7 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.export.certificate.half_loss import half_logits, half_tolerance
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import open_checkpoint
-from outrider.export.pipeline import _half_logits, _part
+from outrider.export.part import halved_logits, make_part
 from transformers import AutoModelForCausalLM
 
 
@@ -48,8 +48,8 @@ def test_where_float16_overflows_it_is_refused_and_integers_get_bfloat16(
     with pytest.raises(
         BundleError, match="PyTorch overflows in float16; export with --weights bfloat16"
     ):
-        _half_logits(_part("target", checkpoint, "half"), 4)
-    precision, logits = _half_logits(_part("target", checkpoint, "int8"), 4)
+        halved_logits(make_part("target", checkpoint, "half"), 4)
+    precision, logits = halved_logits(make_part("target", checkpoint, "int8"), 4)
     assert precision == "bfloat16"
     assert np.isfinite(logits).all()
 

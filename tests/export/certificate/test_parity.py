@@ -5,7 +5,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.names import MODEL_FILE
 from outrider.export.certificate.parity import FLOAT32_TOLERANCE, check_parity, float32_tolerance
 from outrider.export.certificate.reference import Reference
-from outrider.export.checkpoint import model_facts
+from outrider.export.facts import model_facts
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.export.text2text_models import random_text2text

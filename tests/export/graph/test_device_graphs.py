@@ -15,7 +15,7 @@ from outrider.export.certificate.half_loss import ALLOWED_LOSS
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.parity_cases import certified_prompts
 from outrider.export.certificate.reference import Reference, reference_logits
-from outrider.export.checkpoint import model_facts
+from outrider.export.facts import model_facts
 from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.weights.blocks import quantize_file

@@ -20,7 +20,7 @@ from outrider.engines.onnx.packed_inputs import (
 )
 from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.certify import certify
-from outrider.export.checkpoint import model_facts
+from outrider.export.facts import model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.weights.blocks import quantize_file

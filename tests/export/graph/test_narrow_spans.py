@@ -10,7 +10,7 @@ import pytest
 from outrider.engines.base import FloatArray
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.export.certificate.graph_runner import GraphRunner
-from outrider.export.checkpoint import ModelFacts, model_facts
+from outrider.export.facts import ModelFacts, model_facts
 from outrider.export.graph.edits import drop_unused
 from outrider.export.graph.narrow_spans import drop_query_padding, pad_single_queries
 from outrider.export.weights.blocks import quantize_file

@@ -10,7 +10,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.names import ANCESTORS, MODEL_FILE, POSITIONS
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
-from outrider.export.checkpoint import model_facts
+from outrider.export.facts import model_facts
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.weights.blocks import quantize_file
 from transformers import AutoModelForCausalLM, PreTrainedModel

@@ -15,7 +15,7 @@ from outrider.engines.bundle.plans import derive_profiles
 from outrider.engines.device.sampling.plans import sampler_profile
 from outrider.engines.onnx.session import open_session
 from outrider.engines.tensorrt.api import RTX, TensorRtApi, find_api, make_logger
-from outrider.export.checkpoint import model_facts
+from outrider.export.facts import model_facts
 from outrider.export.graph.position_tables import is_position_table
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.tensorrt.graph import derive_graph

@@ -14,7 +14,7 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.opening import open_engine
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.reference import reference_logits
-from outrider.export.checkpoint import model_facts
+from outrider.export.facts import model_facts
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.weights import w8a8 as static
 from outrider.export.weights.blocks import quantize_file

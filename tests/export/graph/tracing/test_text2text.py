@@ -9,7 +9,7 @@ import pytest
 import torch
 from outrider.engines.base import BundleError
 from outrider.export.certificate.parity import FLOAT32_TOLERANCE
-from outrider.export.checkpoint import model_facts
+from outrider.export.facts import model_facts
 from outrider.export.graph.tracing import kv_export, stack_tables, text2text
 from outrider.export.graph.tracing.kv_export import taken_over
 from outrider.export.graph.tracing.stack_tables import by_tables

@@ -1,0 +1,268 @@
+"""Export of one model of a pair: its graphs, its weights as they were asked for, its certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.engines.base import BundleError, FloatArray
+from outrider.engines.bundle.manifest import W8A8, ModelEntry
+from outrider.engines.bundle.names import MODEL_FILE
+from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
+from outrider.export.certificate.certify import certify, prepare
+from outrider.export.certificate.half_loss import half_logits, half_tolerance
+from outrider.export.certificate.parity import check_rounding, float32_tolerance
+from outrider.export.certificate.reference import Reference
+from outrider.export.checkpoint import Checkpoint
+from outrider.export.facts import ModelFacts
+from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
+from outrider.export.graph.grouped_heads import derive_grouped_graph
+from outrider.export.graph.narrow_spans import NARROWEST_SPAN
+from outrider.export.graph.to_onnx import export_model
+from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.weights.blocks import quantize_file
+from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
+from outrider.export.weights.shared_data import share_data
+from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
+from transformers import PreTrainedModel
+
+HALF = "half"
+"""The 16-bit type that suits a checkpoint; see ``Checkpoint.half_precision``."""
+WEIGHT_KINDS = (FLOAT32, HALF, *HALF_TYPES, *INTEGER_KINDS)
+MAX_EXTEND = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Limits of a bundle; see ``pipeline.export_bundle``."""
+
+    max_context: int
+    max_batch: int
+    max_gamma: int
+    max_tree_nodes: int
+
+    @property
+    def max_extend(self) -> int:
+        """Return the tokens of the longest span."""
+        return max(MAX_EXTEND, self.max_gamma + 1, self.max_tree_nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model to export: "target" or "draft", its checkpoint, its weights and what accelerators compute in.
+
+    That is empty where there are no graphs for them.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    weights: str
+    precision: str
+
+
+def make_part(name: str, checkpoint: Checkpoint, asked: str) -> Part:
+    """Return a model to export with the weights asked for, one of ``WEIGHT_KINDS``."""
+    weights = checkpoint.half_precision() if asked == HALF else asked
+    if weights == W8A8:
+        precision = ""  # accelerators would dequantise every weight in every call
+    elif weights in INTEGER_KINDS:
+        precision = checkpoint.half_precision()
+    else:
+        precision = weights
+    return Part(name, checkpoint, weights, precision)
+
+
+def export_part(
+    part: Part, root: Path, sizes: Sizes, progress: Callable[[str], None]
+) -> tuple[ModelEntry, dict[str, object]]:
+    """Write the graphs of one model below ``root``; return its entry in the manifest and its certificate.
+
+    Raises:
+        BundleError: a graph does not answer as the checkpoint does, takes no tree mask, or cannot be stored as asked.
+    """
+    return _Export(part, root, sizes, progress).run()
+
+
+class _Export:
+    """The stages of one model's export, from its checkpoint to its certificate."""
+
+    def __init__(
+        self, part: Part, root: Path, sizes: Sizes, progress: Callable[[str], None]
+    ) -> None:
+        self._part = part
+        self._facts = part.checkpoint.facts
+        self._sizes = sizes
+        self._path = root / part.name / MODEL_FILE
+        # What accelerators compute in, as far as is known.
+        self._precision = part.precision
+        self._progress = progress
+
+    def run(self) -> tuple[ModelEntry, dict[str, object]]:
+        """Return the entry of the manifest and the certificate."""
+        part, sizes, facts = self._part, self._sizes, self._facts
+        self._tell(f"loading {part.checkpoint.config.model_type}")
+        halved = self._half_logits()
+        model = part.checkpoint.load()
+        self._write_graphs(model)
+        self._tell("comparing with the checkpoint")
+        reference = prepare(
+            model, facts, max_gamma=sizes.max_gamma, max_tree_nodes=sizes.max_tree_nodes
+        )
+        del model  # and its pages, which would stand beside those of the graphs
+        halves_tolerance = None
+        if halved is not None:
+            halves_tolerance = half_tolerance(
+                reference, halved, part.checkpoint, max_gamma=sizes.max_gamma
+            )
+        exact = float32_tolerance(reference, facts, max_gamma=sizes.max_gamma)
+        if part.weights == FLOAT32:
+            _share(part, self._path)
+        certificate = self._certified(reference, exact, device=FLOAT32)
+        if part.weights != FLOAT32:
+            certificate[part.weights] = self._stored(reference, halves_tolerance)
+        return self._entry(), certificate
+
+    def _tell(self, stage: str) -> None:
+        self._progress(f"{self._part.name}: {stage}")
+
+    def _half_logits(self) -> FloatArray | None:
+        """Return PyTorch's logits in 16 bits, where any graph computes or is stored so; settles the precision."""
+        weights = self._part.weights
+        if not HALF_TYPES.keys() & {self._precision, weights}:
+            return None
+        half, halved = halved_logits(self._part, self._sizes.max_gamma)
+        if self._precision:
+            # Weights stored in 16 bits are read in no others.
+            self._precision = FLOAT32 if weights in HALF_TYPES and half != weights else half
+        return halved
+
+    def _write_graphs(self, model: PreTrainedModel) -> None:
+        facts, sizes = self._facts, self._sizes
+        self._tell(f"writing the graph ({facts.num_layers} layers)")
+        # What is stored otherwise is made of the checkpoint's own bits, which take half the disk.
+        export_model(
+            model,
+            self._path,
+            num_positions=sizes.max_context + sizes.max_extend,
+            num_source_positions=facts.source.max_source if facts.source else None,
+            keeps_halves=self._part.weights != FLOAT32,
+        )
+
+    def _certified(
+        self, reference: Reference, tolerance: float | None, *, device: str
+    ) -> dict[str, object]:
+        """Derive all graphs from the canonical one and return their certificate."""
+        path, sizes = self._path, self._sizes
+        derive_grouped_graph(path)
+        has_trees = sizes.max_tree_nodes > 0
+        if has_trees:
+            derive_tree_graphs(path)
+        if device:
+            derive_device_graphs(path, device, with_trees=has_trees)
+        else:
+            drop_device_graphs(path)
+        return certify(
+            reference,
+            path,
+            self._facts,
+            max_gamma=sizes.max_gamma,
+            max_tree_nodes=sizes.max_tree_nodes,
+            tolerance=tolerance,
+        )
+
+    def _stored(self, reference: Reference, halves_tolerance: float | None) -> dict[str, object]:
+        """Store the weights as asked and return the certificate of what computes from them."""
+        part = self._part
+        self._tell(f"storing the weights as {part.weights}")
+        _store(part, self._path, self._progress)
+        _share(part, self._path)
+        try:
+            return self._certified_as_stored(reference, halves_tolerance)
+        except BundleError as error:
+            if self._precision not in HALF_TYPES:
+                raise
+            # Activations beyond 16 bits, for example.
+            self._precision = FLOAT32
+            found = self._certified_as_stored(reference, halves_tolerance)
+            self._tell(f"accelerators compute in float32: {error}")
+            return found
+
+    def _certified_as_stored(
+        self, reference: Reference, halves_tolerance: float | None
+    ) -> dict[str, object]:
+        device = self._precision
+        if self._part.weights in HALF_TYPES:
+            return self._certified(reference, halves_tolerance, device=device)
+        # The float32 graph was judged before; here the change by coarser weights is recorded.
+        found = self._certified(reference, None, device=device)
+        if device in HALF_TYPES:
+            found["device_rounding"] = check_rounding(
+                self._path,
+                self._facts,
+                max_gamma=self._sizes.max_gamma,
+                tolerance=halves_tolerance,
+            )
+        return found
+
+    def _entry(self) -> ModelEntry:
+        facts = self._facts
+        return ModelEntry(
+            path=self._part.name,
+            num_layers=facts.num_layers,
+            num_kv_heads=facts.num_kv_heads,
+            head_size=facts.head_size,
+            vocab_size=facts.vocab_size,
+            weights=self._part.weights,
+            max_tree_nodes=self._sizes.max_tree_nodes,
+            narrowest_span=NARROWEST_SPAN,
+            device_precision=self._precision,
+            source=_source_entry(facts),
+        )
+
+
+def _source_entry(facts: ModelFacts) -> SourceEntry | None:
+    if facts.source is None:
+        return None
+    return SourceEntry(
+        num_heads=facts.source.num_heads,
+        head_size=facts.source.head_size,
+        max_source=facts.source.max_source,
+        vocab_size=facts.source.vocab_size,
+        hidden_size=facts.source.hidden_size,
+    )
+
+
+def halved_logits(part: Part, max_gamma: int) -> tuple[str, FloatArray]:
+    """Return the 16-bit type of accelerators, and PyTorch's logits in it; without any, in that of the weights.
+
+    Where float16 overflows it is bfloat16, unless accelerators were asked to compute in it: the CPU does in float32.
+    With an encoder they do too, then.
+
+    Raises:
+        BundleError: PyTorch overflows in float16, which was asked for.
+    """
+    kind = part.precision or part.weights
+    try:
+        return kind, half_logits(part.checkpoint, kind, max_gamma=max_gamma)
+    except BundleError:
+        if part.weights == part.precision and part.checkpoint.facts.source is None:
+            raise
+    return BFLOAT16, half_logits(part.checkpoint, BFLOAT16, max_gamma=max_gamma)
+
+
+def _store(part: Part, path: Path, progress: Callable[[str], None]) -> None:
+    """Rewrite the canonical graph with the weights that were asked for."""
+    if part.weights == W8A8:
+        count = quantize_static(path, part.checkpoint.facts)
+        progress(f"{part.name}: {count} products take 8-bit activations")
+    elif part.weights in INTEGER_KINDS:
+        quantize_file(path, part.weights, part.checkpoint.facts)
+    else:
+        store_halves(path, part.weights)
+
+
+def _share(part: Part, path: Path) -> None:
+    """Have the data file of the graphs as they are served, where there are two canonical ones."""
+    if part.checkpoint.facts.source is not None:
+        share_data(path, path.with_name(ENCODE_FILE))
