@@ -121,8 +121,8 @@ def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = No
             as many positions as the encoder knows where these are fewer.
 
     Raises:
-        BundleError: a kind that cannot be exported (see ``kinds``), an attention window or positions below
-            ``max_context`` or ``max_source``, or no configuration at all; says which.
+        BundleError: a kind that cannot be exported (see ``kinds``), fewer positions than ``max_context`` or
+            ``max_source``, or no configuration at all; says which.
     """
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
@@ -131,6 +131,8 @@ def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = No
     task = task_of(path.name, config)
     facts = model_facts(config, _generation_config(path))
     _refuse_limits(path.name, facts, max_context)
+    if facts.window is not None and facts.window >= max_context:
+        facts = replace(facts, window=None)
     if facts.source is not None:
         most = _max_source(path.name, facts.source, max_source)
         facts = replace(facts, source=replace(facts.source, max_source=most))
@@ -143,11 +145,6 @@ def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
     if facts.max_position < max_context:
         raise BundleError(
             f"{name}: max_context {max_context} is above the model's {facts.max_position} positions"
-        )
-    if facts.window is not None and facts.window < max_context:
-        raise BundleError(
-            f"{name}: a sliding window of {facts.window} tokens is active below max_context "
-            f"{max_context}; export with max_context <= {facts.window}"
         )
 
 
