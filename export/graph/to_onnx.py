@@ -20,7 +20,11 @@ import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.export.facts import ModelFacts, SourceFacts, model_facts
-from outrider.export.graph.attention_kinds import AttentionKind, check_attention
+from outrider.export.graph.attention_kinds import (
+    AttentionKind,
+    check_attention,
+    drop_unread_outputs,
+)
 from outrider.export.graph.fuse import fuse
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
@@ -130,6 +134,7 @@ def _write(
     """Rewrite a traced graph to its canonical form and save it."""
     _strip_traces(program.model)
     stand_ins.give_way(program.model.graph)
+    drop_unread_outputs(program.model.graph)
     fuse(program.model)
     tabulate_positions(program.model.graph, num_positions)
     pad_single_queries(program.model.graph)
