@@ -14,8 +14,12 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
     draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
     weights: Annotated[
-        str, typer.Option(help="float32, half, float16, bfloat16, int8, w8a8 or int4.")
-    ] = "float32",
+        str | None,
+        typer.Option(
+            help="float32, half, float16, bfloat16, int8, w8a8 or int4. Default: float32, or GPTQ's and AWQ's blocks "
+            "as the checkpoint has them."
+        ),
+    ] = None,
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
     max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
     max_source: Annotated[
