@@ -20,6 +20,7 @@ from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.graph.shared_encoder import share_encoder
+from outrider.export.hub import Located, locate
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
 from outrider.export.progress import Progress
 from outrider.export.sampler_graphs import write_sampler_graphs
@@ -51,8 +52,8 @@ def export_bundle(
     """Export a target, with its draft if given, to the new folder ``out``; return the loaded bundle.
 
     Args:
-        target: checkpoint folder.
-        draft: checkpoint folder of the draft model, or None for a bundle without one.
+        target: checkpoint folder, or a name on the Hub (see ``hub.locate``).
+        draft: that of the draft model, or None for a bundle without one.
         out: folder to make; it must not exist.
         max_context: tokens of one slot that may ever be valid.
         max_source: tokens of a source at most, where the target has an encoder; None for 512, or as many
@@ -78,26 +79,42 @@ def export_bundle(
         max_tree_nodes=max_tree_nodes,
     )
     _check_arguments(out, (weights, draft_weights or weights), sizes)
-    wanted = {"target": (target, weights)}
-    if draft is not None:
-        wanted["draft"] = (draft, draft_weights or weights)
+    told = Progress(progress, report)
+    located = _locate({"target": target} | ({} if draft is None else {"draft": draft}), told)
     checkpoints = {
-        name: open_checkpoint(path, max_context=max_context, max_source=max_source)
-        for name, (path, _) in wanted.items()
+        name: open_checkpoint(one.path, max_context=max_context, max_source=max_source)
+        for name, one in located.items()
     }
     _check_sources(checkpoints, max_source)
     check_tokens(checkpoints)
-    parts = {name: make_part(name, checkpoints[name], kind) for name, (_, kind) in wanted.items()}
+    kinds = {"target": weights, "draft": draft_weights or weights}
+    parts = {name: make_part(name, one, kinds[name]) for name, one in checkpoints.items()}
+    sources = {name: one.source for name, one in located.items() if one.source}
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_disk(out.parent, checkpoints.values())
     with scratch_folder(out.parent, f".{out.name}.export-") as building:
-        _write(building, parts, sizes, Progress(progress, report))
+        _write(building, parts, sizes, sources, told)
         building.chmod(0o755)
         building.rename(out)
     return load_bundle(out)
 
 
-def _write(root: Path, parts: Mapping[str, Part], sizes: Sizes, progress: Progress) -> None:
+def _locate(asked: Mapping[str, Path], progress: Progress) -> dict[str, Located]:
+    """Return the checkpoints' folders, fetched where they are names on the Hub."""
+    located = {name: locate(path) for name, path in asked.items()}
+    for name, one in located.items():
+        if one.source:
+            progress.tell(f"{name}: {one.source}")
+    return located
+
+
+def _write(
+    root: Path,
+    parts: Mapping[str, Part],
+    sizes: Sizes,
+    sources: Mapping[str, str],
+    progress: Progress,
+) -> None:
     """Write tokenizers, graphs, samplers and, last, the manifest to ``root``."""
     text2text = write_texts(parts["target"].checkpoint, root)
     entries, certificate = {}, {}
@@ -126,6 +143,7 @@ def _write(root: Path, parts: Mapping[str, Part], sizes: Sizes, progress: Progre
         versions={name: version(name) for name in _PACKAGES},
         certificate=certificate,
         text2text=text2text,
+        sources=sources,
     )
     write_manifest(root, manifest)
 

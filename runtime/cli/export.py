@@ -10,9 +10,16 @@ from outrider.runtime.cli.refusals import end_on_sigterm, refusals
 
 
 def export(
-    target: Annotated[Path, typer.Option(help="Checkpoint of the target model.")],
+    target: Annotated[
+        Path,
+        typer.Option(
+            help="Checkpoint of the target model: a folder, or organisation/model[@revision] on the Hub."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
-    draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Checkpoint of the draft model, likewise.")
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -55,7 +62,9 @@ def export(
 
 def parity(
     bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
-    target: Annotated[Path, typer.Option(help="Checkpoint it was made from.")],
+    target: Annotated[
+        Path, typer.Option(help="Checkpoint it was made from: a folder, or its name on the Hub.")
+    ],
     draft: Annotated[Path | None, typer.Option(help="Checkpoint of its draft.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
 ) -> None:
@@ -66,8 +75,10 @@ def parity(
     with refusals():
         from outrider.engines.bundle.bundle import load_bundle
         from outrider.export.certificate.certify import certify_bundle, verdict
+        from outrider.export.hub import locate
 
-        certificate = certify_bundle(load_bundle(bundle), checkpoints)
+        folders = {name: locate(path).path for name, path in checkpoints.items()}
+        certificate = certify_bundle(load_bundle(bundle), folders)
         line = verdict(certificate)
     text = json.dumps(certificate, indent=2, sort_keys=True)
     typer.echo(text if as_json else line)
