@@ -64,6 +64,7 @@ HEAVY = {
     "torch": "engines.reference export",
     "transformers": "engines.reference export",
     "optimum": "export",
+    "huggingface_hub": "export",
     "onnx": "export",
     "onnxscript": "export",
     "onnx_ir": "export",
