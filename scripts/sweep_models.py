@@ -5,11 +5,11 @@ One process each, with a limit of time and memory; one line of JSON each in ``sc
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import multiprocessing.connection
 import os
 import resource
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +17,10 @@ import torch
 import typer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from scripts.sweep.cell import BROKEN, Outcome, try_architecture
+from scripts.sweep.cell import try_architecture
+from scripts.sweep.record import BROKEN, RECORD, Outcome, read_record, write_record
+from scripts.sweep.table import write_table
 
-RECORD = Path(__file__).parent / "sweep" / "architectures.jsonl"
 _TIME_LIMIT_S = 300
 _MEMORY_BYTES = 12 << 30
 
@@ -29,31 +30,21 @@ def architectures() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def read_record(path: Path = RECORD) -> dict[str, Outcome]:
-    """Return what is known, by architecture; of several lines the last one counts."""
-    if not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {one.name: one for one in (Outcome(**json.loads(line)) for line in lines)}
-
-
-def write_record(outcomes: dict[str, Outcome], path: Path = RECORD) -> None:
-    """Write a line per architecture, by name."""
-    lines = [json.dumps(outcomes[name].as_line()) for name in sorted(outcomes)]
-    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-
-
-def in_a_process(name: str) -> Outcome:
-    """Return what comes of an architecture, in a process that may die."""
+def in_a_process(
+    name: str,
+    attempt: Callable[[str], Outcome] = try_architecture,
+    time_limit_s: float = _TIME_LIMIT_S,
+) -> Outcome:
+    """Return what comes of an architecture, by an attempt in a process that may die or never end."""
     # A fork: what is imported here need not be imported again.
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(name, sender))
+    process = context.Process(target=_child, args=(name, attempt, sender))
     process.start()
     sender.close()
     try:
-        if not receiver.poll(_TIME_LIMIT_S):
-            return Outcome(name=name, outcome=BROKEN, reason=f"not done in {_TIME_LIMIT_S} s")
+        if not receiver.poll(time_limit_s):
+            return Outcome(name=name, outcome=BROKEN, reason=f"not done in {time_limit_s} s")
         found: Outcome = receiver.recv()
         return found
     except EOFError:
@@ -64,13 +55,13 @@ def in_a_process(name: str) -> Outcome:
         process.join()
 
 
-def _child(name: str, sender: multiprocessing.connection.Connection) -> None:
+def _child(name: str, attempt: Callable[[str], Outcome], sender: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     torch.set_num_threads(1)
-    sender.send(try_architecture(name))
+    sender.send(attempt(name))
 
 
 def main(
@@ -89,6 +80,8 @@ def main(
         write_record(outcomes, record)
         found = outcomes[name]
         typer.echo(f"{name}: {found.outcome} {found.difference or ''} {found.reason}")
+    if record == RECORD:
+        write_table(outcomes)
     raise typer.Exit(any(outcomes[name].outcome == BROKEN for name in names))
 
 

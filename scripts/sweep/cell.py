@@ -1,42 +1,24 @@
-"""One architecture: a tiny checkpoint, opened and exported; what came of it as a line of JSON."""
+"""One architecture: a tiny checkpoint, opened and exported."""
 
 from __future__ import annotations
 
 import tempfile
 import traceback
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 from outrider.engines.base import BundleError
+from outrider.export.certificate.parity_cases import certified_prompts
+from outrider.export.certificate.reference import reference_logits
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.part import Sizes, export_part, make_part
 from safetensors.numpy import save_file
 
+from scripts.sweep.record import BROKEN, EXPORTED, REFUSED, Outcome
 from scripts.sweep.tiny import MAX_CONTEXT, declared_config, random_model, tiny_config
 
-EXPORTED, REFUSED, BROKEN = "exported", "refused", "broken"
 _SIZES = Sizes(max_context=MAX_CONTEXT, max_batch=4, max_gamma=4, max_tree_nodes=16)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of an architecture.
-
-    Attributes:
-        name: its ``model_type``.
-        outcome: exported, refused, or broken.
-        difference: the worst distance of an exported graph's logits from the checkpoint's; None of others.
-        reason: why it was refused, or what broke; empty where exported.
-    """
-
-    name: str
-    outcome: str
-    difference: float | None = None
-    reason: str = ""
-
-    def as_line(self) -> dict[str, object]:
-        """Return what a line of the record holds."""
-        return {key: value for key, value in asdict(self).items() if value not in (None, "")}
+_MOST_DIFFERENCE = 1e-4
 
 
 def try_architecture(name: str) -> Outcome:
@@ -67,7 +49,12 @@ def _exported(name: str, folder: Path, root: Path) -> Outcome:
     checkpoint = open_checkpoint(folder, max_context=MAX_CONTEXT)
     part = make_part("target", checkpoint, "float32")
     _, certificate = export_part(part, root / "bundle", _SIZES, lambda stage: None)
-    return Outcome(name=name, outcome=EXPORTED, difference=_worst(certificate))
+    prompts = certified_prompts(checkpoint.facts, _SIZES.max_gamma)
+    largest = float(np.abs(reference_logits(checkpoint.load(), prompts)).max())
+    difference = float(f"{_worst(certificate) / largest:.1e}")
+    if difference > _MOST_DIFFERENCE:
+        return Outcome(name=name, outcome=BROKEN, reason=f"differs by {difference} of its logits")
+    return Outcome(name=name, outcome=EXPORTED, difference=difference)
 
 
 def _worst(certificate: object) -> float:
