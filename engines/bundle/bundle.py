@@ -12,6 +12,7 @@ never read: a build that was killed leaves one behind. Knows no inference librar
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +26,7 @@ from outrider.engines.bundle.files import (
     check_stamp,
     list_files,
     read_file,
+    read_plain,
 )
 from outrider.engines.bundle.limits import (
     MOST_ROWS,
@@ -45,6 +47,7 @@ from outrider.engines.bundle.names import (
 )
 from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER
+from outrider.engines.bundle.signatures import check_signature
 from outrider.engines.bundle.text2text import (
     CROSS_FILE,
     DEVICE_ENCODE_FILE,
@@ -65,11 +68,13 @@ class Bundle:
     Attributes:
         root: folder.
         manifest: of it.
+        signer: fingerprint of who vouches for the manifest; empty where nobody was asked.
         stamps: of the files whose content was found to be the declared one; ``read`` adds to them.
     """
 
     root: Path
     manifest: Manifest
+    signer: str = ""
     stamps: dict[str, FileStamp] = field(default_factory=dict)
 
     def read(self, name: str) -> bytes:
@@ -181,25 +186,31 @@ class Bundle:
         )
 
 
-def load_bundle(root: Path) -> Bundle:
+def load_bundle(root: Path, signers: Sequence[bytes] = ()) -> Bundle:
     """Bundle at ``root`` after checking every file against the manifest.
 
     Of plans only the size is checked here: ``Bundle.read`` hashes one when it is loaded.
 
+    Args:
+        root: folder.
+        signers: public keys (``read_signers``), of which one must vouch for the manifest; none: nobody has to.
+
     Raises:
         BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
-            hard link, outside the folder, or a graph whose weights lie outside it.
+            hard link, outside the folder, or a graph whose weights lie outside it; or no signer vouches.
     """
     # The system names what is mapped by paths without links and "..".
     root = Path(os.path.realpath(root))
     if not root.is_dir():
         raise BundleError(f"{root}: no such bundle folder")
     names = list_files(root)
-    manifest_path = root / MANIFEST_FILE
-    if not manifest_path.is_file():
+    if not (root / MANIFEST_FILE).is_file():
         raise BundleError(f"{root}: {MANIFEST_FILE} is missing")
+    # Read once: what a signer vouches for is what is parsed.
+    text = read_plain(root, MANIFEST_FILE)
+    signer = check_signature(root, text, signers) if signers else ""
     try:
-        manifest = Manifest.from_json(manifest_path.read_text(encoding="utf-8"))
+        manifest = Manifest.from_json(text.decode())
     except UnicodeDecodeError as error:
         raise BundleError(f"{MANIFEST_FILE}: not UTF-8") from error
     check_manifest(manifest)
@@ -215,7 +226,7 @@ def load_bundle(root: Path) -> Bundle:
     for entry in (manifest.target, manifest.draft):
         if entry is not None:
             _check_model(root, entry, manifest)
-    return Bundle(root=root, manifest=manifest, stamps=stamps)
+    return Bundle(root=root, manifest=manifest, signer=signer, stamps=stamps)
 
 
 def check_manifest(manifest: Manifest) -> None:
