@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 SIGNATURE_BYTES = 64
-AGAIN = "whoever vouches for it must sign it again (outrider sign)"
+_AGAIN = "whoever vouches for the bundle must sign it again (outrider sign)"
 _BEGIN = b"-----BEGIN "
 _PUBLIC_KEY = re.compile(b"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 
@@ -69,7 +69,7 @@ def check_signature(root: Path, manifest: bytes, signers: Sequence[bytes]) -> st
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     if not is_signed(root):
-        raise BundleError(f"{SIGNATURE_FILE}: missing: the bundle is not signed; {AGAIN}")
+        raise BundleError(f"{SIGNATURE_FILE}: missing: the bundle is not signed (outrider sign)")
     signature = read_plain(root, SIGNATURE_FILE, at_most=SIGNATURE_BYTES + 1)
     for signer in signers:
         try:
@@ -78,13 +78,18 @@ def check_signature(root: Path, manifest: bytes, signers: Sequence[bytes]) -> st
             continue
         return fingerprint_of(signer)
     raise BundleError(
-        f"{SIGNATURE_FILE}: no trusted signer's, or {MANIFEST_FILE} was changed since; {AGAIN}"
+        f"{SIGNATURE_FILE}: no trusted signer's, or {MANIFEST_FILE} was changed since; {_AGAIN}"
     )
 
 
 def is_signed(root: Path) -> bool:
     """Return whether a bundle has a signature, right or wrong."""
     return os.path.lexists(root / SIGNATURE_FILE)
+
+
+def stale_line(root: Path) -> str:
+    """Say that a manifest that was just written ended a bundle's signature; empty where there is none."""
+    return f"{SIGNATURE_FILE}: no longer holds: {_AGAIN}" if is_signed(root) else ""
 
 
 def sign_manifest(root: Path, key: Path) -> bytes:
