@@ -77,9 +77,13 @@ HEAVY = {
     "matplotlib": "runtime.offline",
     "jinja2": "runtime.offline runtime.serving.chat",
     "llguidance": "runtime.grammar",
+    "cryptography": "engines.bundle.signatures runtime.serving.doors",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
-LAZY = "engines.opening engines.tensorrt.api export runtime.cli runtime.grammar.library outrider"
+LAZY = (
+    "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
+    "runtime.grammar.library outrider"
+)
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"
 # Imported for annotations only: which module it is at run time, or whether it is there, is decided elsewhere.

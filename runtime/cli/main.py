@@ -16,6 +16,7 @@ from outrider.runtime.cli import client as cli_client
 from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import export as cli_export
 from outrider.runtime.cli import offline as cli_offline
+from outrider.runtime.cli import signing as cli_signing
 from outrider.runtime.cli.entry import version
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
 from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES
@@ -43,6 +44,8 @@ app.command()(cli_chat.chat)
 app.command()(cli_client.info)
 app.command()(cli_offline.analyze)
 app.command()(cli_offline.tune)
+app.command()(cli_signing.sign)
+app.command()(cli_signing.verify)
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -108,6 +111,7 @@ def build(
     for plan in built.manifest.plans:
         size = built.manifest.files[plan.path].size
         typer.echo(f"{plan.path}  {size / 2**20:.1f} MiB")
+    cli_signing.say_stale(bundle)
 
 
 @app.command()
