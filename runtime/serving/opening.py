@@ -63,6 +63,7 @@ class ServeOptions:
         address: host and port, port 0 for a free one, or ``unix:PATH``.
         port_file: written with the bound port once the server is ready; None for nowhere.
         metrics_port: of Prometheus metrics over HTTP on the loopback; None for none.
+        audit_log: file that gets a line of each request; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
             cache of the user's where that cannot be written.
         isolates_engine: whether engines run in a process of their own.
@@ -77,6 +78,7 @@ class ServeOptions:
     address: str = "127.0.0.1:50051"
     port_file: Path | None = None
     metrics_port: int | None = None
+    audit_log: Path | None = None
     costs_folder: Path | None = None
     isolates_engine: bool = False
     refreshes_costs: bool = False

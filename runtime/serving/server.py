@@ -25,8 +25,10 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.isolated.worker import open_isolated
+from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
@@ -78,10 +80,13 @@ log = logging.getLogger(__name__)
 class Server:
     """A gRPC server over one ``Serving``; owns its worker from ``start`` to ``drain``."""
 
-    def __init__(self, serving: Serving, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, serving: Serving, metrics: Metrics | None = None, audit: AuditLog | None = None
+    ) -> None:
         self.metrics = metrics or Metrics()
         self._serving = serving
-        self._frontend = Frontend(serving, self.metrics)
+        self._ledger = Ledger(self.metrics, serving.clock, audit=audit)
+        self._frontend = Frontend(serving, self._ledger)
         service = InferenceService(serving, self._frontend)
         self._health = health.aio.HealthServicer()
         options = (
@@ -268,10 +273,11 @@ async def serve(root: Path, options: ServeOptions) -> int:
             start_http_server(options.metrics_port, addr="127.0.0.1", registry=metrics.registry)
         except OSError as error:
             raise ConfigError("metrics_port", "must be free to bind") from error
+    audit = None if options.audit_log is None else AuditLog(options.audit_log)
     opened = (
         open_isolated(root, options) if options.isolates_engine else open_serving(root, options)
     )
-    server = Server(opened, metrics)
+    server = Server(opened, metrics, audit)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,7 +8,7 @@ import grpc.aio
 from outrider.runtime.core.params import Finished, RequestSpec, sample_seed
 from outrider.runtime.core.tenant import is_known, tenant_of
 from outrider.runtime.core.validate import GenerateFields
-from outrider.runtime.serving.frontend import Caller
+from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.v1.wire import (
@@ -101,4 +101,5 @@ def caller_of(context: Context) -> Caller:
         tenant=tenant,
         is_known=is_known(tenant, context.peer()),
         remaining_s=context.time_remaining(),
+        peer=context.peer(),
     )
