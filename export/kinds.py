@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from outrider.engines.base import BundleError
-from transformers import AutoModelForSeq2SeqLM, PretrainedConfig
+from outrider.export.facts import has_experts
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -38,7 +39,16 @@ def task_of(name: str, config: PretrainedConfig) -> str:
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise BundleError(f"{name}: {kind} is not a causal decoder")
     _refuse_recurrent(name, config)
+    if has_experts(config) and not _experts_are_known(config):
+        raise BundleError(
+            f"{name}: {kind} routes tokens to experts that do not go through the interface of Transformers"
+        )
     return TEXT_GENERATION
+
+
+def _experts_are_known(config: PretrainedConfig) -> bool:
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    return bool(model_class._can_set_experts_implementation())
 
 
 def _why_no_sources(config: PretrainedConfig) -> str:
