@@ -20,6 +20,8 @@ from outrider.export.kinds import TEXT_GENERATION, task_of
 from outrider.export.probe import refuse_untraceable
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
+from outrider.export.weights.packed import PackedLayout, packed_layout
+from outrider.export.weights.unpacked import load_unpacked
 from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -27,22 +29,30 @@ from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttri
 from transformers.utils import logging as transformers_logging
 
 DEFAULT_MAX_SOURCE = 512
+_FLOAT32_BITS = 32
 # Types of 16 bits, by their names in safetensors.
 _HALVES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A folder in Hugging Face form, read no further than its configuration; ``task`` is the one that opens it."""
+    """A folder in Hugging Face form, read no further than its configuration.
+
+    Attributes:
+        task: that opens it.
+        packed: how its weights are packed as integers; None where they are not.
+    """
 
     path: Path
     config: PretrainedConfig
     facts: ModelFacts
     task: str
+    packed: PackedLayout | None = None
 
     def num_weight_bytes(self) -> int:
-        """Return the size of the stored weights, in bytes."""
-        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        """Return the size of the weights in bytes, as they are stored or, of packed ones, as float32 at most."""
+        stored = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        return stored if self.packed is None else stored * _FLOAT32_BITS // self.packed.bits
 
     def half_precision(self) -> str:
         """Return the 16-bit type that keeps this model's range: bfloat16 where any of its weights is stored so."""
@@ -52,7 +62,7 @@ class Checkpoint:
         """Return the model in evaluation mode; ``weights.mapped`` runs it.
 
         Weights that are all stored in one type of 16 bits keep it, and stay in their files, mapped. All else is
-        float32, with the numbers of a model that is loaded as float32.
+        float32, with the numbers of a model that is loaded as float32; packed integers become what they stand for.
 
         Raises:
             BundleError: weights are missing or unreadable (only safetensors are read).
@@ -79,6 +89,10 @@ class Checkpoint:
         )
         try:
             with _without_progress_bars():
+                if self.packed is not None:
+                    return load_unpacked(
+                        model_class, self.config, self.path, self.packed, kind
+                    ).eval()
                 model, report = model_class.from_pretrained(
                     self.path,
                     dtype=kind,
@@ -141,10 +155,12 @@ def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = No
             as many positions as the encoder knows where these are fewer.
 
     Raises:
-        BundleError: a kind that cannot be exported (see ``kinds``), an attention window or positions below
-            ``max_context`` or ``max_source``, or no configuration at all; says which.
+        BundleError: a kind that cannot be exported (see ``kinds``), weights quantised in a way that is not read, an
+            attention window or positions below ``max_context`` or ``max_source``, or no configuration at all; says
+            which.
     """
     config = read_config(path)
+    packed = packed_layout(path.name, getattr(config, "quantization_config", None))
     task = task_of(path.name, config)
     facts = _facts(path, config)
     _refuse_limits(path.name, facts, max_context)
@@ -154,7 +170,7 @@ def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = No
         most = _max_source(path.name, facts.source, max_source)
         facts = replace(facts, source=replace(facts.source, max_source=most))
     check_weight_files(path)
-    return Checkpoint(path=path, config=config, facts=facts, task=task)
+    return Checkpoint(path=path, config=config, facts=facts, task=task, packed=packed)
 
 
 def _facts(path: Path, config: PretrainedConfig) -> ModelFacts:
