@@ -48,7 +48,8 @@ class ModelFacts:
         head_size: D of the cache.
         vocab_size: V of the logits.
         max_position: positions that the model knows, in tokens.
-        window: tokens the narrowest attention layer sees; None where all see everything.
+        window: tokens that layers with a sliding window see; None where all see everything, and of a checkpoint
+            that was opened for texts that fit into the window.
         pad_token_id: what texts of a batch are padded with in training; None where unknown.
         decoder_start_token_id: the first token of every answer to a source; None where unknown.
         source: of its encoder; None for a decoder-only model.
