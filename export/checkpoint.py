@@ -157,8 +157,8 @@ def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = No
             as many positions as the encoder knows where these are fewer.
 
     Raises:
-        BundleError: a kind that cannot be exported (see ``kinds`` and ``probe``), weights quantised in a way that is not
-            read, fewer positions than ``max_context`` or ``max_source``, or a broken folder; says which.
+        BundleError: a kind that cannot be exported (see ``kinds`` and ``probe``), weights quantised in a way that is
+            not read, fewer positions than ``max_context`` or ``max_source``, or a broken folder; says which.
     """
     config = read_config(path)
     packed = packed_layout(path.name, getattr(config, "quantization_config", None))

@@ -97,6 +97,9 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
 
 def has_experts(config: PretrainedConfig) -> bool:
     """Return whether a configuration counts experts, by whatever name: so many in a layer, or chosen by a token."""
+    # Doge's counts are there where it has none.
+    if getattr(config, "is_moe", None) is False:
+        return False
     return any(
         "expert" in name and isinstance(value, int) and value > 0 and value is not True
         for name, value in config.to_dict().items()
