@@ -125,12 +125,14 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: Path, *, max_context: int | None, max_source: int | None = None
+) -> Checkpoint:
     """Return the checkpoint at ``path``, or refuse it by its configuration.
 
     Args:
         path: a folder.
-        max_context: tokens of a text at most.
+        max_context: tokens of a text at most; None for whatever the model can.
         max_source: tokens of a source at most, for models with an encoder; None for ``DEFAULT_MAX_SOURCE``, or
             as many positions as the encoder knows where these are fewer.
 
@@ -146,7 +148,8 @@ def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = No
     packed = packed_layout(path.name, getattr(config, "quantization_config", None))
     task = task_of(path.name, config)
     facts = model_facts(config, _generation_config(path))
-    _refuse_limits(path.name, facts, max_context)
+    if max_context is not None:
+        _refuse_limits(path.name, facts, max_context)
     if facts.source is not None:
         most = _max_source(path.name, facts.source, max_source)
         facts = replace(facts, source=replace(facts.source, max_source=most))
