@@ -18,8 +18,8 @@ from outrider.export.facts import ModelFacts, SourceFacts, model_facts
 from outrider.export.kinds import task_of
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
-from outrider.export.weights.packed import PackedLayout, packed_layout
-from outrider.export.weights.unpacked import load_unpacked
+from outrider.export.weights.packed.matrices import PackedLayout, packed_layout
+from outrider.export.weights.packed.model import load_unpacked
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights

@@ -28,8 +28,8 @@ from outrider.export.progress import Progress
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.given_text import given_text
 from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
-from outrider.export.weights.kept_blocks import keep_blocks
-from outrider.export.weights.packed import PACKED_KINDS
+from outrider.export.weights.packed.blocks import keep_blocks
+from outrider.export.weights.packed.matrices import PACKED_KINDS
 from outrider.export.weights.shared_data import share_data
 from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
 from transformers import PreTrainedModel

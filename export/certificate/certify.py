@@ -29,7 +29,7 @@ from outrider.export.facts import ModelFacts
 from outrider.export.progress import Steps, untold
 from outrider.export.weights.blocks import BITS
 from outrider.export.weights.half_weights import HALF_TYPES
-from outrider.export.weights.packed import PACKED_KINDS
+from outrider.export.weights.packed.matrices import PACKED_KINDS
 from transformers import PreTrainedModel
 
 # Other weights than float32 differ by what storing them costs; another version's kernels add little to that.

@@ -178,7 +178,7 @@ def test_rows_ordered_apart_for_one_input_are_refused_by_name(tmp_path: Path):
 
 def test_a_zero_point_of_nought_is_read_where_it_was_borrowed_for(tmp_path: Path):
     """GPTQModel stores words less 0x11111111, so a 0 borrows from the integer above it."""
-    from outrider.export.weights.packed import PackedLayout, unpack
+    from outrider.export.weights.packed.matrices import PackedLayout, unpack
 
     zeros = np.array([[3, 0, 15, 8, 1, 0, 7, 2]])
     word = sum(int(one) << (4 * at) for at, one in enumerate(zeros[0]))

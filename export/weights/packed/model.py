@@ -1,4 +1,4 @@
-"""Models of checkpoints that are packed (``packed``): Transformers' own classes, with weights in floating point.
+"""Models of checkpoints that are packed (``matrices``): Transformers' own classes, with weights in floating point.
 
 Transformers would load such a checkpoint with a package of kernels for GPUs; here only its weights are read.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from outrider.engines.base import BundleError
-from outrider.export.weights.packed import PackedFiles, PackedLayout
+from outrider.export.weights.packed.matrices import PackedFiles, PackedLayout
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights

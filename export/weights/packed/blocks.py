@@ -1,4 +1,4 @@
-"""Weights that the checkpoint has packed (``packed``), stored as they are: no integer, scale or zero point changes.
+"""Weights that the checkpoint has packed (``matrices``), stored as they are: no integer, scale or zero point changes.
 
 Requires a canonical graph whose float32 weights are what the packed ones stand for. Each constant is found again by
 its columns among the packed weights, alone or several side by side, so that no name and no architecture is known.
@@ -27,7 +27,7 @@ from outrider.export.weights.blocks import (
     replace_weight,
     split_gemms,
 )
-from outrider.export.weights.packed import PackedFiles, PackedLayout, PackedMatrix
+from outrider.export.weights.packed.matrices import PackedFiles, PackedLayout, PackedMatrix
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
 
 # The first that every group is made of; see ``blocks``.
