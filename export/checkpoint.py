@@ -5,24 +5,27 @@ Every refusal names its reason, so that nobody waits for an export that cannot s
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
 from outrider.export.facts import ModelFacts, SourceFacts, model_facts
-from outrider.export.kinds import task_of
+from outrider.export.folder import check_weight_files, read_config, read_generation_config
+from outrider.export.kinds import TEXT_GENERATION, task_of
+from outrider.export.probe import refuse_untraceable
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
 from outrider.export.weights.packed.matrices import PackedLayout, packed_layout
 from outrider.export.weights.packed.model import load_unpacked
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 from transformers.utils import logging as transformers_logging
 
 DEFAULT_MAX_SOURCE = 512
@@ -86,16 +89,38 @@ class Checkpoint:
         )
         try:
             with _without_progress_bars():
-                if self.packed is not None:
-                    return load_unpacked(
-                        model_class, self.config, self.path, self.packed, kind
-                    ).eval()
-                model = model_class.from_pretrained(
-                    self.path, dtype=kind, local_files_only=True, use_safetensors=True
-                )
+                model, report = self._from_files(model_class, kind)
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
+        self._refuse_unlike(report)
         return model.eval()
+
+    def _from_files(
+        self, model_class: Any, kind: torch.dtype
+    ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+        """Return the model of a class and what Transformers found missing."""
+        if self.packed is not None:
+            return load_unpacked(model_class, self.config, self.path, self.packed, kind)
+        found: tuple[PreTrainedModel, Mapping[str, Any]] = model_class.from_pretrained(
+            self.path,
+            dtype=kind,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        return found
+
+    def _refuse_unlike(self, report: Mapping[str, Any]) -> None:
+        """Refuse weights that Transformers would fill with random numbers."""
+        if missing := sorted(report["missing_keys"]):
+            raise BundleError(
+                f"{self.path.name}: {len(missing)} weights are in none of the files: {missing[0]}"
+            )
+        for name, stored, wanted in sorted(report["mismatched_keys"]):
+            raise BundleError(
+                f"{self.path.name}: {name} is stored as {list(stored)}, by config.json it is {list(wanted)}"
+            )
 
     def _stored_kinds(self) -> set[str]:
         """Return the types of the stored weights, by safetensors' names.
@@ -141,21 +166,32 @@ def open_checkpoint(
             attention window or positions below ``max_context`` or ``max_source``, or no configuration at all; says
             which.
     """
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{path.name}: no readable config.json: {error}") from error
+    config = read_config(path)
     packed = packed_layout(path.name, getattr(config, "quantization_config", None))
     task = task_of(path.name, config)
-    facts = model_facts(config, _generation_config(path))
+    facts = _facts(path, config)
     if max_context is not None:
         _refuse_limits(path.name, facts, max_context)
+    if task == TEXT_GENERATION:
+        refuse_untraceable(path.name, config, facts)
     if facts.source is not None:
         most = _max_source(path.name, facts.source, max_source)
         facts = replace(facts, source=replace(facts.source, max_source=most))
-    if not any(path.glob("*.safetensors")):
-        raise BundleError(f"{path.name}: no .safetensors weights in the folder")
+    check_weight_files(path)
     return Checkpoint(path=path, config=config, facts=facts, task=task, packed=packed)
+
+
+def _facts(path: Path, config: PretrainedConfig) -> ModelFacts:
+    try:
+        return model_facts(config, read_generation_config(path))
+    except AttributeError as error:
+        raise BundleError(
+            f"{path.name}: {config.model_type} names a size otherwise: {error}"
+        ) from error
+    except AmbiguousGlobalPerLayerAttributeError as error:
+        raise BundleError(
+            f"{path.name}: {config.model_type} has layers whose caches differ in size"
+        ) from error
 
 
 def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
@@ -180,10 +216,3 @@ def _max_source(name: str, source: SourceFacts, asked: int | None) -> int:
             f"{name}: max_source {asked} is above the encoder's {source.max_source} positions"
         )
     return asked
-
-
-def _generation_config(path: Path) -> GenerationConfig | None:
-    file = path / "generation_config.json"
-    if not file.is_file():
-        return None
-    return GenerationConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))

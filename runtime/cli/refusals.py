@@ -39,6 +39,7 @@ EXTRAS = {
         "export",
     ),
     **dict.fromkeys(("matplotlib", "jinja2"), "analysis"),
+    **dict.fromkeys(("cryptography", "jwt"), "auth"),
 }
 
 
