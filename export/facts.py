@@ -17,6 +17,9 @@ from optimum.utils import (
 )
 from transformers import GenerationConfig, PretrainedConfig
 
+UNLIMITED_POSITIONS = 1 << 30
+"""Positions of a model whose configuration names no limit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
@@ -156,7 +159,7 @@ def _head_size(config: PretrainedConfig, sizes: Any) -> int:
 
 
 def _max_position(config: PretrainedConfig) -> int:
-    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+    return int(getattr(config, "max_position_embeddings", None) or UNLIMITED_POSITIONS)
 
 
 def _window(config: PretrainedConfig) -> int | None:
