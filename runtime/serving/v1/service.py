@@ -65,7 +65,7 @@ class InferenceService:
 
     async def get_server_info(self, data: bytes, context: Context) -> bytes:
         """Return the description of the served model."""
-        return await self._answer("GetServerInfo", context, self._get_server_info(data))
+        return await self._answer("GetServerInfo", context, self._get_server_info(data, context))
 
     async def _answer(self, method: str, context: Context, call: Awaitable[T]) -> T:
         """Run a handler and answer any exception with a status of the table, never UNKNOWN."""
@@ -102,10 +102,12 @@ class InferenceService:
             return await self._frontend.encoder.tokenize_chat(chat, model.max_context)
         return await self._frontend.encoder.tokenize(request, model.max_context)
 
-    async def _get_server_info(self, data: bytes) -> bytes:
+    async def _get_server_info(self, data: bytes, context: Context) -> bytes:
         parse(wire.GetServerInfoRequest, data)
         serving = self._serving
         response = describe(serving)
+        limits, rules = response.limits, caller_of(context).rules
+        limits.min_priority, limits.max_priority = rules.priorities
         snapshot = serving.worker.snapshot()
         response.load.num_running = snapshot.num_running
         response.load.num_queued = snapshot.num_queued
