@@ -30,6 +30,7 @@ EXTRAS = {
         "export",
     ),
     **dict.fromkeys(("matplotlib", "jinja2"), "analysis"),
+    **dict.fromkeys(("cryptography", "jwt"), "auth"),
 }
 
 

@@ -38,6 +38,9 @@ class Metrics:
         self.tenant_tokens = self._counter(
             "tenant_tokens", "Tokens of prompts and answers by tenant", "tenant"
         )
+        self.reload_failures = self._counter(
+            "reload_failures", "Files that changed and could not be used", "file"
+        )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests")
         self.scored_tokens = self._counter(
             "scored_prompt_tokens", "Prompt tokens whose log-probabilities were given"
