@@ -67,6 +67,7 @@ HEAVY = {
     "torch": "engines.reference export",
     "transformers": "engines.reference export",
     "optimum": "export",
+    "huggingface_hub": "export",
     "onnx": "export",
     "onnxscript": "export",
     "onnx_ir": "export",
@@ -79,13 +80,13 @@ HEAVY = {
     "matplotlib": "runtime.offline",
     "jinja2": "runtime.offline runtime.serving.chat",
     "llguidance": "runtime.grammar",
-    "cryptography": "runtime.serving.doors",
+    "cryptography": "engines.bundle.signatures runtime.serving.doors",
     "jwt": "runtime.serving.doors",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
-    "engines.opening engines.tensorrt.api export runtime.cli runtime.grammar.library "
-    "runtime.serving.doors outrider"
+    "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
+    "runtime.grammar.library runtime.serving.doors outrider"
 )
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"

@@ -24,7 +24,8 @@ from outrider.export.certificate.parity_cases import (
     most_source_columns,
     parity_cases,
 )
-from outrider.export.certificate.reference import LogitsOfSequences, Reference
+from outrider.export.certificate.reference import LogitsOfSequences, LongText, Reference
+from outrider.export.certificate.window_cases import start_behind, window_case
 from outrider.export.facts import ModelFacts
 from transformers import PreTrainedModel
 
@@ -52,17 +53,27 @@ def check_parity(
     max_gamma: int,
     tolerance: float | None = FLOAT32_TOLERANCE,
     seed: int = 0,
+    exact_blocks: bool = False,
 ) -> Mapping[str, object]:
     """Return the certificate of a graph: per case the worst logit difference and the greedy agreement.
 
     The model is the reference. A verification's span is max_gamma + 1 tokens. Without a tolerance differences
-    are recorded and not judged, as for quantised weights.
+    are recorded and not judged, as for quantised weights. With ``exact_blocks`` products with blocks of integers are
+    float32, else as they are served.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
     reference = model if isinstance(model, Reference) else Reference(model)
-    return _check_cases(reference, path, facts, max_gamma=max_gamma, tolerance=tolerance, seed=seed)
+    return _check_cases(
+        reference,
+        path,
+        facts,
+        max_gamma=max_gamma,
+        tolerance=tolerance,
+        seed=seed,
+        exact_blocks=exact_blocks,
+    )
 
 
 def float32_tolerance(reference: Reference, facts: ModelFacts, *, max_gamma: int) -> float:
@@ -112,8 +123,13 @@ class _GraphReference:
         )
 
     def logits(self, sequences: IntArray, sources: Sources | None = None) -> FloatArray:
+        self._runner.forget()
         self._runner.read(sources)
         return self._runner.extend(sequences, np.zeros(len(sequences), np.int64))
+
+    def behind(self, text: LongText, tokens: IntArray) -> FloatArray:
+        start_behind(self._runner, text, tokens.shape[1])
+        return self._runner.extend(tokens, np.array([text.past], np.int64))
 
 
 def _check_cases(
@@ -124,6 +140,7 @@ def _check_cases(
     max_gamma: int,
     tolerance: float | None,
     seed: int,
+    exact_blocks: bool = False,
 ) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
     rows = len(certified_prompts(facts, max_gamma, seed))
@@ -133,6 +150,7 @@ def _check_cases(
         batch=rows,
         capacity=most_columns(facts, max_gamma),
         source_capacity=most_source_columns(facts),
+        exact_blocks=exact_blocks,
     )
     for name, case in parity_cases(facts, max_gamma, seed).items():
         results = [
@@ -140,6 +158,9 @@ def _check_cases(
             for extend, logits in case.run(runner)
         ]
         certificate[name] = judged(name, results, path, tolerance)
+    if (beyond := window_case(facts, max_gamma, seed)) is not None:
+        found = compare_logits(beyond.run(runner), beyond.expected(reference))
+        certificate["window"] = judged("window", [found], path, tolerance)
     return certificate
 
 
@@ -152,6 +173,8 @@ def prepare_parity(
         for extend in case.extends:
             if extend.is_compared:
                 extend.expected(reference, case.sources)
+    if (beyond := window_case(facts, max_gamma, seed)) is not None:
+        beyond.expected(reference)
 
 
 def judged(

@@ -12,9 +12,11 @@ import typer
 from outrider.runtime.cli import chat as cli_chat
 from outrider.runtime.cli import client as cli_client
 from outrider.runtime.cli import datastore as cli_datastore
+from outrider.runtime.cli import export as cli_export
 from outrider.runtime.cli import key as cli_key
 from outrider.runtime.cli import offline as cli_offline
 from outrider.runtime.cli import serve as cli_serve
+from outrider.runtime.cli import signing as cli_signing
 from outrider.runtime.cli.entry import version
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
 
@@ -27,6 +29,8 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_datastore.datastore)
+app.command()(cli_export.export)
+app.command()(cli_export.parity)
 app.add_typer(cli_key.key)
 app.command()(cli_client.generate)
 app.command()(cli_chat.chat)
@@ -34,6 +38,8 @@ app.command()(cli_client.info)
 app.command()(cli_offline.analyze)
 app.command()(cli_offline.tune)
 app.command()(cli_serve.serve)
+app.command()(cli_signing.sign)
+app.command()(cli_signing.verify)
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -51,47 +57,6 @@ def _options(
         ),
     ] = False,
 ) -> None: ...
-
-
-@app.command()
-def export(
-    target: Annotated[Path, typer.Option(help="Checkpoint of the target model.")],
-    out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
-    draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
-    weights: Annotated[
-        str, typer.Option(help="float32, half, float16, bfloat16, int8, w8a8 or int4.")
-    ] = "float32",
-    draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
-    max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
-    max_source: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of a source, of models with an encoder; default: 512."),
-    ] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
-    max_gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step.")] = 8,
-    max_tree_nodes: Annotated[int, typer.Option(min=0, help="Of a tree; 0: no trees.")] = 64,
-) -> None:
-    """Turn a checkpoint pair into a bundle."""
-    from outrider.runtime.cli.progress import compile_stage
-
-    end_on_sigterm()
-    with refusals():
-        with compile_stage():
-            from outrider.export.pipeline import export_bundle
-
-        export_bundle(
-            target=target,
-            draft=draft,
-            out=out,
-            weights=weights,
-            draft_weights=draft_weights,
-            max_context=max_context,
-            max_source=max_source,
-            max_batch=max_batch,
-            max_gamma=max_gamma,
-            max_tree_nodes=max_tree_nodes,
-            progress=lambda stage: typer.echo(f"export: {stage}", err=True),
-        )
 
 
 @app.command()
@@ -140,27 +105,7 @@ def build(
     for plan in built.manifest.plans:
         size = built.manifest.files[plan.path].size
         typer.echo(f"{plan.path}  {size / 2**20:.1f} MiB")
-
-
-@app.command()
-def parity(
-    bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
-    target: Annotated[Path, typer.Option(help="Checkpoint it was made from.")],
-    draft: Annotated[Path | None, typer.Option(help="Checkpoint of its draft.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
-) -> None:
-    """Compare a bundle's graphs with its checkpoints again."""
-    import json
-
-    checkpoints = {"target": target} | ({} if draft is None else {"draft": draft})
-    with refusals():
-        from outrider.engines.bundle.bundle import load_bundle
-        from outrider.export.certificate.certify import certify_bundle, verdict
-
-        certificate = certify_bundle(load_bundle(bundle), checkpoints)
-        line = verdict(certificate)
-    text = json.dumps(certificate, indent=2, sort_keys=True)
-    typer.echo(text if as_json else line)
+    cli_signing.say_stale(bundle)
 
 
 @app.command("verify-sampler")

@@ -74,6 +74,7 @@ class ServeOptions:
         takes_unsettled_costs: whether known ones are taken though their measurements disagreed.
         leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
         leaves_gamma: whether it chooses the default gamma.
+        trusted_signers: public keys, of which one must vouch for the bundle; none: nobody has to.
         applies_generation_defaults: whether requests get the checkpoint's generation defaults for what they leave open.
         stage: entered with the name of work that takes seconds, so that somebody can show it.
     """
@@ -92,6 +93,7 @@ class ServeOptions:
     model_name: str | None = None
     leaves_drafter: bool = False
     leaves_gamma: bool = False
+    trusted_signers: tuple[bytes, ...] = ()
     applies_generation_defaults: bool = False
     stage: Stage = nullcontext
     config: ServerConfig = field(default_factory=ServerConfig)
@@ -112,7 +114,9 @@ def open_serving(
         BundleError: the bundle does not fit its manifest.
         ConfigError: a setting cannot be used.
     """
-    bundle = load_bundle(root)
+    bundle = load_bundle(root, options.trusted_signers)
+    if bundle.signer:
+        log.warning("the bundle is signed by %s", bundle.signer)
     manifest = bundle.manifest
     options = _decided(bundle, options)
     config = options.config

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +96,8 @@ class Server:
         self.metrics = metrics or Metrics()
         self._doors = doors or Doors()
         self._serving = serving
-        tenants = self._doors.tenants
         self._ledger = Ledger(
-            self.metrics,
-            serving.clock,
-            audit=audit,
-            is_listed=None if tenants is None else lambda name: name in tenants().rules,
+            self.metrics, serving.clock, audit=audit, is_listed=self._doors.is_listed
         )
         self._frontend = Frontend(serving, self._ledger)
         service = InferenceService(serving, self._frontend)
@@ -262,8 +259,9 @@ class Server:
     def _note_refusal(
         self, method: str, peer: str, error: ServingError, identity: Identity | None
     ) -> None:
-        who = identity or Identity()
-        caller = Caller(tenant=who.tenant, key=who.key, peer=peer)
+        caller = Caller(peer=peer)
+        if identity is not None:
+            caller = replace(caller, tenant=identity.tenant, key=identity.key)
         self._ledger.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)
 
     def _watch_worker(self) -> None:
@@ -296,8 +294,8 @@ async def serve(root: Path, options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_few_arenas()
     metrics = Metrics()
-    audit = None if options.audit_log is None else AuditLog(options.audit_log)
     doors, addresses, listener = open_doors(options, metrics)
+    audit = None if options.audit_log is None else AuditLog(options.audit_log)
     opened = (
         open_isolated(root, options) if options.isolates_engine else open_serving(root, options)
     )
