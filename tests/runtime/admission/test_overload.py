@@ -123,7 +123,7 @@ def test_ten_times_a_quota_takes_the_quota_and_slows_nobody(rules: TenantRules) 
 
 
 def check_that_a_flood_without_quotas_delays_others_by_a_slot() -> None:
-    """All slots and the queue are taken, and a slot is given back every other second: the other tenant waits for few."""
+    """Slots and queue are taken, and a slot is given back every other second: the other tenant waits for few."""
     beside = Simulation(max_queued=32).run({**QUIET, "loud": 2.0})
     assert beside.refused["QUEUE_FULL"] > 2000
     assert len(beside.waits_s) > 80
