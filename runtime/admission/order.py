@@ -11,6 +11,8 @@ takes a time that hardly depends on how many wait, and grows with the number of 
 * O3  Of equal levels, the tenant that holds the fewest slots goes first, then the one whose turn is longest ago.
 * O4  A tenant whose next request would hold more slots than its rules allow is passed over.
 * O5  Free slots are kept for the next in turn where it needs more of them: nobody of its level or above overtakes it.
+* O6  Where no more may wait, the tenant with the most waiters loses its last one to a newcomer whose tenant would have
+  fewer even so, unless the newcomer's priority is worse.
 """
 
 from __future__ import annotations
@@ -155,6 +157,14 @@ class Queue(Generic[T]):
         """Waiters of one tenant."""
         line = self._lines.get(tenant)
         return 0 if line is None else len(line.waiting)
+
+    def crowder(self, claim: Claim) -> Waiter[T] | None:
+        """Return who makes room for a newcomer in a full queue; None for nobody."""
+        longest = max(self._lines.values(), key=lambda line: len(line.waiting), default=None)
+        if longest is None or len(longest.waiting) <= self.num_waiting(claim.tenant) + 1:
+            return None
+        last = longest.waiting[-1]
+        return last if last.claim.priority >= claim.priority else None
 
     def ahead(self, claim: Claim, now: float) -> tuple[float, float]:
         """Slots and prompt tokens of the tenant's waiters that a newcomer would stand behind, as if all were alike."""

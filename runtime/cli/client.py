@@ -101,6 +101,9 @@ def generate(
     block_verification: Annotated[
         bool | None, typer.Option(help="Judge sampled drafts as whole blocks.")
     ] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="Among waiting requests; lower goes first, 0 is usual.")
+    ] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Deadline, seconds.")] = None,
     trace: Annotated[bool, typer.Option(help="One line per pass of the target.")] = False,
     api_key_file: ApiKeyFile = None,
@@ -156,6 +159,7 @@ def generate(
         "regex": regex,
         "grammar": lark,
         "disable_any_whitespace": compact or None,
+        "priority": priority,
     }
     options = {name: value for name, value in given.items() if value is not None}
     options["speculation"] = {k: v for k, v in speculation.items() if v is not None}

@@ -99,6 +99,10 @@ def serve(
         bool,
         typer.Option(help="Tell health to callers without credentials.", rich_help_panel=DOORS),
     ] = True,
+    audit_log: Annotated[
+        Path | None,
+        typer.Option(help="File that gets a line of JSON per request.", rich_help_panel=DOORS),
+    ] = None,
     reload_every_s: Annotated[
         float, typer.Option(help="Between two looks at these files.", rich_help_panel=DOORS)
     ] = 10.0,
@@ -286,6 +290,7 @@ def serve(
             port_file=port_file,
             metrics_address=_metrics_address(metrics_port, metrics_address),
             doors=doors,
+            audit_log=audit_log,
             costs_folder=costs,
             isolates_engine=isolate_engine,
             refreshes_costs=refresh_costs,

@@ -114,12 +114,30 @@ class Inbox:
 
     def _check_queue(self, num_waiting: int, num_tokens: int, claim: Claim) -> None:
         """Refuse a request that would wait behind so many others."""
-        config, most = self._config, claim.rules.max_queued
+        most = claim.rules.max_queued
         if most is not None and self._queue.num_waiting(claim.tenant) >= most:
-            raise QuotaExceeded("max_queued", config.retry_after_s)
+            raise QuotaExceeded("max_queued", self._config.retry_after_s)
         num_tokens += self._queue.num_tokens
-        if num_waiting >= config.max_queued or num_tokens > config.max_queued_tokens:
-            raise Overloaded(config.retry_after_s)
+        if not self._is_full(num_waiting, num_tokens):
+            return
+        crowder = self._queue.crowder(claim)
+        if crowder is None or self._is_full(num_waiting - 1, num_tokens - crowder.num_tokens):
+            raise Overloaded(self._config.retry_after_s)
+
+    def _is_full(self, num_waiting: int, num_tokens: int) -> bool:
+        """Return whether nobody may wait behind so many, with so many tokens together."""
+        config = self._config
+        return num_waiting >= config.max_queued or num_tokens > config.max_queued_tokens
+
+    def _make_room(self, claim: Claim, num_tokens: int) -> None:
+        """Have the one make room who must for a request that ``check_room`` did not refuse, if anybody."""
+        if self._is_full(len(self._queue), self._queue.num_tokens + num_tokens):
+            crowder = self._queue.crowder(claim)
+            if crowder is not None:
+                self._queue.remove(crowder)
+                for request in crowder.item:
+                    error = Overloaded(self._config.retry_after_s)
+                    self.cancel(request.spec.internal_id, error)
 
     def put(self, group: Group) -> None:
         """Queue a group, since its ``submitted_at``.
@@ -141,6 +159,8 @@ class Inbox:
         if (spec.tenant, spec.request_id) in self._request_ids or spec.internal_id in self._taken:
             raise DuplicateRequestId
         self.check_room(num_slots, num_tokens, claim=claim, now=now)
+        if num_slots > self._num_left or self._queue.must_wait(claim, num_slots):
+            self._make_room(claim, num_tokens)
         self._queue.add(group, claim, num_slots=num_slots, num_tokens=num_tokens, now=now)
         self.has_queued = True
         self.due_at = min(self.due_at, self._overdue_at(group[0]))

@@ -262,7 +262,7 @@ class Server:
         caller = Caller(peer=peer)
         if identity is not None:
             caller = replace(caller, tenant=identity.tenant, key=identity.key)
-        self._ledger.refused(method, caller, error)
+        self._ledger.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)
 
     def _watch_worker(self) -> None:
         worker = self._serving.worker

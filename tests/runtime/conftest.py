@@ -22,6 +22,7 @@ from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.form import GrammarForms
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
+from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.served_model import Serving
@@ -116,6 +117,7 @@ async def running(
     chats: ChatEncoder | None = None,
     generation_defaults: Mapping[str, object] | None = None,
     doors: Doors | None = None,
+    audit: AuditLog | None = None,
     addresses: Sequence[str] = (),
     credentials: grpc.ChannelCredentials | None = None,
 ) -> AsyncIterator[Running]:
@@ -174,7 +176,7 @@ async def running(
         chats=chats,
         generation_defaults=generation_defaults or {},
     )
-    server = Server(serving, doors=doors)
+    server = Server(serving, doors=doors, audit=audit)
     port = await server.start(f"{host}:0", *addresses)
     address = f"{host}:{port}"
     options = (("grpc.enable_retries", 0), *options)

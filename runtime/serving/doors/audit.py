@@ -76,8 +76,8 @@ class AuditLog:
         line = json.dumps({"time": time, **asdict(entry)}, separators=(",", ":")).encode() + b"\n"
         try:
             if self._has_moved():
-                os.close(self._file)
-                self._file = self._open()
+                moved, self._file = self._file, self._open()
+                os.close(moved)
             os.write(self._file, line)
             self._has_failed = False
         except OSError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -178,6 +179,9 @@ class IsolatedWorker:
         waiting = groups[num_to_admit(num_needed, self.opened.snapshot.num_slots) :]
         num_waiting = len(waiting) + max(0, num_ahead - max(0, num_left))
         num_tokens += sum(group[0].num_queued_tokens for group in waiting)
+        by_tenant = Counter(group[0].tenant for group in waiting)
+        if max(by_tenant.values(), default=0) > by_tenant[claim.tenant] + 1:
+            return  # somebody else may have to make room
         if num_waiting >= config.max_queued or num_tokens > config.max_queued_tokens:
             raise Overloaded(config.retry_after_s)
 

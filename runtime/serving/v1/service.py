@@ -107,6 +107,8 @@ class InferenceService:
         parse(wire.GetServerInfoRequest, data)
         serving = self._serving
         response = describe(serving)
+        limits, rules = response.limits, gate.identity().rules
+        limits.min_priority, limits.max_priority = rules.priorities
         snapshot = serving.worker.snapshot()
         response.load.num_running = snapshot.num_running
         response.load.num_queued = snapshot.num_queued

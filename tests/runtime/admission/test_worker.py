@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from outrider.runtime.admission import order
 from outrider.runtime.core.errors import (
     Cancelled,
     Hopeless,
@@ -135,12 +136,58 @@ def test_too_many_waiting_requests_of_a_tenant_are_refused_and_no_other_tenant_s
     assert harness.finished("a2").num_output == 12
 
 
-def test_a_full_queue_is_full_for_every_priority() -> None:
+def test_a_full_queue_is_full_for_every_priority_of_a_tenant() -> None:
     harness = Ticking(max_batch=1, max_queued=1)
     harness.submit("runs")
     harness.submit("waits")
     with pytest.raises(Overloaded):
         harness.submit("urgent", priority=-100)
+
+
+def check_that_a_flood_makes_room_in_a_full_queue() -> None:
+    harness = Ticking(max_batch=1, max_queued=3, max_queued_tokens=12)
+    for number in range(4):
+        harness.submit(f"a{number}", (1,) * 3, max_tokens=2, tenant="a", priority=3 - number)
+    harness.worker.check_room(1, 3, 0, Claim(tenant="b"))
+    with pytest.raises(Overloaded):
+        harness.worker.check_room(1, 10, 0, Claim(tenant="b"))
+    with pytest.raises(Overloaded):
+        harness.submit("worse", tenant="b", priority=3)
+    harness.submit("b0", (1,) * 3, max_tokens=2, tenant="b")
+    assert harness.worker.snapshot().num_queued == 1 + 3
+    # Two of a, one of b: another one would be as many.
+    with pytest.raises(Overloaded):
+        harness.submit("b1", tenant="b")
+    with pytest.raises(Overloaded):
+        harness.submit("a4", tenant="a", priority=-9)
+    harness.run()
+    assert harness.error("a1").reason == "QUEUE_FULL", "it was the last in turn"
+    for name in ("a0", "a2", "a3", "b0"):
+        assert harness.finished(name).num_output == 2
+    harness.check_is_idle()
+
+
+def test_a_flood_makes_room_in_a_full_queue() -> None:
+    check_that_a_flood_makes_room_in_a_full_queue()
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        (order, "self.num_waiting(claim.tenant) + 1", "self.num_waiting(claim.tenant)"),
+        (order, "last if last.claim.priority >= claim.priority else None", "last"),
+        (order, "longest.waiting[-1]", "longest.waiting[0]"),
+        (inbox, "num_waiting - 1, num_tokens - crowder.num_tokens", "num_waiting - 1, 0"),
+        (inbox, "                self._queue.remove(crowder)\n", ""),
+        (inbox, "self.cancel(request.spec.internal_id, error)", "pass"),
+    ],
+)
+def test_mutants_make_room_wrongly(
+    monkeypatch: pytest.MonkeyPatch, module: object, old: str, new: str
+) -> None:
+    killer = check_that_a_flood_makes_room_in_a_full_queue
+    errors = (AssertionError, pytest.fail.Exception, IndexError, Overloaded)
+    assert_caught(monkeypatch, module, old, new, killer, errors)
 
 
 def check_that_hopeless_requests_are_refused_at_once() -> None:
