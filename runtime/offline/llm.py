@@ -26,6 +26,7 @@ from typing import NamedTuple, Self, TypeAlias
 from outrider.options import ChatParams, Message, SamplingParams, build_request
 from outrider.outputs import OutputBuilder, RequestOutput
 from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES, ServerConfig
+from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
 from outrider.runtime.serving.frontend import Frontend
@@ -244,7 +245,8 @@ class LLM:
 
     def _call(self, request: wire.GenerateRequest, write: Write) -> GenerateCall:
         """Return a call of this process; ``write`` gets the pieces on the loop's thread."""
-        return GenerateCall(self._serving, request.SerializeToString(), _InProcess(write))
+        data = request.SerializeToString()
+        return GenerateCall(self._serving, data, _InProcess(write), Identity())
 
     def _begin(self, call: GenerateCall) -> Future[None]:
         """Ask. Cancelling the future cancels the request."""
@@ -263,10 +265,6 @@ class _InProcess:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-
-    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        """Return nothing: the caller is the tenant of all who name none."""
-        return ()
 
     def peer(self) -> str:
         """Return an address of this machine."""

@@ -39,6 +39,7 @@ from outrider.runtime.grammar.library import INSTALL, is_installed
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
+from outrider.runtime.serving.doors.options import DoorOptions
 from outrider.runtime.serving.generation_defaults import (
     NO_DEFAULTS,
     RequestDefaults,
@@ -62,7 +63,9 @@ class ServeOptions:
     Attributes:
         address: host and port, port 0 for a free one, or ``unix:PATH``.
         port_file: written with the bound port once the server is ready; None for nowhere.
-        metrics_port: of Prometheus metrics over HTTP on the loopback; None for none.
+        socket_path: of a Unix socket to listen on besides; None for none.
+        metrics_address: of Prometheus metrics over HTTP, host and port or ``unix:PATH``; None for none.
+        doors: who is let in.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
             cache of the user's where that cannot be written.
         isolates_engine: whether engines run in a process of their own.
@@ -77,7 +80,9 @@ class ServeOptions:
 
     address: str = "127.0.0.1:50051"
     port_file: Path | None = None
-    metrics_port: int | None = None
+    socket_path: Path | None = None
+    metrics_address: str | None = None
+    doors: DoorOptions = field(default_factory=DoorOptions)
     costs_folder: Path | None = None
     isolates_engine: bool = False
     refreshes_costs: bool = False
