@@ -1,6 +1,7 @@
 """Sizes and special tokens of a model, read from its configuration alone.
 
-Sizes come from optimum's normalised configurations where it knows the architecture, else from the configuration.
+Sizes come from optimum's normalised configurations. What these do not know comes from Transformers' own: heads of a
+shared cache, another vocabulary or another depth of the decoder, and every architecture that optimum has no names for.
 """
 
 from __future__ import annotations
@@ -8,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from optimum.utils import NormalizedConfigManager
+from optimum.utils import (
+    NormalizedConfig,
+    NormalizedConfigManager,
+    NormalizedSeq2SeqConfig,
+    NormalizedTextConfig,
+)
 from transformers import GenerationConfig, PretrainedConfig
 
 
@@ -63,20 +69,15 @@ class ModelFacts:
 
 def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
     """Return the sizes of a model; generation settings override its special tokens."""
-    sizes: Any = config
-    if config.is_encoder_decoder:
-        sizes = config.get_text_config(decoder=True)
-    elif config.model_type in NormalizedConfigManager._conf:
-        sizes = NormalizedConfigManager.get_normalized_config_class(config.model_type)(config)
+    sizes = _normalized(config)
     num_heads = int(sizes.num_attention_heads)
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     vocab_size = int(getattr(config, "decoder_vocab_size", None) or sizes.vocab_size)
     source = config if generation is None or generation.eos_token_id is None else generation
-    eos = source.eos_token_id
+    eos = getattr(source, "eos_token_id", None)
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
     return ModelFacts(
         num_layers=_num_layers(config, sizes),
-        num_kv_heads=int(num_kv_heads),
+        num_kv_heads=_num_kv_heads(config, num_heads),
         head_size=_head_size(config, sizes),
         vocab_size=vocab_size,
         max_position=_max_position(config),
@@ -90,12 +91,30 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
     )
 
 
+def _normalized(config: PretrainedConfig) -> NormalizedConfig:
+    """Return a decoder's sizes by the names that all architectures have in common."""
+    if config.is_encoder_decoder:
+        # Its class for BART's family reads the encoder's heads for the decoder's too.
+        return NormalizedSeq2SeqConfig(config.get_text_config(decoder=True))
+    try:
+        known = NormalizedConfigManager.get_normalized_config_class(config.model_type)
+    except KeyError:
+        return NormalizedTextConfig(config)
+    return known(config)
+
+
+def _num_kv_heads(config: PretrainedConfig, num_heads: int) -> int:
+    if getattr(config, "multi_query", False):  # GPT-BigCode's
+        return 1
+    return int(getattr(config, "num_key_value_heads", None) or num_heads)
+
+
 def _source_facts(config: PretrainedConfig, num_heads: int) -> SourceFacts:
     """Return the sizes of an encoder, what it answers being kept in so many heads of the decoder."""
-    sizes = config.get_text_config(encoder=True)
+    sizes = NormalizedSeq2SeqConfig(config.get_text_config(encoder=True))
     decoder = config.get_text_config(decoder=True)
     return SourceFacts(
-        num_layers=int(sizes.num_hidden_layers),
+        num_layers=int(sizes.encoder_num_layers),
         num_heads=num_heads,
         head_size=_head_size(config, decoder),
         max_source=_max_position(config),
@@ -109,10 +128,9 @@ def _token_id(config: PretrainedConfig, name: str, vocab_size: int) -> int | Non
     return found if found in range(vocab_size) else None
 
 
-def _num_layers(config: PretrainedConfig, sizes: Any) -> int:
-    # T5's, whose decoder may have another depth; in other configurations "decoder_layers" became the sizes' own.
-    found = getattr(config, "num_decoder_layers", None) or getattr(sizes, "num_layers", None)
-    return int(found or sizes.num_hidden_layers)
+def _num_layers(config: PretrainedConfig, sizes: NormalizedConfig) -> int:
+    # T5's, whose decoder may have another depth.
+    return int(getattr(config, "num_decoder_layers", None) or sizes.num_layers)
 
 
 def _head_size(config: PretrainedConfig, sizes: Any) -> int:

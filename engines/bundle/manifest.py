@@ -75,6 +75,8 @@ class Manifest:
         plans: TensorRT plans built from its graphs.
         serving: how it is best served, if that was measured.
         text2text: how requests become tokens where the models have encoders; None for decoder-only ones.
+        sources: where checkpoints were fetched from, "organisation/model@commit" by "target" and "draft"; those
+            exported from folders have none.
     """
 
     target: ModelEntry
@@ -91,6 +93,7 @@ class Manifest:
     plans: tuple[PlanEntry, ...] = ()
     serving: ServingDefaults | None = None
     text2text: TextToText | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def schema_version(self) -> int:
@@ -106,6 +109,9 @@ class Manifest:
             for model in (values["target"], values["draft"]):
                 if model is not None:
                     del model["source"]
+        if not self.sources:
+            # Likewise of bundles that say nothing of it.
+            del values["sources"]
         return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     @classmethod
@@ -149,6 +155,8 @@ class Manifest:
             plans=read_plans(reader.items("plans")),
             serving=read_serving_defaults(reader),
             text2text=text2text,
+            # Bundles made from folders do not have the field.
+            sources=reader.section("sources").texts() if "sources" in reader.values else {},
         )
 
 

@@ -26,6 +26,7 @@ from outrider.export.checkpoint import open_checkpoint
 from outrider.export.facts import ModelFacts
 from outrider.export.weights.blocks import BITS
 from outrider.export.weights.half_weights import HALF_TYPES
+from outrider.export.weights.packed import PACKED_KINDS
 from transformers import PreTrainedModel
 
 # Other weights than float32 differ by what storing them costs; another version's kernels add little to that.
@@ -111,7 +112,8 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
             max_tree_nodes=entry.max_tree_nodes,
             tolerance=tolerance,
         )
-        if entry.weights in BITS and entry.device_precision in HALF_TYPES:
+        has_blocks = entry.weights in BITS or entry.weights in PACKED_KINDS
+        if has_blocks and entry.device_precision in HALF_TYPES:
             certificate[name]["device_rounding"] = check_rounding(
                 bundle.model_path(entry),
                 checkpoint.facts,

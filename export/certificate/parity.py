@@ -52,17 +52,27 @@ def check_parity(
     max_gamma: int,
     tolerance: float | None = FLOAT32_TOLERANCE,
     seed: int = 0,
+    exact_blocks: bool = False,
 ) -> Mapping[str, object]:
     """Return the certificate of a graph: per case the worst logit difference and the greedy agreement.
 
     The model is the reference. A verification's span is max_gamma + 1 tokens. Without a tolerance differences
-    are recorded and not judged, as for quantised weights.
+    are recorded and not judged, as for quantised weights. With ``exact_blocks`` products with blocks of integers are
+    float32, else as they are served.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
     reference = model if isinstance(model, Reference) else Reference(model)
-    return _check_cases(reference, path, facts, max_gamma=max_gamma, tolerance=tolerance, seed=seed)
+    return _check_cases(
+        reference,
+        path,
+        facts,
+        max_gamma=max_gamma,
+        tolerance=tolerance,
+        seed=seed,
+        exact_blocks=exact_blocks,
+    )
 
 
 def float32_tolerance(reference: Reference, facts: ModelFacts, *, max_gamma: int) -> float:
@@ -124,6 +134,7 @@ def _check_cases(
     max_gamma: int,
     tolerance: float | None,
     seed: int,
+    exact_blocks: bool = False,
 ) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
     rows = len(certified_prompts(facts, max_gamma, seed))
@@ -133,6 +144,7 @@ def _check_cases(
         batch=rows,
         capacity=most_columns(facts, max_gamma),
         source_capacity=most_source_columns(facts),
+        exact_blocks=exact_blocks,
     )
     for name, case in parity_cases(facts, max_gamma, seed).items():
         results = [

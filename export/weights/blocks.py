@@ -11,6 +11,7 @@ Source: ONNX DequantizeLinear-21, blocked quantisation.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
 from outrider.export.facts import ModelFacts
 from outrider.export.graph.edits import drop_unused, put, put_tensor
-from outrider.export.weights.rounding import round_by_activations, round_to_nearest
+from outrider.export.weights.rounding import Int8Array, round_by_activations, round_to_nearest
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
 from outrider.export.weights.written_text import WrittenText, observe, write_text
 
@@ -27,6 +28,33 @@ BITS = {"int8": 8, "int4": 4}
 # Rows of K that share a scale; the first that divides K. Longer blocks are quicker, but from 128 on ONNX
 # Runtime's kernel gives a row other bits beside others.
 BLOCK_SIZES = {8: (64, 32), 4: (32,)}
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A weight in blocks along K.
+
+    Attributes:
+        integers: [K, N] int8; uint8 where there are zero points.
+        scales: [K / block, N] float32.
+        bits: of an integer, 4 or 8.
+        zero_points: [K / block, N] uint8; None where all are zero.
+    """
+
+    integers: Int8Array | npt.NDArray[np.uint8]
+    scales: FloatArray
+    bits: int
+    zero_points: npt.NDArray[np.uint8] | None = None
+
+    def tensor(self, integers: Int8Array | npt.NDArray[np.uint8], name: str) -> ir.TensorProtocol:
+        """Return its integers or zero points as a tensor of their bits."""
+        if self.bits == 8:
+            return ir.tensor(integers, name=name)
+        kind = ir.DataType.INT4 if self.zero_points is None else ir.DataType.UINT4
+        nibbles = (integers.reshape(-1) & 0xF).astype(np.uint8)
+        nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
+        packed = nibbles[0::2] | (nibbles[1::2] << 4)
+        return ir.PackedTensor(packed, kind, shape=ir.Shape(integers.shape), name=name)
 
 
 def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int:
@@ -92,7 +120,7 @@ def quantize_graph(
         else:
             given = activations[str(left.name)]
             stored = round_by_activations(weight, given, bits=bits, block_size=size)
-        _replace_weight(graph, node, *stored, bits, f"weight_{done}")
+        replace_weight(graph, node, Blocks(*stored, bits), f"weight_{done}")
         done += 1
     drop_unused(graph)
     return done
@@ -156,31 +184,16 @@ def weight_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     return tensor if is_matrix else None
 
 
-def _replace_weight(
-    graph: ir.Graph,
-    node: ir.Node,
-    integers: npt.NDArray[np.int8],
-    scales: FloatArray,
-    bits: int,
-    name: str,
-) -> None:
-    stored = put_tensor(graph, _integer_tensor(integers, bits, f"{name}.q"))
-    scale = put(graph, scales, f"{name}.scale")
-    size = len(integers) // len(scales)
-    restored = ir.node(
-        "DequantizeLinear", [stored, scale], attributes={"axis": 0, "block_size": size}
-    )
+def replace_weight(graph: ir.Graph, node: ir.Node, blocks: Blocks, name: str) -> None:
+    """Let a product read its weight from blocks, by a DequantizeLinear whose constants begin with ``name``."""
+    stored = [put_tensor(graph, blocks.tensor(blocks.integers, f"{name}.q"))]
+    stored.append(put(graph, blocks.scales, f"{name}.scale"))
+    if blocks.zero_points is not None:
+        stored.append(put_tensor(graph, blocks.tensor(blocks.zero_points, f"{name}.zero")))
+    size = len(blocks.integers) // len(blocks.scales)
+    restored = ir.node("DequantizeLinear", stored, attributes={"axis": 0, "block_size": size})
     restored.outputs[0].name = f"{name}.restored"
     restored.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    restored.outputs[0].shape = ir.Shape(integers.shape)
+    restored.outputs[0].shape = ir.Shape(blocks.integers.shape)
     graph.insert_before(node, restored)
     node.replace_input_with(1, restored.outputs[0])
-
-
-def _integer_tensor(integers: npt.NDArray[np.int8], bits: int, name: str) -> ir.TensorProtocol:
-    if bits == 8:
-        return ir.tensor(integers, name=name)
-    nibbles = (integers.reshape(-1) & 0xF).astype(np.uint8)
-    nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
-    packed = nibbles[0::2] | (nibbles[1::2] << 4)
-    return ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape(integers.shape), name=name)

@@ -12,6 +12,7 @@ import typer
 from outrider.runtime.cli import chat as cli_chat
 from outrider.runtime.cli import client as cli_client
 from outrider.runtime.cli import datastore as cli_datastore
+from outrider.runtime.cli import export as cli_export
 from outrider.runtime.cli import key as cli_key
 from outrider.runtime.cli import offline as cli_offline
 from outrider.runtime.cli import serve as cli_serve
@@ -28,6 +29,8 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_datastore.datastore)
+app.command()(cli_export.export)
+app.command()(cli_export.parity)
 app.add_typer(cli_key.key)
 cli_key.key.command()(cli_signing.new_signer)
 app.command()(cli_client.generate)
@@ -55,47 +58,6 @@ def _options(
         ),
     ] = False,
 ) -> None: ...
-
-
-@app.command()
-def export(
-    target: Annotated[Path, typer.Option(help="Checkpoint of the target model.")],
-    out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
-    draft: Annotated[Path | None, typer.Option(help="Checkpoint of the draft model.")] = None,
-    weights: Annotated[
-        str, typer.Option(help="float32, half, float16, bfloat16, int8, w8a8 or int4.")
-    ] = "float32",
-    draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
-    max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
-    max_source: Annotated[
-        int | None,
-        typer.Option(min=1, help="Tokens of a source, of models with an encoder; default: 512."),
-    ] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
-    max_gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step.")] = 8,
-    max_tree_nodes: Annotated[int, typer.Option(min=0, help="Of a tree; 0: no trees.")] = 64,
-) -> None:
-    """Turn a checkpoint pair into a bundle."""
-    from outrider.runtime.cli.progress import compile_stage
-
-    end_on_sigterm()
-    with refusals():
-        with compile_stage():
-            from outrider.export.pipeline import export_bundle
-
-        export_bundle(
-            target=target,
-            draft=draft,
-            out=out,
-            weights=weights,
-            draft_weights=draft_weights,
-            max_context=max_context,
-            max_source=max_source,
-            max_batch=max_batch,
-            max_gamma=max_gamma,
-            max_tree_nodes=max_tree_nodes,
-            progress=lambda stage: typer.echo(f"export: {stage}", err=True),
-        )
 
 
 @app.command()
@@ -145,27 +107,6 @@ def build(
         size = built.manifest.files[plan.path].size
         typer.echo(f"{plan.path}  {size / 2**20:.1f} MiB")
     cli_signing.say_stale(bundle)
-
-
-@app.command()
-def parity(
-    bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
-    target: Annotated[Path, typer.Option(help="Checkpoint it was made from.")],
-    draft: Annotated[Path | None, typer.Option(help="Checkpoint of its draft.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
-) -> None:
-    """Compare a bundle's graphs with its checkpoints again."""
-    import json
-
-    checkpoints = {"target": target} | ({} if draft is None else {"draft": draft})
-    with refusals():
-        from outrider.engines.bundle.bundle import load_bundle
-        from outrider.export.certificate.certify import certify_bundle, verdict
-
-        certificate = certify_bundle(load_bundle(bundle), checkpoints)
-        line = verdict(certificate)
-    text = json.dumps(certificate, indent=2, sort_keys=True)
-    typer.echo(text if as_json else line)
 
 
 @app.command("verify-sampler")

@@ -10,9 +10,10 @@ of an answer hints at what was answered before.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outrider.runtime.core.errors import RequestError
 
@@ -48,6 +49,31 @@ class TenantRules:
     priorities: tuple[int, int] = PRIORITIES
 
 
+NO_RULES = TenantRules()
+"""Of a tenant that may have whatever there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a request's place among those who wait goes by.
+
+    Attributes:
+        tenant: whose request it is.
+        priority: that it asks for; lower goes first.
+        deadline_s: time on the worker's monotonic clock from which an answer is of no use; infinite for none.
+        rules: the tenant's share.
+    """
+
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float = math.inf
+    rules: TenantRules = NO_RULES
+
+
+ANYBODY = Claim()
+"""A request that asks for nothing in particular."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Who calls, as far as a server that asks for credentials knows.
@@ -62,7 +88,7 @@ class Identity:
     tenant: str = ""
     key: str = ""
     scopes: frozenset[str] = frozenset()
-    rules: TenantRules = field(default_factory=TenantRules)
+    rules: TenantRules = NO_RULES
 
 
 SCOPES = ("generate", "info", "metrics")

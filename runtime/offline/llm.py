@@ -30,6 +30,7 @@ from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
 from outrider.runtime.serving.frontend import Frontend
+from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.served_model import Serving, describe
@@ -288,7 +289,7 @@ class _Intake(NamedTuple):
 
 async def _open(serving: Serving) -> _Intake:
     """Return the intake of a served model, whose worker runs from now on."""
-    frontend = Frontend(serving, Metrics())
+    frontend = Frontend(serving, Ledger(Metrics(), serving.clock))
     serving.worker.start()
     frontend.set_ready()
     return _Intake(frontend, asyncio.create_task(_watch(serving, frontend)))

@@ -66,6 +66,7 @@ class ServeOptions:
         socket_path: of a Unix socket to listen on besides; None for none.
         metrics_address: of Prometheus metrics over HTTP, host and port or ``unix:PATH``; None for none.
         doors: who is let in.
+        audit_log: file that gets a line of each request; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
             cache of the user's where that cannot be written.
         isolates_engine: whether engines run in a process of their own.
@@ -83,6 +84,7 @@ class ServeOptions:
     socket_path: Path | None = None
     metrics_address: str | None = None
     doors: DoorOptions = field(default_factory=DoorOptions)
+    audit_log: Path | None = None
     costs_folder: Path | None = None
     isolates_engine: bool = False
     refreshes_costs: bool = False

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,13 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.doors.addresses import UNIX
+from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.gate import Gate
 from outrider.runtime.serving.doors.scrape import MetricsListener
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.isolated.worker import open_isolated
+from outrider.runtime.serving.ledger import Caller, Ledger
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
@@ -84,12 +87,19 @@ class Server:
     """A gRPC server over one ``Serving``, behind ``doors``; owns its worker from ``start`` to ``drain``."""
 
     def __init__(
-        self, serving: Serving, metrics: Metrics | None = None, doors: Doors | None = None
+        self,
+        serving: Serving,
+        metrics: Metrics | None = None,
+        doors: Doors | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self.metrics = metrics or Metrics()
         self._doors = doors or Doors()
         self._serving = serving
-        self._frontend = Frontend(serving, self.metrics)
+        self._ledger = Ledger(
+            self.metrics, serving.clock, audit=audit, is_listed=self._doors.is_listed
+        )
+        self._frontend = Frontend(serving, self._ledger)
         service = InferenceService(serving, self._frontend)
         self._health = health.aio.HealthServicer()
         options = (
@@ -249,7 +259,10 @@ class Server:
     def _note_refusal(
         self, method: str, peer: str, error: ServingError, identity: Identity | None
     ) -> None:
-        self.metrics.refused.labels(reason=error.reason).inc()
+        caller = Caller(peer=peer)
+        if identity is not None:
+            caller = replace(caller, tenant=identity.tenant, key=identity.key)
+        self._ledger.refused(method, caller, error)
 
     def _watch_worker(self) -> None:
         worker = self._serving.worker
@@ -282,10 +295,11 @@ async def serve(root: Path, options: ServeOptions) -> int:
     use_few_arenas()
     metrics = Metrics()
     doors, addresses, listener = open_doors(options, metrics)
+    audit = None if options.audit_log is None else AuditLog(options.audit_log)
     opened = (
         open_isolated(root, options) if options.isolates_engine else open_serving(root, options)
     )
-    server = Server(opened, metrics, doors)
+    server = Server(opened, metrics, doors, audit)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

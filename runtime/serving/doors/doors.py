@@ -63,9 +63,8 @@ class Doors:
         self._reload_failed = reload_failed
         self._files: list[Reloaded[Any]] = []
         self.certificate = self._certificate(options)
-        self.authenticator = Authenticator(
-            self._credentials(options), self._tenants(options) or Tenants
-        )
+        self._tenants = self._read_tenants(options)
+        self.authenticator = Authenticator(self._credentials(options), self._tenants or Tenants)
         self._exposed: list[str] = []
         self._reminded_s = -REMIND_EVERY_S
 
@@ -73,6 +72,12 @@ class Doors:
     def options(self) -> DoorOptions:
         """What the doors were made from."""
         return self._options
+
+    @property
+    def is_listed(self) -> Callable[[str], bool] | None:
+        """Whether the file of tenants names one; None where there is no file."""
+        tenants = self._tenants
+        return None if tenants is None else lambda name: name in tenants().rules
 
     def check(self, key: str, address: str) -> None:
         """Refuse an address that has to have TLS; see ``addresses.check_exposed``."""
@@ -135,7 +140,7 @@ class Doors:
         has_certificates = options.tls_client_ca is not None
         return Credentials(keys=keys, tokens=tokens, has_certificates=has_certificates)
 
-    def _tenants(self, options: DoorOptions) -> Reloaded[Tenants] | None:
+    def _read_tenants(self, options: DoorOptions) -> Reloaded[Tenants] | None:
         path = options.tenants
         if path is None:
             return None

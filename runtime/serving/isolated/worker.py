@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 
 from outrider.runtime.core.errors import Draining, EngineRestart, Overloaded
@@ -27,6 +27,7 @@ from outrider.runtime.core.params import (
 )
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.scheduler import num_to_admit
+from outrider.runtime.core.tenant import ANYBODY, Claim
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
 from outrider.runtime.serving.chat.encoder import ChatEncoder
@@ -155,7 +156,9 @@ class IsolatedWorker:
             self.pulse.reads_prompt = True
             self._engine.send(Submit(specs))
 
-    def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
+    def check_room(
+        self, num_slots: int, num_tokens: int, num_ahead: int = 0, claim: Claim = ANYBODY
+    ) -> None:
         """Refuse a request for which the engine's queue has clearly no room; the engine itself counts exactly.
 
         Raises:
@@ -210,8 +213,10 @@ class IsolatedWorker:
             one = self._unfinished.get(internal_id)
             if one is None or one.num_output:
                 return False
-            num_slots = self.opened.snapshot.num_slots
-            return not self.is_ready or internal_id not in islice(self._unfinished, num_slots)
+            # Whatever the order in which slots are given: who has emitted something and has not ended holds its own.
+            held = (other.spec.num_slots for other in self._unfinished.values() if other.num_output)
+            num_left = self.opened.snapshot.num_slots - sum(held)
+            return not self.is_ready or one.spec.num_slots > num_left
 
     @property
     def default_speculation(self) -> Speculation:

@@ -8,7 +8,7 @@ import grpc.aio
 from outrider.runtime.core.params import Finished, RequestSpec, sample_seed
 from outrider.runtime.core.tenant import Identity, is_local
 from outrider.runtime.core.validate import GenerateFields
-from outrider.runtime.serving.frontend import Caller
+from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.v1.wire import (
@@ -45,6 +45,9 @@ class GenerateCall:
             tenant=identity.tenant,
             is_known=bool(identity.key) or is_local(context.peer()),
             remaining_s=context.time_remaining(),
+            rules=identity.rules,
+            key=identity.key,
+            peer=context.peer(),
         )
 
     def fields(self) -> GenerateFields:
