@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-import scripts.bench.requests as bench
+import scripts.bench.costs.requests as bench
 
 
 def test_each_kind_has_a_line_with_its_interval(tiny_bundle: Path) -> None:

@@ -3,7 +3,7 @@
 Every kind runs beside what it is compared with, in turns, in one process (``outrider.LLM``). Below 1 is cheaper;
 its 95 % interval is over the paired rounds. Prompts are random tokens, so that no two begin alike by chance.
 
-    python -m scripts.bench.requests BUNDLE --prompt-tokens 900
+    python -m scripts.bench.costs.requests BUNDLE --prompt-tokens 900
 """
 
 from __future__ import annotations
