@@ -15,8 +15,8 @@ from outrider.runtime.serving.doors.authenticator import Presented
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.options import DoorOptions
 
+from scripts.bench.costs.isolation import processor_s
 from scripts.bench.doors.papers import URI, Papers
-from scripts.bench.isolation import processor_s
 from scripts.bench.tools.results import Row
 from scripts.soak.server import running_server
 

@@ -39,7 +39,6 @@ def main(
     max_tokens: int = 32,
     max_running: Annotated[int, typer.Option(help="slots of the server with quotas")] = 8,
     probes: Annotated[int, typer.Option(min=1, help="deadlines without hope")] = 200,
-    deadline_s: Annotated[float, typer.Option(help="of each")] = 0.25,
     json_out: Path | None = None,
 ) -> None:
     """Measure the parts in turn, and print their figures beside their bounds."""
@@ -58,7 +57,7 @@ def main(
         if "quotas" in wanted:
             rows.append(quotas(bundle, folder, seconds, max_tokens, max_running))
         if "hopeless" in wanted:
-            rows.append(hopeless(bundle, probes, max_tokens, deadline_s))
+            rows.append(hopeless(bundle, probes, max_tokens))
     for figure in dict.fromkeys(row.case["figure"] for row in rows):
         show([row for row in rows if row.case["figure"] == figure], str(figure))
     typer.echo(
@@ -67,7 +66,7 @@ def main(
     )
     settings: dict[str, Scalar] = {
         "bundle": bundle.name, "seconds": seconds, "max_tokens": max_tokens, "max_running": max_running,
-        "deadline_s": deadline_s, "rounds": rounds,
+        "rounds": rounds,
     }  # fmt: skip
     recorder.write(json_out, rows, settings)
 
