@@ -100,6 +100,8 @@ class Checkpoint:
                     use_safetensors=True,
                     ignore_mismatched_sizes=True,
                     output_loading_info=True,
+                    # PyTorch's grouped products want rows of 16 bytes, which experts need not have.
+                    experts_implementation="eager",
                 )
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
@@ -155,15 +157,16 @@ def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = No
             as many positions as the encoder knows where these are fewer.
 
     Raises:
-        BundleError: a kind that cannot be exported (see ``kinds``), weights quantised in a way that is not read, an
-            attention window or positions below ``max_context`` or ``max_source``, or no configuration at all; says
-            which.
+        BundleError: a kind that cannot be exported (see ``kinds``), weights quantised in a way that is not read, fewer
+            positions than ``max_context`` or ``max_source``, or no configuration at all; says which.
     """
     config = read_config(path)
     packed = packed_layout(path.name, getattr(config, "quantization_config", None))
     task = task_of(path.name, config)
     facts = _facts(path, config)
     _refuse_limits(path.name, facts, max_context)
+    if facts.window is not None and facts.window >= max_context:
+        facts = replace(facts, window=None)
     if task == TEXT_GENERATION:
         refuse_untraceable(path.name, config, facts)
     if facts.source is not None:
@@ -190,11 +193,6 @@ def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
     if facts.max_position < max_context:
         raise BundleError(
             f"{name}: max_context {max_context} is above the model's {facts.max_position} positions"
-        )
-    if facts.window is not None and facts.window < max_context:
-        raise BundleError(
-            f"{name}: a sliding window of {facts.window} tokens is active below max_context "
-            f"{max_context}; export with max_context <= {facts.window}"
         )
 
 

@@ -48,7 +48,9 @@ class ModelFacts:
         head_size: D of the cache.
         vocab_size: V of the logits.
         max_position: positions that the model knows, in tokens.
-        window: tokens the narrowest attention layer sees; None where all see everything.
+        window: tokens that layers with a sliding window see; None where all see everything, and of a checkpoint
+            that was opened for texts that fit into the window.
+        has_experts: whether layers route tokens to experts.
         pad_token_id: what texts of a batch are padded with in training; None where unknown.
         decoder_start_token_id: the first token of every answer to a source; None where unknown.
         source: of its encoder; None for a decoder-only model.
@@ -65,6 +67,7 @@ class ModelFacts:
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
     source: SourceFacts | None = None
+    has_experts: bool = False
 
 
 def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
@@ -88,6 +91,15 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
         pad_token_id=_token_id(config, "pad_token_id", vocab_size),
         decoder_start_token_id=_token_id(config, "decoder_start_token_id", vocab_size),
         source=_source_facts(config, num_heads) if config.is_encoder_decoder else None,
+        has_experts=has_experts(config),
+    )
+
+
+def has_experts(config: PretrainedConfig) -> bool:
+    """Return whether a configuration counts experts, by whatever name: so many in a layer, or chosen by a token."""
+    return any(
+        "expert" in name and isinstance(value, int) and value > 0 and value is not True
+        for name, value in config.to_dict().items()
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import transformers
 from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
+from outrider.export.facts import has_experts
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -70,6 +71,7 @@ def _why_not(config: PretrainedConfig) -> str:
         or _why_composite(config)
         or _why_no_cache(config)
         or _why_no_interface(config)
+        or _why_other_experts(config)
     )
 
 
@@ -121,6 +123,13 @@ def _why_no_interface(config: PretrainedConfig) -> str:
     # Transformers looks into the class's module for a call of the interface.
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     return "" if model_class._can_set_attn_implementation() else _NO_INTERFACE
+
+
+def _why_other_experts(config: PretrainedConfig) -> str:
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    if has_experts(config) and not model_class._can_set_experts_implementation():
+        return "routes tokens to experts that do not go through the interface of Transformers"
+    return ""
 
 
 def _why_no_sources(config: PretrainedConfig) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engines.base import BundleError, FloatArray
-from outrider.engines.bundle.manifest import W8A8, ModelEntry
+from outrider.engines.bundle.manifest import NO_DEVICE, W8A8, ModelEntry
 from outrider.engines.bundle.names import MODEL_FILE
 from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
 from outrider.export.certificate.certify import certify, prepare
@@ -85,8 +85,9 @@ def make_part(name: str, checkpoint: Checkpoint, asked: str | None) -> Part:
     weights = checkpoint.half_precision() if asked == HALF else asked
     if weights is None:
         weights = FLOAT32 if packed is None else packed.kind
-    if weights == W8A8:
-        precision = ""  # accelerators would dequantise every weight in every call
+    if weights == W8A8 or checkpoint.facts.has_experts:
+        # Accelerators would dequantise every weight in every call, or wait for the host to count rows of experts.
+        precision = ""
     elif weights in INTEGER_KINDS or weights in PACKED_KINDS:
         precision = checkpoint.half_precision()
     else:
@@ -137,11 +138,16 @@ class _Export:
         exact = float32_tolerance(reference, facts, max_gamma=sizes.max_gamma)
         if part.weights == FLOAT32:
             _share(part, self._path)
-        certificate = self._certified(reference, exact, device=FLOAT32)
+        # Of experts accelerators have no graphs; see ``make_part``.
+        certificate = self._certified(reference, exact, device="" if facts.has_experts else FLOAT32)
         if part.weights != FLOAT32:
             certificate[part.weights] = self._stored(reference, halves_tolerance)
         if part.weights in PACKED_KINDS:
             certificate["kept_blocks"] = self._kept(reference, exact)
+        if facts.has_experts:
+            certificate[NO_DEVICE] = (
+                "accelerators would wait for the host to count the rows of experts"
+            )
         return self._entry(), certificate
 
     def _tell(self, stage: str) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from outrider.engines.base import BundleError
 from outrider.export.facts import ModelFacts
+from outrider.export.graph.tracing.experts import separate_experts
 from outrider.export.graph.tracing.kv_export import (
     CanonicalDecoder,
     UnsupportedAttentionError,
     taken_over,
 )
 from outrider.export.graph.tracing.signatures import decoder_signature
+from outrider.export.graph.tracing.windows import Windows
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -80,8 +82,14 @@ def _why_not(config: PretrainedConfig, facts: ModelFacts) -> str:
             "the model takes no positions (position_ids), so its texts could not go on from a cache"
         )
     calls = _Calls()
-    with taken_over(model) as head, torch.no_grad(), torch.device("meta"):
-        decoder = CanonicalDecoder(model, head, max_position=facts.max_position)
+    windows = Windows(facts.max_position)
+    with (
+        separate_experts(model),
+        taken_over(model, windows) as head,
+        torch.no_grad(),
+        torch.device("meta"),
+    ):
+        decoder = CanonicalDecoder(model, head, windows, max_position=facts.max_position)
         example = _on_meta(decoder_signature(facts).example)
         with calls:
             logits, _, _ = decoder(*example)

@@ -34,19 +34,24 @@ SIZES: dict[str, object] = {
     "initializer_range": 0.1,
 }
 GPT2: dict[str, object] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}
-FULL: dict[str, object] = {"layer_types": ["full_attention"] * 2, "query_pre_attn_scalar": 16}
+# Narrow, so that texts of a few dozen tokens reach beyond it.
+WINDOW: dict[str, object] = {"sliding_window": 20}
+MIXED: dict[str, object] = WINDOW | {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 16,
+}
 # What a family's configuration needs beside the sizes; None leaves a size out.
 FAMILIES: dict[str, dict[str, object]] = {
     "llama": {},
-    "mistral": {"sliding_window": None},
+    "mistral": WINDOW,
     "qwen2": {},
     "qwen3": {},
     "gpt2": GPT2,
     "gpt_neox": {"num_key_value_heads": None},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": None},
-    "phi3": {},
-    "gemma2": FULL,
-    "gemma3_text": FULL,
+    "phi3": WINDOW,
+    "gemma2": MIXED,
+    "gemma3_text": MIXED,
 }
 # After the prompt in two chunks: a verification, a single token, another verification.
 TAIL = (5, 1, 5)

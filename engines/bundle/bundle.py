@@ -167,6 +167,8 @@ class Bundle:
                 f"{entry.path}: on CUDA {W8A8} is slower than float32; serve it on the CPU or from TensorRT "
                 "plans, or export other weights"
             )
+        if reason := self.manifest.no_device(entry.path):
+            return f"{entry.path}: {reason}; serve it on the CPU"
         return f"{entry.path}: no {DEVICE_FILE}; export the bundle again"
 
     def limits(

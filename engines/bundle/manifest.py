@@ -28,6 +28,8 @@ TEXT2TEXT_VERSION = 2
 BFLOAT16 = "bfloat16"
 DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
 W8A8 = "w8a8"
+NO_DEVICE = "no_device"
+"""In a model's certificate: why it has no graphs for accelerators, where its weights do not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,11 @@ class Manifest:
     serving: ServingDefaults | None = None
     text2text: TextToText | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+
+    def no_device(self, path: str) -> str:
+        """Return why a model has no graphs for accelerators; empty where its certificate does not say."""
+        found = self.certificate.get(path)
+        return str(found.get(NO_DEVICE, "")) if isinstance(found, Mapping) else ""
 
     @property
     def schema_version(self) -> int:

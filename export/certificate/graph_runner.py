@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import names
@@ -56,9 +57,10 @@ class GraphRunner:
         self._sizes = batch, capacity, source_capacity
         self.forget()
 
-    def forget(self) -> None:
-        """Start again with caches as at the beginning."""
-        batch, capacity, source_capacity = self._sizes
+    def forget(self, *, batch: int | None = None, capacity: int | None = None) -> None:
+        """Start again with caches as at the beginning, or of another size."""
+        most_rows, most_columns, source_capacity = self._sizes
+        batch, capacity = batch or most_rows, capacity or most_columns
         self.caches = self._feeds.caches(batch, capacity)
         self.source_caches = self._feeds.source_caches(batch, source_capacity)
         self._source_lengths: Feeds = {}
@@ -83,9 +85,20 @@ class GraphRunner:
             wider[name][:, :, : held.shape[2]] = held
         self.source_caches = wider
 
+    def repeat(self, num_columns: int, past: int) -> None:
+        """Let the first columns of the caches stand in all of the first ``past``, again and again."""
+        index = np.arange(past) % num_columns
+        for cache in self.caches.values():
+            cache[:, :, :past] = cache[:, :, index]
+
+    @property
+    def capacity(self) -> int:
+        """S of the caches."""
+        return int(next(iter(self.caches.values())).shape[2])
+
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
-        feeds = self._feeds.span(tokens, start, capacity=self._sizes[1])
+        feeds = self._feeds.span(tokens, start, capacity=self.capacity)
         return self.run(self._session, feeds).reshape(*tokens.shape, -1)
 
     def run(self, session: Any, feeds: Feeds) -> FloatArray:

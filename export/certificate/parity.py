@@ -24,7 +24,8 @@ from outrider.export.certificate.parity_cases import (
     most_source_columns,
     parity_cases,
 )
-from outrider.export.certificate.reference import LogitsOfSequences, Reference
+from outrider.export.certificate.reference import LogitsOfSequences, LongText, Reference
+from outrider.export.certificate.window_cases import start_behind, window_case
 from outrider.export.facts import ModelFacts
 from transformers import PreTrainedModel
 
@@ -122,8 +123,13 @@ class _GraphReference:
         )
 
     def logits(self, sequences: IntArray, sources: Sources | None = None) -> FloatArray:
+        self._runner.forget()
         self._runner.read(sources)
         return self._runner.extend(sequences, np.zeros(len(sequences), np.int64))
+
+    def behind(self, text: LongText, tokens: IntArray) -> FloatArray:
+        start_behind(self._runner, text, tokens.shape[1])
+        return self._runner.extend(tokens, np.array([text.past], np.int64))
 
 
 def _check_cases(
@@ -152,6 +158,9 @@ def _check_cases(
             for extend, logits in case.run(runner)
         ]
         certificate[name] = judged(name, results, path, tolerance)
+    if (beyond := window_case(facts, max_gamma, seed)) is not None:
+        found = compare_logits(beyond.run(runner), beyond.expected(reference))
+        certificate["window"] = judged("window", [found], path, tolerance)
     return certificate
 
 
@@ -164,6 +173,8 @@ def prepare_parity(
         for extend in case.extends:
             if extend.is_compared:
                 extend.expected(reference, case.sources)
+    if (beyond := window_case(facts, max_gamma, seed)) is not None:
+        beyond.expected(reference)
 
 
 def judged(

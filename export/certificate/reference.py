@@ -6,6 +6,7 @@ All graphs of a model meet the same sequences. Answers are kept, so the model ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,8 +15,22 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.reference.torch_engine import tree_logits
 from outrider.engines.trees import path_to
 from outrider.export.certificate.feeds import Sources
+from outrider.export.facts import model_facts
 from outrider.export.weights.mapped import widened
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongText:
+    """A row whose cache is as long as one likes and costs nothing to compute: a prompt's, again and again.
+
+    Attributes:
+        prompt: [1, n] int64, computed.
+        past: columns of the cache that the prompt's keys and values fill.
+    """
+
+    prompt: IntArray
+    past: int
 
 
 class LogitsOfSequences(Protocol):
@@ -25,12 +40,17 @@ class LogitsOfSequences(Protocol):
         """Return logits [B, n, V] float32 of whole sequences [B, n] int64; rows attend to ``sources``, if any."""
         ...
 
+    def behind(self, text: LongText, tokens: IntArray) -> FloatArray:
+        """Return logits [B, n, V] float32 of tokens [B, n] int64, each row behind the same long text."""
+        ...
+
 
 class Reference:
     """Logits of a checkpoint's model, whose weights may be mapped (``weights.mapped``)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: PreTrainedModel | None = model
+        self._window = model_facts(model.config).window
         self._known: dict[tuple[object, ...], FloatArray] = {}
 
     def logits(self, sequences: IntArray, sources: Sources | None = None) -> FloatArray:
@@ -46,9 +66,22 @@ class Reference:
         ``source`` is the text's, one row.
         """
         key = (tuple(tokens), parents, *_key_of(source))
-        if source is None:
+        # An explicit mask would be that of all layers, those with a window and those without.
+        is_whole = self._window is None or len(tokens) <= self._window
+        if source is None and is_whole:
             return self._once(key, lambda model: tree_logits(model, tokens, parents))
         return self._once(key, lambda model: _logits_by_paths(model, tokens, parents, source))
+
+    def behind(self, text: LongText, tokens: IntArray) -> FloatArray:
+        """Return logits [B, n, V] float32 of tokens [B, n] int64, each row behind the same long text."""
+        key = (text.prompt.tobytes(), text.past, tokens.shape, tokens.tobytes())
+        return self._once(key, lambda model: _logits_behind(model, text, tokens))
+
+    def tree_behind(self, text: LongText, tokens: IntArray, parents: tuple[int, ...]) -> FloatArray:
+        """Return logits [n, V] float32 of a tree's tokens [n] int64 behind a long text."""
+        paths = _paths_to_leaves(parents)
+        logits = self.behind(text, _rows_of(tokens, paths))
+        return _by_node(logits, paths, len(tokens))
 
     def release(self) -> None:
         """Let the model go; what was computed stays."""
@@ -86,8 +119,28 @@ def reference_logits(
     return logits
 
 
+def _logits_behind(model: PreTrainedModel, text: LongText, tokens: IntArray) -> FloatArray:
+    """Return PyTorch's logits [B, n, V] of tokens [B, n] behind a cache of ``text.past`` columns."""
+    short, long = DynamicCache(), DynamicCache()
+    with torch.no_grad():
+        model(input_ids=torch.from_numpy(text.prompt), past_key_values=short, use_cache=True)
+        index = torch.arange(text.past) % text.prompt.shape[1]
+        for number, layer in enumerate(short.layers):
+            held = (
+                one[:, :, index].expand(len(tokens), -1, -1, -1)
+                for one in (layer.keys, layer.values)
+            )
+            long.update(*held, number)
+        output = model(input_ids=torch.from_numpy(tokens), past_key_values=long, use_cache=True)
+    logits: FloatArray = output.logits.float().numpy()
+    return logits
+
+
 def _logits_by_paths(
-    model: PreTrainedModel, tokens: Sequence[int], parents: tuple[int, ...], source: Sources
+    model: PreTrainedModel,
+    tokens: Sequence[int],
+    parents: tuple[int, ...],
+    source: Sources | None,
 ) -> FloatArray:
     """Return logits [n, V] of a text with a tree behind it, each path to a leaf as a sequence of its own.
 
@@ -95,22 +148,36 @@ def _logits_by_paths(
     """
     num_text = len(tokens) - len(parents) - 1
     text, nodes = np.split(np.array(tokens, np.int64), [num_text])
-    leaves = sorted({*range(len(nodes))} - {*parents})
-    paths = [path_to(leaf, parents) for leaf in leaves]
-    longest = num_text + max(map(len, paths))
-    # Behind a path its last token is repeated, which no token before it sees.
-    rows = [np.concatenate([text, nodes[list(path)]]) for path in paths]
-    sequences = np.stack([np.pad(row, (0, longest - len(row)), mode="edge") for row in rows])
-    sources = Sources(
+    paths = _paths_to_leaves(parents)
+    rows = _rows_of(nodes, paths)
+    sequences = np.concatenate([np.tile(text, (len(rows), 1)), rows], axis=1)
+    sources = source and Sources(
         tokens=np.repeat(source.tokens, len(rows), axis=0),
         lengths=np.repeat(source.lengths, len(rows)),
     )
     found = reference_logits(model, sequences, sources)
-    logits = np.empty((len(tokens), found.shape[2]), np.float32)
-    logits[:num_text] = found[0, :num_text]
+    return np.concatenate([found[0, :num_text], _by_node(found[:, num_text:], paths, len(nodes))])
+
+
+def _paths_to_leaves(parents: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the paths from a tree's root to each of its leaves."""
+    leaves = sorted({*range(len(parents) + 1)} - {*parents})
+    return [path_to(leaf, parents) for leaf in leaves]
+
+
+def _rows_of(tokens: IntArray, paths: Sequence[tuple[int, ...]]) -> IntArray:
+    """Return the tokens of paths [B, n] int64; behind a path its last is repeated, which no token before it sees."""
+    longest = max(map(len, paths))
+    rows = [tokens[list(path)] for path in paths]
+    return np.stack([np.pad(row, (0, longest - len(row)), mode="edge") for row in rows])
+
+
+def _by_node(logits: FloatArray, paths: Sequence[tuple[int, ...]], num_nodes: int) -> FloatArray:
+    """Return logits [nodes, V] of those of paths [B, n, V]."""
+    found = np.empty((num_nodes, logits.shape[2]), np.float32)
     for row, path in enumerate(paths):
-        logits[num_text + np.array(path)] = found[row, num_text : num_text + len(path)]
-    return logits
+        found[list(path)] = logits[row, : len(path)]
+    return found
 
 
 def _key_of(sources: Sources | None) -> tuple[object, ...]:

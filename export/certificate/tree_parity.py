@@ -27,7 +27,8 @@ from outrider.export.certificate.parity_cases import (
     draw_tokens,
     most_source_columns,
 )
-from outrider.export.certificate.reference import Reference
+from outrider.export.certificate.reference import LongText, Reference
+from outrider.export.certificate.window_cases import long_text, start_behind
 from outrider.export.facts import ModelFacts
 from transformers import PreTrainedModel
 
@@ -36,6 +37,8 @@ _STARTS = (9, 0, 5)
 # Of each row.
 _SOURCE_LENGTHS = (11, 17, 5)
 _NUM_AFTER = 4
+# Of a tree across the edge of a window.
+_MOST_WINDOW_NODES = 8
 # Of a graph for chains, those beside it that verify trees and keep their paths.
 TREE_FILES: Mapping[str, tuple[str, str]] = {
     names.MODEL_FILE: (names.TREE_FILE, names.KEEP_PATH_FILE),
@@ -95,10 +98,14 @@ def check_tree_parity(
     runner = _TreeRunner(path, facts, num_rows=len(trees), capacity=capacity)
     masked = _check_masks(reference, runner, trees)
     kept = _check_kept_paths(reference, runner, trees)
-    return {
+    certificate = {
         "tree_masks": judged("tree_masks", masked, path.with_name(tree), tolerance),
         "tree_paths": judged("tree_paths", kept, path.with_name(keep), tolerance),
     }
+    if (beyond := window_tree(facts, max_tree_nodes, seed)) is not None:
+        found = compare_logits(beyond.run(runner), beyond.expected(reference))
+        certificate["tree_window"] = judged("tree_window", [found], path.with_name(tree), tolerance)
+    return certificate
 
 
 def prepare_tree_parity(
@@ -108,6 +115,8 @@ def prepare_tree_parity(
     for tree in random_trees(facts, max_tree_nodes, seed):
         tree.expected(reference)
         tree.expected_after(reference)
+    if (beyond := window_tree(facts, max_tree_nodes, seed)) is not None:
+        beyond.expected(reference)
 
 
 def random_trees(facts: ModelFacts, max_tree_nodes: int, seed: int) -> list[_Tree]:
@@ -118,6 +127,35 @@ def random_trees(facts: ModelFacts, max_tree_nodes: int, seed: int) -> list[_Tre
         _random_tree(generator, start, num_nodes, facts, draw_sources(facts, [length], seed))
         for start, length in zip(_STARTS, _SOURCE_LENGTHS, strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WindowTree:
+    """A random tree across the edge of a window."""
+
+    behind: LongText
+    tree: _Tree
+
+    def run(self, runner: _TreeRunner) -> FloatArray:
+        """Return a graph's logits [nodes, V]."""
+        start_behind(runner.chains, self.behind, len(self.tree.tokens))
+        start = np.array([self.behind.past], np.int64)
+        logits: FloatArray = runner.extend(self.tree.tokens[None], start, [self.tree.parents])[0]
+        return logits
+
+    def expected(self, reference: Reference) -> FloatArray:
+        """Return the reference's logits [nodes, V]."""
+        return reference.tree_behind(self.behind, self.tree.tokens, self.tree.parents)
+
+
+def window_tree(facts: ModelFacts, max_tree_nodes: int, seed: int) -> _WindowTree | None:
+    """Return a tree whose root is the last token that sees the whole text; None without a window."""
+    if facts.window is None:
+        return None
+    text = long_text(facts, seed, num_missing=1)
+    num_nodes = min(max_tree_nodes, _MOST_WINDOW_NODES, facts.max_position - text.past)
+    tree = _random_tree(np.random.default_rng(seed), 0, num_nodes, facts, None)
+    return _WindowTree(behind=text, tree=tree)
 
 
 class _TreeRunner:
@@ -134,14 +172,14 @@ class _TreeRunner:
         self._tree, self._keep = (
             open_graph(path.with_name(name)) for name in TREE_FILES[path.name]
         )
-        self._feeds, self._capacity = GraphFeeds(self._tree, facts), capacity
+        self._feeds = GraphFeeds(self._tree, facts)
 
     def extend(
         self, tokens: IntArray, start: IntArray, parents: list[tuple[int, ...]]
     ) -> FloatArray:
         """Return logits [B, T, V] of one tree [T] per row behind ``start`` [B] int64."""
         layouts = [tree_layout(row) for row in parents]
-        feeds = self._feeds.span(tokens, start, capacity=self._capacity)
+        feeds = self._feeds.span(tokens, start, capacity=self.chains.capacity)
         trees = {
             names.POSITIONS: start[:, None] + np.stack([one.depths for one in layouts]),
             names.ANCESTORS: np.stack([one.ancestors for one in layouts]),

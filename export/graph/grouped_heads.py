@@ -14,7 +14,8 @@ is padded; where G is 1 nothing is reshaped, and callers make the rectangle two 
 Positions and the numbers of the cache's columns are inputs: a dozen nodes would compute them, a tenth of a small
 model's call. The mask is made once per call, as numbers added to the scores: 0 where seen, else minus infinity. (As
 bool, which every layer would convert, a chunk of 256 tokens takes 3 % longer.) It compares float32, which ONNX Runtime
-does twice as fast as int64; positions are below 2**24.
+does twice as fast as int64; positions are below 2**24. Layers with a sliding window have a mask of their own, one for
+all that have the same.
 
 Requires Attention on queries [B, G*H, T, D] of known head counts, one G in all layers, and what packing
 requires. Ensures the same function of positions start + t.
@@ -40,10 +41,11 @@ from outrider.export.graph.attention_kinds import (
     attention_nodes,
     input_of,
 )
-from outrider.export.graph.edits import insert_tape, put, put_input
+from outrider.export.graph.edits import Axis, insert_tape, put, put_input
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.packed_rows import declare_rows, pack_rows
 from outrider.export.graph.position_tables import span_positions
+from outrider.export.graph.windows import seen_in_window, window_of
 
 _HEADS_AXIS, _SIZE_AXIS = 1, 3
 
@@ -52,13 +54,16 @@ def derive_grouped_graph(path: Path) -> bool:
     """Write ``grouped.onnx`` beside the canonical graph at ``path``; return whether that was possible.
 
     Every Attention node must attend to a cache or a source, with the same group size, and its rows can be packed. Heads
-    that share a source, or have biases, are not grouped.
+    that share a source, or have biases other than windows, are not grouped.
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
     nodes, own = attention_nodes(model.graph), attention_nodes(model.graph, AttentionKind.SELF)
     groups = {_group_size(node) for node in nodes}
-    has_biases = any(input_of(node, BIAS) for node in nodes)
+    has_biases = any(
+        bias is not None and seen_in_window(bias) is None
+        for bias in (input_of(node, BIAS) for node in nodes)
+    )
     if not own or len(groups) != 1 or 0 in groups:
         return False
     if groups != {1} and (has_biases or len(own) < len(nodes)):
@@ -66,7 +71,9 @@ def derive_grouped_graph(path: Path) -> bool:
     if not {*map(attention_kind, nodes)} <= {AttentionKind.SELF, AttentionKind.SOURCE}:
         return False
     positions = give_positions(model.graph)
-    give_mask(model.graph, own, _causal_mask(model.graph), is_added=True)
+    columns, places = _put_places(model.graph)
+    _compare_columns(model.graph, own, columns, places)
+    give_mask(model.graph, own, _causal_mask(model.graph, columns, places), is_added=True)
     if not pack_rows(model.graph, nodes, positions):
         return False
     if groups != {1}:
@@ -92,7 +99,7 @@ def give_mask(
 ) -> None:
     """Replace causality of nodes over a cache by ``mask`` [B, 1, T, S], bool or, if it ``is_added``, float32.
 
-    A node's bias [B, H, T, S] is added to it, once for all nodes that share the bias.
+    A node's bias [B, H, T, S] is added to it, once for all nodes that share the bias; a window hides more of it.
     """
     masks: dict[ir.Value | None, ir.Value] = {None: mask}
     for node in nodes:
@@ -107,14 +114,21 @@ def give_mask(
 def _biased_mask(
     graph: ir.Graph, bias: ir.Value, mask: ir.Value, *, before: ir.Node, is_added: bool
 ) -> ir.Value:
-    """Return the sum of a bias and a mask, made before a node."""
+    """Return the sum of a bias and a mask, or what of a mask a window leaves, made before a node."""
     tape = ir.tape.Tape()
     name = f"{bias.name}.masked"
-    added = mask if is_added else _added(graph, tape, mask, name)
-    total = tape.op("Add", [bias, added])
-    total.type = ir.TensorType(ir.DataType.FLOAT)
+    seen = seen_in_window(bias)
+    if seen is None:
+        masked = tape.op("Add", [bias, mask if is_added else _added(graph, tape, mask, name)])
+    elif is_added:
+        unseen = put(graph, np.array(-np.inf, np.float32), f"{name}.unseen")
+        masked = tape.op("Where", [seen, mask, unseen])
+    else:
+        masked = tape.op("And", [seen, mask])
+    is_bool = seen is not None and not is_added
+    masked.type = ir.TensorType(ir.DataType.BOOL if is_bool else ir.DataType.FLOAT)
     insert_tape(graph, tape, name, before=before)
-    return total
+    return masked
 
 
 def group_heads(graph: ir.Graph) -> None:
@@ -191,16 +205,34 @@ def _repeated_mask(graph: ir.Graph, mask: ir.Value, groups: int) -> ir.Value:
     return added
 
 
-def _causal_mask(graph: ir.Graph) -> ir.Value:
-    """Return [B, 1, G*T, S] float32: a token sees the columns up to its position."""
+def _put_places(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
+    """Add the inputs that masks are made of, float32: numbers of columns [S], positions of queries [B, 1, G*T, 1]."""
     columns = put_input(graph, names.CACHE_COLUMNS, ir.DataType.FLOAT, ["capacity"])
-    positions = put_input(
-        graph, names.QUERY_POSITIONS, ir.DataType.FLOAT, ["batch", 1, "queries", 1]
-    )
+    axes: list[Axis] = ["batch", 1, "queries", 1]
+    return columns, put_input(graph, names.QUERY_POSITIONS, ir.DataType.FLOAT, axes)
+
+
+def _causal_mask(graph: ir.Graph, columns: ir.Value, places: ir.Value) -> ir.Value:
+    """Return [B, 1, G*T, S] float32: a token sees the columns up to its position."""
     tape = ir.tape.Tape()
-    mask = _added(graph, tape, tape.op("LessOrEqual", [columns, positions]), "causal_mask")
+    mask = _added(graph, tape, tape.op("LessOrEqual", [columns, places]), "causal_mask")
     insert_tape(graph, tape, "causal_mask")
     return mask
+
+
+def _compare_columns(
+    graph: ir.Graph, nodes: list[ir.Node], columns: ir.Value, places: ir.Value
+) -> None:
+    """Let windows compare the positions of queries [B, 1, G*T, 1] with columns, as the causal mask does."""
+    for bias in dict.fromkeys(input_of(node, BIAS) for node in nodes):
+        seen = seen_in_window(bias)
+        if bias is None or seen is None:
+            continue
+        name, tape = f"{bias.name}.by_column", ir.tape.Tape()
+        window = put(graph, np.array(window_of(bias), np.float32), f"{name}.window")
+        is_seen = tape.op("Greater", [columns, tape.op("Sub", [places, window])])
+        insert_tape(graph, tape, name)
+        seen.replace_all_uses_with(is_seen)
 
 
 def _added(graph: ir.Graph, tape: ir.tape.Tape, mask: ir.Value, name: str) -> ir.Value:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,11 +24,13 @@ from outrider.export.graph.attention_kinds import AttentionKind, check_attention
 from outrider.export.graph.fuse import fuse
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
-from outrider.export.graph.tracing import kv_export, stack_tables
+from outrider.export.graph.tracing import experts, kv_export, stack_tables, windows
+from outrider.export.graph.tracing.experts import forget_row_counts, separate_experts
 from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
 from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
 from outrider.export.graph.tracing.stack_tables import by_tables
 from outrider.export.graph.tracing.text2text import SourcedDecoder, SourceReader
+from outrider.export.graph.tracing.windows import Windows
 from outrider.export.weights.mapped import StandIns
 from outrider.export.weights.widened import keep_halves
 from torch import nn
@@ -80,10 +82,15 @@ def export_model(
     model.eval()
     try:
         if facts.source is None:
-            stand_ins = StandIns()
-            with stand_ins.inside(model), taken_over(model) as head:
-                decoder = CanonicalDecoder(model, head, max_position=last)
+            stand_ins, seen = StandIns(), Windows(last)
+            with (
+                separate_experts(model),
+                stand_ins.inside(model),
+                taken_over(model, seen) as head,
+            ):
+                decoder = CanonicalDecoder(model, head, seen, max_position=last)
                 program = _trace(decoder, decoder_signature(facts))
+            _check_windows(path.parent.name, seen.found, facts.window, last)
             _write(program, path, last, stand_ins, keeps_halves=keeps_halves)
             check_canonical(path, facts)
         else:
@@ -128,12 +135,23 @@ def _write(
     """Rewrite a traced graph to its canonical form and save it."""
     _strip_traces(program.model)
     stand_ins.give_way(program.model.graph)
+    forget_row_counts(program.model.graph)
     fuse(program.model)
     tabulate_positions(program.model.graph, num_positions)
     pad_single_queries(program.model.graph)
     if keeps_halves:
         keep_halves(program.model.graph)
     program.save(str(path), external_data=True)
+
+
+def _check_windows(where: str, found: Set[int], window: int | None, num_positions: int) -> None:
+    """Refuse a model whose layers have other windows than its configuration names, which parity looks beyond."""
+    wanted = set() if window is None or window >= num_positions else {window}
+    if found != wanted:
+        raise BundleError(
+            f"{where}: layers attend within windows of {sorted(found)} tokens, the configuration's sliding_window "
+            f"says {sorted(wanted)}"
+        )
 
 
 def check_canonical(path: Path, facts: ModelFacts) -> None:
@@ -204,7 +222,9 @@ def _trace(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
             output_names=signature.outputs,
             dynamic_shapes=signature.axes,
             custom_translation_table=kv_export.translation_table()
-            | stack_tables.translation_table(),
+            | stack_tables.translation_table()
+            | windows.translation_table()
+            | experts.translation_table(),
             external_data=True,
             verbose=False,
         )

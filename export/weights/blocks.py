@@ -110,7 +110,7 @@ def quantize_graph(
         if node.op_type != "MatMul":
             continue
         weight, left = constant_weight(node.inputs[1]), node.inputs[0]
-        if weight is None or left is None:
+        if weight is None or left is None or _is_router(node):
             continue
         size = next((size for size in BLOCK_SIZES[bits] if len(weight) % size == 0), None)
         if size is None:
@@ -124,6 +124,19 @@ def quantize_graph(
         done += 1
     drop_unused(graph)
     return done
+
+
+def _is_router(product: ir.Node) -> bool:
+    """Return whether a product's numbers choose experts: a small weight, whose rounding would choose others."""
+    left, seen = [product], {product}
+    while left:
+        for use in (use for value in left.pop().outputs for use in value.uses()):
+            if use.node.op_type == "TopK":
+                return True
+            if use.node.op_type not in ("MatMul", "Attention") and use.node not in seen:
+                seen.add(use.node)
+                left.append(use.node)
+    return False
 
 
 def split_gemms(graph: ir.Graph) -> None:

@@ -43,8 +43,6 @@ def write_config(folder: Path, family: str, **fields: object) -> Path:
         ),
         ("jetmoe", {}, "depends on values"),
         ("marian", {"is_encoder_decoder": False}, "takes no positions"),
-        ("mistral", {"sliding_window": 64}, "sliding window of 64"),
-        ("gemma3_text", {"sliding_window": 64}, "sliding window of 64"),
         ("llama", {"max_position_embeddings": 100}, "100 positions"),
         ("bart", {"max_position_embeddings": 100}, "100 positions"),
         ("whisper", {}, "does not go from text to text"),
@@ -90,9 +88,10 @@ def max_source(folder: Path, asked: int | None = None) -> int:
     return facts.source.max_source
 
 
-def test_window_that_is_never_reached_is_accepted(tmp_path: Path) -> None:
+def test_a_window_counts_where_texts_may_be_longer(tmp_path: Path) -> None:
     folder = write_config(tmp_path, "mistral", sliding_window=128)
-    assert open_checkpoint(folder, max_context=128).facts.window == 128
+    assert open_checkpoint(folder, max_context=128).facts.window is None
+    assert open_checkpoint(folder, max_context=129).facts.window == 128
 
 
 def test_missing_weights_are_refused(tmp_path: Path) -> None:

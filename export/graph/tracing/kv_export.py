@@ -1,8 +1,9 @@
 """The cache and the attention function that make an unmodified Transformers model canonical.
 
 The ``Cache`` writes each row's new keys and values at that row's position (ONNX TensorScatter). The attention
-function reads keys up to each row's length (ONNX Attention), causally where the module says so. Both are custom
-operators that run in PyTorch too. No architecture is known by name.
+function reads keys up to each row's length (ONNX Attention), causally where the module says so, and within a layer's
+window where it has one (``tracing.windows``). Both are custom operators that run in PyTorch too. No architecture is
+known by name.
 
 Lengths are passed as a 4-dimensional ``attention_mask`` [B, 1, 1, 1] int64, which Transformers hands to the attention
 function unchanged, for every architecture.
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from onnxscript.onnx_opset import opset24
+from outrider.export.graph.tracing.windows import Windows
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
@@ -198,9 +201,16 @@ def _attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
+    *,
+    windows: Windows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     _check_arguments(attention_mask, kwargs)
+    if sliding_window is not None:
+        if windows is None:
+            raise UnsupportedAttentionError("the model's attention has a window beside a source")
+        position_bias = _sum(position_bias, windows.bias(sliding_window))
     assert attention_mask is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(kwargs.get("softcap") or 0.0)
@@ -219,7 +229,10 @@ def _check_arguments(attention_mask: Tensor | None, arguments: Mapping[str, Any]
             raise UnsupportedAttentionError(f"the model's attention uses {name}")
 
 
-AttentionInterface.register(ATTENTION_NAME, _attention)
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
 
 
 class GatheringHead(nn.Module):
@@ -243,11 +256,15 @@ class GatheringHead(nn.Module):
 
 
 @contextmanager
-def taken_over(model: PreTrainedModel) -> Iterator[GatheringHead]:
-    """Give a model the canonical attention function and a head of wanted columns, and its own back at the end."""
+def taken_over(model: PreTrainedModel, windows: Windows | None = None) -> Iterator[GatheringHead]:
+    """Give a model the canonical attention function and a head of wanted columns, and its own back at the end.
+
+    Without ``windows`` no layer may have one.
+    """
     old_attention, old_head = model.config._attn_implementation, model.get_output_embeddings()
     head = GatheringHead(old_head)
     model.set_output_embeddings(head)
+    AttentionInterface.register(ATTENTION_NAME, partial(_attention, windows=windows))
     model.set_attn_implementation(ATTENTION_NAME)
     try:
         yield head
@@ -259,9 +276,12 @@ def taken_over(model: PreTrainedModel) -> Iterator[GatheringHead]:
 class CanonicalDecoder(nn.Module):
     """A decoder that was ``taken_over``, with the tensor interface of the canonical graph."""
 
-    def __init__(self, model: PreTrainedModel, head: GatheringHead, *, max_position: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, head: GatheringHead, windows: Windows, *, max_position: int
+    ) -> None:
         super().__init__()
         self._gathering = head
+        self._windows = windows
         self.model = model
         self.max_position = max_position
 
@@ -285,10 +305,12 @@ class CanonicalDecoder(nn.Module):
         num_tokens = tokens.shape[1]
         self._gathering.columns = logit_positions
         cache = ScatterCache(keys, values, start)
+        # Padded columns may lie beyond the model's position table.
+        positions = span_positions(start, tokens, self.max_position - 1)
+        self._windows.begin(positions, keys[0])
         output = self.model(
             input_ids=tokens,
-            # Padded columns may lie beyond the model's position table.
-            position_ids=span_positions(start, tokens, self.max_position - 1),
+            position_ids=positions,
             attention_mask=(start + num_tokens)[:, None, None, None],
             past_key_values=cache,
             use_cache=True,

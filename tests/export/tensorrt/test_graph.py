@@ -48,6 +48,10 @@ FAMILIES = {
         "max_position_embeddings": 96,
         "pad_token_id": 0,
         "initializer_range": 0.1,
+        # The second layer sees six tokens.
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 1,
     },
 }
 ALL = ("llama", *FAMILIES)

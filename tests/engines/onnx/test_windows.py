@@ -1,0 +1,89 @@
+"""A model with a sliding window behind the engine's contract: every text of the suite is longer than the window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from outrider.engines.base import Engine
+from outrider.engines.bit_equality import has_equal_bits
+from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.engines.opening import open_engine
+from outrider.engines.reference.torch_engine import open_checkpoint
+from outrider.export.pipeline import export_bundle
+
+from scripts.check_parity import random_model
+from tests.conftest import VOCAB_SIZE, write_tokenizer
+from tests.engines.contract import MakeEngine, extend_one, make_tokens, span, wanted_logits
+from tests.engines.tree_contract import TreeContract
+
+WINDOW, CONTEXT = 5, 64
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Gemma 3 of two layers, the first with a window."""
+    folder = tmp_path_factory.mktemp("windowed") / "gemma3"
+    model = random_model("gemma3_text", 96, sliding_window=WINDOW, vocab_size=VOCAB_SIZE)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["float32", "int8"])
+def bundle(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Bundle:
+    return export_bundle(
+        target=checkpoint,
+        draft=None,
+        out=tmp_path_factory.mktemp("windowed") / str(request.param),
+        weights=str(request.param),
+        max_context=CONTEXT,
+        max_batch=4,
+        max_gamma=4,
+        max_tree_nodes=16,
+        progress=lambda stage: None,
+    )
+
+
+class TestWindow(TreeContract):
+    branch_atol = 1e-5
+
+    @pytest.fixture
+    def make_engine(self, bundle: Bundle) -> MakeEngine:
+        return lambda: open_engine(bundle, "target", max_batch=4, with_trees=True)
+
+    def test_bits_are_equal_in_all_shapes(self, engine: Engine) -> None:
+        assert engine.packs_rows
+        assert has_equal_bits(engine)
+
+    def test_spans_of_every_width_have_the_bits_of_one(self, engine: Engine) -> None:
+        tokens = make_tokens(engine, 40, seed=3)
+        expected = extend_one(engine, 0, 0, tokens)
+        beside = [span(row, 0, make_tokens(engine, 11 * row, seed=row)) for row in (1, 2, 3)]
+        for width in range(1, 18):
+            found, start = [], 0
+            while start < len(tokens):
+                part = span(0, start, tokens[start : start + width])
+                others = beside if start == 0 else [span(row, 11 * row) for row in (1, 2, 3)]
+                found.append(wanted_logits(engine, [part, *others] if width % 2 else [part])[0])
+                start += width
+            np.testing.assert_array_equal(np.concatenate(found), expected)
+
+
+@pytest.mark.parametrize("bundle", ["float32"], indirect=True)
+def test_answers_are_those_of_the_checkpoint(bundle: Bundle, checkpoint: Path) -> None:
+    sizes = {"max_batch": 2, "max_context": CONTEXT, "max_extend": CONTEXT, "max_tree_nodes": 9}
+    engines = [open_engine(bundle, "target", max_batch=2), open_checkpoint(checkpoint, **sizes)]
+    tokens = make_tokens(engines[0], CONTEXT, seed=9)
+    mine, expected = (extend_one(engine, 0, 0, tokens) for engine in engines)
+    np.testing.assert_allclose(mine, expected, rtol=0.0, atol=1e-4)
+
+
+def test_a_bundle_loads_again(bundle: Bundle) -> None:
+    certificate = load_bundle(bundle.root).manifest.certificate["target"]
+    part = certificate.get("int8", certificate)
+    assert {"window", "tree_window"} <= part.keys()
+    assert "window" in part["grouped"].keys() & part["device"].keys()
