@@ -5,41 +5,61 @@ Every refusal names its reason, so that nobody waits for an export that cannot s
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
 from outrider.export.facts import ModelFacts, SourceFacts, model_facts
-from outrider.export.kinds import task_of
+from outrider.export.folder import check_weight_files, read_config, read_generation_config
+from outrider.export.kinds import TEXT_GENERATION, task_of
+from outrider.export.probe import refuse_untraceable
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
+from outrider.export.weights.packed.matrices import PackedLayout, packed_layout
+from outrider.export.weights.packed.model import load_unpacked
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 from transformers.utils import logging as transformers_logging
 
 DEFAULT_MAX_SOURCE = 512
+_FLOAT32_BITS = 32
 # Types of 16 bits, by their names in safetensors.
 _HALVES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A folder in Hugging Face form, read no further than its configuration; ``task`` is the one that opens it."""
+    """A folder in Hugging Face form, read no further than its configuration.
+
+    Attributes:
+        task: that opens it.
+        packed: how its weights are packed as integers; None where they are not.
+    """
 
     path: Path
     config: PretrainedConfig
     facts: ModelFacts
     task: str
+    packed: PackedLayout | None = None
+
+    def within(self, max_context: int) -> Checkpoint:
+        """Return the checkpoint for texts of so many tokens at most, from which a wider window hides nothing."""
+        window = self.facts.window
+        if window is None or window < max_context:
+            return self
+        return replace(self, facts=replace(self.facts, window=None))
 
     def num_weight_bytes(self) -> int:
-        """Return the size of the stored weights, in bytes."""
-        return sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        """Return the size of the weights in bytes, as they are stored or, of packed ones, as float32 at most."""
+        stored = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        return stored if self.packed is None else stored * _FLOAT32_BITS // self.packed.bits
 
     def half_precision(self) -> str:
         """Return the 16-bit type that keeps this model's range: bfloat16 where any of its weights is stored so."""
@@ -49,7 +69,7 @@ class Checkpoint:
         """Return the model in evaluation mode; ``weights.mapped`` runs it.
 
         Weights that are all stored in one type of 16 bits keep it, and stay in their files, mapped. All else is
-        float32, with the numbers of a model that is loaded as float32.
+        float32, with the numbers of a model that is loaded as float32; packed integers become what they stand for.
 
         Raises:
             BundleError: weights are missing or unreadable (only safetensors are read).
@@ -76,12 +96,40 @@ class Checkpoint:
         )
         try:
             with _without_progress_bars():
-                model = model_class.from_pretrained(
-                    self.path, dtype=kind, local_files_only=True, use_safetensors=True
-                )
+                model, report = self._from_files(model_class, kind)
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
+        self._refuse_unlike(report)
         return model.eval()
+
+    def _from_files(
+        self, model_class: Any, kind: torch.dtype
+    ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+        """Return the model of a class and what Transformers found missing."""
+        if self.packed is not None:
+            return load_unpacked(model_class, self.config, self.path, self.packed, kind)
+        found: tuple[PreTrainedModel, Mapping[str, Any]] = model_class.from_pretrained(
+            self.path,
+            dtype=kind,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            # PyTorch's grouped products want rows of 16 bytes, which experts need not have.
+            experts_implementation="eager",
+        )
+        return found
+
+    def _refuse_unlike(self, report: Mapping[str, Any]) -> None:
+        """Refuse weights that Transformers would fill with random numbers."""
+        if missing := sorted(report["missing_keys"]):
+            raise BundleError(
+                f"{self.path.name}: {len(missing)} weights are in none of the files: {missing[0]}"
+            )
+        for name, stored, wanted in sorted(report["mismatched_keys"]):
+            raise BundleError(
+                f"{self.path.name}: {name} is stored as {list(stored)}, by config.json it is {list(wanted)}"
+            )
 
     def _stored_kinds(self) -> set[str]:
         """Return the types of the stored weights, by safetensors' names.
@@ -111,34 +159,48 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: Path, *, max_context: int | None, max_source: int | None = None
+) -> Checkpoint:
     """Return the checkpoint at ``path``, or refuse it by its configuration.
 
     Args:
         path: a folder.
-        max_context: tokens of a text at most.
+        max_context: tokens of a text at most; None for whatever the model can.
         max_source: tokens of a source at most, for models with an encoder; None for ``DEFAULT_MAX_SOURCE``, or
             as many positions as the encoder knows where these are fewer.
 
     Raises:
-        BundleError: a kind that cannot be exported (see ``kinds``), fewer positions than ``max_context`` or
-            ``max_source``, or no configuration at all; says which.
+        BundleError: a kind that cannot be exported (see ``kinds`` and ``probe``), weights quantised in a way that is
+            not read, fewer positions than ``max_context`` or ``max_source``, or a broken folder; says which.
     """
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{path.name}: no readable config.json: {error}") from error
+    config = read_config(path)
+    packed = packed_layout(path.name, getattr(config, "quantization_config", None))
     task = task_of(path.name, config)
-    facts = model_facts(config, _generation_config(path))
-    _refuse_limits(path.name, facts, max_context)
-    if facts.window is not None and facts.window >= max_context:
-        facts = replace(facts, window=None)
+    facts = _facts(path, config)
+    if max_context is not None:
+        _refuse_limits(path.name, facts, max_context)
+    if task == TEXT_GENERATION:
+        refuse_untraceable(path.name, config, facts)
     if facts.source is not None:
         most = _max_source(path.name, facts.source, max_source)
         facts = replace(facts, source=replace(facts.source, max_source=most))
-    if not any(path.glob("*.safetensors")):
-        raise BundleError(f"{path.name}: no .safetensors weights in the folder")
-    return Checkpoint(path=path, config=config, facts=facts, task=task)
+    check_weight_files(path)
+    opened = Checkpoint(path=path, config=config, facts=facts, task=task, packed=packed)
+    return opened if max_context is None else opened.within(max_context)
+
+
+def _facts(path: Path, config: PretrainedConfig) -> ModelFacts:
+    try:
+        return model_facts(config, read_generation_config(path))
+    except AttributeError as error:
+        raise BundleError(
+            f"{path.name}: {config.model_type} names a size otherwise: {error}"
+        ) from error
+    except AmbiguousGlobalPerLayerAttributeError as error:
+        raise BundleError(
+            f"{path.name}: {config.model_type} has layers whose caches differ in size"
+        ) from error
 
 
 def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
@@ -158,10 +220,3 @@ def _max_source(name: str, source: SourceFacts, asked: int | None) -> int:
             f"{name}: max_source {asked} is above the encoder's {source.max_source} positions"
         )
     return asked
-
-
-def _generation_config(path: Path) -> GenerationConfig | None:
-    file = path / "generation_config.json"
-    if not file.is_file():
-        return None
-    return GenerationConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))

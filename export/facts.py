@@ -1,6 +1,7 @@
 """Sizes and special tokens of a model, read from its configuration alone.
 
-Sizes come from optimum's normalised configurations where it knows the architecture, else from the configuration.
+Sizes come from optimum's normalised configurations. What these do not know comes from Transformers' own: heads of a
+shared cache, another vocabulary or another depth of the decoder, and every architecture that optimum has no names for.
 """
 
 from __future__ import annotations
@@ -8,8 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from optimum.utils import NormalizedConfigManager
+from optimum.utils import (
+    NormalizedConfig,
+    NormalizedConfigManager,
+    NormalizedSeq2SeqConfig,
+    NormalizedTextConfig,
+)
 from transformers import GenerationConfig, PretrainedConfig
+
+UNLIMITED_POSITIONS = 1 << 30
+"""Positions of a model whose configuration names no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,7 @@ class ModelFacts:
         max_position: positions that the model knows, in tokens.
         window: tokens that layers with a sliding window see; None where all see everything, and of a checkpoint
             that was opened for texts that fit into the window.
+        has_experts: whether layers route tokens to experts.
         pad_token_id: what texts of a batch are padded with in training; None where unknown.
         decoder_start_token_id: the first token of every answer to a source; None where unknown.
         source: of its encoder; None for a decoder-only model.
@@ -60,24 +70,20 @@ class ModelFacts:
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
     source: SourceFacts | None = None
+    has_experts: bool = False
 
 
 def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
     """Return the sizes of a model; generation settings override its special tokens."""
-    sizes: Any = config
-    if config.is_encoder_decoder:
-        sizes = config.get_text_config(decoder=True)
-    elif config.model_type in NormalizedConfigManager._conf:
-        sizes = NormalizedConfigManager.get_normalized_config_class(config.model_type)(config)
+    sizes = _normalized(config)
     num_heads = int(sizes.num_attention_heads)
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or num_heads
     vocab_size = int(getattr(config, "decoder_vocab_size", None) or sizes.vocab_size)
     source = config if generation is None or generation.eos_token_id is None else generation
-    eos = source.eos_token_id
+    eos = getattr(source, "eos_token_id", None)
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
     return ModelFacts(
         num_layers=_num_layers(config, sizes),
-        num_kv_heads=int(num_kv_heads),
+        num_kv_heads=_num_kv_heads(config, num_heads),
         head_size=_head_size(config, sizes),
         vocab_size=vocab_size,
         max_position=_max_position(config),
@@ -88,15 +94,45 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
         pad_token_id=_token_id(config, "pad_token_id", vocab_size),
         decoder_start_token_id=_token_id(config, "decoder_start_token_id", vocab_size),
         source=_source_facts(config, num_heads) if config.is_encoder_decoder else None,
+        has_experts=has_experts(config),
     )
+
+
+def has_experts(config: PretrainedConfig) -> bool:
+    """Return whether a configuration counts experts, by whatever name: so many in a layer, or chosen by a token."""
+    # Doge's counts are there where it has none.
+    if getattr(config, "is_moe", None) is False:
+        return False
+    return any(
+        "expert" in name and isinstance(value, int) and value > 0 and value is not True
+        for name, value in config.to_dict().items()
+    )
+
+
+def _normalized(config: PretrainedConfig) -> NormalizedConfig:
+    """Return a decoder's sizes by the names that all architectures have in common."""
+    if config.is_encoder_decoder:
+        # Its class for BART's family reads the encoder's heads for the decoder's too.
+        return NormalizedSeq2SeqConfig(config.get_text_config(decoder=True))
+    try:
+        known = NormalizedConfigManager.get_normalized_config_class(config.model_type)
+    except KeyError:
+        return NormalizedTextConfig(config)
+    return known(config)
+
+
+def _num_kv_heads(config: PretrainedConfig, num_heads: int) -> int:
+    if getattr(config, "multi_query", False):  # GPT-BigCode's
+        return 1
+    return int(getattr(config, "num_key_value_heads", None) or num_heads)
 
 
 def _source_facts(config: PretrainedConfig, num_heads: int) -> SourceFacts:
     """Return the sizes of an encoder, what it answers being kept in so many heads of the decoder."""
-    sizes = config.get_text_config(encoder=True)
+    sizes = NormalizedSeq2SeqConfig(config.get_text_config(encoder=True))
     decoder = config.get_text_config(decoder=True)
     return SourceFacts(
-        num_layers=int(sizes.num_hidden_layers),
+        num_layers=int(sizes.encoder_num_layers),
         num_heads=num_heads,
         head_size=_head_size(config, decoder),
         max_source=_max_position(config),
@@ -110,10 +146,9 @@ def _token_id(config: PretrainedConfig, name: str, vocab_size: int) -> int | Non
     return found if found in range(vocab_size) else None
 
 
-def _num_layers(config: PretrainedConfig, sizes: Any) -> int:
-    # T5's, whose decoder may have another depth; in other configurations "decoder_layers" became the sizes' own.
-    found = getattr(config, "num_decoder_layers", None) or getattr(sizes, "num_layers", None)
-    return int(found or sizes.num_hidden_layers)
+def _num_layers(config: PretrainedConfig, sizes: NormalizedConfig) -> int:
+    # T5's, whose decoder may have another depth.
+    return int(getattr(config, "num_decoder_layers", None) or sizes.num_layers)
 
 
 def _head_size(config: PretrainedConfig, sizes: Any) -> int:
@@ -124,7 +159,7 @@ def _head_size(config: PretrainedConfig, sizes: Any) -> int:
 
 
 def _max_position(config: PretrainedConfig) -> int:
-    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+    return int(getattr(config, "max_position_embeddings", None) or UNLIMITED_POSITIONS)
 
 
 def _window(config: PretrainedConfig) -> int | None:

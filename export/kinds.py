@@ -1,9 +1,16 @@
-"""Kinds of checkpoints, told apart by their configurations: the task that opens one, or why none does."""
+"""Kinds of checkpoints, told apart by their configurations: the task that opens one, or why none does.
+
+The task of the class that wrote a checkpoint is optimum's to say. Where a class serves several tasks, as BART's, or is
+the bare model, Transformers' mappings decide by the architecture.
+"""
 
 from __future__ import annotations
 
+import transformers
+from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
-from transformers import AutoModelForSeq2SeqLM, PretrainedConfig
+from outrider.export.facts import has_experts
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -12,9 +19,20 @@ from transformers.models.auto.modeling_auto import (
 # Tasks by optimum's names.
 TEXT_GENERATION = "text-generation"
 TEXT_TO_TEXT = "text2text-generation"
+# Of a model without a head, which may be tied to its embeddings.
+_ANY_TASK = "feature-extraction"
 
 # Layers whose whole state is a key and a value per token.
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+# Layers that attend to chosen tokens of a text only.
+_SPARSE_LAYERS = frozenset(
+    {
+        "chunked_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "indexed_attention",
+    }
+)
 # Present (and not zero) only where a layer keeps a recurrent state.
 _RECURRENT_FIELDS = ("ssm_cfg", "mamba_d_state", "state_size", "conv_kernel", "rwkv_head_size")
 # Likewise where tokens of all rows compete for places at experts.
@@ -22,6 +40,11 @@ _EXPERT_FIELDS = ("num_experts", "num_local_experts")
 # Likewise where a token of a source attends to some of it only.
 _SPARSE_FIELDS = ("local_radius", "attention_window", "block_size", "num_global_tokens")
 _SPEECH_FIELDS = ("speech_encoder_layers", "num_mel_bins", "feature_projection_input_dim")
+# What only a traced graph would tell.
+_UNTRACEABLE = {
+    "cohere_compass_text": "turns positions of three axes, by angles that no table of positions holds"
+}
+_NO_INTERFACE = "does not attend through the attention interface of Transformers"
 
 
 def task_of(name: str, config: PretrainedConfig) -> str:
@@ -30,15 +53,83 @@ def task_of(name: str, config: PretrainedConfig) -> str:
     Raises:
         BundleError: ``name`` is of a kind that cannot be exported; says why.
     """
-    kind = config.model_type
+    if reason := _why_not(config):
+        raise BundleError(f"{name}: {config.model_type} {reason}")
+    return TEXT_TO_TEXT if config.is_encoder_decoder else TEXT_GENERATION
+
+
+def _why_not(config: PretrainedConfig) -> str:
+    """Return why a checkpoint cannot be exported, as far as its configuration tells; empty where it can."""
     if config.is_encoder_decoder:
-        if reason := _why_no_sources(config):
-            raise BundleError(f"{name}: {kind} {reason}")
-        return TEXT_TO_TEXT
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise BundleError(f"{name}: {kind} is not a causal decoder")
-    _refuse_recurrent(name, config)
-    return TEXT_GENERATION
+        return _why_no_sources(config)
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return "is not a causal decoder of Transformers"
+    if reason := _UNTRACEABLE.get(config.model_type):
+        return reason
+    return (
+        _why_other_task(config)
+        or _why_composite(config)
+        or _why_no_cache(config)
+        or _why_no_interface(config)
+        or _why_other_experts(config)
+    )
+
+
+def _why_other_task(config: PretrainedConfig) -> str:
+    """Return what a checkpoint is for, where the class that wrote it is for no text that goes on."""
+    for declared in config.architectures or ():
+        if declared in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+            continue
+        model_class = getattr(transformers, declared, None)
+        if model_class is None:
+            return f"is written by {declared}, which Transformers does not know"
+        try:
+            task = TasksManager.infer_task_from_model(model_class)
+        except ValueError:
+            return f"is not a causal decoder, but a {declared}"
+        if task not in (TEXT_GENERATION, _ANY_TASK):
+            return f"is not a causal decoder: {declared} is for {task}"
+    return ""
+
+
+def _why_composite(config: PretrainedConfig) -> str:
+    parts = [
+        name
+        for name in config.sub_configs
+        if getattr(getattr(config, name, None), "model_type", "")
+    ]
+    if not parts:
+        return ""
+    return f"is made of several models ({', '.join(sorted(parts))}); only a model of text alone is exported"
+
+
+def _why_no_cache(config: PretrainedConfig) -> str:
+    """Return what layers have instead of a key and a value per token that all later tokens see."""
+    others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
+    recurrent = [kind for kind in others if kind not in _SPARSE_LAYERS]
+    if recurrent:
+        return f"has a recurrent state, not a KV cache alone ({', '.join(recurrent)})"
+    if others:
+        return f"attends to parts of a text only ({', '.join(others)})"
+    for field in _RECURRENT_FIELDS:
+        if getattr(config, field, None):
+            return f"keeps a recurrent state ({field} is set)"
+    if AutoModelForCausalLM._model_mapping[type(config)]._is_stateful:
+        return "keeps a recurrent state"
+    return ""
+
+
+def _why_no_interface(config: PretrainedConfig) -> str:
+    # Transformers looks into the class's module for a call of the interface.
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    return "" if model_class._can_set_attn_implementation() else _NO_INTERFACE
+
+
+def _why_other_experts(config: PretrainedConfig) -> str:
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    if has_experts(config) and not model_class._can_set_experts_implementation():
+        return "routes tokens to experts that do not go through the interface of Transformers"
+    return ""
 
 
 def _why_no_sources(config: PretrainedConfig) -> str:
@@ -57,15 +148,5 @@ def _why_no_sources(config: PretrainedConfig) -> str:
     if field := is_set(*_SPARSE_FIELDS):
         return f"attends to parts of a source only ({field} is set)"
     if not AutoModelForSeq2SeqLM._model_mapping[type(config)]._supports_sdpa:
-        return "does not attend through the attention interface of Transformers"
+        return _NO_INTERFACE
     return ""
-
-
-def _refuse_recurrent(name: str, config: PretrainedConfig) -> None:
-    kind = config.model_type
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
-    if others:
-        raise BundleError(f"{name}: {kind} has a recurrent state, not a KV cache ({others})")
-    for field in _RECURRENT_FIELDS:
-        if getattr(config, field, None):
-            raise BundleError(f"{name}: {kind} keeps a recurrent state ({field} is set)")

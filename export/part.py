@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.engines.base import BundleError, FloatArray
-from outrider.engines.bundle.manifest import W8A8, ModelEntry
+from outrider.engines.base import BundleError, FloatArray, IntArray
+from outrider.engines.bundle.manifest import NO_DEVICE, W8A8, ModelEntry
 from outrider.engines.bundle.names import MODEL_FILE
 from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
 from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.half_loss import half_logits, half_tolerance
-from outrider.export.certificate.parity import check_rounding, float32_tolerance
+from outrider.export.certificate.parity import (
+    check_parity,
+    check_rounding,
+    float32_tolerance,
+)
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.facts import ModelFacts
@@ -21,8 +24,12 @@ from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.progress import Progress
 from outrider.export.weights.blocks import quantize_file
+from outrider.export.weights.given_text import given_text
 from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
+from outrider.export.weights.packed.blocks import keep_blocks
+from outrider.export.weights.packed.matrices import PACKED_KINDS
 from outrider.export.weights.shared_data import share_data
 from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
 from transformers import PreTrainedModel
@@ -50,23 +57,41 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A model to export: "target" or "draft", its checkpoint, its weights and what accelerators compute in.
+    """A model to export.
 
-    That is empty where there are no graphs for them.
+    Attributes:
+        name: "target" or "draft".
+        weights: one of ``WEIGHT_KINDS`` or, as the checkpoint has packed them, of ``PACKED_KINDS``.
+        precision: what accelerators compute in; empty where there are no graphs for them.
+        calibration: rows [B, T] int64 of text that integers are rounded by; None for text that the model writes.
     """
 
     name: str
     checkpoint: Checkpoint
     weights: str
     precision: str
+    calibration: IntArray | None = None
 
 
-def make_part(name: str, checkpoint: Checkpoint, asked: str) -> Part:
-    """Return a model to export with the weights asked for, one of ``WEIGHT_KINDS``."""
+def make_part(name: str, checkpoint: Checkpoint, asked: str | None) -> Part:
+    """Return a model to export with the weights asked for, one of ``WEIGHT_KINDS``, or with the checkpoint's.
+
+    Raises:
+        BundleError: weights that are packed would be rounded again.
+    """
+    packed = checkpoint.packed
+    if packed is not None and asked not in (None, FLOAT32):
+        raise BundleError(
+            f"{name}: its weights are packed ({packed.kind}) and would be rounded again as {asked}; leave out "
+            "--weights to keep them as they are, or take float32, which holds them exactly"
+        )
     weights = checkpoint.half_precision() if asked == HALF else asked
-    if weights == W8A8:
-        precision = ""  # accelerators would dequantise every weight in every call
-    elif weights in INTEGER_KINDS:
+    if weights is None:
+        weights = FLOAT32 if packed is None else packed.kind
+    if weights == W8A8 or checkpoint.facts.has_experts:
+        # Accelerators would dequantise every weight in every call, or wait for the host to count rows of experts.
+        precision = ""
+    elif weights in INTEGER_KINDS or weights in PACKED_KINDS:
         precision = checkpoint.half_precision()
     else:
         precision = weights
@@ -74,7 +99,7 @@ def make_part(name: str, checkpoint: Checkpoint, asked: str) -> Part:
 
 
 def export_part(
-    part: Part, root: Path, sizes: Sizes, progress: Callable[[str], None]
+    part: Part, root: Path, sizes: Sizes, progress: Progress
 ) -> tuple[ModelEntry, dict[str, object]]:
     """Write the graphs of one model below ``root``; return its entry in the manifest and its certificate.
 
@@ -87,9 +112,7 @@ def export_part(
 class _Export:
     """The stages of one model's export, from its checkpoint to its certificate."""
 
-    def __init__(
-        self, part: Part, root: Path, sizes: Sizes, progress: Callable[[str], None]
-    ) -> None:
+    def __init__(self, part: Part, root: Path, sizes: Sizes, progress: Progress) -> None:
         self._part = part
         self._facts = part.checkpoint.facts
         self._sizes = sizes
@@ -118,13 +141,20 @@ class _Export:
         exact = float32_tolerance(reference, facts, max_gamma=sizes.max_gamma)
         if part.weights == FLOAT32:
             _share(part, self._path)
-        certificate = self._certified(reference, exact, device=FLOAT32)
+        # Of experts accelerators have no graphs; see ``make_part``.
+        certificate = self._certified(reference, exact, device="" if facts.has_experts else FLOAT32)
         if part.weights != FLOAT32:
             certificate[part.weights] = self._stored(reference, halves_tolerance)
+        if part.weights in PACKED_KINDS:
+            certificate["kept_blocks"] = self._kept(reference, exact)
+        if facts.has_experts:
+            certificate[NO_DEVICE] = (
+                "accelerators would wait for the host to count the rows of experts"
+            )
         return self._entry(), certificate
 
     def _tell(self, stage: str) -> None:
-        self._progress(f"{self._part.name}: {stage}")
+        self._progress.tell(f"{self._part.name}: {stage}")
 
     def _half_logits(self) -> FloatArray | None:
         """Return PyTorch's logits in 16 bits, where any graph computes or is stored so; settles the precision."""
@@ -169,6 +199,7 @@ class _Export:
             max_gamma=sizes.max_gamma,
             max_tree_nodes=sizes.max_tree_nodes,
             tolerance=tolerance,
+            report=self._progress.steps(f"{self._part.name}: cases compared"),
         )
 
     def _stored(self, reference: Reference, halves_tolerance: float | None) -> dict[str, object]:
@@ -187,6 +218,18 @@ class _Export:
             found = self._certified_as_stored(reference, halves_tolerance)
             self._tell(f"accelerators compute in float32: {error}")
             return found
+
+    def _kept(self, reference: Reference, exact: float) -> dict[str, object]:
+        """Return how far blocks that were kept are from the checkpoint where they multiply in float32: no farther."""
+        found = check_parity(
+            reference,
+            self._path,
+            self._facts,
+            max_gamma=self._sizes.max_gamma,
+            tolerance=exact,
+            exact_blocks=True,
+        )
+        return dict(found)
 
     def _certified_as_stored(
         self, reference: Reference, halves_tolerance: float | None
@@ -251,15 +294,23 @@ def halved_logits(part: Part, max_gamma: int) -> tuple[str, FloatArray]:
     return BFLOAT16, half_logits(part.checkpoint, BFLOAT16, max_gamma=max_gamma)
 
 
-def _store(part: Part, path: Path, progress: Callable[[str], None]) -> None:
+def _store(part: Part, path: Path, progress: Progress) -> None:
     """Rewrite the canonical graph with the weights that were asked for."""
+    checkpoint, steps = part.checkpoint, progress.steps(f"{part.name}: weights")
+    facts, text = checkpoint.facts, None
+    if part.calibration is not None:
+        text = given_text(path, facts, part.calibration)
     if part.weights == W8A8:
-        count = quantize_static(path, part.checkpoint.facts)
-        progress(f"{part.name}: {count} products take 8-bit activations")
+        count = quantize_static(path, facts, text, steps)
+        progress.tell(f"{part.name}: {count} products take 8-bit activations")
     elif part.weights in INTEGER_KINDS:
-        quantize_file(path, part.weights, part.checkpoint.facts)
+        quantize_file(path, part.weights, facts, text, steps)
+    elif part.weights in PACKED_KINDS:
+        assert checkpoint.packed is not None
+        count = keep_blocks(path, checkpoint.path, checkpoint.packed, steps)
+        progress.tell(f"{part.name}: {count} products keep the checkpoint's blocks")
     else:
-        store_halves(path, part.weights)
+        store_halves(path, part.weights, steps)
 
 
 def _share(part: Part, path: Path) -> None:

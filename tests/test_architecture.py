@@ -32,14 +32,17 @@ RULES = {
     "engines.reference": ENGINES,
     "runtime": "",
     "runtime.core": CORE,
+    "runtime.admission": CORE,
     "runtime.oracle": CORE,
     "runtime.gamma": f"{CORE} runtime.drafters",
     "runtime.grammar": CORE,
     "runtime.prefixes": CORE,
     "runtime.drafters": f"{CORE} engines.jit",
-    "runtime.loop": f"{CORE} runtime.gamma runtime.drafters runtime.grammar runtime.prefixes engines.sampling",
+    "runtime.loop": f"{CORE} runtime.gamma runtime.drafters runtime.grammar runtime.prefixes "
+    "runtime.admission engines.sampling",
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
+    "runtime.serving.doors": f"{GRPC} runtime.core runtime.serving.status prometheus_client",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.offline.llm": "runtime outrider.options outrider.outputs outrider.v1 rich",
     "runtime.verify": f"{ENGINES} engines.opening engines.pair engines.sampling runtime",
@@ -64,6 +67,7 @@ HEAVY = {
     "torch": "engines.reference export",
     "transformers": "engines.reference export",
     "optimum": "export",
+    "huggingface_hub": "export",
     "onnx": "export",
     "onnxscript": "export",
     "onnx_ir": "export",
@@ -76,13 +80,18 @@ HEAVY = {
     "matplotlib": "runtime.offline",
     "jinja2": "runtime.offline runtime.serving.chat",
     "llguidance": "runtime.grammar",
+    "cryptography": "engines.bundle.signatures runtime.serving.doors",
+    "jwt": "runtime.serving.doors",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
-LAZY = "engines.opening engines.tensorrt.api export runtime.cli runtime.grammar.library outrider"
+LAZY = (
+    "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
+    "runtime.grammar.library runtime.serving.doors outrider"
+)
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"
 # Imported for annotations only: which module it is at run time, or whether it is there, is decided elsewhere.
-TYPING_ONLY = {"tensorrt", "llguidance"}
+TYPING_ONLY = {"tensorrt", "llguidance", "cryptography", "jwt"}
 
 
 def is_under(module: str, prefixes: str) -> bool:

@@ -6,12 +6,14 @@ where trees are verified, ``device.onnx``, ``device_tree.onnx`` and ``device_kee
 Runtime's CUDA provider, and ``draft/`` in the same way; the device sampler's graphs, without weights, in
 ``sampler/``; TensorRT plans under ``plans/``. The manifest lists every other file with its size and SHA-256; a file
 that is missing, changed, unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is merely
-never read: a build that was killed leaves one behind. Knows no inference library.
+never read: a build that was killed leaves one behind. ``manifest.sig`` says who vouches for the manifest, if
+anybody does. Knows no inference library.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -25,15 +27,11 @@ from outrider.engines.bundle.files import (
     check_stamp,
     list_files,
     read_file,
+    read_plain,
 )
-from outrider.engines.bundle.limits import (
-    MOST_ROWS,
-    MOST_SIZE,
-    MOST_TOKENS,
-    check_limits,
-    check_tables,
-)
+from outrider.engines.bundle.limits import check_tables
 from outrider.engines.bundle.manifest import BFLOAT16, W8A8, Manifest, ModelEntry
+from outrider.engines.bundle.manifest_rules import check_manifest
 from outrider.engines.bundle.mapped_files import can_tell, still_mapped, take_mapped
 from outrider.engines.bundle.names import (
     DEVICE_FILE,
@@ -45,13 +43,12 @@ from outrider.engines.bundle.names import (
 )
 from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER
+from outrider.engines.bundle.signatures import check_signature
 from outrider.engines.bundle.text2text import (
     CROSS_FILE,
     DEVICE_ENCODE_FILE,
     ENCODE_FILE,
     SOURCE_TOKENIZER_FILE,
-    SourceEntry,
-    used_ids,
 )
 
 # Ampere's, the first GPUs that multiply in it.
@@ -65,11 +62,13 @@ class Bundle:
     Attributes:
         root: folder.
         manifest: of it.
+        signer: fingerprint of who vouches for the manifest; empty where nobody was asked.
         stamps: of the files whose content was found to be the declared one; ``read`` adds to them.
     """
 
     root: Path
     manifest: Manifest
+    signer: str = ""
     stamps: dict[str, FileStamp] = field(default_factory=dict)
 
     def read(self, name: str) -> bytes:
@@ -83,6 +82,16 @@ class Bundle:
             raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
         data, self.stamps[name] = read_file(self.root, name, declared, self.stamps.get(name))
         return data
+
+    def check_plans(self) -> None:
+        """Hash what ``load_bundle`` does not.
+
+        Raises:
+            BundleError: naming the file.
+        """
+        for name, declared in self.manifest.files.items():
+            if name not in self.stamps:
+                self.stamps[name] = check_file(self.root, name, declared)
 
     def check_unchanged(self) -> None:
         """Refuse a bundle whose files were written to, moved or replaced since they were hashed.
@@ -158,6 +167,8 @@ class Bundle:
                 f"{entry.path}: on CUDA {W8A8} is slower than float32; serve it on the CPU or from TensorRT "
                 "plans, or export other weights"
             )
+        if reason := self.manifest.no_device(entry.path):
+            return f"{entry.path}: {reason}; serve it on the CPU"
         return f"{entry.path}: no {DEVICE_FILE}; export the bundle again"
 
     def limits(
@@ -181,25 +192,31 @@ class Bundle:
         )
 
 
-def load_bundle(root: Path) -> Bundle:
+def load_bundle(root: Path, signers: Sequence[bytes] = ()) -> Bundle:
     """Bundle at ``root`` after checking every file against the manifest.
 
     Of plans only the size is checked here: ``Bundle.read`` hashes one when it is loaded.
 
+    Args:
+        root: folder.
+        signers: public keys (``read_signers``), of which one must vouch for the manifest; none: nobody has to.
+
     Raises:
         BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
-            hard link, outside the folder, or a graph whose weights lie outside it.
+            hard link, outside the folder, or a graph whose weights lie outside it; or no signer vouches.
     """
     # The system names what is mapped by paths without links and "..".
     root = Path(os.path.realpath(root))
     if not root.is_dir():
         raise BundleError(f"{root}: no such bundle folder")
     names = list_files(root)
-    manifest_path = root / MANIFEST_FILE
-    if not manifest_path.is_file():
+    if not (root / MANIFEST_FILE).is_file():
         raise BundleError(f"{root}: {MANIFEST_FILE} is missing")
+    # Read once: what a signer vouches for is what is parsed.
+    text = read_plain(root, MANIFEST_FILE)
+    signer = check_signature(root, text, signers) if signers else ""
     try:
-        manifest = Manifest.from_json(manifest_path.read_text(encoding="utf-8"))
+        manifest = Manifest.from_json(text.decode())
     except UnicodeDecodeError as error:
         raise BundleError(f"{MANIFEST_FILE}: not UTF-8") from error
     check_manifest(manifest)
@@ -215,83 +232,7 @@ def load_bundle(root: Path) -> Bundle:
     for entry in (manifest.target, manifest.draft):
         if entry is not None:
             _check_model(root, entry, manifest)
-    return Bundle(root=root, manifest=manifest, stamps=stamps)
-
-
-def check_manifest(manifest: Manifest) -> None:
-    """Refuse a manifest whose numbers are absurd or contradict one another, before any file is looked at.
-
-    Raises:
-        BundleError: naming the field.
-    """
-    parts = {"target": manifest.target} | ({"draft": manifest.draft} if manifest.draft else {})
-    check_limits(
-        [
-            ("max_context", manifest.max_context, MOST_TOKENS),
-            ("max_extend", manifest.max_extend, MOST_TOKENS),
-            ("max_batch", manifest.max_batch, MOST_ROWS),
-            ("max_gamma", manifest.max_gamma, manifest.max_extend - 1),
-            *(
-                ("eos_token_ids", one, manifest.target.vocab_size - 1)
-                for one in manifest.eos_token_ids
-            ),
-            ("bos_token_id", manifest.bos_token_id or 0, manifest.target.vocab_size - 1),
-        ]
-    )
-    for name, part in parts.items():
-        for field_name in ("num_layers", "num_kv_heads", "head_size", "vocab_size"):
-            check_limits([(f"{name}.{field_name}", getattr(part, field_name), MOST_SIZE)])
-        check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
-        _check_source(name, part, manifest)
-        if part.max_tree_nodes == 1:
-            raise BundleError(
-                f"{MANIFEST_FILE}: field '{name}.max_tree_nodes' must be 0 or at least 2"
-            )
-
-
-def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
-    """Refuse a model whose encoder and the manifest's part on texts contradict one another."""
-    text2text, source = manifest.text2text, part.source
-    if source is None:
-        if text2text is not None:
-            raise BundleError(f"{MANIFEST_FILE}: field '{name}.source' is missing")
-        return
-    if text2text is None:
-        raise BundleError(f"{MANIFEST_FILE}: field 'text2text' is missing: {name} has an encoder")
-    if source.shares_encoder and (name == "target" or not _fits(source, manifest.target.source)):
-        raise BundleError(
-            f"{MANIFEST_FILE}: field '{name}.source.shares_encoder' must be false: it is for drafts whose "
-            "max_source, vocab_size and hidden_size are the target's"
-        )
-    check_limits(
-        [
-            (f"{name}.source.max_source", source.max_source, MOST_TOKENS),
-            *(
-                (f"{name}.source.{field_name}", getattr(source, field_name), MOST_SIZE)
-                for field_name in ("num_heads", "head_size", "vocab_size", "hidden_size")
-            ),
-            *(
-                (f"text2text.{field_name}", one, most - 1)
-                for field_name, one, most in used_ids(text2text, source.vocab_size, part.vocab_size)
-            ),
-            ("text2text.decoder_prefix", len(text2text.decoder_prefix), manifest.max_context - 1),
-            ("text2text.source_template", len(text2text.source_template), source.max_source),
-        ]
-    )
-    # A draft reads whatever the target reads.
-    of_target = manifest.target.source
-    for field_name in ("max_source", "vocab_size") if of_target is not None else ():
-        least = getattr(of_target, field_name)
-        if getattr(source, field_name) < least:
-            raise BundleError(
-                f"{MANIFEST_FILE}: field '{name}.source.{field_name}' must be at least {least}, the target's"
-            )
-
-
-def _fits(source: SourceEntry, other: SourceEntry | None) -> bool:
-    """Return whether one encoder may answer for another."""
-    sizes = ("max_source", "vocab_size", "hidden_size")
-    return all(getattr(source, name) == getattr(other, name, None) for name in sizes)
+    return Bundle(root=root, manifest=manifest, signer=signer, stamps=stamps)
 
 
 def _check_listing(names: list[str], manifest: Manifest) -> None:

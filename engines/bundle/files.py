@@ -22,6 +22,9 @@ from outrider.engines.base import BundleError
 MANIFEST_FILE = "manifest.json"
 # Nobody reads it: a process that was killed while it wrote leaves it, and the next to write replaces it.
 UNFINISHED_MANIFEST = MANIFEST_FILE + ".new"
+# Over the manifest, which therefore cannot list it.
+SIGNATURE_FILE = "manifest.sig"
+_UNLISTED = (MANIFEST_FILE, UNFINISHED_MANIFEST, SIGNATURE_FILE, SIGNATURE_FILE + ".new")
 # A path that became a link is refused; one that became a pipe does not block. Windows has none of the flags.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -45,7 +48,7 @@ class FileEntry:
 
 
 def hash_files(root: Path) -> dict[str, FileEntry]:
-    """Fingerprints of every file under ``root`` but the manifest, by POSIX path.
+    """Fingerprints of every file under ``root`` but the manifest and its signature, by POSIX path.
 
     Raises:
         BundleError: a link or special file lies in the folder.
@@ -54,7 +57,7 @@ def hash_files(root: Path) -> dict[str, FileEntry]:
 
 
 def list_files(root: Path) -> list[str]:
-    """POSIX paths of all regular files but the manifest; refuses everything that is a link.
+    """POSIX paths of all regular files but the manifest and its signature; refuses everything that is a link.
 
     Raises:
         BundleError: a link or special file lies in the folder.
@@ -66,7 +69,7 @@ def list_files(root: Path) -> list[str]:
         if stat.S_ISDIR(status.st_mode):
             continue
         _refuse_links(name, status)
-        if name not in (MANIFEST_FILE, UNFINISHED_MANIFEST):
+        if name not in _UNLISTED:
             names.append(name)
     return names
 
@@ -98,6 +101,12 @@ def open_plain(root: Path, name: str) -> Iterator[io.FileIO]:
     with file:
         _refuse_links(name, os.fstat(file.fileno()))
         yield file
+
+
+def read_plain(root: Path, name: str, at_most: int = -1) -> bytes:
+    """Return the content of a file of a bundle, or its first ``at_most`` bytes; raises as ``open_plain``."""
+    with open_plain(root, name) as file:
+        return file.read(at_most)
 
 
 def stamp_of(status: os.stat_result) -> FileStamp:

@@ -28,6 +28,8 @@ TEXT2TEXT_VERSION = 2
 BFLOAT16 = "bfloat16"
 DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
 W8A8 = "w8a8"
+NO_DEVICE = "no_device"
+"""In a model's certificate: why it has no graphs for accelerators, where its weights do not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,8 @@ class Manifest:
         plans: TensorRT plans built from its graphs.
         serving: how it is best served, if that was measured.
         text2text: how requests become tokens where the models have encoders; None for decoder-only ones.
+        sources: where checkpoints were fetched from, "organisation/model@commit" by "target" and "draft"; those
+            exported from folders have none.
     """
 
     target: ModelEntry
@@ -91,6 +95,12 @@ class Manifest:
     plans: tuple[PlanEntry, ...] = ()
     serving: ServingDefaults | None = None
     text2text: TextToText | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def no_device(self, path: str) -> str:
+        """Return why a model has no graphs for accelerators; empty where its certificate does not say."""
+        found = self.certificate.get(path)
+        return str(found.get(NO_DEVICE, "")) if isinstance(found, Mapping) else ""
 
     @property
     def schema_version(self) -> int:
@@ -106,6 +116,9 @@ class Manifest:
             for model in (values["target"], values["draft"]):
                 if model is not None:
                     del model["source"]
+        if not self.sources:
+            # Likewise of bundles that say nothing of it.
+            del values["sources"]
         return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     @classmethod
@@ -149,6 +162,8 @@ class Manifest:
             plans=read_plans(reader.items("plans")),
             serving=read_serving_defaults(reader),
             text2text=text2text,
+            # Bundles made from folders do not have the field.
+            sources=reader.section("sources").texts() if "sources" in reader.values else {},
         )
 
 

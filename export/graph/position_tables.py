@@ -1,7 +1,8 @@
 """Tables of values that a graph computes from positions alone, read by position.
 
-ONNX Runtime's CPU provider computes cosines and sines in packs, and the remainder by other code, so an angle's bits
-depend on its place in the call. A table has the same bits for a position in every call, and reading it costs less.
+ONNX Runtime's CPU provider computes cosines, sines and logarithms in packs, and the remainder by other code, so a
+value's bits depend on its place in the call. A table has the same bits for a position in every call, and reading it
+costs less.
 
 Requires a graph whose positions are the value ``kv_export.POSITIONS_VALUE`` [B, T]. Ensures the same function of
 positions below the tables' length, up to rounding. Values that mix positions stay as they are.
@@ -27,13 +28,13 @@ from outrider.export.graph.tracing.kv_export import POSITIONS_VALUE
 DISTANCE_SUFFIX = ".by_distance"
 _OPSET = 24
 _INT64 = onnx.TensorProto.INT64
-_PERIODIC = frozenset({"Cos", "Sin"})
+_PACKED = frozenset({"Cos", "Log", "Sin"})
 # Absolute, of values near 1: a wrong row differs by more.
 _TOLERANCE = 1e-6
 
 
 def tabulate_positions(graph: ir.Graph, num_positions: int) -> None:
-    """Replace every periodic function of positions by a Gather of its values at 0..num_positions - 1."""
+    """Replace angles and logarithms of positions by a Gather of their values at 0..num_positions - 1."""
     positions = span_positions(graph)
     if positions is None:
         return
@@ -87,17 +88,18 @@ def _computed_from(positions: ir.Value, graph: ir.Graph) -> list[ir.Node]:
 
 
 def _results(nodes: list[ir.Node], positions: ir.Value) -> list[ir.Value]:
-    """Return values [B, T, width] float32 behind a Cos or Sin that other nodes than these read."""
+    """Return values [B, T] or [B, T, width] float32 behind such an operator that other nodes than these read."""
     assert positions.shape is not None
-    periodic: set[int] = set()
+    packed: set[int] = set()
     candidates: dict[int, ir.Value] = {}
     for node in nodes:
         value = node.outputs[0]
-        if node.op_type not in _PERIODIC and not any(id(one) in periodic for one in node.inputs):
+        if node.op_type not in _PACKED and not any(id(one) in packed for one in node.inputs):
             continue
-        periodic.add(id(value))
+        packed.add(id(value))
         shape = value.shape or ir.Shape([])
-        is_row = len(shape) == 3 and isinstance(shape[2], int) and value.dtype is ir.DataType.FLOAT
+        has_width = len(shape) == 2 or (len(shape) == 3 and isinstance(shape[2], int))
+        is_row = has_width and value.dtype is ir.DataType.FLOAT
         if is_row and list(shape[:2]) == list(positions.shape):
             candidates[id(value)] = value
     return [
@@ -110,7 +112,7 @@ def _results(nodes: list[ir.Node], positions: ir.Value) -> list[ir.Value]:
 def _table(
     value: ir.Value, positions: ir.Value, nodes: list[ir.Node], num_positions: int
 ) -> FloatArray | None:
-    """Return the value [num_positions, width] by position; None where it depends on other positions."""
+    """Return the value [num_positions] or [num_positions, width] by position; None where it needs other positions."""
     evaluator = ReferenceEvaluator(_part(value, positions, nodes))
 
     def evaluate(where: IntArray) -> FloatArray:

@@ -28,7 +28,8 @@ from outrider.export.graph.attention_kinds import (
 from outrider.export.graph.fuse import fuse
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
-from outrider.export.graph.tracing import kv_export, stack_tables, windows
+from outrider.export.graph.tracing import experts, kv_export, stack_tables, windows
+from outrider.export.graph.tracing.experts import forget_row_counts, separate_experts
 from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
 from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
 from outrider.export.graph.tracing.stack_tables import by_tables
@@ -86,7 +87,11 @@ def export_model(
     try:
         if facts.source is None:
             stand_ins, seen = StandIns(), Windows(last)
-            with stand_ins.inside(model), taken_over(model, seen) as head:
+            with (
+                separate_experts(model),
+                stand_ins.inside(model),
+                taken_over(model, seen) as head,
+            ):
                 decoder = CanonicalDecoder(model, head, seen, max_position=last)
                 program = _trace(decoder, decoder_signature(facts))
             _check_windows(path.parent.name, seen.found, facts.window, last)
@@ -135,6 +140,7 @@ def _write(
     _strip_traces(program.model)
     stand_ins.give_way(program.model.graph)
     drop_unread_outputs(program.model.graph)
+    forget_row_counts(program.model.graph)
     fuse(program.model)
     tabulate_positions(program.model.graph, num_positions)
     pad_single_queries(program.model.graph)
@@ -222,7 +228,8 @@ def _trace(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
             dynamic_shapes=signature.axes,
             custom_translation_table=kv_export.translation_table()
             | stack_tables.translation_table()
-            | windows.translation_table(),
+            | windows.translation_table()
+            | experts.translation_table(),
             external_data=True,
             verbose=False,
         )

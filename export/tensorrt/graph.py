@@ -31,6 +31,7 @@ from outrider.export.graph.attention_kinds import (
 from outrider.export.graph.edits import drop_unused, insert_tape, put, put_tensor
 from outrider.export.graph.grouped_heads import give_mask
 from outrider.export.graph.narrow_spans import drop_query_padding
+from outrider.export.graph.tracing.experts import has_experts
 from outrider.export.weights.float8 import FLOAT8, narrow_weights
 from outrider.export.weights.half_products import HalfPass, is_cache, is_source_cache
 
@@ -112,6 +113,10 @@ def _check_kinds(graph: ir.Graph, allowed: Set[AttentionKind], where: str) -> No
 
 def _save(model: ir.Model, out: Path, precision: str, where: str) -> None:
     """Give weights and products their precision, and write the graph to ``out``."""
+    if has_experts(model.graph):
+        raise BundleError(
+            f"{where}: experts are not built for TensorRT; serve the bundle on the CPU"
+        )
     _restore_stored_halves(model.graph)
     if precision != "float32":
         HalfPass(model.graph, DATA_TYPES[precision], where).run()

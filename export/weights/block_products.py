@@ -7,7 +7,10 @@ accelerators names the operator itself. Its layout is another than the standard 
     DequantizeLinear   integers [K, N] signed               scales [K / block, N]
     MatMulNBits        integers [N, K / block, block] + 2^(bits - 1), low bits first    scales [N, K / block]
 
-so these integers are stored a second time. To be removed when the fusion takes bfloat16.
+Unsigned integers have zero points [K / block, N], and lie as they are; their zero points are rows [N, K / block] of
+bits, each filled up to a whole byte.
+
+These integers are stored a second time. To be removed when the fusion takes bfloat16.
 
 Source: ONNX Runtime, contrib operator com.microsoft.MatMulNBits.
 """
@@ -24,7 +27,13 @@ import onnx_ir as ir
 from outrider.export.graph.edits import put_tensor, source
 
 DOMAIN, OPERATOR = "com.microsoft", "MatMulNBits"
-_BITS = {ir.DataType.INT8: 8, ir.DataType.INT4: 4}
+_BITS = {
+    ir.DataType.INT8: 8,
+    ir.DataType.INT4: 4,
+    ir.DataType.UINT8: 8,
+    ir.DataType.UINT4: 4,
+}
+_SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
 
 
 def name_block_products(graph: ir.Graph, kind: ir.DataType) -> list[ir.Value]:
@@ -37,7 +46,7 @@ def name_block_products(graph: ir.Graph, kind: ir.DataType) -> list[ir.Value]:
         blocks = source(node.inputs[1], "DequantizeLinear") if node.op_type == "MatMul" else None
         if blocks is None or blocks.attributes.get_int("block_size", 0) == 0:
             continue
-        integers, scales = (_tensor(value) for value in blocks.inputs)
+        integers, scales, *zero_points = (_tensor(value) for value in blocks.inputs)
         num_rows, num_columns = integers.shape.numpy()
         bits, num_blocks = _BITS[integers.dtype], scales.shape.numpy()[0]
         size = num_rows // num_blocks
@@ -48,8 +57,14 @@ def name_block_products(graph: ir.Graph, kind: ir.DataType) -> list[ir.Value]:
             _put_lazily(graph, packed, ir.DataType.UINT8, shape, f"{name}.packed"),
             _put_lazily(graph, partial(_turned, scales, kind), kind, shape[:2], f"{name}.scales"),
         ]
+        for zeros in zero_points:
+            filled = partial(_packed_zeros, zeros, bits)
+            width = -(-num_blocks * bits // 8)
+            constants.append(
+                _put_lazily(graph, filled, ir.DataType.UINT8, (num_columns, width), f"{name}.zeros")
+            )
         node.domain, node.op_type = DOMAIN, OPERATOR
-        node.resize_inputs(3)
+        node.resize_inputs(1 + len(constants))
         for place, value in enumerate(constants, start=1):
             node.replace_input_with(place, value)
         sizes = {"K": num_rows, "N": num_columns, "bits": bits, "block_size": size}
@@ -68,10 +83,23 @@ def _tensor(value: ir.Value | None) -> ir.TensorProtocol:
 
 def _packed(integers: ir.TensorProtocol, bits: int, size: int) -> npt.NDArray[np.uint8]:
     """Return integers [K, N] as bytes [N, K / size, size * bits / 8]."""
-    raised: npt.NDArray[np.uint8] = integers.numpy().astype(np.uint8).T + np.uint8(1 << (bits - 1))
+    raised: npt.NDArray[np.uint8] = integers.numpy().astype(np.uint8).T
+    if integers.dtype in _SIGNED:
+        raised = raised + np.uint8(1 << (bits - 1))
+    return _bytes(raised, bits).reshape(len(raised), -1, size * bits // 8)
+
+
+def _packed_zeros(zero_points: ir.TensorProtocol, bits: int) -> npt.NDArray[np.uint8]:
+    """Return zero points [K / block, N] as bytes [N, bytes of K / block]."""
+    turned: npt.NDArray[np.uint8] = zero_points.numpy().astype(np.uint8).T
+    return _bytes(np.pad(turned, ((0, 0), (0, turned.shape[1] % 2))) if bits == 4 else turned, bits)
+
+
+def _bytes(integers: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Return rows of integers as bytes, low bits first."""
     if bits == 4:
-        raised = raised[:, 0::2] | (raised[:, 1::2] << np.uint8(4))
-    return np.ascontiguousarray(raised).reshape(len(raised), -1, size * bits // 8)
+        integers = (integers[:, 0::2] & np.uint8(0xF)) | (integers[:, 1::2] << np.uint8(4))
+    return np.ascontiguousarray(integers)
 
 
 def _turned(scales: ir.TensorProtocol, kind: ir.DataType) -> npt.NDArray[Any]:

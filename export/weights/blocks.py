@@ -11,6 +11,7 @@ Source: ONNX DequantizeLinear-21, blocked quantisation.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,8 @@ import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
 from outrider.export.facts import ModelFacts
 from outrider.export.graph.edits import drop_unused, put, put_tensor
-from outrider.export.weights.rounding import round_by_activations, round_to_nearest
+from outrider.export.progress import Steps, untold
+from outrider.export.weights.rounding import Int8Array, round_by_activations, round_to_nearest
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
 from outrider.export.weights.written_text import WrittenText, observe, write_text
 
@@ -29,16 +31,51 @@ BITS = {"int8": 8, "int4": 4}
 BLOCK_SIZES = {8: (64, 32), 4: (32,)}
 
 
-def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A weight in blocks along K.
+
+    Attributes:
+        integers: [K, N] int8; uint8 where there are zero points.
+        scales: [K / block, N] float32.
+        bits: of an integer, 4 or 8.
+        zero_points: [K / block, N] uint8; None where all are zero.
+    """
+
+    integers: Int8Array | npt.NDArray[np.uint8]
+    scales: FloatArray
+    bits: int
+    zero_points: npt.NDArray[np.uint8] | None = None
+
+    def tensor(self, integers: Int8Array | npt.NDArray[np.uint8], name: str) -> ir.TensorProtocol:
+        """Return its integers or zero points as a tensor of their bits."""
+        if self.bits == 8:
+            return ir.tensor(integers, name=name)
+        kind = ir.DataType.INT4 if self.zero_points is None else ir.DataType.UINT4
+        nibbles = (integers.reshape(-1) & 0xF).astype(np.uint8)
+        nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
+        packed = nibbles[0::2] | (nibbles[1::2] << 4)
+        return ir.PackedTensor(packed, kind, shape=ir.Shape(integers.shape), name=name)
+
+
+def quantize_file(
+    path: Path,
+    kind: str,
+    facts: ModelFacts | None = None,
+    text: WrittenText | None = None,
+    report: Steps = untold,
+) -> int:
     """Rewrite the canonical graph at ``path`` with MatMul weights of ``kind``; return how many.
 
     ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise. With the facts
-    of its model, weights are rounded by the activations on text that the model writes, else to nearest.
+    of its model, weights are rounded by the activations on ``text`` or, without one, on text that the model writes;
+    else to nearest. ``report`` is told of the nodes that were seen to.
 
     Raises:
         BundleError: no weight could be quantised.
     """
-    text = None if facts is None else write_text(path, facts)
+    if facts is not None and text is None:
+        text = write_text(path, facts)
     total = 0
     for one in canonical_graphs(path):
         model = load_widened(one)
@@ -46,7 +83,7 @@ def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int
         activations = None
         if facts is not None and text is not None:
             activations = product_activations(model.graph, one, facts, text)
-        count = quantize_graph(model.graph, BITS[kind], activations)
+        count = quantize_graph(model.graph, BITS[kind], activations, report)
         if count == 0:
             raise BundleError(f"{one.name}: no MatMul weight with K a multiple of 32")
         save_over(model, one)
@@ -71,18 +108,20 @@ def product_activations(
 
 
 def quantize_graph(
-    graph: ir.Graph, bits: int, activations: Mapping[str, FloatArray] | None = None
+    graph: ir.Graph,
+    bits: int,
+    activations: Mapping[str, FloatArray] | None = None,
+    report: Steps = untold,
 ) -> int:
     """Store every MatMul weight of a graph without Gemm nodes in blocks, in place; return how many.
 
     ``activations`` are those of ``product_activations``; None rounds to nearest.
     """
-    done = 0
-    for node in list(graph):
-        if node.op_type != "MatMul":
-            continue
+    done, products = 0, [node for node in graph if node.op_type == "MatMul"]
+    for index, node in enumerate(products, start=1):
+        report(index, len(products))
         weight, left = constant_weight(node.inputs[1]), node.inputs[0]
-        if weight is None or left is None:
+        if weight is None or left is None or _is_router(node):
             continue
         size = next((size for size in BLOCK_SIZES[bits] if len(weight) % size == 0), None)
         if size is None:
@@ -92,10 +131,23 @@ def quantize_graph(
         else:
             given = activations[str(left.name)]
             stored = round_by_activations(weight, given, bits=bits, block_size=size)
-        _replace_weight(graph, node, *stored, bits, f"weight_{done}")
+        replace_weight(graph, node, Blocks(*stored, bits), f"weight_{done}")
         done += 1
     drop_unused(graph)
     return done
+
+
+def _is_router(product: ir.Node) -> bool:
+    """Return whether a product's numbers choose experts: a small weight, whose rounding would choose others."""
+    left, seen = [product], {product}
+    while left:
+        for use in (use for value in left.pop().outputs for use in value.uses()):
+            if use.node.op_type == "TopK":
+                return True
+            if use.node.op_type not in ("MatMul", "Attention") and use.node not in seen:
+                seen.add(use.node)
+                left.append(use.node)
+    return False
 
 
 def split_gemms(graph: ir.Graph) -> None:
@@ -156,31 +208,16 @@ def weight_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     return tensor if is_matrix else None
 
 
-def _replace_weight(
-    graph: ir.Graph,
-    node: ir.Node,
-    integers: npt.NDArray[np.int8],
-    scales: FloatArray,
-    bits: int,
-    name: str,
-) -> None:
-    stored = put_tensor(graph, _integer_tensor(integers, bits, f"{name}.q"))
-    scale = put(graph, scales, f"{name}.scale")
-    size = len(integers) // len(scales)
-    restored = ir.node(
-        "DequantizeLinear", [stored, scale], attributes={"axis": 0, "block_size": size}
-    )
+def replace_weight(graph: ir.Graph, node: ir.Node, blocks: Blocks, name: str) -> None:
+    """Let a product read its weight from blocks, by a DequantizeLinear whose constants begin with ``name``."""
+    stored = [put_tensor(graph, blocks.tensor(blocks.integers, f"{name}.q"))]
+    stored.append(put(graph, blocks.scales, f"{name}.scale"))
+    if blocks.zero_points is not None:
+        stored.append(put_tensor(graph, blocks.tensor(blocks.zero_points, f"{name}.zero")))
+    size = len(blocks.integers) // len(blocks.scales)
+    restored = ir.node("DequantizeLinear", stored, attributes={"axis": 0, "block_size": size})
     restored.outputs[0].name = f"{name}.restored"
     restored.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-    restored.outputs[0].shape = ir.Shape(integers.shape)
+    restored.outputs[0].shape = ir.Shape(blocks.integers.shape)
     graph.insert_before(node, restored)
     node.replace_input_with(1, restored.outputs[0])
-
-
-def _integer_tensor(integers: npt.NDArray[np.int8], bits: int, name: str) -> ir.TensorProtocol:
-    if bits == 8:
-        return ir.tensor(integers, name=name)
-    nibbles = (integers.reshape(-1) & 0xF).astype(np.uint8)
-    nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
-    packed = nibbles[0::2] | (nibbles[1::2] << 4)
-    return ir.PackedTensor(packed, ir.DataType.INT4, shape=ir.Shape(integers.shape), name=name)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from outrider.access import Access
 from outrider.errors import decode_error
 from outrider.v1 import inference_pb2 as wire
 
@@ -69,13 +70,17 @@ def merged_options(
     return tuple({**dict(CHANNEL_OPTIONS), **dict(options)}.items())
 
 
-def metadata_of(tenant: str | None, more: Metadata | None) -> tuple[tuple[str, str | bytes], ...]:
-    """Return a call's metadata: the client's tenant, unless ``more`` names another one, and ``more``.
+def own_metadata(tenant: str | None, access: Access) -> Metadata:
+    """Return what a client sends with every call: its tenant, and its key where the channel does not send that."""
+    return {**({} if tenant is None else {_TENANT_KEY: tenant}), **access.metadata}
+
+
+def metadata_of(own: Metadata, more: Metadata | None) -> tuple[tuple[str, str | bytes], ...]:
+    """Return a call's metadata: the client's own, and ``more``, which wins.
 
     Raises:
         ValueError: gRPC can send no such key or value.
     """
-    own: Metadata = {} if tenant is None else {_TENANT_KEY: tenant}
     merged = {**own, **(more or {})}
     for key, value in merged.items():
         if not isinstance(key, str) or not _METADATA_KEY.fullmatch(key):

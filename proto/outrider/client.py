@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self, Unpack
 import grpc
 import grpc.aio
 
+from outrider.access import PemFile, open_access
 from outrider.channel import (
     HEALTH_REQUEST,
     HEALTH_SERVING,
@@ -19,6 +20,7 @@ from outrider.channel import (
     decoded_errors,
     merged_options,
     metadata_of,
+    own_metadata,
 )
 from outrider.options import (
     ChatParams,
@@ -49,11 +51,20 @@ class Client:
 
     Args:
         address: gRPC target, for example ``localhost:50051`` or ``dns:///service:50051``.
-        credentials: TLS of the channel; None is plain text.
+        credentials: of the channel, where the files below do not say them; None is plain text.
+        api_key: key or JSON Web Token that is sent with every call, and with gRPC's health checks over TLS.
+        tls_ca: file of the authorities that may have signed the server's certificate, PEM; turns TLS on.
+        tls_certificate: file of the client's own certificate, PEM, for servers that ask for one; with ``tls_key``.
+        tls_key: file of its private key.
+        allow_insecure: whether the key may be sent in plain text to another machine.
         options: channel options, added to (and winning over) ``CHANNEL_OPTIONS``.
         tenant: whose requests these are, 1..128 of [A-Za-z0-9._:-]; a server keeps request ids and what its drafters
             learn apart by tenant. None for the tenant of all who name none.
         interceptors: ``grpc.aio.ClientInterceptor`` objects, around every call.
+
+    Raises:
+        ValueError: credentials that contradict one another, that do not parse, or a key in plain text.
+        OSError: a file of credentials cannot be read.
     """
 
     def __init__(
@@ -61,14 +72,28 @@ class Client:
         address: str,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        api_key: str | None = None,
+        tls_ca: PemFile | None = None,
+        tls_certificate: PemFile | None = None,
+        tls_key: PemFile | None = None,
+        allow_insecure: bool = False,
         options: Sequence[tuple[str, str | int]] = (),
         tenant: str | None = None,
         interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     ) -> None:
         self._address = address
-        self._credentials = credentials
-        self._options = merged_options(options)
-        self._tenant = tenant
+        access = open_access(
+            address,
+            credentials,
+            api_key=api_key,
+            tls_ca=tls_ca,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            allow_insecure=allow_insecure,
+        )
+        self._credentials = access.credentials
+        self._options = merged_options((*access.options, *options))
+        self._metadata = own_metadata(tenant, access)
         self._interceptors = tuple(interceptors)
         self._is_closed = False
         self._connections: dict[asyncio.AbstractEventLoop, _Connection] = {}
@@ -192,7 +217,7 @@ class Client:
             DeadlineExceeded: it did not within ``timeout_s``.
         """
         watch = self._connection().channel.unary_stream(HEALTH_WATCH)
-        call = watch(HEALTH_REQUEST, timeout=timeout_s, wait_for_ready=True)
+        call = watch(HEALTH_REQUEST, wait_for_ready=True, **self._call(timeout_s, None))
         try:
             with decoded_errors():
                 async for status in call:
@@ -202,7 +227,7 @@ class Client:
             call.cancel()
 
     def _call(self, timeout_s: float | None, metadata: Metadata | None) -> dict[str, Any]:
-        return {"timeout": timeout_s, "metadata": metadata_of(self._tenant, metadata)}
+        return {"timeout": timeout_s, "metadata": metadata_of(self._metadata, metadata)}
 
     @property
     def _stub(self) -> Any:

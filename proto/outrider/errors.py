@@ -61,12 +61,28 @@ class Overloaded(CallError):
     """The server has too much to do; try later or elsewhere."""
 
 
+class QuotaExceeded(Overloaded):
+    """The tenant has used its share, ``metadata["quota"]`` names which; there is some again in ``retry_after_s``."""
+
+
+class Unauthenticated(CallError):
+    """The server does not know the caller: no credentials, or not valid ones; it does not say which."""
+
+
+class PermissionDenied(CallError):
+    """The server knows the caller, who may not ask for this."""
+
+
 class Unavailable(CallError):
     """The server cannot be reached, is starting or shutting down; try another one."""
 
 
 class DeadlineExceeded(CallError):
     """The call's deadline or the server's queue timeout passed."""
+
+
+class Hopeless(DeadlineExceeded):
+    """The deadline is nearer than a first token could be; nothing was done, another server may make it."""
 
 
 class CallCancelled(CallError):
@@ -83,17 +99,23 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.ALREADY_EXISTS: RequestRefused,
     grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
     grpc.StatusCode.UNIMPLEMENTED: RequestRefused,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: CallCancelled,
     grpc.StatusCode.INTERNAL: ServerFailed,
 }
+# Reasons whose reaction is another than their code's.
+_CLASS_OF_REASON: Mapping[str, type[CallError]] = {
+    "QUOTA_EXCEEDED": QuotaExceeded,
+    "HOPELESS": Hopeless,
+}
 
 
 def decode_error(error: grpc.RpcError) -> CallError:
     """Return the exception that carries what the server's rich status says."""
-    kind = _CLASS_OF_CODE.get(error.code(), CallError)
     reason, metadata = "", dict[str, str]()
     violations: tuple[FieldViolation, ...] = ()
     retry_after_s: float | None = None
@@ -110,7 +132,8 @@ def decode_error(error: grpc.RpcError) -> CallError:
             )
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return kind(
+    kind = _CLASS_OF_CODE.get(error.code(), CallError)
+    return _CLASS_OF_REASON.get(reason, kind)(
         error.code(),
         error.details() or "",
         reason=reason,

@@ -8,6 +8,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
+from outrider.access import PemFile, open_access
 from outrider.channel import (
     HEALTH_REQUEST,
     HEALTH_SERVING,
@@ -18,6 +19,7 @@ from outrider.channel import (
     end_call,
     merged_options,
     metadata_of,
+    own_metadata,
 )
 from outrider.options import (
     ChatParams,
@@ -38,7 +40,12 @@ class SyncClient:
 
     Args:
         address: as of ``Client``, and so are the others.
-        credentials: TLS of the channel; None is plain text.
+        credentials: of the channel, where the files below do not say them; None is plain text.
+        api_key: sent with every call.
+        tls_ca: file of the authorities that may have signed the server's certificate, PEM; turns TLS on.
+        tls_certificate: file of the client's own certificate, PEM; with ``tls_key``.
+        tls_key: file of its private key.
+        allow_insecure: whether the key may be sent in plain text to another machine.
         options: channel options, added to (and winning over) ``CHANNEL_OPTIONS``.
         tenant: whose requests these are; None for the tenant of all who name none.
         interceptors: objects for ``grpc.intercept_channel``, around every call.
@@ -49,17 +56,31 @@ class SyncClient:
         address: str,
         *,
         credentials: grpc.ChannelCredentials | None = None,
+        api_key: str | None = None,
+        tls_ca: PemFile | None = None,
+        tls_certificate: PemFile | None = None,
+        tls_key: PemFile | None = None,
+        allow_insecure: bool = False,
         options: Sequence[tuple[str, str | int]] = (),
         tenant: str | None = None,
         interceptors: Sequence[Any] = (),
     ) -> None:
-        self._tenant = tenant
+        access = open_access(
+            address,
+            credentials,
+            api_key=api_key,
+            tls_ca=tls_ca,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            allow_insecure=allow_insecure,
+        )
+        self._metadata = own_metadata(tenant, access)
         self._is_closed = False
-        merged = merged_options(options)
-        if credentials is None:
+        merged = merged_options((*access.options, *options))
+        if access.credentials is None:
             self._opened = grpc.insecure_channel(address, options=merged)
         else:
-            self._opened = grpc.secure_channel(address, credentials, options=merged)
+            self._opened = grpc.secure_channel(address, access.credentials, options=merged)
         self._channel = grpc.intercept_channel(self._opened, *interceptors)
         self._open_stub: Any = inference_pb2_grpc.InferenceStub(self._channel)
 
@@ -151,7 +172,7 @@ class SyncClient:
         """
         check_open(self._is_closed)
         watch = self._channel.unary_stream(HEALTH_WATCH)
-        call = watch(HEALTH_REQUEST, timeout=timeout_s, wait_for_ready=True)
+        call = watch(HEALTH_REQUEST, wait_for_ready=True, **self._call(timeout_s, None))
         try:
             with decoded_errors():
                 for status in call:
@@ -161,7 +182,7 @@ class SyncClient:
             end_call(call)
 
     def _call(self, timeout_s: float | None, metadata: Metadata | None) -> dict[str, Any]:
-        return {"timeout": timeout_s, "metadata": metadata_of(self._tenant, metadata)}
+        return {"timeout": timeout_s, "metadata": metadata_of(self._metadata, metadata)}
 
     @property
     def _stub(self) -> Any:

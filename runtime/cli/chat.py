@@ -9,18 +9,27 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from outrider.runtime.cli.connection import (
+    DEFAULT_ADDRESS,
+    Address,
+    AllowInsecure,
+    ApiKeyFile,
+    Connection,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+)
 from outrider.runtime.cli.refusals import refusals, say
 
 if TYPE_CHECKING:
     from outrider import Client
 
-DEFAULT_ADDRESS = "localhost:50051"
 QUIT, ANEW = "/quit", "/new"
 _PROMPT = "> "
 
 
 def chat(
-    address: Annotated[str, typer.Option(help="Server, as HOST:PORT.")] = DEFAULT_ADDRESS,
+    address: Address = DEFAULT_ADDRESS,
     system: Annotated[str | None, typer.Option(help="What the system says first.")] = None,
     template_argument: Annotated[
         list[str] | None,
@@ -32,6 +41,11 @@ def chat(
     top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of every answer; default: random.")] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Deadline of an answer, seconds.")] = None,
+    api_key_file: ApiKeyFile = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    allow_insecure: AllowInsecure = False,
 ) -> None:
     """Talk with a model: a line is a message, /new begins anew, /quit or the input's end ends.
 
@@ -47,8 +61,16 @@ def chat(
         "template_arguments": template_arguments(template_argument or []),
     }
     options = {name: value for name, value in given.items() if value is not None}
+    connection = Connection(
+        address=address,
+        api_key_file=api_key_file,
+        tls_ca=tls_ca,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        allow_insecure=allow_insecure,
+    )
     with refusals():
-        code = _chat(address, system, options)
+        code = _chat(connection, system, options)
     if code:
         raise typer.Exit(code)
 
@@ -77,12 +99,12 @@ def opening_messages(system: str | None) -> list[dict[str, Any]]:
     return [] if system is None else [{"role": "system", "content": system}]
 
 
-def _chat(address: str, system: str | None, options: Mapping[str, Any]) -> int:
+def _chat(connection: Connection, system: str | None, options: Mapping[str, Any]) -> int:
     """Hold a conversation; return the exit code of its last answer."""
-    from outrider import CallError, Client
+    from outrider import CallError
 
     async def connect() -> Client:
-        return Client(address)
+        return connection.open()
 
     messages, code = opening_messages(system), 0
     # The loop stands still while somebody types, so that an interrupt ends that at once.

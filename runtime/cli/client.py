@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from outrider.runtime.cli.chat import DEFAULT_ADDRESS, opening_messages, template_arguments
+from outrider.runtime.cli.chat import opening_messages, template_arguments
+from outrider.runtime.cli.connection import (
+    DEFAULT_ADDRESS,
+    Address,
+    AllowInsecure,
+    ApiKeyFile,
+    Connection,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+)
 from outrider.runtime.cli.refusals import refusals
 
 if TYPE_CHECKING:
     from outrider.v1 import inference_pb2 as wire
-
-Address = Annotated[str, typer.Option(help="Server, as HOST:PORT.")]
 
 
 def generate(
@@ -93,8 +101,16 @@ def generate(
     block_verification: Annotated[
         bool | None, typer.Option(help="Judge sampled drafts as whole blocks.")
     ] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="Among waiting requests; lower goes first, 0 is usual.")
+    ] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Deadline, seconds.")] = None,
     trace: Annotated[bool, typer.Option(help="One line per pass of the target.")] = False,
+    api_key_file: ApiKeyFile = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    allow_insecure: AllowInsecure = False,
 ) -> None:
     """Stream one completion to standard output."""
     from outrider.v1 import inference_pb2 as wire
@@ -143,6 +159,7 @@ def generate(
         "regex": regex,
         "grammar": lark,
         "disable_any_whitespace": compact or None,
+        "priority": priority,
     }
     options = {name: value for name, value in given.items() if value is not None}
     options["speculation"] = {k: v for k, v in speculation.items() if v is not None}
@@ -156,20 +173,42 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if chat:
         options["messages"] = [*opening_messages(system), {"role": "user", "content": text}]
+    connection = Connection(
+        address=address,
+        api_key_file=api_key_file,
+        tls_ca=tls_ca,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        allow_insecure=allow_insecure,
+    )
     with refusals():
-        asyncio.run(_generate(address, text, timeout_s, options))
+        asyncio.run(_generate(connection, text, timeout_s, options))
 
 
-def info(address: Address = DEFAULT_ADDRESS) -> None:
+def info(
+    address: Address = DEFAULT_ADDRESS,
+    api_key_file: ApiKeyFile = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    allow_insecure: AllowInsecure = False,
+) -> None:
     """Print what a server serves, within which limits, under which load."""
+    connection = Connection(
+        address=address,
+        api_key_file=api_key_file,
+        tls_ca=tls_ca,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        allow_insecure=allow_insecure,
+    )
     with refusals():
-        typer.echo(asyncio.run(_info(address)))
+        typer.echo(asyncio.run(_info(connection)))
 
 
 async def _generate(
-    address: str, prompt: str, timeout_s: float | None, options: dict[str, Any]
+    connection: Connection, prompt: str, timeout_s: float | None, options: dict[str, Any]
 ) -> None:
-    from outrider import Client
     from outrider.runtime.cli.trace import (
         beam_heading,
         print_report,
@@ -186,7 +225,7 @@ async def _generate(
     texts: defaultdict[int, str] = defaultdict(str)
     # Pieces of several completions come in any order: each is printed when it is whole.
     is_one = options.get("n", 1) == 1
-    async with Client(address) as client:
+    async with connection.open() as client:
         given = None if "messages" in options else prompt
         async for response in client.generate(given, timeout_s=timeout_s, **options):
             is_ranked = len(response.finish.beams) > 1
@@ -212,8 +251,6 @@ async def _generate(
                     print_report(console, response.finish)
 
 
-async def _info(address: str) -> str:
-    from outrider import Client
-
-    async with Client(address) as client:
+async def _info(connection: Connection) -> str:
+    async with connection.open() as client:
         return str(await client.info()).rstrip()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from outrider.runtime.cli.refusals import EXIT_REFUSED, end_on_sigterm, refusals
+from outrider.runtime.cli.signing import say_stale
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import ConfigError
 
@@ -158,6 +159,7 @@ def tune(
         typer.echo("Nothing is written; more rounds may decide (--rounds).")
     elif not dry_run:
         typer.echo("Written: the serving defaults of the bundle.")
+        say_stale(bundle)
     typer.echo(str(page))
 
 

@@ -26,10 +26,20 @@ EXTRAS = {
     "cuda": "cuda",
     "tensorrt": "tensorrt",
     **dict.fromkeys(
-        ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnx_ir", "safetensors"),
+        (
+            "torch",
+            "transformers",
+            "optimum",
+            "huggingface_hub",
+            "onnx",
+            "onnxscript",
+            "onnx_ir",
+            "safetensors",
+        ),
         "export",
     ),
     **dict.fromkeys(("matplotlib", "jinja2"), "analysis"),
+    **dict.fromkeys(("cryptography", "jwt"), "auth"),
 }
 
 

@@ -5,6 +5,7 @@ Pure values; validation against the bundle's limits is in ``runtime.core.validat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -12,6 +13,7 @@ from enum import StrEnum
 import numpy as np
 from outrider.engines.base import step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, TokenLogprobs
+from outrider.runtime.core.tenant import NO_RULES, Claim, TenantRules
 
 # What a message of a chat takes to be rendered beside its text, in bytes of text that take as long to be tokenised.
 MESSAGE_OVERHEAD = 200
@@ -216,6 +218,7 @@ class RequestSpec:
         sample: which of a group's completions it is; the group's first is 0.
         num_samples: completions of the group that are admitted together; 1 for a request alone.
         priority: of waiting requests the lowest goes first.
+        rules: the tenant's share, as far as the queue keeps to it.
     """
 
     internal_id: str
@@ -242,6 +245,15 @@ class RequestSpec:
     sample: int = 0
     num_samples: int = 1
     priority: int = 0
+    rules: TenantRules = NO_RULES
+
+    @property
+    def claim(self) -> Claim:
+        """What the request's place in the queue goes by."""
+        deadline_s = math.inf if self.deadline_s is None else self.deadline_s
+        return Claim(
+            tenant=self.tenant, priority=self.priority, deadline_s=deadline_s, rules=self.rules
+        )
 
     @property
     def num_prompt_tokens(self) -> int:

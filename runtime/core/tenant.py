@@ -1,23 +1,26 @@
-"""Whose request it is: a name in the call's metadata, until there is authentication to say.
+"""Whose request it is: what credentials prove, or a name in the call's metadata.
 
-What drafters learn, and the caller's ids for requests, are kept apart by tenant. The name is taken
-on trust, so whatever stands between callers and server must set it; without one, all callers are
-the one tenant "". Of these, only callers on this machine share what drafters learn: the others may be
-anybody, and the speed of an answer hints at what was answered before.
+What drafters learn, and the caller's ids for requests, are kept apart by tenant. Where a server asks for credentials
+they say the tenant, and nothing else does. Where it asks for none, a name in the metadata is believed of callers on
+this machine alone: whatever stands between callers and server must set it. Without a name all callers are the one
+tenant "". Of these, only callers on this machine share what drafters learn: the others may be anybody, and the speed
+of an answer hints at what was answered before.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outrider.runtime.core.errors import RequestError
 
 TENANT_KEY = "outrider-tenant"
 """Key of the metadata."""
 NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+"""Of a tenant."""
 _LOCAL_SCHEMES = ("unix", "unix-abstract")
 PRIORITIES = (-100, 100)
 """The lowest and the highest that any request may ask for; lower goes first."""
@@ -46,6 +49,31 @@ class TenantRules:
     priorities: tuple[int, int] = PRIORITIES
 
 
+NO_RULES = TenantRules()
+"""Of a tenant that may have whatever there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a request's place among those who wait goes by.
+
+    Attributes:
+        tenant: whose request it is.
+        priority: that it asks for; lower goes first.
+        deadline_s: time on the worker's monotonic clock from which an answer is of no use; infinite for none.
+        rules: the tenant's share.
+    """
+
+    tenant: str = ""
+    priority: int = 0
+    deadline_s: float = math.inf
+    rules: TenantRules = NO_RULES
+
+
+ANYBODY = Claim()
+"""A request that asks for nothing in particular."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Who calls, as far as a server that asks for credentials knows.
@@ -60,7 +88,7 @@ class Identity:
     tenant: str = ""
     key: str = ""
     scopes: frozenset[str] = frozenset()
-    rules: TenantRules = field(default_factory=TenantRules)
+    rules: TenantRules = NO_RULES
 
 
 SCOPES = ("generate", "info", "metrics")
@@ -83,17 +111,20 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     return name
 
 
-def is_known(tenant: str, peer: str) -> bool:
-    """Return whether a caller may share with others of its tenant: it names one, or is on this machine.
+def is_local(peer: str) -> bool:
+    """Return whether a caller is on this machine.
 
     Args:
-        tenant: as ``tenant_of`` returned it.
         peer: address of the caller as gRPC spells it, "ipv4:127.0.0.1:5000", "ipv6:%5B::1%5D:5000" or "unix:PATH".
     """
     scheme, _, rest = peer.partition(":")
-    if tenant or scheme in _LOCAL_SCHEMES:
+    if scheme in _LOCAL_SCHEMES:
         return True
-    host = rest.rpartition(":")[0].removeprefix("%5B").removesuffix("%5D").strip("[]")
+    return is_loopback(rest.rpartition(":")[0].removeprefix("%5B").removesuffix("%5D").strip("[]"))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a numeric address reaches this machine alone; False for anything else."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

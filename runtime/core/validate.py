@@ -37,7 +37,7 @@ from outrider.runtime.core.params import (
     RequestSpec,
     SpeculationParams,
 )
-from outrider.runtime.core.tenant import PRIORITIES
+from outrider.runtime.core.tenant import NO_RULES, PRIORITIES, TenantRules
 
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
 SMALLEST_DIVISOR = 0.01
@@ -201,6 +201,7 @@ class Admission:
         source_tokens: the prompt, tokenised, where the model has an encoder.
         answer_prefix: the request's own part of the decoder prefix, tokenised.
         cache_scope: name of those whom it shares cached prefixes with, but for its salt; None shares nothing.
+        rules: the tenant's share.
     """
 
     internal_id: str
@@ -214,6 +215,7 @@ class Admission:
     source_tokens: tuple[int, ...] = ()
     answer_prefix: tuple[int, ...] = ()
     cache_scope: str | None = None
+    rules: TenantRules = NO_RULES
 
 
 def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:
@@ -309,6 +311,7 @@ def build_spec(
         cache_scope="" if scope is None else f"{scope}/{fields.cache_salt}",
         grammar=fields.grammar if max_tokens else None,
         priority=fields.priority,
+        rules=admission.rules,
     )
 
 

@@ -26,6 +26,7 @@ from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
     ContextTooLong,
+    Hopeless,
     InternalError,
     RequestError,
     ServingError,
@@ -34,13 +35,14 @@ from outrider.runtime.core.errors import (
 from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.params import GrammarParams, RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
+from outrider.runtime.core.tenant import ANYBODY, Claim
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.base import MOST_FORCED, Form, Forms
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
 from outrider.runtime.loop.finish import Finisher, new_error_id
-from outrider.runtime.loop.inbox import Inbox
+from outrider.runtime.loop.inbox import Inbox, num_unfed
 from outrider.runtime.loop.outbox import Deliver, Outbox
 from outrider.runtime.loop.parts import step_parts
 from outrider.runtime.loop.result import NOTHING_DONE, with_searches
@@ -145,6 +147,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._inbox = Inbox(config, self._rows.slots)  # guarded by the condition
+        self._hopeless: list[Request] = []
         self._finisher = Finisher(
             rows=self._rows,
             inbox=self._inbox,
@@ -188,6 +191,8 @@ class Worker:
             RequestError: more slots are needed than there are, or the form cannot be had.
             Draining: the server is shutting down.
             DuplicateRequestId: a request of this name is queued or running.
+            Hopeless: it would be answered too late.
+            QuotaExceeded: too many requests of the tenant wait.
             Overloaded: the queue is full.
         """
         if len(specs) > self._rows.slots.num_slots:
@@ -208,20 +213,26 @@ class Worker:
                 self._policy.ended(request)
             raise
 
-    def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
+    def check_room(
+        self, num_slots: int, num_tokens: int, num_ahead: int = 0, claim: Claim = ANYBODY
+    ) -> None:
         """Refuse a request that ``submit`` would refuse now; callable from any thread.
 
         Args:
             num_slots: that it takes.
             num_tokens: of its prompt, and of those ahead.
             num_ahead: requests that are on their way to the queue.
+            claim: what its place in the queue goes by.
 
         Raises:
             Draining: the server is shutting down.
+            Hopeless: the request would be answered too late.
+            QuotaExceeded: too many requests of the tenant wait.
             Overloaded: the queue is full.
         """
+        now = self._clock()
         with self._wake:
-            self._inbox.check_room(num_slots, num_tokens, num_ahead)
+            self._inbox.check_room(num_slots, num_tokens, num_ahead, claim=claim, now=now)
 
     def _new_request(self, spec: RequestSpec, now: float, first: Request | None = None) -> Request:
         """Return a request with its speculation resolved, or refuse what no step could ever serve."""
@@ -351,12 +362,15 @@ class Worker:
             if now >= self._inbox.due_at:
                 self._end_overdue(now)
             self._admit()
+            self._end_hopeless()
             if not rows.requests and not rows.searches:
                 return False
             has_run = True
-            self.pulse.reads_prompt = any(
-                one.state in (State.READING, State.PREFILLING) for one in rows.all_requests
-            )
+            reading = [
+                one for one in rows.all_requests if one.state in (State.READING, State.PREFILLING)
+            ]
+            num_unfed_before = sum(map(num_unfed, reading))
+            self.pulse.reads_prompt = bool(reading)
             if policy.has_chosen:
                 policy.begin(rows.requests)
             if policy.breakers:
@@ -368,6 +382,9 @@ class Worker:
             result = run_step(self._parts, live) if live else NOTHING_DONE
             if rows.searches:
                 result = with_searches(result, run_searches(self._searching, rows.searches))
+            if reading:
+                num_fed = num_unfed_before - sum(map(num_unfed, reading))
+                self._inbox.forecast.fed(num_fed, self._clock() - began_s)
             self._finisher.finish(result)
             # The next step follows at once, and will have time for this one's events.
             waits_for_device = result.host_fallback_reason == "" and bool(rows.requests)
@@ -408,10 +425,17 @@ class Worker:
         self._on_beat()
 
     def _admit(self) -> None:
-        """Let in queued requests as far as slots are free."""
+        """Let in queued requests as far as slots are free; those whose turn is too late end between two steps."""
         if self._inbox.has_queued:
             with self._wake:
-                self._inbox.admit(self._rows.admit)
+                self._hopeless += self._inbox.admit(self._rows.admit, self._clock())
+
+    def _end_hopeless(self) -> None:
+        """End whose turn came too late, and who has not ended otherwise."""
+        hopeless, self._hopeless = self._hopeless, []
+        endings = [(request, Hopeless()) for request in hopeless if not request.has_ended]
+        if endings:
+            self._finisher.end_with_errors(endings)
 
     def _loop(self) -> None:
         try:

@@ -26,9 +26,11 @@ from typing import NamedTuple, Self, TypeAlias
 from outrider.options import ChatParams, Message, SamplingParams, build_request
 from outrider.outputs import OutputBuilder, RequestOutput
 from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES, ServerConfig
+from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
 from outrider.runtime.serving.frontend import Frontend
+from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.served_model import Serving, describe
@@ -244,7 +246,8 @@ class LLM:
 
     def _call(self, request: wire.GenerateRequest, write: Write) -> GenerateCall:
         """Return a call of this process; ``write`` gets the pieces on the loop's thread."""
-        return GenerateCall(self._serving, request.SerializeToString(), _InProcess(write))
+        data = request.SerializeToString()
+        return GenerateCall(self._serving, data, _InProcess(write), Identity())
 
     def _begin(self, call: GenerateCall) -> Future[None]:
         """Ask. Cancelling the future cancels the request."""
@@ -263,10 +266,6 @@ class _InProcess:
 
     def __init__(self, write: Write) -> None:
         self._write = write
-
-    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        """Return nothing: the caller is the tenant of all who name none."""
-        return ()
 
     def peer(self) -> str:
         """Return an address of this machine."""
@@ -290,7 +289,7 @@ class _Intake(NamedTuple):
 
 async def _open(serving: Serving) -> _Intake:
     """Return the intake of a served model, whose worker runs from now on."""
-    frontend = Frontend(serving, Metrics())
+    frontend = Frontend(serving, Ledger(Metrics(), serving.clock))
     serving.worker.start()
     frontend.set_ready()
     return _Intake(frontend, asyncio.create_task(_watch(serving, frontend)))

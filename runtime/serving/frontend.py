@@ -12,17 +12,18 @@ import asyncio
 import secrets
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from outrider.runtime.core import errors
 from outrider.runtime.core.drafting import scope_of
 from outrider.runtime.core.options import check_abort_ids
 from outrider.runtime.core.params import Failed, Finished, FinishReason, RequestSpec
+from outrider.runtime.core.tenant import Claim
 from outrider.runtime.core.validate import Admission, GenerateFields, build_spec, check_fields
 from outrider.runtime.grammar.lane import GrammarLane
 from outrider.runtime.serving.encoding import RequestEncoder
-from outrider.runtime.serving.metrics import Metrics, StreamCounts
+from outrider.runtime.serving.ledger import Account, Caller, Ledger
+from outrider.runtime.serving.metrics import StreamCounts
 from outrider.runtime.serving.outbox import Batch, GroupOutbox, Outbox, Post
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.status import code_of
@@ -30,21 +31,6 @@ from outrider.runtime.serving.texts import TextLane
 
 # Seconds past a deadline that the worker gets to end a request itself, between two steps.
 LATE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who asks.
-
-    Attributes:
-        tenant: whose request it is, as ``runtime.core.tenant`` reads it.
-        is_known: whether that is certain enough to share anything within the tenant.
-        remaining_s: seconds until the caller stops waiting; None where he does not say.
-    """
-
-    tenant: str = ""
-    is_known: bool = True
-    remaining_s: float | None = None
 
 
 class Call(Protocol):
@@ -90,11 +76,11 @@ class _Live(NamedTuple):
 
 
 class Frontend:
-    """Takes requests for one served model, on the event loop; counted in ``metrics``."""
+    """Takes requests for one served model, on the event loop; each has an account in ``ledger``."""
 
-    def __init__(self, serving: Serving, metrics: Metrics) -> None:
+    def __init__(self, serving: Serving, ledger: Ledger) -> None:
         self._serving = serving
-        self._metrics = metrics
+        self._ledger = ledger
         # By tenant and the caller's id, while the request is live.
         self._live: dict[tuple[str, str], _Live] = {}
         self._has_failed = False
@@ -174,16 +160,20 @@ class Frontend:
         Raises:
             ServingError: it was refused, it failed, or the caller read too slowly.
         """
+        account = self._ledger.open()
         try:
-            spec, lead = await self._admit(call)
+            spec, lead = await self._admit(call, account)
             live = self._submit(spec, lead)
+            account.admitted(spec)
         except errors.ServingError as error:
-            self._metrics.refused.labels(reason=error.reason).inc()
+            account.refused(error)
             raise
+        finally:
+            account.arrived()
         code, reason = "CANCELLED", "CLIENT_CANCELLED"
         try:
             call.begin(spec)
-            finish = await self._stream(call, live)
+            finish = await self._stream(call, live, account)
             code, reason = "OK", finish.value
         except errors.ServingError as error:
             code, reason = code_of(error).name, error.reason
@@ -194,7 +184,7 @@ class Frontend:
             self._forget(spec)
             is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
             self._num_cut += self._is_draining and is_cut
-            self._metrics.finished.labels(code=code, reason=reason).inc()
+            account.ended(code, reason)
 
     def abort(self, request_ids: Sequence[str], tenant: str) -> list[str]:
         """End a tenant's live requests by the caller's ids; return those that were live.
@@ -222,12 +212,15 @@ class Frontend:
         if self._has_failed:
             raise errors.EngineRestart
 
-    async def _admit(self, call: Call) -> tuple[RequestSpec, str]:
+    async def _admit(self, call: Call, account: Account) -> tuple[RequestSpec, str]:
         """Check a request, encode its texts, and return it as the queue takes it, with the text it begins with."""
         serving = self._serving
+        caller = call.caller()
+        account.called_by(caller)
         self._check_open()
-        caller, fields = call.caller(), call.fields()
+        fields = call.fields()
         check_fields(fields, serving.limits, serving.model)
+        account.begin(fields)
         budget_s = serving.limits.max_request_s
         if caller.remaining_s is not None:
             budget_s = min(budget_s, caller.remaining_s)
@@ -235,7 +228,13 @@ class Frontend:
         if fields.tokens is None:
             # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
             num_ahead, num_tokens = self._texts.prompts
-            serving.worker.check_room(fields.num_samples, num_tokens + 1, num_ahead)
+            claim = Claim(
+                tenant=caller.tenant,
+                priority=fields.priority,
+                deadline_s=deadline_s,
+                rules=caller.rules,
+            )
+            serving.worker.check_room(fields.num_samples, num_tokens + 1, num_ahead, claim)
         if fields.grammar is not None:
             await self._grammars.prepare(fields.grammar)
         encoder = self.encoder
@@ -255,6 +254,7 @@ class Frontend:
             deadline_s=deadline_s,
             tenant=caller.tenant,
             is_known=caller.is_known,
+            rules=caller.rules,
             cache_scope=scope_of(
                 serving.config.prefix_cache_scope, caller.tenant if caller.is_known else None
             ),
@@ -275,9 +275,6 @@ class Frontend:
         live = _Live(samples, outbox, self._serving.clock())
         self._live[spec.tenant, spec.request_id] = live
         self._idle.clear()
-        self._metrics.admitted.inc()
-        self._metrics.samples.inc(len(samples))
-        self._metrics.prompt_tokens.inc(spec.num_prompt_tokens)
         return live
 
     def _outbox(self, spec: RequestSpec, has_events: asyncio.Event, lead: str) -> Outbox:
@@ -292,7 +289,7 @@ class Frontend:
             lead=lead,
         )
 
-    async def _stream(self, call: Call, live: _Live) -> FinishReason:
+    async def _stream(self, call: Call, live: _Live, account: Account) -> FinishReason:
         """Hand batches to a call until its request ends; return the reason of the completion that ends last.
 
         Raises:
@@ -301,17 +298,20 @@ class Frontend:
         # One timeout for all messages costs a third of one for each.
         try:
             async with asyncio.timeout(None) as stall:
-                return await self._write(call, live, stall)
+                return await self._write(call, live, account, stall)
         except TimeoutError as error:
             raise errors.SlowConsumer from error
 
-    async def _write(self, call: Call, live: _Live, stall: asyncio.Timeout) -> FinishReason:
+    async def _write(
+        self, call: Call, live: _Live, account: Account, stall: asyncio.Timeout
+    ) -> FinishReason:
         loop, stall_s = asyncio.get_running_loop(), self._serving.stall_timeout_s
         outbox, num_open = live.outbox, len(live.samples)
-        count = StreamCounts(self._metrics, self._serving.clock, num_open).count
+        count = StreamCounts(self._ledger.metrics, self._serving.clock, num_open).count
         while True:
             batch = await outbox.take()
             end = batch.end
+            account.emitted(batch)
             if batch.tokens or not isinstance(end, Failed):
                 # Counted while the message is on its way.
                 loop.call_soon(count, batch)

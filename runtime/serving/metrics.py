@@ -32,6 +32,15 @@ class Metrics:
             "requests_finished", "Admitted requests that ended", "code", "reason"
         )
         self.refused = self._counter("requests_refused", "Requests not taken", "reason")
+        self.reload_failures = self._counter(
+            "reload_failures", "Files that changed and could not be used", "file"
+        )
+        self.tenant_requests = self._counter(
+            "tenant_requests", "Requests by tenant, once they ended", "tenant", "outcome"
+        )
+        self.tenant_tokens = self._counter(
+            "tenant_tokens", "Tokens of prompts and answers by tenant", "tenant"
+        )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests")
         self.scored_tokens = self._counter(
             "scored_prompt_tokens", "Prompt tokens whose log-probabilities were given"

@@ -39,6 +39,7 @@ from outrider.runtime.grammar.library import INSTALL, is_installed
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
+from outrider.runtime.serving.doors.options import DoorOptions
 from outrider.runtime.serving.generation_defaults import (
     NO_DEFAULTS,
     RequestDefaults,
@@ -62,7 +63,10 @@ class ServeOptions:
     Attributes:
         address: host and port, port 0 for a free one, or ``unix:PATH``.
         port_file: written with the bound port once the server is ready; None for nowhere.
-        metrics_port: of Prometheus metrics over HTTP on the loopback; None for none.
+        socket_path: of a Unix socket to listen on besides; None for none.
+        metrics_address: of Prometheus metrics over HTTP, host and port or ``unix:PATH``; None for none.
+        doors: who is let in.
+        audit_log: file that gets a line of each request; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
             cache of the user's where that cannot be written.
         isolates_engine: whether engines run in a process of their own.
@@ -70,13 +74,17 @@ class ServeOptions:
         takes_unsettled_costs: whether known ones are taken though their measurements disagreed.
         leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
         leaves_gamma: whether it chooses the default gamma.
+        trusted_signers: public keys, of which one must vouch for the bundle; none: nobody has to.
         applies_generation_defaults: whether requests get the checkpoint's generation defaults for what they leave open.
         stage: entered with the name of work that takes seconds, so that somebody can show it.
     """
 
     address: str = "127.0.0.1:50051"
     port_file: Path | None = None
-    metrics_port: int | None = None
+    socket_path: Path | None = None
+    metrics_address: str | None = None
+    doors: DoorOptions = field(default_factory=DoorOptions)
+    audit_log: Path | None = None
     costs_folder: Path | None = None
     isolates_engine: bool = False
     refreshes_costs: bool = False
@@ -85,6 +93,7 @@ class ServeOptions:
     model_name: str | None = None
     leaves_drafter: bool = False
     leaves_gamma: bool = False
+    trusted_signers: tuple[bytes, ...] = ()
     applies_generation_defaults: bool = False
     stage: Stage = nullcontext
     config: ServerConfig = field(default_factory=ServerConfig)
@@ -105,7 +114,9 @@ def open_serving(
         BundleError: the bundle does not fit its manifest.
         ConfigError: a setting cannot be used.
     """
-    bundle = load_bundle(root)
+    bundle = load_bundle(root, options.trusted_signers)
+    if bundle.signer:
+        log.warning("the bundle is signed by %s", bundle.signer)
     manifest = bundle.manifest
     options = _decided(bundle, options)
     config = options.config

@@ -16,6 +16,7 @@ from outrider.engines.device.rounds import do_nothing
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
+from outrider.runtime.core.tenant import ANYBODY, PRIORITIES, Claim
 from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.loop.outbox import Deliver
@@ -66,7 +67,9 @@ class ServingWorker(Protocol):
         """Queue completions of one prompt, all or none; the events of ``specs[i]`` go to ``delivers[i]``."""
         ...
 
-    def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
+    def check_room(
+        self, num_slots: int, num_tokens: int, num_ahead: int = 0, claim: Claim = ANYBODY
+    ) -> None:
         """Refuse a request that ``submit`` would refuse now, behind so many others on their way to the queue."""
         ...
 
@@ -158,6 +161,8 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
             max_n=min(limits.max_n, model.max_beams),
             max_source_tokens=model.max_source,
             prefix_cache_bytes=config.prefix_cache_bytes,
+            min_priority=PRIORITIES[0],
+            max_priority=PRIORITIES[1],
         ),
         speculation=wire.SpeculationInfo(
             drafters=model.drafters,

@@ -14,7 +14,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,22 @@ from grpc_reflection.v1alpha import reflection
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.core.errors import ServingError
+from outrider.runtime.core.tenant import Identity
+from outrider.runtime.serving.doors.addresses import UNIX
+from outrider.runtime.serving.doors.audit import AuditLog
+from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.doors.gate import Gate
+from outrider.runtime.serving.doors.scrape import MetricsListener
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.isolated.worker import open_isolated
+from outrider.runtime.serving.ledger import Caller, Ledger
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 from outrider.runtime.serving.watchdog import Watchdog
-from prometheus_client import start_http_server
 
 # The worker's thread asks for the interpreter after every engine call, several times in a step, and
 # waits this long while the event loop is busy. Python's 5 ms are a whole step: on two busy cores a
@@ -76,12 +84,22 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """A gRPC server over one ``Serving``; owns its worker from ``start`` to ``drain``."""
+    """A gRPC server over one ``Serving``, behind ``doors``; owns its worker from ``start`` to ``drain``."""
 
-    def __init__(self, serving: Serving, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        metrics: Metrics | None = None,
+        doors: Doors | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
         self.metrics = metrics or Metrics()
+        self._doors = doors or Doors()
         self._serving = serving
-        self._frontend = Frontend(serving, self.metrics)
+        self._ledger = Ledger(
+            self.metrics, serving.clock, audit=audit, is_listed=self._doors.is_listed
+        )
+        self._frontend = Frontend(serving, self._ledger)
         service = InferenceService(serving, self._frontend)
         self._health = health.aio.HealthServicer()
         options = (
@@ -89,7 +107,12 @@ class Server:
             ("grpc.max_allowed_incoming_connections", serving.config.max_connections),
             ("grpc.max_receive_message_length", serving.limits.max_message_bytes),
         )
-        self._server = grpc.aio.server(options=options)
+        gate = Gate(
+            self._doors.authenticator,
+            has_open_health=self._doors.options.has_open_health,
+            refused=self._note_refusal,
+        )
+        self._server = grpc.aio.server(interceptors=(gate,), options=options)
         self._server.add_generic_rpc_handlers((service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -97,24 +120,22 @@ class Server:
         self._giving_back: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
         self._file_watch: asyncio.Task[None] | None = None
+        self._door_watch: asyncio.Task[None] | None = None
         self._watch_worker()
         self._watchdog = Watchdog(serving.worker.pulse, serving.config.hang_s, serving.clock)
         self._watching: asyncio.Task[None] | None = None
         self.has_failed = asyncio.Event()
         self._is_serving, self._is_draining = True, False
 
-    async def start(self, address: str) -> int:
-        """Listen, start the worker, report SERVING, and return the bound port; 0 for a Unix socket.
+    async def start(self, *addresses: str) -> int:
+        """Listen, start the worker, report SERVING, and return the first address' port; 0 for a Unix socket.
 
         Raises:
-            ConfigError: the address cannot be bound.
+            ConfigError: an address cannot be bound.
         """
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise ConfigError("address", "must be free to bind") from error
+        ports = [self._doors.listen(self._server, address) for address in addresses]
         await self._server.start()
         self._giving_back = asyncio.create_task(give_back_regularly())
         self._serving.worker.start()
@@ -123,7 +144,8 @@ class Server:
         self._watching = self._watched(self._watch())
         if self._serving.mapped is not None:
             self._file_watch = self._watched(self._watch_files(self._serving.mapped))
-        return int(port)
+        self._door_watch = self._watched(self._doors.watch())
+        return ports[0]
 
     def _watched(self, watch: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Return a task that sets ``has_failed`` where it raises: nobody else would hear of it."""
@@ -204,8 +226,9 @@ class Server:
         await self._server.stop(CLOSE_GRACE_S)
         if self._serving.grammars is not None:
             await asyncio.to_thread(self._serving.grammars.close)
-        if self._giving_back is not None:
-            self._giving_back.cancel()
+        for task in (self._giving_back, self._door_watch):
+            if task is not None:
+                task.cancel()
         return self._frontend.num_cut + (not has_stopped) + self.has_failed.is_set()
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
@@ -232,6 +255,14 @@ class Server:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _note_refusal(
+        self, method: str, peer: str, error: ServingError, identity: Identity | None
+    ) -> None:
+        caller = Caller(peer=peer)
+        if identity is not None:
+            caller = replace(caller, tenant=identity.tenant, key=identity.key)
+        self._ledger.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)
 
     def _watch_worker(self) -> None:
         worker = self._serving.worker
@@ -263,26 +294,23 @@ async def serve(root: Path, options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_few_arenas()
     metrics = Metrics()
-    if options.metrics_port is not None:
-        try:
-            start_http_server(options.metrics_port, addr="127.0.0.1", registry=metrics.registry)
-        except OSError as error:
-            raise ConfigError("metrics_port", "must be free to bind") from error
+    doors, addresses, listener = open_doors(options, metrics)
+    audit = None if options.audit_log is None else AuditLog(options.audit_log)
     opened = (
         open_isolated(root, options) if options.isolates_engine else open_serving(root, options)
     )
-    server = Server(opened, metrics)
+    server = Server(opened, metrics, doors, audit)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: server.hurry() if stop.is_set() else stop.set())
     settle_loaded()
-    port = await server.start(options.address)
+    port = await server.start(*addresses)
     if options.port_file is not None:
         unfinished = options.port_file.with_name(options.port_file.name + ".new")
         unfinished.write_text(f"{port}\n", encoding="utf-8")
         unfinished.replace(options.port_file)
-    print(f"serving on port {port}", flush=True)
+    print(f"serving on port {port}" if port else f"serving on {addresses[0]}", flush=True)
     failing = asyncio.create_task(server.has_failed.wait())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -292,7 +320,42 @@ async def serve(root: Path, options: ServeOptions) -> int:
         os._exit(GUARD_EXIT_CODE)
     failing.cancel()
     _guard(options.config)
-    return 1 if await server.drain() else 0
+    num_cut = await server.drain()
+    if listener is not None:
+        listener.close()
+    return 1 if num_cut else 0
+
+
+def open_doors(
+    options: ServeOptions, metrics: Metrics
+) -> tuple[Doors, list[str], MetricsListener | None]:
+    """Return the doors, addresses to listen on that they allow, and what answers scrapes from now on.
+
+    Raises:
+        ConfigError: a file or an address cannot be used.
+    """
+    failed = metrics.reload_failures
+    doors = Doors(options.doors, lambda name: failed.labels(file=name).inc())
+    addresses = [options.address]
+    if options.socket_path is not None:
+        addresses.append(f"{UNIX}{options.socket_path}")
+    for address in addresses:
+        doors.check("host", address)
+    if (certificate := doors.certificate) is not None:
+        metrics.watch(
+            "tls_certificate_expiry_seconds",
+            "Until the certificate ends",
+            lambda: certificate().ends_s - time.time(),
+        )
+    listener = None
+    if options.metrics_address is not None:
+        listener = MetricsListener(
+            options.metrics_address,
+            metrics.registry,
+            doors,
+            lambda error: metrics.refused.labels(reason=error.reason).inc(),
+        )
+    return doors, addresses, listener
 
 
 def _guard(config: ServerConfig) -> None:

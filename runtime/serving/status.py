@@ -110,6 +110,11 @@ def _details(error: errors.ServingError, retry_after_s: float | None) -> list[An
             field=error.field, description=error.rule
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, errors.QuotaExceeded):
+        violation = error_details_pb2.QuotaFailure.Violation(
+            subject="tenant", description=error.quota
+        )
+        details.append(error_details_pb2.QuotaFailure(violations=[violation]))
     if retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(int(retry_after_s * 1000))

@@ -6,20 +6,43 @@ import pytest
 from outrider.engines.base import BundleError
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.pipeline import export_bundle
+from safetensors.numpy import save_file
 from transformers import AutoConfig
 
 
 def write_config(folder: Path, family: str, **fields: object) -> Path:
     AutoConfig.for_model(family, **fields).save_pretrained(folder)
-    (folder / "model.safetensors").write_bytes(b"")
+    save_file({}, folder / "model.safetensors")
     return folder
 
 
 @pytest.mark.parametrize(
     ("family", "fields", "reason"),
     [
-        ("vit", {}, "not a causal decoder"),
+        ("vit", {}, "not a causal decoder of Transformers"),
         ("mamba", {}, "recurrent state"),
+        ("lfm2", {"layer_types": ["conv"] * 32}, "recurrent state.*conv"),
+        ("llama4_text", {}, "parts of a text only.*chunked_attention"),
+        ("bloom", {}, "attention interface"),
+        ("falcon", {}, "attention interface"),
+        ("mpt", {}, "attention interface"),
+        ("gptj", {}, "attention interface"),
+        ("bert", {}, "bert: the model is an encoder, whose tokens see later ones"),
+        ("bert", {"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM is for fill-mask"),
+        ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, "for text-classification"),
+        ("llama", {"architectures": ["OwnLlama"]}, "OwnLlama, which Transformers does not know"),
+        ("bert", {"architectures": ["BertForPreTraining"]}, "but a BertForPreTraining"),
+        ("gemma3", {}, "several models.*text_config, vision_config"),
+        ("gemma4_text", {}, "caches differ in size"),
+        ("doge", {}, "builds its own attention mask"),
+        ("diffllama", {}, "attends 32 times in 16 layers"),
+        (
+            "gemma3n_text",
+            {"activation_sparsity_pattern": [0.0] * 35},
+            "caches keys and values of 20 of 35 layers",
+        ),
+        ("jetmoe", {}, "experts that do not go through the interface"),
+        ("marian", {"is_encoder_decoder": False}, "takes no positions"),
         ("llama", {"max_position_embeddings": 100}, "100 positions"),
         ("bart", {"max_position_embeddings": 100}, "100 positions"),
         ("whisper", {}, "does not go from text to text"),

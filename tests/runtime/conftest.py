@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from outrider import Client
@@ -21,6 +22,8 @@ from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.form import GrammarForms
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
+from outrider.runtime.serving.doors.audit import AuditLog
+from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
@@ -113,6 +116,10 @@ async def running(
     tokenizer: bytes | None = None,
     chats: ChatEncoder | None = None,
     generation_defaults: Mapping[str, object] | None = None,
+    doors: Doors | None = None,
+    audit: AuditLog | None = None,
+    addresses: Sequence[str] = (),
+    credentials: grpc.ChannelCredentials | None = None,
 ) -> AsyncIterator[Running]:
     engine_limits = EngineLimits(
         max_batch=max_batch,
@@ -169,10 +176,11 @@ async def running(
         chats=chats,
         generation_defaults=generation_defaults or {},
     )
-    server = Server(serving)
-    port = await server.start(f"{host}:0")
+    server = Server(serving, doors=doors, audit=audit)
+    port = await server.start(f"{host}:0", *addresses)
     address = f"{host}:{port}"
-    async with Client(address, options=(("grpc.enable_retries", 0), *options)) as client:
+    options = (("grpc.enable_retries", 0), *options)
+    async with Client(address, credentials=credentials, options=options) as client:
         try:
             yield Running(client, server, serving, address)
         finally:

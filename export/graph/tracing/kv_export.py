@@ -171,6 +171,11 @@ class GatheringHead(nn.Module):
         self.head = head
         self.columns: Tensor | None = None
 
+    @property
+    def bias(self) -> Any:
+        """The projection's own, which models of BERT's family tie to another name."""
+        return getattr(self.head, "bias", None)
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [B, R, V] of columns [B, R] of hidden states [B, T, width]."""
         assert self.columns is not None

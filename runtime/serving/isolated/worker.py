@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 
 from outrider.runtime.core.errors import Draining, EngineRestart, Overloaded
@@ -27,6 +28,7 @@ from outrider.runtime.core.params import (
 )
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.scheduler import num_to_admit
+from outrider.runtime.core.tenant import ANYBODY, Claim
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot
 from outrider.runtime.serving.chat.encoder import ChatEncoder
@@ -155,7 +157,9 @@ class IsolatedWorker:
             self.pulse.reads_prompt = True
             self._engine.send(Submit(specs))
 
-    def check_room(self, num_slots: int, num_tokens: int, num_ahead: int = 0) -> None:
+    def check_room(
+        self, num_slots: int, num_tokens: int, num_ahead: int = 0, claim: Claim = ANYBODY
+    ) -> None:
         """Refuse a request for which the engine's queue has clearly no room; the engine itself counts exactly.
 
         Raises:
@@ -175,6 +179,9 @@ class IsolatedWorker:
         waiting = groups[num_to_admit(num_needed, self.opened.snapshot.num_slots) :]
         num_waiting = len(waiting) + max(0, num_ahead - max(0, num_left))
         num_tokens += sum(group[0].num_queued_tokens for group in waiting)
+        by_tenant = Counter(group[0].tenant for group in waiting)
+        if max(by_tenant.values(), default=0) > by_tenant[claim.tenant] + 1:
+            return  # somebody else may have to make room
         if num_waiting >= config.max_queued or num_tokens > config.max_queued_tokens:
             raise Overloaded(config.retry_after_s)
 
@@ -210,8 +217,10 @@ class IsolatedWorker:
             one = self._unfinished.get(internal_id)
             if one is None or one.num_output:
                 return False
-            num_slots = self.opened.snapshot.num_slots
-            return not self.is_ready or internal_id not in islice(self._unfinished, num_slots)
+            # Whatever the order in which slots are given: who has emitted something and has not ended holds its own.
+            held = (other.spec.num_slots for other in self._unfinished.values() if other.num_output)
+            num_left = self.opened.snapshot.num_slots - sum(held)
+            return not self.is_ready or one.spec.num_slots > num_left
 
     @property
     def default_speculation(self) -> Speculation:

@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 import grpc.aio
 from outrider.runtime.core.params import Finished, RequestSpec, sample_seed
-from outrider.runtime.core.tenant import is_known, tenant_of
+from outrider.runtime.core.tenant import Identity, is_local
 from outrider.runtime.core.validate import GenerateFields
-from outrider.runtime.serving.frontend import Caller
+from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.v1.wire import (
@@ -28,18 +28,27 @@ MOST_TEXT = 1 << 19
 
 
 class GenerateCall:
-    """A call of ``runtime.serving.frontend``, parsed from bytes and answered in ``context``."""
+    """A call of ``runtime.serving.frontend`` by ``identity``, parsed from bytes and answered in ``context``."""
 
-    def __init__(self, serving: Serving, data: bytes, context: Context) -> None:
+    def __init__(self, serving: Serving, data: bytes, context: Context, identity: Identity) -> None:
         self._serving = serving
         self._data = data
         self._context = context
+        self._identity = identity
         self._request = wire.GenerateRequest()
         self._spec: RequestSpec | None = None
 
     def caller(self) -> Caller:
-        """Return who asks, by the call's metadata and peer."""
-        return caller_of(self._context)
+        """Return who asks. Who has proven nothing is known only where he is on this machine."""
+        identity, context = self._identity, self._context
+        return Caller(
+            tenant=identity.tenant,
+            is_known=bool(identity.key) or is_local(context.peer()),
+            remaining_s=context.time_remaining(),
+            rules=identity.rules,
+            key=identity.key,
+            peer=context.peer(),
+        )
 
     def fields(self) -> GenerateFields:
         """Return what the bytes ask for, unchecked but for the lengths of lists."""
@@ -88,17 +97,3 @@ class GenerateCall:
 
     def _text(self, token: int) -> str:
         return self._serving.codec.decode((token,), skip_special_tokens=False)
-
-
-def caller_of(context: Context) -> Caller:
-    """Return who asks in a call of gRPC.
-
-    Raises:
-        RequestError: its metadata names an impossible tenant.
-    """
-    tenant = tenant_of((key, value) for key, value in context.invocation_metadata() or ())
-    return Caller(
-        tenant=tenant,
-        is_known=is_known(tenant, context.peer()),
-        remaining_s=context.time_remaining(),
-    )

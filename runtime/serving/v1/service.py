@@ -17,10 +17,11 @@ import grpc.aio
 from outrider.runtime.core import errors
 from outrider.runtime.core.options import check_text
 from outrider.runtime.core.validate import check_model_chat
+from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.served_model import Serving, describe
 from outrider.runtime.serving.status import trailing_status
-from outrider.runtime.serving.v1.generate_call import Context, GenerateCall, caller_of
+from outrider.runtime.serving.v1.generate_call import Context, GenerateCall
 from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
@@ -57,7 +58,7 @@ class InferenceService:
 
     async def abort(self, data: bytes, context: Context) -> bytes:
         """End live requests by the caller's ids."""
-        return await self._answer("Abort", context, self._abort(data, context))
+        return await self._answer("Abort", context, self._abort(data))
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """Return the token ids of a text."""
@@ -83,11 +84,11 @@ class InferenceService:
         raise AssertionError("abort raises")
 
     async def _generate(self, data: bytes, context: Context) -> None:
-        await self._frontend.complete(GenerateCall(self._serving, data, context))
+        await self._frontend.complete(GenerateCall(self._serving, data, context, gate.identity()))
 
-    async def _abort(self, data: bytes, context: Context) -> bytes:
+    async def _abort(self, data: bytes) -> bytes:
         request_ids = parse(wire.AbortRequest, data).request_ids
-        aborted = self._frontend.abort(request_ids, caller_of(context).tenant)
+        aborted = self._frontend.abort(request_ids, gate.identity().tenant)
         return wire.AbortResponse(aborted=aborted).SerializeToString()
 
     async def _tokenize(self, data: bytes) -> bytes:
@@ -106,6 +107,8 @@ class InferenceService:
         parse(wire.GetServerInfoRequest, data)
         serving = self._serving
         response = describe(serving)
+        limits, rules = response.limits, gate.identity().rules
+        limits.min_priority, limits.max_priority = rules.priorities
         snapshot = serving.worker.snapshot()
         response.load.num_running = snapshot.num_running
         response.load.num_queued = snapshot.num_queued

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.bundle import check_manifest
 from outrider.engines.bundle.manifest import (
     SCHEMA_VERSION,
     TEXT2TEXT_VERSION,
     Manifest,
     ModelEntry,
 )
+from outrider.engines.bundle.manifest_rules import check_manifest
 from outrider.engines.bundle.text2text import (
     LANGUAGE,
     TEXT,

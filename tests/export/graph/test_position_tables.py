@@ -92,6 +92,20 @@ def test_a_cosine_turned_before_it_is_used_is_tabulated() -> None:
     assert "Cos" not in operators
 
 
+def test_a_logarithm_of_a_position_is_tabulated(tmp_path: Path) -> None:
+    body = (
+        "number = Cast <to = 1> (span_positions) more = Add(number, factor) grown = Log(more)"
+        "column = Unsqueeze(grown, last) y = Add(x, column)"
+    )
+    where = np.random.default_rng(1).integers(0, NUM_POSITIONS, (3, 5))
+    model = graph_of(body)
+    computed = answers(model, where, tmp_path / "computed.onnx")
+    tabulate_positions(model.graph, NUM_POSITIONS)
+    assert "Log" not in {node.op_type for node in model.graph}
+    found = answers(model, where, tmp_path / "read.onnx")
+    np.testing.assert_allclose(found, computed, rtol=0, atol=1e-6)
+
+
 def test_angles_that_depend_on_the_longest_row_are_computed() -> None:
     body = (
         ANGLES.replace("angles =", "plain =")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 
+import grpc
 import psutil
 import pytest
 from outrider import CallError, Client
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.core.tenant import TENANT_KEY, is_known, tenant_of
+from outrider.runtime.core.tenant import TENANT_KEY, is_local, tenant_of
 
 X = {"tenant": "x", "options": (("grpc.enable_retries", 0),)}
 PHRASES = {"drafter": "phrases", "gamma": 4, "phrase_length": 3}
@@ -50,9 +51,8 @@ def test_an_impossible_tenant_is_refused_by_name(values) -> None:
         ("vsock:1:2", False),
     ],
 )
-def test_a_caller_without_a_tenant_is_known_on_this_machine_alone(peer, expected) -> None:
-    assert is_known("", peer) is expected
-    assert is_known("named", peer)
+def test_a_caller_on_this_machine_is_told_from_others(peer, expected) -> None:
+    assert is_local(peer) is expected
 
 
 def address_elsewhere() -> str:
@@ -65,13 +65,18 @@ def address_elsewhere() -> str:
 
 
 async def test_callers_from_elsewhere_without_a_tenant_share_nothing(start) -> None:
-    host = address_elsewhere()
-    async with start(host=host) as running, Client(running.address, tenant="x") as named:
-        assert running.address.startswith(host)
+    async with start(host=address_elsewhere()) as running:
         first = await steps_of(running.client)
         assert await steps_of(running.client) == first
-        assert await steps_of(named) == first
-        assert await steps_of(named) < first
+
+
+async def test_a_tenant_named_from_elsewhere_is_not_believed(start) -> None:
+    async with start(host=address_elsewhere()) as running:
+        async with Client(running.address, tenant="x") as named:
+            with pytest.raises(CallError, match="leave it out") as refusal:
+                await steps_of(named)
+        assert refusal.value.code is grpc.StatusCode.PERMISSION_DENIED
+        assert refusal.value.reason == "PERMISSION_DENIED"
 
 
 async def test_local_callers_without_a_tenant_share(start) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from outrider.runtime.admission import order
 from outrider.runtime.core.config import MOST_COUNT, ServerConfig
 from outrider.runtime.core.errors import Cancelled, Overloaded
 from outrider.runtime.core.request import Request
-from outrider.runtime.loop import inbox as inbox_module
 from outrider.runtime.loop.inbox import Group, Inbox
 from outrider.runtime.loop.slots import SlotAllocator
 
@@ -29,23 +29,28 @@ def full_slots() -> SlotAllocator:
     return slots
 
 
-def test_queueing_takes_no_longer_behind_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Group] = []
-    count = inbox_module._num_slots
+def queued(inbox: Inbox) -> list[Group]:
+    """All groups without slots, in the order in which they get them."""
+    return [waiter.item for waiter in (*inbox._granted, *inbox._queue)]
 
-    def counting(one: Group) -> int:
+
+def test_queueing_takes_hardly_longer_behind_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    key_of = order._by_key
+
+    def counting(one: object) -> object:
         seen.append(one)
-        return count(one)
+        return key_of(one)
 
-    monkeypatch.setattr(inbox_module, "_num_slots", counting)
+    monkeypatch.setattr(order, "_by_key", counting)
     config = ServerConfig(max_queued=MOST_COUNT, max_queued_tokens=MOST_COUNT)
     inbox = Inbox(config, full_slots())
     for number in range(200):
-        inbox.check_room(1, 3)
+        inbox.check_room(1, 3, now=0.0)
         inbox.put(group(str(number)))
-        inbox.admit(lambda _: None)
+        inbox.admit(lambda _: None, 0.0)
         assert inbox.queued() == (number + 1, 3 * (number + 1))
-    assert len(seen) < 6 * 200
+    assert len(seen) < 20 * 200
 
 
 def test_room_is_what_a_walk_over_the_queue_finds() -> None:
@@ -62,7 +67,7 @@ def test_room_is_what_a_walk_over_the_queue_finds() -> None:
 
     for number in range(600):
         new = group(str(number), int(rng.integers(1, 4)), int(rng.integers(1, 12)))
-        queue = list(inbox._queue)
+        queue = queued(inbox)
         num_free = slots.num_free
         num_left = num_free - sum(map(len, queue))
         while queue and len(queue[0]) <= num_free:
@@ -76,17 +81,17 @@ def test_room_is_what_a_walk_over_the_queue_finds() -> None:
         else:
             inbox.put(new)
         if rng.random() < 0.4:
-            inbox.admit(admit)
+            assert inbox.admit(admit, 0.0) == []
         if live and rng.random() < 0.6:
             request = live.pop()
             slots.free(slots.num_live - 1)
             inbox.forget(request)
-        if (queued := [one for each in inbox._queue for one in each]) and rng.random() < 0.2:
-            request = queued[int(rng.integers(len(queued)))]
+        if (waiting := [one for each in queued(inbox) for one in each]) and rng.random() < 0.2:
+            request = waiting[int(rng.integers(len(waiting)))]
             inbox.cancel(request.spec.internal_id, Cancelled("abort"))
             ((ended, _),) = inbox.take_overdue(0.0)
             assert ended is request
             inbox.forget(ended)
-        prompts = [len(one[0].spec.prompt_tokens) for one in inbox._queue]
+        prompts = [len(one[0].spec.prompt_tokens) for one in queued(inbox)]
         assert inbox.queued() == (len(prompts), sum(prompts))
     assert 50 < num_refused < 550

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from outrider.runtime.offline.rig import RigOptions, open_rig
 
-from scripts.bench import tree_beside
-from scripts.bench.tree_beside import BOTH, CHAINS, TREE, Load, measure, run
+from scripts.bench.costs import tree_beside
+from scripts.bench.costs.tree_beside import BOTH, CHAINS, TREE, Load, measure, run
 
 LOAD = Load(
     chains=((3, 4, 5), (6, 7), (8, 9, 10)),

@@ -1,0 +1,85 @@
+"""What the numbers of a manifest must satisfy, each by itself and beside the others. Looks at no file."""
+
+from __future__ import annotations
+
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.files import MANIFEST_FILE
+from outrider.engines.bundle.limits import MOST_ROWS, MOST_SIZE, MOST_TOKENS, check_limits
+from outrider.engines.bundle.manifest import Manifest, ModelEntry
+from outrider.engines.bundle.text2text import SourceEntry, used_ids
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Refuse a manifest whose numbers are absurd or contradict one another, before any file is looked at.
+
+    Raises:
+        BundleError: naming the field.
+    """
+    parts = {"target": manifest.target} | ({"draft": manifest.draft} if manifest.draft else {})
+    check_limits(
+        [
+            ("max_context", manifest.max_context, MOST_TOKENS),
+            ("max_extend", manifest.max_extend, MOST_TOKENS),
+            ("max_batch", manifest.max_batch, MOST_ROWS),
+            ("max_gamma", manifest.max_gamma, manifest.max_extend - 1),
+            *(
+                ("eos_token_ids", one, manifest.target.vocab_size - 1)
+                for one in manifest.eos_token_ids
+            ),
+            ("bos_token_id", manifest.bos_token_id or 0, manifest.target.vocab_size - 1),
+        ]
+    )
+    for name, part in parts.items():
+        for field_name in ("num_layers", "num_kv_heads", "head_size", "vocab_size"):
+            check_limits([(f"{name}.{field_name}", getattr(part, field_name), MOST_SIZE)])
+        check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
+        _check_source(name, part, manifest)
+        if part.max_tree_nodes == 1:
+            raise BundleError(
+                f"{MANIFEST_FILE}: field '{name}.max_tree_nodes' must be 0 or at least 2"
+            )
+
+
+def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
+    """Refuse a model whose encoder and the manifest's part on texts contradict one another."""
+    text2text, source = manifest.text2text, part.source
+    if source is None:
+        if text2text is not None:
+            raise BundleError(f"{MANIFEST_FILE}: field '{name}.source' is missing")
+        return
+    if text2text is None:
+        raise BundleError(f"{MANIFEST_FILE}: field 'text2text' is missing: {name} has an encoder")
+    if source.shares_encoder and (name == "target" or not _fits(source, manifest.target.source)):
+        raise BundleError(
+            f"{MANIFEST_FILE}: field '{name}.source.shares_encoder' must be false: it is for drafts whose "
+            "max_source, vocab_size and hidden_size are the target's"
+        )
+    check_limits(
+        [
+            (f"{name}.source.max_source", source.max_source, MOST_TOKENS),
+            *(
+                (f"{name}.source.{field_name}", getattr(source, field_name), MOST_SIZE)
+                for field_name in ("num_heads", "head_size", "vocab_size", "hidden_size")
+            ),
+            *(
+                (f"text2text.{field_name}", one, most - 1)
+                for field_name, one, most in used_ids(text2text, source.vocab_size, part.vocab_size)
+            ),
+            ("text2text.decoder_prefix", len(text2text.decoder_prefix), manifest.max_context - 1),
+            ("text2text.source_template", len(text2text.source_template), source.max_source),
+        ]
+    )
+    # A draft reads whatever the target reads.
+    of_target = manifest.target.source
+    for field_name in ("max_source", "vocab_size") if of_target is not None else ():
+        least = getattr(of_target, field_name)
+        if getattr(source, field_name) < least:
+            raise BundleError(
+                f"{MANIFEST_FILE}: field '{name}.source.{field_name}' must be at least {least}, the target's"
+            )
+
+
+def _fits(source: SourceEntry, other: SourceEntry | None) -> bool:
+    """Return whether one encoder may answer for another."""
+    sizes = ("max_source", "vocab_size", "hidden_size")
+    return all(getattr(source, name) == getattr(other, name, None) for name in sizes)

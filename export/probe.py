@@ -1,0 +1,130 @@
+"""One pass of a model without weights, to learn before they are read whether its cache and attention can be taken over.
+
+The pass is the one that is traced later, on PyTorch's meta device, which knows shapes and no numbers. So a model of any
+size takes a second or two, and no memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+from outrider.engines.base import BundleError
+from outrider.export.facts import ModelFacts
+from outrider.export.graph.tracing.experts import separate_experts
+from outrider.export.graph.tracing.kv_export import (
+    CanonicalDecoder,
+    UnsupportedAttentionError,
+    taken_over,
+)
+from outrider.export.graph.tracing.signatures import decoder_signature
+from outrider.export.graph.tracing.windows import Windows
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+# What strangers' code raises where a pass does not go as it was written for.
+_FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def refuse_untraceable(name: str, config: PretrainedConfig, facts: ModelFacts) -> None:
+    """Refuse a decoder whose attention or cache is not that of the canonical graph.
+
+    Raises:
+        BundleError: ``name`` cannot be exported; says why.
+    """
+    try:
+        reason = _why_not(config, facts)
+    except UnsupportedAttentionError as error:
+        reason = str(error)
+    except _FAILURES as error:
+        what = " ".join(str(error).split())
+        reason = f"the model does not run with a cache from outside ({type(error).__name__}: {what[:160]})"
+        if isinstance(error, NotImplementedError) or "meta tensor" in what:
+            reason = "what the model computes depends on values, which a graph cannot express"
+    if reason:
+        raise BundleError(f"{name}: {config.model_type}: {reason}")
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[misc]
+    """Records the calls of the operators that stand for attention and cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arguments: dict[str, list[dict[str, Any]]] = {"attend": [], "scatter_kv": []}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operator, and note its arguments by name where it is one of them."""
+        namespace, _, operator = func.name().partition("::")
+        if namespace == "outrider" and operator in self.arguments:
+            names = [argument.name for argument in func._schema.arguments]
+            self.arguments[operator].append(dict(zip(names, args, strict=False)) | (kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _why_not(config: PretrainedConfig, facts: ModelFacts) -> str:
+    model = _without_weights(config)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return (
+            "the model takes no positions (position_ids), so its texts could not go on from a cache"
+        )
+    calls = _Calls()
+    windows = Windows(facts.max_position)
+    with (
+        separate_experts(model),
+        taken_over(model, windows) as head,
+        torch.no_grad(),
+        torch.device("meta"),
+    ):
+        decoder = CanonicalDecoder(model, head, windows, max_position=facts.max_position)
+        example = _on_meta(decoder_signature(facts).example)
+        with calls:
+            logits, _, _ = decoder(*example)
+    attends, scattered = calls.arguments["attend"], calls.arguments["scatter_kv"]
+    if not attends:
+        return "the model does not attend through the attention interface of Transformers"
+    if len(attends) != facts.num_layers:
+        return f"the model attends {len(attends)} times in {facts.num_layers} layers"
+    if not all(call["is_causal"] for call in attends):
+        return "the model is an encoder, whose tokens see later ones"
+    if len(scattered) != 2 * facts.num_layers:
+        return f"the model caches keys and values of {len(scattered) // 2} of {facts.num_layers} layers"
+    if tuple(logits.shape[1:]) != (example[2].shape[1], facts.vocab_size):
+        return f"the model answers {tuple(logits.shape)}, not a logit per token"
+    return _why_other_cache(scattered, facts)
+
+
+def _why_other_cache(scattered: list[dict[str, Any]], facts: ModelFacts) -> str:
+    wanted = (facts.num_kv_heads, facts.head_size)
+    for call in scattered:
+        found = (call["update"].shape[1], call["update"].shape[3])
+        if found != wanted:
+            return (
+                f"a layer caches {found[0]} heads of {found[1]} per token, "
+                f"the configuration says {wanted[0]} of {wanted[1]}"
+            )
+    return ""
+
+
+def _without_weights(config: PretrainedConfig) -> PreTrainedModel:
+    with torch.device("meta"), no_init_weights():
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
+
+
+def _on_meta(example: Any) -> Any:
+    if isinstance(example, torch.Tensor):
+        return example.to("meta")
+    return type(example)(map(_on_meta, example))

@@ -1,0 +1,58 @@
+"""What files say, read again when they change; what cannot be read leaves the old in force."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.doors.files import stamp_of
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Reloaded(Generic[T]):
+    """What some files say, as of the last ``look``.
+
+    Args:
+        name: of the files together, for log and metrics.
+        paths: to watch.
+        read: returns what they say, or raises ConfigError; called at once.
+    """
+
+    def __init__(self, name: str, paths: Sequence[Path], read: Callable[[], T]) -> None:
+        self.name = name
+        self._paths = paths
+        self._read = read
+        # Taken before the files are read: a change in between is seen at the next look.
+        self._stamp = stamp_of(paths)
+        self._value = read()
+
+    def __call__(self) -> T:
+        """Return what is in force."""
+        return self._value
+
+    def look(self) -> bool:
+        """Read the files again if they have changed; return False where they have, and cannot be used.
+
+        Safe beside readers in other threads: they see the old or the new, whole.
+        """
+        stamp = stamp_of(self._paths)
+        if stamp == self._stamp:
+            return True
+        self._stamp = stamp
+        try:
+            self._value = self._read()
+        except Exception as error:
+            # Any, since libraries parse these files and no file may end a server; words of theirs may hold a secret.
+            said = error if isinstance(error, ConfigError) else type(error).__name__
+            log.error(
+                "%s changed and cannot be used, what was read before stays: %s", self.name, said
+            )
+            return False
+        log.warning("%s: read again", self.name)
+        return True

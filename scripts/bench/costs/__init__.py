@@ -1,0 +1,1 @@
+"""What one kind of work costs beside another: one file a question."""

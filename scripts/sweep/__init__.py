@@ -1,0 +1,1 @@
+"""One tiny random model of every causal-LM architecture of Transformers, exported or refused."""

@@ -1,0 +1,40 @@
+"""Tiny random models with experts, of several families."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+NUM_POSITIONS = 96
+NUM_EXPERTS = 4
+_SIZES: dict[str, object] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": NUM_POSITIONS,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.1,
+    "num_experts_per_tok": 2,
+}
+_SMALL: dict[str, object] = {"num_experts": NUM_EXPERTS, "moe_intermediate_size": 48}
+FAMILIES: dict[str, dict[str, object]] = {
+    "mixtral": {"num_local_experts": NUM_EXPERTS, "sliding_window": None, "num_hidden_layers": 2},
+    "qwen3_moe": _SMALL | {"head_dim": 16, "norm_topk_prob": True},
+    "olmoe": {"num_experts": NUM_EXPERTS},
+}
+
+
+def random_experts(family: str, **other_sizes: object) -> PreTrainedModel:
+    """Return a model of a family, every parameter random, experts of its own chosen by two for a token."""
+    torch.manual_seed(5)
+    sizes = _SIZES | FAMILIES[family] | other_sizes
+    config = AutoConfig.for_model(family, **sizes)
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
+    for parameter in model.parameters():  # biases and norms too: an ignored one must show
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    return model

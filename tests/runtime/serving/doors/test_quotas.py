@@ -1,0 +1,172 @@
+"""Shares of tenants over the wire: what is refused, counted and told, and what nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+from outrider import CallError, Client
+from outrider.runtime.core.errors import Hopeless, QuotaExceeded
+from outrider.runtime.core.tenant import TenantRules
+from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.doors.options import DoorOptions
+from outrider.runtime.serving.ledger import Caller, Ledger
+from outrider.runtime.serving.metrics import Metrics
+
+from tests.runtime.conftest import LetterCodec
+from tests.runtime.markov import Clock
+
+NO_RETRIES = (("grpc.enable_retries", 0),)
+BARELY = "requests_per_s = 0.001"
+
+
+def doors(folder: Path, text: str) -> Doors:
+    """Doors without credentials: callers of this machine say whose requests theirs are."""
+    path = folder / "tenants.toml"
+    path.write_text(text, encoding="utf-8")
+    return Doors(DoorOptions(tenants=path))
+
+
+def client_of(address: str, tenant: str) -> Client:
+    return Client(address, tenant=tenant, options=NO_RETRIES)
+
+
+async def text_of(client: Client, text: str = "a", **options: object) -> str:
+    options = {"max_tokens": 3, "temperature": 0.0, **options}
+    return "".join([chunk.text async for chunk in client.generate(text, **options)])
+
+
+async def refusal_of(client: Client, text: str = "a", **options: object) -> CallError:
+    with pytest.raises(CallError) as refusal:
+        await text_of(client, text, **options)
+    return refusal.value
+
+
+async def test_a_used_up_quota_is_refused_before_anything_is_tokenised(start, tmp_path: Path):
+    encoded: list[str] = []
+
+    class Noting(LetterCodec):
+        def encode(self, text: str, add_special_tokens: bool = True) -> Sequence[int]:
+            encoded.append(text)
+            return super().encode(text, add_special_tokens)
+
+    shares = doors(tmp_path, f"[tenants.x]\n{BARELY}\nburst_requests = 2")
+    async with (
+        start(doors=shares, codec=Noting()) as run,
+        client_of(run.address, "x") as x,
+        client_of(run.address, "y") as y,
+    ):
+        assert [await text_of(x), await text_of(x)] == ["bcd", "bcd"]
+        error = await refusal_of(x, "never")
+        assert (error.code, error.reason) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "QUOTA_EXCEEDED",
+        )
+        assert error.metadata == {"quota": "requests_per_s"}
+        assert error.retry_after_s and 900 < error.retry_after_s <= 1000
+        assert encoded == ["a", "a"]
+        assert await text_of(y) == "bcd"
+        count = run.server.metrics.registry.get_sample_value
+        assert count("outrider_requests_refused_total", {"reason": "QUOTA_EXCEEDED"}) == 1.0
+        requests = "outrider_tenant_requests_total"
+        assert count(requests, {"tenant": "x", "outcome": "admitted"}) == 2.0
+        assert count(requests, {"tenant": "x", "outcome": "refused"}) == 1.0
+        assert count(requests, {"tenant": "other", "outcome": "admitted"}) == 1.0
+        assert count("outrider_tenant_tokens_total", {"tenant": "x"}) == 8.0
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 2}, {"num_beams": 2}], ids=["one", "n", "beams"])
+async def test_tokens_of_answers_count_as_they_are_emitted(start, tmp_path: Path, options):
+    shares = doors(tmp_path, "[default]\ntokens_per_s = 0.01\nburst_tokens = 6")
+    options = {**options, "temperature": 0.0, "max_tokens": 4}
+    async with start(doors=shares) as run:
+        await text_of(run.client, max_tokens=3)
+        # Four are used, and the answer to this one goes beyond what is left.
+        await text_of(run.client, **options)
+        error = await refusal_of(run.client)
+        assert error.metadata == {"quota": "tokens_per_s"}
+        num_used = 4 + 1 + (8 if "n" in options else 4)
+        assert error.retry_after_s == pytest.approx((num_used + 1 - 6) / 0.01, abs=60)
+
+
+async def test_priorities_are_the_tenant_s(start, tmp_path: Path):
+    shares = doors(tmp_path, "[tenants.x]\npriorities = [0, 10]")
+    async with start(doors=shares) as run, client_of(run.address, "x") as x:
+        for asked in (-1, 11):
+            error = await refusal_of(x, priority=asked)
+            assert error.reason == "INVALID_PARAMETER"
+            assert error.violations[0].field == "priority"
+            assert error.violations[0].rule == "must be in [0, 10]"
+        assert await text_of(x, priority=10) == "bcd"
+        assert await text_of(run.client, priority=-100) == "bcd"
+        info = await x.info()
+        assert (info.limits.min_priority, info.limits.max_priority) == (0, 10)
+        info = await run.client.info()
+        assert (info.limits.min_priority, info.limits.max_priority) == (-100, 100)
+
+
+async def test_a_tenant_holds_no_more_slots_than_it_may(start_endless, tmp_path: Path):
+    shares = doors(tmp_path, "[tenants.x]\nmax_slots = 1\nmax_queued = 1")
+    async with start_endless(doors=shares, max_batch=2) as run, client_of(run.address, "x") as x:
+        options = {"temperature": 0.0, "speculation": {"enabled": False}}
+        holder = x.generate("a", max_tokens=10**6 - 1, **options)
+        await anext(holder)
+        error = await refusal_of(x, n=2)
+        assert error.violations[0].rule == "must be at most 1, the slots that the tenant may hold"
+        waiting = x.generate("a", max_tokens=2, request_id="waits", **options)
+        first = run.client.generate("a", max_tokens=2, **options)
+        assert "".join([chunk.text async for chunk in first]) == "bc"
+        answer = asyncio.ensure_future(anext(waiting))
+        while run.serving.worker.snapshot().num_queued == 0:
+            await text_of(run.client)
+        assert (await refusal_of(x)).metadata == {"quota": "max_queued"}
+        await holder.aclose()
+        assert (await answer).text
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once_and_takes_no_slot(start):
+    async with start() as run:
+        assert await text_of(run.client) == "bcd"
+        worker = run.serving.worker
+        for _ in range(8):
+            worker._inbox.forecast.fed(256, 10.0)
+        num_steps = worker.snapshot().step_count
+        error = await refusal_of(run.client, timeout_s=9.0)
+        assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "HOPELESS")
+        assert worker.snapshot().step_count == num_steps
+        count = run.server.metrics.registry.get_sample_value
+        assert count("outrider_requests_refused_total", {"reason": "HOPELESS"}) == 1.0
+        assert await text_of(run.client, timeout_s=60.0) == "bcd"
+
+
+def test_texts_on_their_way_count_as_waiting():
+    ledger, caller = Ledger(Metrics(), Clock()), Caller(tenant="x", rules=TenantRules(max_queued=2))
+    accounts = [ledger.open() for _ in range(3)]
+    for account in accounts:
+        account.called_by(caller)
+    for account in accounts[:2]:
+        account.begin(GenerateFields())
+    with pytest.raises(QuotaExceeded, match="max_queued"):
+        accounts[2].begin(GenerateFields())
+    accounts[2].arrived()
+    accounts[0].arrived()
+    accounts[0].arrived()
+    accounts[2].begin(GenerateFields())
+    for account in accounts:
+        account.arrived()
+    assert not ledger.on_way
+
+
+def test_who_has_stopped_waiting_is_told_so_before_anything_is_counted():
+    rules = TenantRules(requests_per_s=0.001)
+    ledger = Ledger(Metrics(), Clock())
+    late, patient = ledger.open(), ledger.open()
+    late.called_by(Caller(remaining_s=0.0, rules=rules))
+    with pytest.raises(Hopeless):
+        late.begin(GenerateFields())
+    patient.called_by(Caller(remaining_s=1.0, rules=rules))
+    patient.begin(GenerateFields())
