@@ -95,6 +95,11 @@ def gives_scores(node: ir.Node) -> bool:
     return len(node.outputs) > SCORES and bool(node.outputs[SCORES].uses())
 
 
+def has_sinks(path: Path) -> bool:
+    """Return whether any attention of the graph at ``path`` stands beside sinks."""
+    return any(map(gives_scores, attention_nodes(ir.load(path).graph)))
+
+
 def answers_of(node: ir.Node) -> ir.Value:
     """Return the answers [B, H, T, D] of an Attention node, behind its sinks where it has some."""
     answers = node.outputs[ANSWERS]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -94,7 +94,8 @@ def export_model(
             ):
                 decoder = CanonicalDecoder(model, head, seen, max_position=last)
                 program = _trace(decoder, decoder_signature(facts))
-            _check_windows(path.parent.name, seen.found, facts.window, last)
+            if reason := seen.why_not(facts.window):
+                raise BundleError(f"{path.parent.name}: {reason}")
             _write(program, path, last, stand_ins, keeps_halves=keeps_halves)
             check_canonical(path, facts)
         else:
@@ -147,16 +148,6 @@ def _write(
     if keeps_halves:
         keep_halves(program.model.graph)
     program.save(str(path), external_data=True)
-
-
-def _check_windows(where: str, found: Set[int], window: int | None, num_positions: int) -> None:
-    """Refuse a model whose layers have other windows than its configuration names, which parity looks beyond."""
-    wanted = set() if window is None or window >= num_positions else {window}
-    if found != wanted:
-        raise BundleError(
-            f"{where}: layers attend within windows of {sorted(found)} tokens, the configuration's sliding_window "
-            f"says {sorted(wanted)}"
-        )
 
 
 def check_canonical(path: Path, facts: ModelFacts) -> None:

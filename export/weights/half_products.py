@@ -62,9 +62,7 @@ class HalfPass:
             else:
                 self._cast_inputs(node, len(node.inputs), ir.DataType.FLOAT)
                 continue
-            for value in node.outputs:
-                if value.name:  # of Attention the caches are left out, the scores mostly
-                    value.type = ir.TensorType(self._kind)
+            node.outputs[0].type = ir.TensorType(self._kind)
         self._widen_logits()
         return weights
 

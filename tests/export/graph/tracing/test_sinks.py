@@ -13,27 +13,16 @@ from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
 from outrider.export.facts import model_facts
+from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.tracing import attention, kv_export
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.tensorrt.graph import derive_graph
-from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from scripts.check_parity import SIZES, random_model
 from tests.export.graph.tracing.test_windows import MIXED, NUM_POSITIONS, Texts
 from tests.mutants import assert_caught
-
-
-class DenseMlp(nn.Module):
-    """In place of experts, which are another matter."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.inner = nn.Linear(width, width)
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, None]:
-        return torch.nn.functional.silu(self.inner(hidden)), None
 
 
 def with_sinks(family: str) -> PreTrainedModel:
@@ -42,10 +31,10 @@ def with_sinks(family: str) -> PreTrainedModel:
         model = random_model(family, NUM_POSITIONS, **MIXED)
     else:
         torch.manual_seed(3)
-        sizes = SIZES | MIXED | {"max_position_embeddings": NUM_POSITIONS, "num_local_experts": 2}
+        sizes = SIZES | MIXED | {"max_position_embeddings": NUM_POSITIONS, "num_local_experts": 4}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
-        for layer in model.model.layers:
-            layer.mlp = DenseMlp(64)
+        for parameter in model.parameters():
+            parameter.data += 0.05 * torch.randn_like(parameter)
     for layer in model.model.layers:
         layer.self_attn.sinks.data.normal_(0, 2)
     return model
@@ -84,9 +73,7 @@ def path(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
-def test_graphs_of_gpt_oss_without_its_experts_answer_as_pytorch_does(
-    model: PreTrainedModel, path: Path
-) -> None:
+def test_graphs_of_gpt_oss_answer_as_pytorch_does(model: PreTrainedModel, path: Path) -> None:
     facts = model_facts(model.config)
     derive_tree_graphs(path)
     assert check_parity(model, path, facts, max_gamma=3)["window"]["num_compared"] == 5
@@ -113,6 +100,8 @@ def test_bits_are_those_of_any_capacity(model: PreTrainedModel, path: Path, batc
         np.testing.assert_array_equal(other, answers[0])
 
 
-def test_plans_are_refused_by_name(path: Path, tmp_path: Path) -> None:
+def test_graphs_of_accelerators_are_refused_by_name(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="target: attention with sinks has no graph for the CUDA"):
+        derive_device_graphs(path, "float32", with_trees=False)
     with pytest.raises(BundleError, match="target: attention with sinks has no TensorRT plan"):
         derive_graph(path, tmp_path / "plan.onnx", capacity=64, precision="float32")
