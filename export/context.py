@@ -37,7 +37,7 @@ def default_context(
         memory_bytes: of this machine; None where it is not known.
     """
     part, own = min(
-        ((name, most_context(one)) for name, one in facts.items()), key=lambda item: item[1]
+        ((name, one.max_position) for name, one in facts.items()), key=lambda item: item[1]
     )
     known = f"the {part}'s {own}"
     if own >= UNLIMITED_POSITIONS:
@@ -55,11 +55,6 @@ def default_context(
         f"at most {MEMORY_SHARE:.0%} of memory, {MOST_CONTEXT} tokens; --max-context asks for more"
     )
     return most, f"context {most} of {known}: {full}{memory} ({rule})"
-
-
-def most_context(facts: ModelFacts) -> int:
-    """Return the tokens that a model can attend to, by its positions and its window."""
-    return min(facts.max_position, facts.window or facts.max_position)
 
 
 def token_bytes(facts: ModelFacts) -> int:
