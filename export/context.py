@@ -37,7 +37,7 @@ def default_context(
         memory_bytes: of this machine; None where it is not known.
     """
     part, own = min(
-        ((name, most_context(one)) for name, one in facts.items()), key=lambda item: item[1]
+        ((name, one.max_position) for name, one in facts.items()), key=lambda item: item[1]
     )
     known = f"the {part}'s {own}"
     if own >= UNLIMITED_POSITIONS:
@@ -47,19 +47,14 @@ def default_context(
     if memory_bytes is not None:
         fitting = int(MEMORY_SHARE * memory_bytes) // slot_bytes // _STEP * _STEP
         most = min(most, max(fitting, LEAST_CONTEXT))
-    full = f"{max_batch} full slots take {_gib(most * slot_bytes)}"
-    memory = "" if memory_bytes is None else f", of {_gib(memory_bytes)} of memory"
+    full = f"{max_batch} full slots take {_size(most * slot_bytes)}"
+    memory = "" if memory_bytes is None else f", of {_size(memory_bytes)} of memory"
     if most == own:
         return own, f"context {own}, all of {known}: {full}{memory}"
     rule = (
         f"at most {MEMORY_SHARE:.0%} of memory, {MOST_CONTEXT} tokens; --max-context asks for more"
     )
     return most, f"context {most} of {known}: {full}{memory} ({rule})"
-
-
-def most_context(facts: ModelFacts) -> int:
-    """Return the tokens that a model can attend to, by its positions and its window."""
-    return min(facts.max_position, facts.window or facts.max_position)
 
 
 def token_bytes(facts: ModelFacts) -> int:
@@ -80,5 +75,5 @@ def machine_memory_bytes() -> int | None:
     return min(found, int(limit)) if limit.isdecimal() else found
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"

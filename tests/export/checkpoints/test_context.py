@@ -5,7 +5,6 @@ from outrider.export.context import (
     MOST_CONTEXT,
     default_context,
     machine_memory_bytes,
-    most_context,
     token_bytes,
 )
 from outrider.export.facts import UNLIMITED_POSITIONS, ModelFacts
@@ -62,7 +61,8 @@ def test_a_token_takes_its_keys_and_values_in_float32():
         ),
         ({"target": facts(512)}, 64, 1 * GIB, 512, "context 512, all of the target's 512"),
         ({"target": facts(), "draft": facts(1500)}, 1, 64 * GIB, 1500, "all of the draft's 1500"),
-        ({"target": facts(window=4096)}, 1, 64 * GIB, 4096, "all of the target's 4096"),
+        # A window is part of the mask: texts go beyond it.
+        ({"target": facts(8192, window=4096)}, 1, 64 * GIB, 8192, "all of the target's 8192"),
         ({"target": facts()}, 1, 640 * GIB, MOST_CONTEXT, "context 65536 of the target's 131072"),
         ({"target": facts(UNLIMITED_POSITIONS)}, 1, 64 * GIB, 1024, "the target names no limit"),
         ({"target": facts()}, 64, None, MOST_CONTEXT, "64 full slots take 1024.0 GiB ("),
@@ -74,10 +74,6 @@ def test_the_models_own_context_is_bounded_by_memory_and_that_is_said(
     found, why = default_context(models, max_batch=max_batch, memory_bytes=memory)
     assert found == expected
     assert words in why
-
-
-def test_a_window_bounds_what_a_model_attends_to():
-    assert most_context(facts(max_position=100, window=None)) == 100
 
 
 def test_this_machine_has_memory():
