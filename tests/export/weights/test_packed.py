@@ -55,6 +55,22 @@ def test_a_packed_checkpoint_is_the_model_of_its_weights(tmp_path: Path, packing
         assert torch.equal(loaded[name], tensor), name
 
 
+def test_a_module_may_lie_in_several_files_without_groups_by_row(tmp_path: Path):
+    folder, drawn = written(tmp_path, PACKINGS["gptq"])
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = [name for name in whole if not name.endswith("g_idx")]
+    places = {name: f"model-0000{1 + at % 2}-of-00002.safetensors" for at, name in enumerate(names)}
+    for file in set(places.values()):
+        part = {name: whole[name] for name, place in places.items() if place == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    loaded = open_checkpoint(folder, max_context=64).load().state_dict()
+    for module, one in drawn.items():
+        assert loaded[f"{module}.weight"].T.numpy().tobytes() == one.weight.tobytes(), module
+
+
 def stored_products(path: Path) -> list[tuple[ir.Node, list[np.ndarray]]]:
     """Products that read blocks, with integers, scales and zero points."""
     graph = ir.load(path).graph
