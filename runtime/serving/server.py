@@ -349,7 +349,12 @@ def open_doors(
         )
     listener = None
     if options.metrics_address is not None:
-        listener = MetricsListener(options.metrics_address, metrics.registry, doors)
+        listener = MetricsListener(
+            options.metrics_address,
+            metrics.registry,
+            doors,
+            lambda error: metrics.refused.labels(reason=error.reason).inc(),
+        )
     return doors, addresses, listener
 
 

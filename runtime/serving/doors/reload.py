@@ -47,9 +47,11 @@ class Reloaded(Generic[T]):
         self._stamp = stamp
         try:
             self._value = self._read()
-        except ConfigError as error:
+        except Exception as error:
+            # Any, since libraries parse these files and no file may end a server; words of theirs may hold a secret.
+            said = error if isinstance(error, ConfigError) else type(error).__name__
             log.error(
-                "%s changed and cannot be used, what was read before stays: %s", self.name, error
+                "%s changed and cannot be used, what was read before stays: %s", self.name, said
             )
             return False
         log.warning("%s: read again", self.name)

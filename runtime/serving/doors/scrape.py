@@ -10,6 +10,7 @@ import os
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import BaseServer, TCPServer, ThreadingMixIn, UnixStreamServer
@@ -29,7 +30,7 @@ from outrider.runtime.serving.doors.authenticator import (
     check_scope,
     sole_header,
 )
-from outrider.runtime.serving.doors.certificate import CertificateFiles
+from outrider.runtime.serving.doors.certificate import CertificateFiles, ServerCertificate
 from outrider.runtime.serving.doors.doors import Doors
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -53,17 +54,25 @@ class MetricsListener:
         address: "HOST:PORT", port 0 for a free one, or "unix:PATH".
         registry: to tell.
         doors: whom to tell; their certificate serves addresses that other machines reach.
+        refused: called for each scrape that is refused.
     """
 
-    def __init__(self, address: str, registry: CollectorRegistry, doors: Doors) -> None:
+    def __init__(
+        self,
+        address: str,
+        registry: CollectorRegistry,
+        doors: Doors,
+        refused: Callable[[ServingError], None] = lambda error: None,
+    ) -> None:
         doors.check(OPTION, address)
         files = doors.options.certificate_files if is_reachable(address) else None
-        tls = None if files is None or doors.certificate is None else _Tls(files, doors)
+        current = doors.certificate
+        tls = None if files is None or current is None else _Tls(files, current)
         try:
             self._server = _listen(address)
         except OSError as error:
             raise ConfigError(OPTION, "must be free to bind") from error
-        self._server.begin(registry, doors.authenticator, tls)
+        self._server.begin(registry, doors.authenticator, tls, refused)
         threading.Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True).start()
 
     @property
@@ -79,41 +88,49 @@ class MetricsListener:
 
 
 class _Tls:
-    """TLS by the doors' certificate, of Python's own library, which reads files only."""
+    """TLS by the doors' certificate, of Python's own library, which reads files only.
 
-    def __init__(self, files: CertificateFiles, doors: Doors) -> None:
+    Raises:
+        ConfigError: the files have changed since they were checked.
+    """
+
+    def __init__(self, files: CertificateFiles, current: Callable[[], ServerCertificate]) -> None:
         self._files = files
-        self._current = doors.certificate
+        self._current = current
         self._lock = threading.Lock()
-        self._last: object = None
-        self._context: ssl.SSLContext | None = None
+        self._last = current()
+        try:
+            self._context = self._read(self._last.client_ca)
+        except (OSError, ValueError):
+            raise ConfigError(
+                "tls_certificate", "must not change while the server starts"
+            ) from None
 
     def wrap(self, connection: socket.socket) -> ssl.SSLSocket:
         """Shake hands with a client, by the certificate that is current."""
-        assert self._current is not None
         with self._lock:
             certificate = self._current()
             if certificate is not self._last:
-                self._renew(certificate.client_ca)
                 self._last = certificate
-            assert self._context is not None
+                self._renew(certificate.client_ca)
             context = self._context
         return context.wrap_socket(connection, server_side=True)
 
     def _renew(self, client_ca: bytes | None) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self._files.chain, self._files.key)
-            if client_ca is not None:
-                context.load_verify_locations(cadata=client_ca.decode("ascii"))
-                context.verify_mode = ssl.CERT_REQUIRED
-        except (OSError, ValueError) as error:
-            # The files have changed once more since they were checked; the next look finds that.
-            if self._context is None:
-                raise
-            log.error("metrics: the certificate cannot be read, the old one stays: %s", error)
-            return
-        self._context = context
+            self._context = self._read(client_ca)
+        except (OSError, ValueError):
+            # They have changed once more since they were checked; the next look finds that.
+            log.error("metrics: the certificate's files cannot be read, the old one stays")
+
+    def _read(self, client_ca: bytes | None) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self._files.chain, self._files.key)
+        if client_ca is not None:
+            # Between certificates there may be comments, in any language.
+            context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
 
 class _Server(ThreadingMixIn, BaseServer):
@@ -122,10 +139,15 @@ class _Server(ThreadingMixIn, BaseServer):
     daemon_threads = True
 
     def begin(
-        self, registry: CollectorRegistry, authenticator: Authenticator, tls: _Tls | None
+        self,
+        registry: CollectorRegistry,
+        authenticator: Authenticator,
+        tls: _Tls | None,
+        refused: Callable[[ServingError], None],
     ) -> None:
         """Note what to answer from, before anything is."""
-        self.registry, self.authenticator, self._tls = registry, authenticator, tls
+        self.registry, self.authenticator, self.refused = registry, authenticator, refused
+        self._tls = tls
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -176,6 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             check_scope(authenticator.identify(self._presented()), SCOPE)
         except ServingError as error:
+            self.server.refused(error)
             is_known = isinstance(error, PermissionDenied)
             self._answer(
                 403 if is_known else 401, "text/plain; charset=utf-8", f"{error}\n".encode()

@@ -60,6 +60,8 @@ def parse_tenants(text: str) -> Tenants:
     except tomllib.TOMLDecodeError as error:
         # The place, not the line itself.
         raise ConfigError(OPTION, f"must be TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(OPTION, "must be TOML that is less nested") from None
     _check_names(OPTION, data, ("default", "tenants"))
     rules: dict[str, TenantRules] = {}
     certificates: dict[str, str] = {}

@@ -99,7 +99,7 @@ def test_a_port_that_is_none(port: str):
 def test_a_metrics_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         said = refused("serve", "no-bundle", "--metrics-port", str(taken.getsockname()[1]))
-    assert said == "outrider: metrics_port: must be free to bind"
+    assert said == "outrider: metrics_address: must be free to bind"
 
 
 @pytest.mark.parametrize(

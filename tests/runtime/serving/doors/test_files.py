@@ -130,7 +130,10 @@ def test_options_that_miss_another_are_refused(options, said):
 
 def number(path: Path) -> int:
     try:
-        return int(path.read_text())
+        text = path.read_text()
+        if text == "secret":
+            raise KeyError(text)
+        return int(text)
     except (OSError, ValueError):
         raise ConfigError("file", "must be a number") from None
 
@@ -151,10 +154,13 @@ def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(
         path.unlink()
         assert [file.look() for _ in range(3)] == [False, True, True]
         assert file() == 2
+        write(path, "secret")
+        assert not file.look() and file() == 2
         write(path, "3")
         assert file.look() and file() == 3
     said = "changed and cannot be used, what was read before stays: file: must be a number"
     assert [said in one.message for one in caplog.records].count(True) == 2
+    assert "stays: KeyError" in caplog.text and "secret" not in caplog.text
 
 
 def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_read_again(tmp_path: Path):

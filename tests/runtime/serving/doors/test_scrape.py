@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outrider.runtime.core.errors import ConfigError
@@ -37,10 +38,12 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 @contextmanager
-def listening(doors: Doors, address: str = "127.0.0.1:0") -> Iterator[MetricsListener]:
+def listening(
+    doors: Doors, address: str = "127.0.0.1:0", **options: Any
+) -> Iterator[MetricsListener]:
     registry = CollectorRegistry()
     Counter("things", "Counted", registry=registry).inc(3)
-    listener = MetricsListener(address, registry, doors)
+    listener = MetricsListener(address, registry, doors, **options)
     try:
         yield listener
     finally:
@@ -73,7 +76,8 @@ def test_a_scrape_is_text_of_the_old_format_whatever_is_accepted():
 
 def test_a_scraper_needs_a_key_with_the_scope(tmp_path: Path):
     doors, keys = key_doors(tmp_path)
-    with listening(doors) as listener:
+    refused: list[str] = []
+    with listening(doors, refused=lambda error: refused.append(error.reason)) as listener:
         wrong = [get(at(listener), one) for one in ({}, bearer("x"), {"authorization": "Basic x"})]
         assert set(wrong) == {
             (401, "text/plain; charset=utf-8", "valid credentials are required\n")
@@ -81,6 +85,7 @@ def test_a_scraper_needs_a_key_with_the_scope(tmp_path: Path):
         code, _, body = get(at(listener), bearer(keys["x"]))
         assert code == 403 and "things" not in body
         assert get(at(listener), bearer(keys["scraper"]))[0] == 200
+    assert refused == ["UNAUTHENTICATED"] * 3 + ["PERMISSION_DENIED"]
 
 
 @pytest.mark.parametrize("method", ["POST", "HEAD", "OPTIONS", "PUT", "TRACE", "NONSENSE"])

@@ -54,6 +54,7 @@ def test_a_certificate_is_of_the_one_tenant_that_its_names_say(names, found):
     ("text", "said"),
     [
         ("a = ", "tenants: must be TOML"),
+        ("a = " + "[" * 10_000, "tenants: must be TOML that is less nested"),
         ("tenant = 1", "tenants: has the unknown name 'tenant'"),
         ("tenants = 1", "tenants, tenants: must be a table"),
         ("tenants.a = 1", "tenants, tenants.a: must be a table"),

@@ -39,7 +39,7 @@ def server_files(folder: Path, **more: Any) -> DoorOptions:
 def mutual(folder: Path, **more: Any) -> DoorOptions:
     return server_files(
         folder,
-        tls_client_ca=write(folder / "ca.pem", AUTHORITY.pem, 0o644),
+        tls_client_ca=write(folder / "ca.pem", "# Prüfstelle\n".encode() + AUTHORITY.pem, 0o644),
         tenants=write(folder / "tenants.toml", TENANTS),
         **more,
     )
